@@ -1,10 +1,11 @@
-//! What API Priority and Fairness costs a request: to classify it, to estimate it, to admit it and
-//! to take back what it held, with everything that is counted on the way.
+//! The cost of API Priority and Fairness for a request: classify it, estimate it, admit it and
+//! release its seats, with all metrics.
 //!
-//! The built-in objects serve. The request matches the last schema but one, and nothing waits.
-//! With two threads, both go through the same level; the time is that of all requests divided by
-//! their number. The last two swap configurations: beside the requests, some ten thousand times a
-//! second, of which each takes the locks of the levels for a few steps only; and by itself.
+//! With the built-in objects. The request matches the last schema but one, and nothing is queued.
+//! With two threads, both use the same priority level. The time is that of all requests divided by
+//! their number. The last two measure configuration swaps: concurrent with requests, some ten
+//! thousand times a second, where each swap takes the locks of the priority levels for a few steps
+//! only; and alone.
 
 #![expect(
     clippy::disallowed_methods,
@@ -52,7 +53,7 @@ fn controller() -> Arc<Controller> {
     Controller::new(config, objects, &Registry::new())
 }
 
-/// One of many users whom only `global-default` matches.
+/// One of many users that only `global-default` matches.
 fn user(number: usize) -> UserInfo {
     UserInfo {
         name: format!("user-{number}"),
@@ -66,7 +67,7 @@ fn info() -> RequestInfo<'static> {
     RequestInfo::parse("GET", target).expect("a request for a pod")
 }
 
-/// Admits a request that need not wait, and ends it.
+/// Admits a request that is not queued, and ends it.
 fn admit_and_finish(
     controller: &Controller,
     info: &RequestInfo<'_>,
@@ -81,7 +82,7 @@ fn admit_and_finish(
     }
 }
 
-/// How long `rounds` passes take by each of `threads` together.
+/// The time of `rounds` requests by each of `threads` threads.
 fn measure(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64) -> Duration {
     let (info, arrived) = (info(), Instant::now());
     let start = Barrier::new(threads + 1);
@@ -127,7 +128,7 @@ fn admissions(c: &mut Criterion) {
     group.finish();
 }
 
-/// One thread of requests, while another swaps the configuration without a pause.
+/// One thread of requests while another one swaps the configuration without a pause.
 fn config_swaps(c: &mut Criterion) {
     let controller = controller();
     let users: Vec<_> = (0..100).map(user).collect();
@@ -147,7 +148,7 @@ fn config_swaps(c: &mut Criterion) {
     });
 }
 
-/// One swap, with nobody about.
+/// One swap without concurrent requests.
 fn configure(c: &mut Criterion) {
     let controller = controller();
     c.bench_function("admission/configure", |b| {

@@ -1,8 +1,10 @@
-//! What clients get that wait as they are told: the `kube` crate's, with everything as it has it, with refusals held back and
-//! without, side by side. They are never held, so that it should be the same: ends with an error where it is not.
+//! Throughput of clients that honour `Retry-After`: the `kube` crate with its defaults, with and
+//! without delayed rejections, side by side. Such clients are never delayed, so both must be equal.
+//! Exits with an error if they are not.
 //!
-//! The `kube` crate's speak HTTP/1.1, a connection for each request at a time. Many that share one of HTTP/2 are shown as
-//! well, without a verdict: no more than a few of the times that they were told are remembered of it.
+//! The `kube` crate's clients use HTTP/1.1, one connection for each concurrent request. Clients
+//! that share HTTP/2 connections are measured as well, without a verdict: weir remembers only a few
+//! `Retry-After` times for each connection.
 //!
 //! Usage: cargo bench --bench backoff [-- SECONDS for each run, default 5]
 
@@ -40,29 +42,30 @@ use weir::clock::Clock;
 use crate::playground::ALICE;
 use crate::playground::Playground;
 
-/// Four times as many as have room, so that most of them hear 429 and wait.
+/// Four times the number of slots, so that most requests get 429 and wait.
 const CLIENTS: usize = 40;
 const LIMIT_FLAG: &str = "--max-requests-inflight=10";
 
-/// As many on so many connections.
+/// The same number of clients, on this number of connections.
 const CONNECTIONS: usize = 4;
 
-/// What an answer takes, so that it is not the machine that says how many there are.
+/// The service time of a request. It limits the throughput, not the speed of the machine.
 const SERVICE_TIME_FLAG: &str = "--service-time=50ms";
 
-/// What else the machine does can spoil a round: where the median of these is too far off, more are taken, and all count.
+/// Other load can spoil a round. If the median deviates too much, more rounds are measured, up to
+/// this number, and all count.
 const ROUNDS: usize = 5;
 const MAX_ROUNDS: usize = 21;
 
-/// How far the median may be from 1.
+/// The allowed deviation of the median from 1.
 const MAX_DEVIATION: f64 = 0.03;
 
-/// Who asks.
+/// The kind of clients.
 #[derive(Clone, Copy)]
 enum ClientKind {
-    /// The `kube` crate's clients, one at a time each.
+    /// The `kube` crate's clients, each with one request at a time.
     Kube,
-    /// As many, but on a few connections of HTTP/2.
+    /// The same number of clients on a few HTTP/2 connections.
     SharedHttp2,
 }
 
@@ -82,9 +85,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The median of what they get with holding, as a part of what they get without.
+/// The median of the ratios of throughput with and without delayed rejections.
 async fn measure_ratio(
-    who: ClientKind,
+    kind: ClientKind,
     time: Duration,
     most: usize,
 ) -> Result<f64, Box<dyn Error>> {
@@ -92,14 +95,14 @@ async fn measure_ratio(
     let mut ratios = Vec::new();
     loop {
         let mut flags = ["--rejection-hold=1s", "--rejection-hold=0"];
-        let turned = ratios.len() % 2 == 1; // whatever the machine drifts to meets both
+        let turned = ratios.len() % 2 == 1; // alternates, so that drift of the machine affects both
         if turned {
             flags.reverse();
         }
         let [first, second] = flags;
         let mut good = [
-            measure_throughput(who, first, time).await?,
-            measure_throughput(who, second, time).await?,
+            measure_throughput(kind, first, time).await?,
+            measure_throughput(kind, second, time).await?,
         ];
         if turned {
             good.reverse();
@@ -117,9 +120,9 @@ async fn measure_ratio(
     }
 }
 
-/// Good answers a second.
+/// Successful responses a second.
 async fn measure_throughput(
-    who: ClientKind,
+    kind: ClientKind,
     hold: &str,
     time: Duration,
 ) -> Result<f64, Box<dyn Error>> {
@@ -132,11 +135,11 @@ async fn measure_throughput(
     let playground = Playground::start(&flags).await;
     let good = Arc::new(AtomicU64::new(0));
     let mut asking = JoinSet::new();
-    match who {
+    match kind {
         ClientKind::Kube => spawn_kube_clients(&playground, &good, &mut asking).await,
         ClientKind::SharedHttp2 => spawn_http2_clients(&playground, &good, &mut asking).await?,
     }
-    tokio::time::sleep(Duration::from_secs(2)).await; // they have found their pace
+    tokio::time::sleep(Duration::from_secs(2)).await; // warm-up
     let (before, began) = (good.load(Ordering::Relaxed), Clock.now());
     tokio::time::sleep(time).await;
     let more = u32::try_from(good.load(Ordering::Relaxed) - before)?;
@@ -194,7 +197,7 @@ async fn spawn_http2_clients(
             let (sender, request) = (sender.clone(), request.clone());
             let good = Arc::clone(good);
             asking.spawn(async move {
-                let _ = request_loop(sender, request, &good).await; // that it ends is an error
+                let _ = request_loop(sender, request, &good).await; // the end of the loop is an error
             });
         }
     }
@@ -224,7 +227,7 @@ async fn connect(
     Ok(sender)
 }
 
-/// For ever; waits as long as it is told to.
+/// Sends requests for ever and honours `Retry-After`.
 async fn request_loop(
     mut sender: SendRequest<String>,
     request: Request<String>,
@@ -240,8 +243,8 @@ async fn request_loop(
                 good.fetch_add(1, Ordering::Relaxed);
             }
             StatusCode::TOO_MANY_REQUESTS => {
-                let told = head.headers.get(RETRY_AFTER).ok_or("not told when")?;
-                tokio::time::sleep(Duration::from_secs(told.to_str()?.parse()?)).await;
+                let retry_after = head.headers.get(RETRY_AFTER).ok_or("not told when")?;
+                tokio::time::sleep(Duration::from_secs(retry_after.to_str()?.parse()?)).await;
             }
             other => return Err(format!("{other}").into()),
         }

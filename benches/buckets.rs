@@ -1,8 +1,9 @@
-//! What a rate limit costs an event: its buckets, and finding its key in its body.
+//! The cost of a rate limit for an event: its buckets, and finding its key in its body.
 //!
-//! The first is one limit's decision with the key's hash and the lock around it, by one thread and by two that share the
-//! key; the time of two is that of all decisions divided by their number. The second has more keys than the table holds,
-//! so that every decision forgets one and makes another. Bodies have 1 KiB.
+//! The first part measures one limit's decision with the hash of the key and the lock, for one
+//! thread and for two threads that share the key. The time for two threads is that of all decisions
+//! divided by their number. The second part has more keys than the table holds, so that every
+//! decision evicts one and inserts another. Bodies have 1 KiB.
 
 #![expect(
     clippy::disallowed_methods,
@@ -30,7 +31,7 @@ use weir::limits::rate::spin_lock::spin_lock;
 use weir::limits::rate::token_bucket::Rate;
 use weir::limits::rate::token_bucket::TokenBucket;
 
-/// A limit as a worker meets it.
+/// A limit as a worker uses it.
 struct BenchLimit {
     keys: LruKeyHasher,
     rate: Rate,
@@ -54,7 +55,7 @@ impl BenchLimit {
     }
 }
 
-/// How long `rounds` decisions by each of `threads` together take.
+/// The time of `rounds` decisions by each of `threads` threads.
 fn measure(limit: &BenchLimit, threads: usize, rounds: u64) -> Duration {
     let now = Instant::now();
     let start = Barrier::new(threads + 1);
@@ -97,7 +98,7 @@ fn buckets(c: &mut Criterion) {
     group.finish();
 }
 
-/// An event as the kubelet writes it, made up to 1 KiB by its message.
+/// An event as the kubelet writes it, padded to 1 KiB by its message.
 fn json_event() -> String {
     let event = |message: &str| {
         format!(

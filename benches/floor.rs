@@ -1,5 +1,5 @@
-//! What saying no costs at least on this stack: hyper on rustls, one thread, a fixed 429, and nothing else. `peers.sh` sets
-//! weir's refusals beside it.
+//! The minimum cost of a rejection on this stack: hyper on rustls, one thread, a fixed 429 and
+//! nothing else. `peers.sh` compares weir's rejections with it.
 //!
 //! Usage: floor PORT CERTIFICATE KEY
 
@@ -31,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// As long as weir's.
+/// The same length as weir's.
 const REJECTION_BODY: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too many requests: flow schema \"global-default\" leads to priority level \"global-default\", and all its seats are taken (concurrency-limit); please try again later","reason":"TooManyRequests","details":{"causes":[{"reason":"weir/concurrency-limit","message":""}],"retryAfterSeconds":1},"code":429}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,7 +1,8 @@
-//! What it costs to find the schema, level and flow of a request: nanoseconds by who asks for what.
+//! The cost of finding the flow schema, priority level and flow of a request, in nanoseconds for
+//! each kind of request.
 //!
-//! With the schemas that every cluster has, and with two hundred more before them, each for a few
-//! users of its own.
+//! Measured with the built-in flow schemas, and with two hundred more before them, each for a few
+//! users.
 
 #![expect(
     clippy::expect_used,
@@ -102,7 +103,7 @@ const CASES: [MatchingCase; 8] = [
     },
 ];
 
-/// Copies of `service-accounts` that come before it, for other service accounts.
+/// Copies of `service-accounts` that precede it, for other service accounts.
 fn tenant_schemas() -> impl Iterator<Item = Object> {
     let original = objects(BootstrapClass::Suggested)
         .iter()
@@ -142,17 +143,17 @@ fn classify(c: &mut Criterion) {
     ];
     for (name, matcher) in matchers {
         let mut group = c.benchmark_group(name);
-        for asked in &CASES {
+        for case in &CASES {
             let user = UserInfo {
-                name: asked.user.to_owned(),
-                groups: asked.groups.iter().map(|&group| group.to_owned()).collect(),
+                name: case.user.to_owned(),
+                groups: case.groups.iter().map(|&group| group.to_owned()).collect(),
                 ..UserInfo::default()
             };
-            let info = RequestInfo::parse(asked.method, asked.target.as_bytes())
+            let info = RequestInfo::parse(case.method, case.target.as_bytes())
                 .expect("a well-formed request");
             let found = matcher.classify(&RequestDigest::new(&info, &user));
-            assert_eq!(found.schema.name, asked.schema);
-            group.bench_function(asked.case, |b| {
+            assert_eq!(found.schema.name, case.schema);
+            group.bench_function(case.case, |b| {
                 b.iter(|| {
                     let digest = RequestDigest::new(black_box(&info), black_box(&user));
                     black_box(&matcher).classify(&digest).flow_hash

@@ -1,6 +1,7 @@
-//! What it costs to be looked at: a scrape of 10,000 series, and what is counted of each request.
+//! The cost of metrics: a scrape of 10,000 series, and the metrics of one request.
 //!
-//! A scrape a second may take 1 % of a core, 10 ms; what is counted of a request, 1 µs.
+//! The budget is 1 % of a core, 10 ms, for a scrape a second, and 1 µs for the metrics of a
+//! request.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use weir::pipeline::trace::Trace;
 use weir::request_info::MetricLabels;
 use weir::request_info::RequestInfo;
 
-/// A request for objects of a resource that exists, from its arrival to its end.
+/// A resource request for an existing resource, from its arrival to its end.
 fn record_request(metrics: &Arc<RequestMetrics>, target: &str) {
     let Ok(info) = RequestInfo::parse("GET", target.as_bytes()) else {
         return;

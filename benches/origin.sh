@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# An origin behind a proxy, for benches/peers.sh and deploy/build.sh: nginx with TLS and HTTP/2 that answers
-# /api/v1/namespaces/a/pods/b with 1 KiB, .../all with 11 KiB, and .../slow with so much that it never ends.
+# An origin behind a proxy, for benches/peers.sh and deploy/build.sh: nginx with TLS and HTTP/2 that
+# answers /api/v1/namespaces/a/pods/b with 1 KiB, .../all with 11 KiB, and .../slow without end.
 #
-# Whoever sources it has a folder, `dir`, and `pids`, processes that are ended with the script.
+# The sourcing script has a folder, `dir`, and `pids`, the processes that end with the script.
 
 dir=$(mktemp -d)
 pids=()

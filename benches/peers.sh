@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# weir beside nginx, HAProxy and (where installed) Envoy: the same origin, the same load, one core for the proxy and one for
-# the origin and the load; TLS on both sides, the origin's certificate verified.
+# weir compared with nginx, HAProxy and (where installed) Envoy: the same origin, the same load, one
+# core for the proxy and one for the origin and the load; TLS on both sides, the origin's
+# certificate verified.
 #
-# The cases h1-429 and h2-429 are requests that are refused: nginx and HAProxy by a fixed answer, weir by its limits (one
-# request holds the only place), and `floor` is what the libraries under weir need for a fixed answer. Beside them weir forwards
-# the same request (`forwarded`), and what a refusal costs of that is said: the median of the rounds' ratios.
+# The cases h1-429 and h2-429 are rejected requests: nginx and HAProxy send a fixed response, weir
+# rejects by its limits (one request holds the only slot), and `floor` is the cost of a fixed
+# response in the libraries under weir. For comparison weir forwards the same request (`forwarded`).
+# The cost of a rejection relative to that is printed: the median of the rounds' ratios.
 #
-# Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the proxy's processes for each
-# request, and their resident memory afterwards. The machine's noise is in all of it: the proxies take turns, and each figure
-# is the median of its rounds. Compare within a run.
+# Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the
+# proxy's processes for each request, and their resident memory afterwards. All figures include the
+# machine's noise: the proxies alternate, and each figure is the median of its rounds. Compare
+# within a run.
 #
 # Usage: benches/peers.sh [seconds for each round, default 2] [case ...]
-# ROUNDS: how many turns each proxy has (default 5).
+# ROUNDS: rounds for each proxy (default 5).
 # Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --profile dist` first
 # (`just peers` does it, and builds `floor`).
 # WEIR: another build of weir.

@@ -1,8 +1,9 @@
-//! One admission and its end, in a level of 128 queues with hands of six: what fairness costs a
-//! request.
+//! The cost of an admission and its end, in a priority level of 128 queues with hands of six: the
+//! cost of fairness for a request.
 //!
-//! Uncontended, with few and with many flows, and with a thousand requests waiting. Each round trip
-//! is one `arrive` and one `leave`; hashes are made before, time moves by a microsecond a call.
+//! Uncontended, with few and with many flows, and with a thousand queued requests. Each round trip
+//! is one `arrive` and one `leave`. Hashes are computed before. Time advances by a microsecond for
+//! each call.
 
 #![expect(
     clippy::disallowed_methods,
@@ -36,7 +37,7 @@ const WORK: WorkEstimate = WorkEstimate {
     additional_latency: Duration::ZERO,
 };
 
-/// A level, the flows that visit it in rotation, and time.
+/// A priority level, the flows that visit it in rotation, and the time.
 struct BenchLevel {
     set: QueueSet<()>,
     effects: Effects,

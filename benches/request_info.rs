@@ -1,4 +1,4 @@
-//! What it costs to learn what is asked: nanoseconds per [`RequestInfo`], by kind of request.
+//! The cost of parsing a [`RequestInfo`], in nanoseconds for each kind of request.
 
 use std::hint::black_box;
 

@@ -1,5 +1,6 @@
-//! What a request costs that is counted for the top talkers, by how many users and user agents there are: nanoseconds on its
-//! worker, for all that it is counted by. "parsed" is the part of it that reads the request's target again.
+//! The cost of counting a request for the top talkers, in nanoseconds on its worker for all
+//! groupings, by the number of users and user agents. "parsed" is the part that parses the
+//! request's target again.
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -17,9 +18,9 @@ use http::uri::PathAndQuery;
 use weir::api::UserInfo;
 use weir::observe::top_talkers::TopTalkers;
 use weir::observe::top_talkers::TopTalkersQuery;
+use weir::pipeline::trace::outcome::RequestOutcome;
 use weir::pipeline::trace::record::Record;
 use weir::pipeline::trace::record::RequestObserver;
-use weir::pipeline::trace::record::RequestOutcome;
 
 #[expect(clippy::disallowed_methods, reason = "a time to begin at")]
 fn now() -> (Instant, SystemTime) {

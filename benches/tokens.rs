@@ -1,5 +1,6 @@
-//! What a bearer token costs a request once it is known: its keyed hash, and a look-up in the cache. To compare: a token of the
-//! token file, and the signature that is not verified again.
+//! The cost of a cached bearer token for a request: its keyed hash and a cache lookup. For
+//! comparison: a token of the token file, and the verification of a signature, which the cache
+//! saves.
 //!
 //! The token is as long as a service account's (about a kibibyte).
 
@@ -36,7 +37,7 @@ use weir::identity::transport::RemoteRequest;
 use weir::identity::transport::RemoteResponse;
 use weir::metrics::Registry;
 
-/// Says yes to every token.
+/// Accepts every token.
 #[derive(Debug)]
 struct AcceptingTransport;
 
@@ -99,7 +100,7 @@ fn cached_tokens(criterion: &mut Criterion) {
         let known = runtime.block_on(resolve()).unwrap();
         assert_eq!(known.user.name, user);
         group.bench_function(name, |bencher| {
-            // As in a request: the future is driven by whoever drives the request.
+            // As in a request: the task that handles the request polls the future.
             bencher.iter(|| {
                 let resolved = futures_util::FutureExt::now_or_never(resolve());
                 black_box(resolved.expect("what is known waits for nothing").unwrap())

@@ -1,6 +1,7 @@
-//! What the program runs from: one value that cannot be wrong.
+//! The configuration of the program: one value that is valid by construction.
 //!
-//! Gathers each module's own piece. Made by `cli` from flags and files, taken apart by `app`.
+//! Contains each module's own configuration. `cli` builds it from flags and files; `app` takes it
+//! apart.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::KeySet;
+use crate::identity::request_header::IdentityHeaders;
 use crate::limits::max_in_flight;
 use crate::limits::rate;
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
@@ -28,61 +30,60 @@ use crate::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
-use crate::upstream::headers::IdentityHeaders;
 
-/// Everything that `weir serve` needs to know.
+/// The configuration of `weir serve`.
 #[derive(Debug)]
 pub struct Config {
-    /// Towards clients.
+    /// The listener for clients.
     pub serving: ServingConfig,
-    /// Who asks.
+    /// Authentication.
     pub identity: IdentityConfig,
-    /// How much at all.
+    /// Rate limits.
     pub rates: rate::RateLimitsConfig,
-    /// How much at a time.
+    /// Concurrency limits.
     pub admission: AdmissionConfig,
     /// `--request-timeout`.
     pub request_timeout: Duration,
     /// `--rejection-hold`.
     pub rejection_hold: Duration,
-    /// What clients have to keep to.
+    /// Limits on the transfers of clients.
     pub transfers: TransferConfig,
-    /// `--object-count-poll-period`; zero where the API server is not asked.
+    /// `--object-count-poll-period`; zero disables the polls of the API server.
     pub object_count_poll_period: Duration,
-    /// Which API server.
+    /// The API server.
     pub upstream: upstream::UpstreamConfig,
-    /// What weir's own calls to it carry.
+    /// The credentials of weir's own calls to it.
     pub own_credentials: CredentialSource,
-    /// `--assert-by=impersonation`: these also assert a certificate's user.
+    /// `--assert-by=impersonation`: these credentials also assert a certificate's user.
     pub assert_by_impersonation: bool,
-    /// Going away.
+    /// The shutdown.
     pub shutdown: ShutdownConfig,
-    /// For operators.
+    /// The listeners for operators.
     pub admin: AdminConfig,
-    /// What is told of requests.
+    /// The logs and traces of requests.
     pub reporting: ReportingConfig,
     /// `--workers`.
     pub workers: usize,
-    /// The cryptography that every part uses.
+    /// The cryptography provider of all components.
     pub crypto_provider: Arc<CryptoProvider>,
 }
 
-/// Towards clients.
+/// The listener for clients.
 #[derive(Debug)]
 pub struct ServingConfig {
     /// `--bind-address` and `--secure-port`.
     pub address: SocketAddr,
-    /// What the listener presents.
+    /// The certificate and TLS settings of the listener.
     pub tls: tls::ListenerTlsConfig,
     /// `--http2-max-streams-per-connection`.
     pub max_streams: u32,
     /// `--goaway-chance`.
     pub goaway_chance: f64,
-    /// `--request-header-timeout`; zero is none.
+    /// `--request-header-timeout`; zero disables it.
     pub header_timeout: Duration,
     /// `--http2-max-resets-per-second`; 0 is no limit.
     pub resets_per_second: u32,
-    /// `--max-connections`, or what the open-file limit allows.
+    /// `--max-connections`, or the default that the open-file limit allows.
     pub max_connections: usize,
     /// `--trusted-proxies`.
     pub trusted_proxies: Vec<IpNet>,
@@ -90,7 +91,7 @@ pub struct ServingConfig {
     pub proxy_protocol: bool,
 }
 
-/// What clients have to keep to while their requests are under way.
+/// Limits on the transfers of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferConfig {
     /// `--request-body-buffer`, in bytes.
@@ -111,24 +112,24 @@ impl Default for TransferConfig {
     }
 }
 
-/// Who asks.
+/// Authentication.
 #[derive(Debug)]
 pub struct IdentityConfig {
     /// `--client-ca-file`.
     pub client_ca: Option<RootCertStore>,
-    /// `--token-auth-file`; empty where it is not given.
+    /// `--token-auth-file`; empty without it.
     pub tokens: TokenFile,
     /// `--requestheader-*-headers`.
     pub headers: IdentityHeaders,
     /// `--requestheader-client-ca-file`, if there is one.
     pub front_proxies: Option<FrontProxyConfig>,
-    /// How other tokens are verified.
+    /// The verification of other tokens.
     pub verification: VerificationConfig,
-    /// Those who want to be taken for somebody else.
+    /// Impersonation.
     pub impersonation: ImpersonationConfig,
 }
 
-/// Those who want to be taken for somebody else.
+/// Impersonation.
 #[derive(Clone, Copy, Debug)]
 pub struct ImpersonationConfig {
     /// `--classify-impersonated`.
@@ -146,7 +147,7 @@ pub struct FrontProxyConfig {
     pub allowed_names: Vec<String>,
 }
 
-/// How tokens are verified that are in no file.
+/// The verification of tokens that are in no file.
 #[derive(Debug)]
 pub struct VerificationConfig {
     /// `--authentication-config`.
@@ -163,19 +164,19 @@ pub struct VerificationConfig {
     pub reviews_per_second: u32,
 }
 
-/// Where an issuer's keys are.
+/// The source of an issuer's keys.
 #[derive(Clone, Debug)]
 pub enum IssuerKeys {
-    /// They were given.
+    /// Configured keys.
     Configured(KeySet),
-    /// At this URL, if these roots vouch for it.
+    /// The keys at this URL, verified by these roots.
     Url(String, RootCertStore),
-    /// Where the discovery document at this URL says, likewise.
+    /// The keys that the discovery document at this URL names, verified by these roots.
     Discovery(String, RootCertStore),
 }
 
 impl Config {
-    /// Whether tokens that are in no file can be verified; otherwise they are all strangers'.
+    /// Whether tokens that are in no file can be verified. Otherwise all of them are unverified.
     #[must_use]
     pub fn verifies_tokens(&self) -> bool {
         let VerificationConfig {
@@ -190,21 +191,21 @@ impl Config {
     }
 }
 
-/// How much at a time: which of the ways, and its settings.
+/// The concurrency limits: the mode and its settings.
 #[derive(Debug)]
 pub enum AdmissionConfig {
     /// `--enable-priority-and-fairness`.
     Fairness {
-        /// The total, the enforcement.
+        /// The total and the enforcement.
         config: controller::ControllerConfig,
-        /// Flow schemas and priority levels, the built-in ones among them.
+        /// Flow schemas and priority levels, including the built-in ones.
         objects: Vec<Object>,
     },
     /// `--enable-priority-and-fairness=false`.
     MaxInFlight(max_in_flight::MaxInFlightConfig),
 }
 
-/// Going away.
+/// The shutdown.
 #[derive(Clone, Copy, Debug)]
 pub struct ShutdownConfig {
     /// `--shutdown-delay-duration`.
@@ -213,7 +214,7 @@ pub struct ShutdownConfig {
     pub watch_grace: Duration,
 }
 
-/// For operators.
+/// The listeners for operators.
 #[derive(Clone, Debug)]
 pub struct AdminConfig {
     /// `--admin-address`.
@@ -222,26 +223,27 @@ pub struct AdminConfig {
     pub health: Option<SocketAddr>,
     /// `--health-metrics`.
     pub health_metrics: bool,
-    /// What is logged, where that can be changed.
+    /// The log level, if it can be changed.
     pub log_level: Option<Arc<LogLevel>>,
-    /// How long nobody need ask whether the API server answers until weir does by itself; no flag.
+    /// After this time without a readiness probe, weir checks the API server itself; no flag.
     pub readiness_poll_after: Duration,
-    /// What weir was started with, as `/configz` and `/flagz` show it.
+    /// The effective configuration for `/configz` and `/flagz`.
     pub effective: EffectiveConfig,
-    /// How often weir asks whom the API server takes its front-proxy certificate's requests for; at the start it asks what its
-    /// own credential may do, too. `None` asks neither. No flag.
+    /// The interval at which weir checks the user that the API server assigns to its front-proxy
+    /// certificate. At the start it also checks the permissions of its own credential. `None`
+    /// disables both checks. No flag.
     pub self_check_interval: Option<Duration>,
 }
 
-/// What is told of requests.
+/// The logs and traces of requests.
 #[derive(Clone, Debug, Default)]
 pub struct ReportingConfig {
-    /// `--audit-log-path` and its like.
+    /// `--audit-log-path` and the other `--audit-*` flags.
     pub audit: Option<audit::AuditConfig>,
     /// `--explain-responses`.
     pub explain: bool,
     /// `--tracing-config-file`.
     pub spans: Option<spans::config::TracingConfig>,
-    /// What counts the log's own losses.
+    /// Counts the lines that the log dropped.
     pub dropped_lines: DroppedLineCounter,
 }

@@ -1,8 +1,8 @@
-//! The stages of going away, and who is still under way.
+//! The stages of the shutdown, and what is still open.
 //!
-//! Shared by what serves (listener, connections), what answers (the pipeline) and what orders the end (`app`). A stage is
-//! never left backwards. Follows the order of `genericapiserver.go` (Kubernetes 1.36): not ready, no new connections,
-//! requests end, watches end at a bounded rate.
+//! Shared by the listener and its connections, the pipeline, and `app`, which advances the stages.
+//! A stage never goes back. Follows the order of `genericapiserver.go` (Kubernetes 1.36): not
+//! ready, no new connections, requests end, watches end at a bounded rate.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,20 +14,22 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::watch;
 
-/// Watches end at this rate at least, each second (`server/genericapiserver.go`: 200/s, or more where the grace period asks for it).
+/// The minimum rate at which watches end, per second (`server/genericapiserver.go`: 200/s, or more
+/// if the grace period requires it).
 const WATCHES_PER_SECOND: usize = 200;
 
-/// How far the end has come.
+/// The stage of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DrainStage {
-    /// Everything is as usual.
+    /// No shutdown.
     Serving,
-    /// Told to go: `/readyz` fails, everything else is as usual.
+    /// The shutdown has started: `/readyz` fails, everything else is unchanged.
     NotReady,
-    /// Half of the delay is over: clients that keep connections are to move. Answers of HTTP/1.1 say `Connection: close`, HTTP/2
-    /// connections that were open get GOAWAY, and new connections are served.
+    /// Half of the delay has passed: clients with kept-alive connections must move. HTTP/1.1
+    /// responses carry `Connection: close`, open HTTP/2 connections get GOAWAY, and new connections
+    /// are served.
     Draining,
-    /// No new connections; those that are open end with their last request.
+    /// No new connections; the open ones end with their last request.
     Closing,
 }
 
@@ -35,9 +37,9 @@ pub enum DrainStage {
 #[derive(Debug)]
 pub struct Drain {
     stage: watch::Sender<DrainStage>,
-    /// Whether [`Stage::Moving`] has been reached: a look for each answer that takes no lock.
+    /// Whether [`DrainStage::Draining`] has been reached: read for each response without a lock.
     draining: AtomicBool,
-    /// The time within which watches end, once they are to.
+    /// The time within which watches end, once it is set.
     watch_grace: watch::Sender<Option<Duration>>,
     requests: DrainCounter,
     watches: DrainCounter,
@@ -64,7 +66,7 @@ impl DrainCounter {
 }
 
 impl Drain {
-    /// Nothing under way, nothing ending.
+    /// Nothing open, no shutdown.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -77,13 +79,13 @@ impl Drain {
         })
     }
 
-    /// Whether nobody has ordered the end yet.
+    /// Whether no shutdown has started.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         *self.stage.borrow() == DrainStage::Serving
     }
 
-    /// Goes on to `stage`.
+    /// Advances to `stage`.
     pub fn advance(&self, stage: DrainStage) {
         if stage >= DrainStage::Draining {
             self.draining.store(true, Ordering::Release);
@@ -97,14 +99,14 @@ impl Drain {
         });
     }
 
-    /// Whether clients are to make their next request on another connection.
+    /// Whether clients must make their next request on another connection.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The stage at which a connection that begins now is told to end: one that begins while clients move has come for good reason,
-    /// or by a load balancer that knows of no other weir.
+    /// The stage at which a connection that opens now must close. A connection that opens while
+    /// clients move has a reason, such as a load balancer that knows no other weir.
     #[must_use]
     pub fn close_stage(&self) -> DrainStage {
         if self.is_draining() {
@@ -121,12 +123,12 @@ impl Drain {
     pub fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
         let mut now = self.stage.subscribe();
         async move {
-            // Fails only if the sender has gone, and with it whoever could ask.
+            // Fails only after the sender was dropped, when nothing needs the result.
             let _ = now.wait_for(|now| *now >= stage).await;
         }
     }
 
-    /// Lets open watches end, spread over `grace` (or over less, if they are few).
+    /// Ends the open watches, spread over `grace` (or less, if they are few).
     pub fn end_watches(&self, grace: Duration) {
         let few = Duration::from_secs_f64(
             f64::from(u32::try_from(self.open_watches()).unwrap_or(u32::MAX))
@@ -135,19 +137,19 @@ impl Drain {
         self.watch_grace.send_replace(Some(grace.min(few)));
     }
 
-    /// The watches that are open.
+    /// The open watches.
     #[must_use]
     pub fn open_watches(&self) -> usize {
         self.watches.count.load(Ordering::Acquire)
     }
 
-    /// The requests under way that are not long-running.
+    /// The open requests that are not long-running.
     #[must_use]
     pub fn open_requests(&self) -> usize {
         self.requests.count.load(Ordering::Acquire)
     }
 
-    /// Comes when a watch that began before is to end: at a moment of its own within the grace period.
+    /// Completes when a watch that is open must end: at a random time within the grace period.
     pub fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut end = self.watch_grace.subscribe();
         async move {
@@ -175,13 +177,13 @@ impl Drain {
         DrainGuard::new(self, |drain| &drain.connections)
     }
 
-    /// The connections that are open.
+    /// The open connections.
     #[must_use]
     pub fn open_connections(&self) -> usize {
         self.connections.count.load(Ordering::Acquire)
     }
 
-    /// Waits until no request is under way.
+    /// Waits until no request is open.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -206,7 +208,7 @@ impl Drain {
     }
 }
 
-/// Something that must end before weir does.
+/// An open request, watch or connection, which must end before weir does.
 #[derive(Debug)]
 pub struct DrainGuard {
     drain: Arc<Drain>,
@@ -214,20 +216,20 @@ pub struct DrainGuard {
 }
 
 impl DrainGuard {
-    fn new(drain: &Arc<Drain>, of: fn(&Drain) -> &DrainCounter) -> Self {
-        of(drain).count.fetch_add(1, Ordering::AcqRel);
+    fn new(drain: &Arc<Drain>, counter: fn(&Drain) -> &DrainCounter) -> Self {
+        counter(drain).count.fetch_add(1, Ordering::AcqRel);
         Self {
             drain: Arc::clone(drain),
-            counter: of,
+            counter,
         }
     }
 }
 
 impl Drop for DrainGuard {
     fn drop(&mut self) {
-        let counted = (self.counter)(&self.drain);
-        if counted.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            counted.reached_zero.notify_waiters();
+        let counter = (self.counter)(&self.drain);
+        if counter.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            counter.reached_zero.notify_waiters();
         }
     }
 }
@@ -277,7 +279,8 @@ mod tests {
         let ended = tokio::spawn(futures_util::future::join_all(ends));
         drain.watches_done().await;
         ended.await.unwrap();
-        // 400 watches at 200 a second: the last of them in the second half, but for a chance of one in 2^400.
+        // 400 watches at 200 a second: the last of them ends in the second half, except with a
+        // probability of 2^-400.
         let took = began.elapsed();
         let expected = Duration::from_secs(1)..=Duration::from_secs(2);
         assert!(expected.contains(&took), "{took:?}");

@@ -1,8 +1,10 @@
-//! Tables by keyed hashes, for what would be long to compare and is looked up for each request.
+//! Tables by keyed hashes, for values that would be slow to compare and are looked up for each
+//! request.
 //!
-//! A [`Key`] has 64 bits of a hash whose secret nobody outside knows: among a million, two meet with a probability of 3 in 100
-//! million. [`Secret`]'s hash is quick and no cipher: it is for where a client that got two to meet would gain nothing. What
-//! decides about requests, and who is named, goes by SipHash (`RandomState`).
+//! A [`HashKey`] has 64 bits of a hash with a secret. Among a million keys, two collide with a
+//! probability of 3 in 100 million. The hash of [`HashSecret`] is fast and no cipher: it is for
+//! tables where a client would gain nothing from a collision. Decisions about requests, and
+//! anything that identifies a user, use SipHash (`RandomState`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,16 +19,16 @@ use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
 use foldhash::quality::SeedableRandomState;
 
-/// What keys are made with that have to be quick.
+/// The secret of fast keys.
 #[derive(Clone)]
 pub struct HashSecret(SeedableRandomState);
 
 impl Default for HashSecret {
-    /// By the system's chance; the hash's own is an address and the time.
+    /// Random from the system; the hash's own secret is an address and the time.
     fn default() -> Self {
-        let chance = RandomState::new().hash_one(0);
+        let seed = RandomState::new().hash_one(0);
         Self(SeedableRandomState::with_seed(
-            chance,
+            seed,
             SharedSeed::global_random(),
         ))
     }
@@ -42,7 +44,7 @@ impl BuildHasher for HashSecret {
 
 impl fmt::Debug for HashSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
+        f.write_str("HashSecret")
     }
 }
 
@@ -51,14 +53,14 @@ impl fmt::Debug for HashSecret {
 pub struct HashKey(u64);
 
 impl HashKey {
-    /// Of these marks.
+    /// The key of these values.
     #[must_use]
-    pub fn of(secret: &impl BuildHasher, marks: impl Hash) -> Self {
-        Self(secret.hash_one(marks))
+    pub fn of(secret: &impl BuildHasher, values: impl Hash) -> Self {
+        Self(secret.hash_one(values))
     }
 }
 
-/// Takes a key for what it is: a hash already, of 64 or 128 bits.
+/// A hasher that returns its input: a hash already, of 64 or 128 bits.
 #[derive(Debug, Default)]
 pub struct IdentityHasher(u64);
 
@@ -87,11 +89,11 @@ impl Hasher for IdentityHasher {
     }
 }
 
-/// What a map is made with whose keys are hashes.
+/// Builds the hasher of a map whose keys are hashes.
 pub type BuildIdentityHasher = BuildHasherDefault<IdentityHasher>;
 
-/// A map by [`Key`].
+/// A map by [`HashKey`].
 pub type HashKeyMap<V> = HashMap<HashKey, V, BuildIdentityHasher>;
 
-/// The same, for all workers.
+/// The same map, shared by all workers.
 pub type SharedHashKeyMap<V> = DashMap<HashKey, V, BuildIdentityHasher>;

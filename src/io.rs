@@ -1,7 +1,7 @@
-//! A TCP connection whose writes of one slice are `send`s.
+//! A TCP connection that writes a single slice with `send`.
 //!
-//! TLS hands its records over as a list of slices, nearly always of one. For that `writev` costs 130 ns more than `send` (Linux
-//! 6.18): a seventieth of what a refusal costs.
+//! TLS passes its records as a list of slices, nearly always one. For one slice `writev` costs 130
+//! ns more than `send` (Linux 6.18): a seventieth of the cost of a rejection.
 
 use std::io;
 use std::io::IoSlice;
@@ -14,7 +14,7 @@ use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 
-/// See the module; what is kept with it is dropped when the connection is closed.
+/// A TCP connection, and a value that is dropped when the connection is closed.
 #[derive(Debug)]
 pub struct TcpIo<K = ()> {
     tcp: TcpStream,
@@ -22,10 +22,10 @@ pub struct TcpIo<K = ()> {
 }
 
 impl<K> TcpIo<K> {
-    /// This connection.
+    /// Wraps this connection.
     #[must_use]
-    pub const fn new(tcp: TcpStream, kept: K) -> Self {
-        Self { tcp, _guard: kept }
+    pub const fn new(tcp: TcpStream, guard: K) -> Self {
+        Self { tcp, _guard: guard }
     }
 
     /// The connection itself, for its options.

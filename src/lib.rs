@@ -1,24 +1,25 @@
-//! weir: a reverse proxy that stands in front of kube-apiserver and keeps it standing.
+//! weir: a reverse proxy in front of kube-apiserver that protects it from overload.
 //!
-//! # The way of a request
+//! # The path of a request
 //!
-//! 1. [`server`]: a connection is accepted, TLS is agreed on, HTTP is spoken.
-//! 2. [`pipeline`]: one function leads from step to step, and has one exit.
-//! 3. [`request_info`]: what is asked, in Kubernetes' terms.
-//! 4. [`identity`]: who asks.
-//! 5. [`limits`]: may it go on? A permit, or a rejection.
-//! 6. [`upstream`]: the request goes to the API server, by the way that its credential allows.
-//! 7. [`pipeline::guarded`]: the answer streams back, and what the request held rides on it to its end.
-//! 8. [`pipeline::trace`], [`observe`]: what became of it is counted, and shown.
+//! 1. [`server`]: accepts the connection, performs the TLS handshake, speaks HTTP.
+//! 2. [`pipeline`]: one function runs the steps, with one exit.
+//! 3. [`request_info`]: parses the request in Kubernetes' terms.
+//! 4. [`identity`]: authenticates its user.
+//! 5. [`limits`]: admits it with a permit, or rejects it.
+//! 6. [`upstream`]: forwards it to the API server in the mode that its credential allows.
+//! 7. [`pipeline::response`]: streams the response, whose body holds the permit until its end.
+//! 8. [`pipeline::trace`], [`observe`]: count and show the outcome.
 //!
 //! # Layers
 //!
-//! A module imports only from rows above its own; those of one row do not import each other (`tests/architecture.rs`).
+//! A module imports only from rows above its own. Modules of one row do not import each other
+//! (`tests/architecture.rs`).
 //!
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` |
-//! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
+//! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
 //! | 4 | `limits` |
@@ -30,10 +31,11 @@
 //!
 //! # Invariants
 //!
-//! A permit is given back exactly once, after the upstream's stream is closed (over HTTP/2, where a request's body is still on its
-//! way by then: after its upload was stopped, which resets the stream). Nothing is awaited under a lock. A refusal
-//! never reaches the upstream. A request that names a user travels only on connections that carry weir's certificate, and
-//! one with its own credential only on connections that carry none.
+//! A permit is released exactly once, after the upstream's stream is closed. (Over HTTP/2, if the
+//! request body is still being sent: after its upload was stopped, which resets the stream.)
+//! Nothing is awaited under a lock. A rejected request never reaches the upstream. A request that
+//! asserts a user travels only on connections with weir's certificate. A request with its own
+//! credential travels only on connections without one.
 
 #![cfg_attr(
     test,
@@ -43,7 +45,7 @@
     )
 )]
 
-// The way of a request
+// The path of a request
 pub mod flowcontrol;
 pub mod identity;
 pub mod limits;
@@ -53,7 +55,7 @@ pub mod request_info;
 pub mod server;
 pub mod upstream;
 
-// What they share
+// Shared by all
 pub mod api;
 pub mod clock;
 pub mod document;
@@ -65,11 +67,11 @@ pub mod metrics;
 pub mod minimum_rate;
 pub mod write_coalescing;
 
-// A room of its own
+// A simulated API server
 #[cfg(feature = "playground")]
 pub mod playground;
 
-// The edges
+// The program
 pub mod app;
 pub mod cli;
 pub mod config;

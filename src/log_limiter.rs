@@ -1,14 +1,15 @@
-//! Logs that stay readable when everything goes wrong at once: a line a second, and how many more there would have been.
+//! Rate-limited log lines, which stay readable when everything fails at once: one line a second
+//! with the number of suppressed ones.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
-/// The time in which one line is written.
+/// The interval of lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decides which lines are written.
+/// Decides which lines are logged.
 #[derive(Debug, Default)]
 pub struct LogLimiter(Mutex<LogLimiterState>);
 
@@ -19,18 +20,19 @@ struct LogLimiterState {
 }
 
 impl LogLimiter {
-    /// Whether to write a line now; then with how many were kept back since the last.
+    /// Whether to log a line now; if so, with the number of lines that were suppressed since the
+    /// last.
     pub fn try_log(&self, now: Instant) -> Option<u64> {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if said
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state
             .last_logged
             .is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL)
         {
-            said.suppressed += 1;
+            state.suppressed += 1;
             return None;
         }
-        said.last_logged = Some(now);
-        Some(std::mem::take(&mut said.suppressed))
+        state.last_logged = Some(now);
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 
@@ -40,14 +42,14 @@ mod tests {
 
     #[test]
     fn one_line_a_second_with_the_number_of_suppressed_lines() {
-        let (sparingly, start) = (LogLimiter::default(), Instant::now());
-        assert_eq!(sparingly.try_log(start), Some(0));
+        let (limiter, start) = (LogLimiter::default(), Instant::now());
+        assert_eq!(limiter.try_log(start), Some(0));
         for n in 0..9 {
             assert_eq!(
-                sparingly.try_log(start + Duration::from_millis(100 * n)),
+                limiter.try_log(start + Duration::from_millis(100 * n)),
                 None
             );
         }
-        assert_eq!(sparingly.try_log(start + LOG_INTERVAL), Some(9));
+        assert_eq!(limiter.try_log(start + LOG_INTERVAL), Some(9));
     }
 }

@@ -1,11 +1,11 @@
-//! The program: hands its arguments to [`weir::cli`] and its exit code to the system.
+//! The program: passes its arguments to [`weir::cli`] and its exit code to the system.
 
 use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
 
-/// A request is many small allocations and frees on one thread; measured, this is a tenth of its cost less than the
-/// system's allocator (see ARCHITECTURE.md).
+/// A request makes many small allocations and frees on one thread. This allocator saves a tenth of
+/// a request's cost compared with the system's (see ARCHITECTURE.md).
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 

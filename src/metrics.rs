@@ -1,8 +1,9 @@
-//! The registry that every module registers its metrics with, and the spelling they share.
+//! The registry that every module registers its metrics with, and their common format.
 //!
-//! A module that counts owns a struct of handles made by a `register(&Registry)` of its own; nothing here knows what is
-//! counted. Help texts carry Kubernetes' stability mark where the metric is one of kube-apiserver's, so that its
-//! dashboards and this endpoint read alike. No global registry: two proxies in one process count apart.
+//! A module that counts owns a struct of handles from its own `register(&Registry)`; nothing here
+//! knows what is counted. Help texts carry Kubernetes' stability level if the metric is one of
+//! kube-apiserver's, so that its dashboards work with this endpoint. There is no global registry:
+//! two proxies in one process count separately.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -29,22 +30,22 @@ use prometheus::proto::Bucket;
 use prometheus::proto::LabelPair;
 use prometheus::proto::MetricFamily;
 
-/// What `GET /metrics` shows.
+/// What `GET /metrics` renders.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     registry: prometheus::Registry,
-    /// Everything registered, also what has no sample yet. Held for a push or a copy.
+    /// Everything registered, including metrics without samples. Locked for a push or a copy.
     descriptions: Arc<Mutex<Vec<MetricDescription>>>,
 }
 
-/// A metric, apart from its samples.
+/// A metric without its samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricDescription {
-    /// Its name.
+    /// The name with its unit, as in the exposition format.
     pub name: String,
-    /// What it counts.
+    /// The help text.
     pub help: String,
-    /// What its samples are told apart by.
+    /// The names of the labels.
     pub labels: Vec<String>,
 }
 
@@ -85,7 +86,8 @@ impl Registry {
         self.add(IntGauge::with_opts(Opts::new(name, help)))
     }
 
-    /// A single gauge whose value is `read` whenever the metrics are collected, for numbers that are kept elsewhere.
+    /// A single gauge whose value is read by `read` at each collection, for numbers that are kept
+    /// elsewhere.
     pub fn gauge_fn(
         &self,
         name: &str,
@@ -94,7 +96,7 @@ impl Registry {
     ) {
         match IntGauge::new(name, help) {
             Ok(gauge) => self.register_collector(PolledGauge { gauge, read }),
-            Err(_) => drop(self.gauge(name, help)), // which says what is wrong
+            Err(_) => drop(self.gauge(name, help)), // which reports the error
         }
     }
 
@@ -118,8 +120,8 @@ impl Registry {
         self.add(HistogramVec::new(opts, labels))
     }
 
-    /// A histogram for each value of `label` of what takes no time as a rule; `buckets` are upper bounds in seconds, none below
-    /// zero.
+    /// A histogram per value of `label` for durations that are usually zero; `buckets` are upper
+    /// bounds in seconds, none below zero.
     #[must_use]
     pub fn sparse_histograms(
         &self,
@@ -136,7 +138,8 @@ impl Registry {
         }))
     }
 
-    /// What `collector` finds whenever somebody looks, for numbers that are kept elsewhere.
+    /// Registers a `collector` that is read at each collection, for numbers that are kept
+    /// elsewhere.
     #[expect(
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
@@ -162,7 +165,8 @@ impl Registry {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
-        // Formatting into a string fails only for a metric family without samples, which `gather` leaves out.
+        // Formatting into a string fails only for a metric family without samples, which `gather`
+        // leaves out.
         let _ = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
         with_go_bounds(&text)
     }
@@ -190,8 +194,8 @@ impl Registry {
     }
 }
 
-/// With the upper bounds of buckets as Go writes them: `1e+06`. A quote within a label's value is escaped, so that nothing else looks
-/// like a bound.
+/// Writes the upper bounds of buckets as Go does: `1e+06`. A quote within a label's value is
+/// escaped, so nothing else looks like a bound.
 fn with_go_bounds(text: &str) -> String {
     const BOUND: &str = "le=\"";
     let mut all = String::with_capacity(text.len());
@@ -202,7 +206,7 @@ fn with_go_bounds(text: &str) -> String {
         let Some((bound, _)) = behind.get(BOUND.len()..).and_then(|b| b.split_once('"')) else {
             continue;
         };
-        // What is written the same has six digits at most before the point.
+        // Bounds that are written alike have at most six digits before the point.
         let written = (is_label && bound.len() > 6).then(|| bound.parse().ok());
         if let Some(written) = written.flatten().and_then(go_exponent) {
             let from = at + BOUND.len();
@@ -215,7 +219,7 @@ fn with_go_bounds(text: &str) -> String {
     all
 }
 
-/// A number as Go's `strconv.FormatFloat(number, 'g', -1, 64)` writes it, where that has an exponent.
+/// A number as Go's `strconv.FormatFloat(number, 'g', -1, 64)` writes it, if that has an exponent.
 fn go_exponent(number: f64) -> Option<String> {
     let size = number.abs();
     if !size.is_finite() || size == 0.0 || (1e-4..1e6).contains(&size) {
@@ -228,7 +232,7 @@ fn go_exponent(number: f64) -> Option<String> {
     Some(format!("{digits}e{sign}{:02}", exponent.unsigned_abs()))
 }
 
-/// A gauge that is read when it is collected.
+/// A gauge that is read at each collection.
 struct PolledGauge<F> {
     gauge: IntGauge,
     read: F,
@@ -246,34 +250,34 @@ impl<F: Fn() -> usize + Send + Sync> Collector for PolledGauge<F> {
     }
 }
 
-/// Histograms of times that are nothing as a rule: a lookup, not a wait. What is nothing costs one addition.
+/// Histograms of durations that are usually zero: a lookup, not a wait. A zero costs one addition.
 #[derive(Clone, Debug)]
 pub struct SparseHistograms {
     histograms: HistogramVec,
-    /// Held for a push or a sum.
+    /// Locked for a push or a sum.
     zeros: Arc<Mutex<Vec<LabelZeros>>>,
 }
 
-/// How many times were nothing, of a value of the label.
+/// The number of zeros of a label value.
 type LabelZeros = (String, Arc<AtomicU64>);
 
-/// One of them.
+/// One of these histograms.
 #[derive(Clone, Debug)]
 pub struct SparseHistogram {
     histogram: Histogram,
-    /// Relaxed: a count that stands for nothing but itself.
+    /// Relaxed: no other memory depends on it.
     zeros: Arc<AtomicU64>,
 }
 
 impl SparseHistograms {
-    /// The one with this value of the label.
+    /// The histogram of this label value.
     #[must_use]
     pub fn with_label_value(&self, value: &str) -> SparseHistogram {
-        let nothing = Arc::new(AtomicU64::new(0));
-        self.zeros().push((value.to_owned(), Arc::clone(&nothing)));
+        let zeros = Arc::new(AtomicU64::new(0));
+        self.zeros().push((value.to_owned(), Arc::clone(&zeros)));
         SparseHistogram {
             histogram: self.histograms.with_label_values(&[value]),
-            zeros: nothing,
+            zeros,
         }
     }
 
@@ -283,7 +287,7 @@ impl SparseHistograms {
 }
 
 impl SparseHistogram {
-    /// Counts a time.
+    /// Records a duration.
     pub fn observe(&self, time: Duration) {
         if time.is_zero() {
             self.zeros.fetch_add(1, Ordering::Relaxed);
@@ -299,11 +303,13 @@ impl Collector for SparseHistograms {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let nothings = self.zeros();
+        let label_zeros = self.zeros();
         let mut families = self.histograms.collect();
         for metric in families.iter_mut().flat_map(MetricFamily::mut_metric) {
             let label = metric.get_label().first().map(LabelPair::value);
-            let these = nothings.iter().filter(|(value, _)| Some(&**value) == label);
+            let these = label_zeros
+                .iter()
+                .filter(|(value, _)| Some(&**value) == label);
             let zeros: u64 = these.map(|(_, zeros)| zeros.load(Ordering::Relaxed)).sum();
             metric.set_histogram(with_zeros(metric.get_histogram(), zeros));
         }
@@ -311,7 +317,7 @@ impl Collector for SparseHistograms {
     }
 }
 
-/// The same with so many zeros more, which are in every bucket.
+/// The histogram with this many more zeros, which are in every bucket.
 fn with_zeros(seen: &proto::Histogram, zeros: u64) -> proto::Histogram {
     let buckets = seen.get_bucket().iter().map(|seen| {
         let mut bucket = Bucket::default();
@@ -319,19 +325,19 @@ fn with_zeros(seen: &proto::Histogram, zeros: u64) -> proto::Histogram {
         bucket.set_cumulative_count(seen.cumulative_count() + zeros);
         bucket
     });
-    let mut shown = proto::Histogram::default();
-    shown.set_bucket(buckets.collect());
-    shown.set_sample_count(seen.get_sample_count() + zeros);
-    shown.set_sample_sum(seen.get_sample_sum());
-    shown
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(seen.get_sample_count() + zeros);
+    histogram.set_sample_sum(seen.get_sample_sum());
+    histogram
 }
 
-/// Counts one in a gauge until it is dropped.
+/// Adds one to a gauge until it is dropped.
 #[derive(Debug)]
 pub struct GaugeGuard(IntGauge);
 
 impl GaugeGuard {
-    /// One more.
+    /// Adds one to `gauge`.
     #[must_use]
     pub fn new(gauge: IntGauge) -> Self {
         gauge.inc();

@@ -1,9 +1,10 @@
-//! The least rate at which the other side of a transfer has to go on, for as long as it is waited for. Pure.
+//! The minimum rate of the peer of a transfer, for as long as the transfer waits for it. Pure.
 //!
-//! Progress is a rate and not a byte: one byte a second is no progress. A transfer begins with an allowance of time, which waiting
-//! for the other side uses up and each byte that was transferred earns back, up to where it began. A transfer that stalls ends
-//! after the allowance; one that stays below the rate ends when it is as far behind. Time in which nobody waits for the other side
-//! (weir's own back-pressure, a server that works) costs nothing.
+//! Progress is a rate: one byte a second is no progress. A transfer starts with an allowance of
+//! time. Waiting for the peer uses the allowance up, and each transferred byte earns a part of it
+//! back, up to the initial allowance. A transfer that stalls ends after the allowance; a transfer
+//! below the rate ends when it is that far behind. Time without waiting for the peer (weir's own
+//! back-pressure, a server that works) costs nothing.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -11,14 +12,15 @@ use std::time::Instant;
 /// A rate and its allowance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinimumRate {
-    /// Bytes a second; zero asks for none.
+    /// Bytes a second; zero disables the minimum.
     pub bytes_per_second: u32,
     /// How far a transfer may fall behind.
     pub grace: Duration,
 }
 
 impl Default for MinimumRate {
-    /// 1 KiB/s, which the slowest link of a person has, after 10 s, in which a lost packet or two are sent again.
+    /// 1 KiB/s, which the slowest link of a person has, after 10 s, in which a lost packet or two
+    /// are retransmitted.
     fn default() -> Self {
         Self {
             bytes_per_second: 1024,
@@ -28,11 +30,11 @@ impl Default for MinimumRate {
 }
 
 impl MinimumRate {
-    /// The time that so many bytes may take.
+    /// The time that this many bytes may take.
     fn duration_of(self, bytes: u64) -> Duration {
         let seconds = bytes.checked_div(self.bytes_per_second.into());
         let Some(seconds) = seconds.filter(|whole| *whole < self.grace.as_secs()) else {
-            return self.grace; // no more is earned by any number of bytes
+            return self.grace; // no number of bytes earns more
         };
         let rest = bytes % u64::from(self.bytes_per_second);
         let nanos = rest * 1_000_000_000 / u64::from(self.bytes_per_second);
@@ -40,7 +42,7 @@ impl MinimumRate {
     }
 }
 
-/// One transfer, looked at from time to time.
+/// The state of one transfer, checked from time to time.
 #[derive(Clone, Copy, Debug)]
 pub struct RateMeter {
     allowance: Duration,
@@ -49,7 +51,7 @@ pub struct RateMeter {
 }
 
 impl RateMeter {
-    /// Of a transfer that begins now.
+    /// Of a transfer that starts now.
     #[must_use]
     pub const fn new(rate: MinimumRate, now: Instant) -> Self {
         Self {
@@ -59,8 +61,8 @@ impl RateMeter {
         }
     }
 
-    /// Whether the transfer is still in time: `bytes` have passed so far, and since the last look the other side was
-    /// `awaited` or not.
+    /// Whether the transfer is still in time. `bytes` have passed so far; `awaited` is whether the
+    /// transfer has waited for the peer since the last check.
     pub fn check(&mut self, rate: MinimumRate, now: Instant, bytes: u64, awaited: bool) -> bool {
         let passed = now.saturating_duration_since(self.checked_at);
         let earned = rate.duration_of(bytes.saturating_sub(self.bytes));
@@ -75,7 +77,7 @@ impl RateMeter {
         allowance > waited || !awaited
     }
 
-    /// When the time is over, if the other side is awaited from now on and sends nothing.
+    /// The deadline, if the peer is awaited from now on and sends nothing.
     #[must_use]
     pub fn deadline(&self, rate: MinimumRate) -> Option<Instant> {
         (rate.bytes_per_second > 0).then(|| self.checked_at + self.allowance)
@@ -91,7 +93,8 @@ mod tests {
         grace: Duration::from_secs(10),
     };
 
-    /// After how many seconds a transfer ends that sends so many bytes in each of them, if it ends within a thousand.
+    /// The seconds until a transfer with this many bytes in each second ends, if it ends within a
+    /// thousand.
     fn seconds_until_end(bytes_per_second: u64) -> Option<u64> {
         let began = Instant::now();
         let mut meter = RateMeter::new(RATE, began);

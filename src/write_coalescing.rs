@@ -1,12 +1,13 @@
-//! Small writes of an HTTP/2 connection, gathered until it has no more to write for now.
+//! Coalesces the small writes of an HTTP/2 connection until it has nothing more to write for now.
 //!
-//! `h2` writes and flushes each DATA frame that it does not copy by itself: a TLS record, a system call and a packet for each,
-//! although sixteen answers may be ready. Here they wait while the connection is polled, and go out together when that is
-//! done, in the same poll: nothing is delayed. It is told that there are no vectored writes, since it copies frames of up to a
-//! KiB then (instead of 256 bytes): of a storm's refusals nothing is written one by one.
+//! `h2` writes and flushes each DATA frame that it does not copy: one TLS record, one system call
+//! and one packet each, although sixteen responses may be ready. Here the writes are buffered while
+//! the connection is polled and are written together at the end of the same poll, so nothing is
+//! delayed. The stream reports no vectored writes, since `h2` then copies frames of up to a KiB
+//! (instead of 256 bytes). Under overload no rejection is written on its own.
 //!
 //! # Cancel safety
-//! The futures here hold nothing: what is gathered stays with the connection.
+//! The futures here hold nothing: buffered bytes stay with the connection.
 
 use std::future::Future;
 use std::future::poll_fn;
@@ -26,42 +27,42 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 
-/// As much as a TLS record holds: more would not make fewer of them.
+/// The size of a TLS record: a larger buffer would not save records.
 const BUFFER_SIZE: usize = 16 << 10;
 
-/// What is not gathered: copying it would cost more than the system call that it saves.
+/// Larger writes are not buffered: a copy would cost more than the system call that it saves.
 const LARGE_WRITE: usize = 4 << 10;
 
-/// What is read at a time of what nobody wants any more.
+/// The size of a read of bytes that are discarded.
 const DISCARD_BUFFER_SIZE: usize = 4 << 10;
 
-/// The side of a stream that is given to HTTP/2.
+/// The side of a stream that HTTP/2 uses.
 #[derive(Debug)]
 pub struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
 
-/// The side that lets it out.
+/// The side that flushes it.
 #[derive(Debug)]
 pub struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
 
 #[derive(Debug)]
 struct CoalescingState<S> {
     stream: S,
-    /// Taken, and not given to `stream` yet: from `gone` on.
+    /// Accepted, and not yet written to `stream`: from `written` on.
     buffer: Vec<u8>,
     written: usize,
-    /// Whether `stream` may keep something back.
+    /// Whether `stream` may have buffered bytes.
     unflushed: bool,
-    /// The bytes that have been read.
+    /// The bytes that were read.
     bytes_read: u64,
-    /// The last write was not taken: it may be a part of a frame.
+    /// The last write was not accepted: it may be a part of a frame.
     write_blocked: bool,
-    /// It failed while nobody asked: whoever asks next is told.
+    /// A write failed without a caller; the next caller gets the error.
     error: Option<io::ErrorKind>,
 }
 
 /// Both sides of `stream`.
 pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
-    let gathering = Arc::new(Mutex::new(CoalescingState {
+    let state = Arc::new(Mutex::new(CoalescingState {
         stream,
         buffer: Vec::new(),
         written: 0,
@@ -70,26 +71,23 @@ pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
         write_blocked: false,
         error: None,
     }));
-    (
-        CoalescingIo(Arc::clone(&gathering)),
-        CoalescingDriver(gathering),
-    )
+    (CoalescingIo(Arc::clone(&state)), CoalescingDriver(state))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
-    /// Runs what speaks on the other side to its end, and lets out what it writes.
-    pub async fn drive<F: Future>(&self, mut speaking: Pin<&mut F>) -> F::Output {
+    /// Runs the HTTP/2 side to its end, and writes what it buffers.
+    pub async fn drive<F: Future>(&self, mut connection: Pin<&mut F>) -> F::Output {
         poll_fn(|cx| {
-            let polled = speaking.as_mut().poll(cx);
+            let polled = connection.as_mut().poll(cx);
             if polled.is_pending() && self.flush_or_fail(cx) {
-                return speaking.as_mut().poll(cx); // it meets the failure itself
+                return connection.as_mut().poll(cx); // it meets the error itself
             }
             polled
         })
         .await
     }
 
-    /// Comes if less than `bytes` have been read when this `time` is over.
+    /// Completes if less than `bytes` were read when `time` has passed.
     pub async fn insufficient_read(&self, bytes: u64, time: Duration) {
         tokio::time::sleep(time).await;
         if lock(&self.0).bytes_read >= bytes {
@@ -97,9 +95,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
         }
     }
 
-    /// Writes `last` behind what was written, closes, and passes over what still comes until the other side closes as well: a
-    /// connection that is closed before all of it was read is reset, and what was written last may be lost. Nothing may be
-    /// written on the other side any more. Where its last write was not taken, `last` is left out: it would stand within a frame.
+    /// Writes `last` after what was written, closes the write side, and discards what arrives until
+    /// the peer closes as well: a connection that is closed before everything was read is reset,
+    /// and the last bytes may be lost. The other side may not write any more. If its last write was
+    /// not accepted, `last` is left out, since it would split a frame.
     ///
     /// # Errors
     /// The stream fails.
@@ -108,24 +107,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// None: `last` may have been written in part.
     pub async fn finish(&self, last: &[u8]) -> io::Result<()> {
         {
-            let mut gathering = lock(&self.0);
-            if !gathering.write_blocked {
-                gathering.buffer.extend_from_slice(last);
+            let mut state = lock(&self.0);
+            if !state.write_blocked {
+                state.buffer.extend_from_slice(last);
             }
         }
         poll_fn(|cx| {
-            let mut gathering = lock(&self.0);
-            gathering.check_error()?;
-            ready!(gathering.poll_flush_all(cx))?;
-            Pin::new(&mut gathering.stream).poll_shutdown(cx)
+            let mut state = lock(&self.0);
+            state.check_error()?;
+            ready!(state.poll_flush_all(cx))?;
+            Pin::new(&mut state.stream).poll_shutdown(cx)
         })
         .await?;
         poll_fn(|cx| {
-            let mut gathering = lock(&self.0);
+            let mut state = lock(&self.0);
             loop {
-                let mut passed_over = [0; DISCARD_BUFFER_SIZE];
-                let mut buffer = ReadBuf::new(&mut passed_over);
-                ready!(Pin::new(&mut gathering.stream).poll_read(cx, &mut buffer))?;
+                let mut discarded = [0; DISCARD_BUFFER_SIZE];
+                let mut buffer = ReadBuf::new(&mut discarded);
+                ready!(Pin::new(&mut state.stream).poll_read(cx, &mut buffer))?;
                 if buffer.filled().is_empty() {
                     return Poll::Ready(Ok(()));
                 }
@@ -134,13 +133,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
         .await
     }
 
-    /// Whether that has failed.
+    /// Whether the flush has failed.
     fn flush_or_fail(&self, cx: &mut Context<'_>) -> bool {
-        let mut gathering = lock(&self.0);
-        let Poll::Ready(Err(why)) = gathering.poll_flush_all(cx) else {
+        let mut state = lock(&self.0);
+        let Poll::Ready(Err(why)) = state.poll_flush_all(cx) else {
             return false;
         };
-        gathering.error = Some(why.kind());
+        state.error = Some(why.kind());
         true
     }
 }
@@ -150,7 +149,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
         self.error.map_or(Ok(()), |kind| Err(kind.into()))
     }
 
-    /// Writes what waits.
+    /// Writes what is buffered.
     fn poll_write_buffer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(rest) = self.buffer.get(self.written..).filter(|r| !r.is_empty()) {
             self.unflushed = true;
@@ -165,11 +164,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
     }
 
     fn clear_buffer(&mut self) {
-        self.buffer = Vec::new(); // a quiet connection keeps no memory for it
+        self.buffer = Vec::new(); // an idle connection keeps no memory for it
         self.written = 0;
     }
 
-    /// Writes what waits, to the last byte.
+    /// Writes everything that is buffered and flushes.
     fn poll_flush_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_buffer(cx))?;
         if self.unflushed {
@@ -194,7 +193,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
         Poll::Ready(Ok(bytes.len()))
     }
 
-    /// Writes these behind what waits: at once, since what waits may be no more than their frame's head.
+    /// Writes these bytes after the buffered ones at once, which may be no more than their frame's
+    /// head.
     fn poll_write_through(
         &mut self,
         cx: &mut Context<'_>,
@@ -202,16 +202,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
     ) -> Poll<io::Result<usize>> {
         self.unflushed = true;
         while let Some(rest) = self.buffer.get(self.written..).filter(|r| !r.is_empty()) {
-            let waited = rest.len();
+            let buffered = rest.len();
             let both = [IoSlice::new(rest), IoSlice::new(bytes)];
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &both))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.written += written.min(waited);
-            if written > waited {
+            self.written += written.min(buffered);
+            if written > buffered {
                 self.clear_buffer();
-                return Poll::Ready(Ok(written - waited));
+                return Poll::Ready(Ok(written - buffered));
             }
         }
         self.clear_buffer();
@@ -225,12 +225,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CoalescingIo<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut gathering = lock(&self.0);
-        gathering.check_error()?;
+        let mut state = lock(&self.0);
+        state.check_error()?;
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut gathering.stream).poll_read(cx, buffer);
+        let polled = Pin::new(&mut state.stream).poll_read(cx, buffer);
         let read = buffer.filled().len().saturating_sub(before);
-        gathering.bytes_read += u64::try_from(read).unwrap_or_default();
+        state.bytes_read += u64::try_from(read).unwrap_or_default();
         polled
     }
 }
@@ -241,26 +241,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let mut gathering = lock(&self.0);
-        let polled = gathering.poll_write(cx, bytes);
-        gathering.write_blocked = polled.is_pending();
+        let mut state = lock(&self.0);
+        let polled = state.poll_write(cx, bytes);
+        state.write_blocked = polled.is_pending();
         polled
     }
 
-    /// Nothing: [`CoalescingDriver::drive`] does it when all is written, and what fails then is met by reading.
+    /// Does nothing: [`CoalescingDriver::drive`] flushes when everything is written, and reads meet
+    /// its errors.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut gathering = lock(&self.0);
-        gathering.check_error()?;
-        ready!(gathering.poll_flush_all(cx))?;
-        Pin::new(&mut gathering.stream).poll_shutdown(cx)
+        let mut state = lock(&self.0);
+        state.check_error()?;
+        ready!(state.poll_flush_all(cx))?;
+        Pin::new(&mut state.stream).poll_shutdown(cx)
     }
 }
 
-/// Held for one poll of one task: what it guards is whole between any two.
+/// Locked for one poll of one task. A poisoned lock is usable: its value is consistent between
+/// polls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -274,7 +276,8 @@ mod tests {
 
     use super::*;
 
-    /// Notes what it is given, write by write; takes no more than a number of bytes at a time, and nothing every other time.
+    /// Records each write; accepts a limited number of bytes per write, and nothing every other
+    /// time.
     struct Sink {
         writes: Arc<Mutex<Vec<Vec<u8>>>>,
         max_write: usize,
@@ -345,19 +348,19 @@ mod tests {
     #[tokio::test]
     async fn small_writes_are_coalesced_and_a_large_write_is_not() {
         let (sink, taken) = Sink::new(usize::MAX);
-        let (mut corked, cork) = coalesce_writes(sink);
+        let (mut coalesced, driver) = coalesce_writes(sink);
         let (wake, mut woken) = tokio::io::duplex(1);
-        let speaking = pin!(async move {
+        let connection = pin!(async move {
             for byte in 0..16 {
-                corked.write_all(&[byte; 400]).await.unwrap();
-                corked.flush().await.unwrap();
+                coalesced.write_all(&[byte; 400]).await.unwrap();
+                coalesced.flush().await.unwrap();
             }
             woken.read_u8().await.unwrap(); // no more for now
-            corked.write_all(&[16; 400]).await.unwrap();
-            corked.write_all(&[17; LARGE_WRITE]).await.unwrap();
-            corked.shutdown().await.unwrap();
+            coalesced.write_all(&[16; 400]).await.unwrap();
+            coalesced.write_all(&[17; LARGE_WRITE]).await.unwrap();
+            coalesced.shutdown().await.unwrap();
         });
-        let driven = pin!(cork.drive(speaking));
+        let driven = pin!(driver.drive(connection));
         let looking_on = async {
             while taken.lock().unwrap().is_empty() {
                 tokio::task::yield_now().await;
@@ -380,7 +383,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(seed);
         for _ in 0..50 {
             let (sink, taken) = Sink::new(random.usize(1..3000));
-            let (mut corked, cork) = coalesce_writes(sink);
+            let (mut coalesced, driver) = coalesce_writes(sink);
             let parts: Vec<Vec<u8>> = (0..random.usize(1..40))
                 .map(|_| {
                     let most = if random.bool() { 300 } else { 3 * BUFFER_SIZE };
@@ -389,17 +392,17 @@ mod tests {
                 .collect();
             let expected = parts.concat();
             let yields: Vec<bool> = parts.iter().map(|_| random.bool()).collect();
-            let speaking = pin!(async move {
+            let connection = pin!(async move {
                 for (part, yields) in parts.iter().zip(yields) {
-                    corked.write_all(part).await.unwrap();
-                    corked.flush().await.unwrap();
+                    coalesced.write_all(part).await.unwrap();
+                    coalesced.flush().await.unwrap();
                     if yields {
                         tokio::task::yield_now().await;
                     }
                 }
-                corked.shutdown().await.unwrap();
+                coalesced.shutdown().await.unwrap();
             });
-            cork.drive(speaking).await;
+            driver.drive(connection).await;
             assert!(taken.lock().unwrap().concat() == expected);
         }
     }
@@ -408,38 +411,41 @@ mod tests {
     async fn a_late_write_error_reaches_the_next_read() {
         let (mut sink, _) = Sink::new(usize::MAX);
         sink.fails = true;
-        let (mut corked, cork) = coalesce_writes(sink);
-        let speaking = pin!(async move {
-            corked.write_all(b"abc").await.unwrap(); // gathered
-            corked.read_u8().await.unwrap_err().kind()
+        let (mut coalesced, driver) = coalesce_writes(sink);
+        let connection = pin!(async move {
+            coalesced.write_all(b"abc").await.unwrap(); // coalesced
+            coalesced.read_u8().await.unwrap_err().kind()
         });
-        assert_eq!(cork.drive(speaking).await, io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            driver.drive(connection).await,
+            io::ErrorKind::ConnectionReset
+        );
     }
 
     #[tokio::test]
     async fn final_bytes_follow_earlier_writes_and_never_split_a_frame() {
         for blocked in [false, true] {
             let (near, mut far) = tokio::io::duplex(2 * LARGE_WRITE);
-            let (mut corked, cork) = coalesce_writes(near);
+            let (mut coalesced, driver) = coalesce_writes(near);
             let mut written = vec![1; LARGE_WRITE];
-            corked.write_all(&written).await.unwrap();
+            coalesced.write_all(&written).await.unwrap();
             let more = vec![2; 2 * LARGE_WRITE];
             if blocked {
-                let mut writing = pin!(corked.write_all(&more));
+                let mut writing = pin!(coalesced.write_all(&more));
                 assert!(futures_util::poll!(&mut writing).is_pending());
                 written.extend_from_slice(&more[..LARGE_WRITE]);
             } else {
-                corked.write_all(&[3]).await.unwrap();
+                coalesced.write_all(&[3]).await.unwrap();
                 written.push(3);
                 written.extend_from_slice(b"last");
             }
             let mut read = Vec::new();
             let reading = async {
-                far.write_all(&[4; 10]).await.unwrap(); // nobody wants it
+                far.write_all(&[4; 10]).await.unwrap(); // not read by anything
                 far.read_to_end(&mut read).await.unwrap();
                 far.shutdown().await.unwrap();
             };
-            let (finished, ()) = tokio::join!(cork.finish(b"last"), reading);
+            let (finished, ()) = tokio::join!(driver.finish(b"last"), reading);
             finished.unwrap();
             assert!(read == written, "{blocked}: {}", read.len());
         }
@@ -450,16 +456,16 @@ mod tests {
         const TIME: Duration = Duration::from_secs(10);
         for (said, is_silence) in [(0, true), (23, true), (24, false)] {
             let (near, mut far) = tokio::io::duplex(64);
-            let (mut corked, cork) = coalesce_writes(near);
+            let (mut coalesced, driver) = coalesce_writes(near);
             far.write_all(&vec![0; said]).await.unwrap();
             let reading = pin!(async {
                 let mut read = Vec::new();
-                let _ = corked.read_to_end(&mut read).await; // never comes to it
+                let _ = coalesced.read_to_end(&mut read).await; // never completes
             });
             let began = tokio::time::Instant::now();
             tokio::select! {
-                () = cork.drive(reading) => panic!("nobody closed it"),
-                () = cork.insufficient_read(24, TIME) => {
+                () = driver.drive(reading) => panic!("nobody closed it"),
+                () = driver.insufficient_read(24, TIME) => {
                     assert!(is_silence, "{said}");
                     assert_eq!(began.elapsed(), TIME);
                 }

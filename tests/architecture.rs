@@ -51,10 +51,10 @@ const PURE: &[&str] = &[
     "identity/tokens/token_file.rs",
     "identity/tokens/token_review.rs",
     "limits/rate/clients/config.rs",
-    "limits/rate/clients/mod.rs",
+    "limits/rate/clients/tables.rs",
     "limits/rate/events/body",
     "limits/rate/events/config.rs",
-    "limits/rate/events/mod.rs",
+    "limits/rate/events/buckets.rs",
     "limits/rate/lru.rs",
     "limits/rate/token_bucket.rs",
     "limits/rate/top_keys.rs",
@@ -74,9 +74,13 @@ const PURE: &[&str] = &[
     "server/connection/frame_scanner.rs",
     "upstream/connection/fair_shares.rs",
     "upstream/connection/ping_schedule.rs",
+    "upstream/headers/auth_mode.rs",
+    "upstream/headers/forwarded_for.rs",
     "upstream/headers/mod.rs",
+    "upstream/headers/request_head.rs",
     "upstream/loop_detection/cdn_loop.rs",
     "upstream/loop_detection/probes.rs",
+    "upstream/requester.rs",
 ];
 
 const IMPURE: &[&str] = &[

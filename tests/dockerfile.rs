@@ -1,5 +1,6 @@
-//! What files of this repository say of each other. No container engine runs in CI: the Dockerfile's build commands are those
-//! that CI executes, word for word, and what they read is left in the context.
+//! Consistency of the repository's files. No container engine runs in CI: the build commands of the
+//! Dockerfile must equal those that CI executes, and the files that they read must be in the build
+//! context.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,7 +14,7 @@ fn read_file(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
-/// What stands in the checkout by a name that `text` mentions, but for comments and what a build makes.
+/// The paths in the checkout that `text` mentions outside comments, without build output.
 fn mentioned_paths(text: &str) -> Vec<&str> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
     text.lines()
@@ -24,7 +25,8 @@ fn mentioned_paths(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Whether a line of `.dockerignore` takes `path` out of the context: by a name at the top, or by `*` and an ending there.
+/// Whether a line of `.dockerignore` excludes `path`: by a name at the top, or by `*` and a suffix
+/// there.
 fn excludes(line: &str, path: &str) -> bool {
     assert!(
         !line.starts_with('!') && !line.contains('/') && line.matches('*').count() <= 1,
@@ -94,7 +96,7 @@ fn the_dockerfile_s_build_commands_are_run_by_ci() {
     }
 }
 
-/// `rust-toolchain.toml` names a patch release, the manifest and the image the minor release that it belongs to.
+/// `rust-toolchain.toml` names a patch release; the manifest and the image name its minor release.
 #[test]
 fn one_rust_release_is_named_everywhere() {
     let named = |file: &str, begin: &str, end: &str| {

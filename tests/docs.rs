@@ -1,5 +1,5 @@
-//! The documentation's generated parts are compared with the program, and written anew with `WEIR_WRITE_DOCS=1`. Links lead to
-//! files and headings that exist.
+//! Compares the generated parts of the documentation with the program. `WEIR_WRITE_DOCS=1` writes
+//! them. Checks that links lead to existing files and headings.
 
 #![expect(
     clippy::expect_used,
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Command;
 use clap::CommandFactory;
-use weir::cli::flags::Cli;
+use weir::cli::commands::Cli;
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Controller;
@@ -26,7 +26,7 @@ use weir::identity::review_queue::fair_queue::MAX_QUEUED_PER_SOURCE;
 use weir::limits::MaxInFlight;
 use weir::limits::max_in_flight;
 use weir::limits::rate::clients::enforcer::ClientLimits;
-use weir::limits::rate::events::LimitedEventGroups;
+use weir::limits::rate::events::buckets::LimitedEventGroups;
 use weir::limits::rate::events::enforcer;
 use weir::limits::rate::events::enforcer::EventRateLimit;
 use weir::limits::rejection_hold::OWNER_SHARE_DIVISOR;
@@ -42,10 +42,10 @@ use weir::observe::readiness::front_proxy::FrontProxyHealth;
 use weir::observe::spans;
 use weir::pipeline::connection::head_budget::HEAD_BUDGET;
 use weir::pipeline::connection::head_budget::HeadBudget;
+use weir::pipeline::connection::peer::BODY_DRAINS_PER_CONNECTION;
 use weir::pipeline::connection::request_count::RESET_BURST_SECONDS;
-use weir::pipeline::reject::BODY_DRAINS_PER_CONNECTION;
-use weir::pipeline::reject::BodyDrainBudget;
-use weir::pipeline::reject::MAX_BODY_DRAINS;
+use weir::pipeline::reject::body_drain::BodyDrainBudget;
+use weir::pipeline::reject::body_drain::MAX_BODY_DRAINS;
 use weir::pipeline::reject::delay::MAX_HELD_REJECTIONS as HELD_IN_ALL;
 use weir::pipeline::reject::delay::RejectionDelay;
 use weir::pipeline::request_body::REQUEST_BODY_BUDGET;
@@ -60,7 +60,8 @@ use weir::upstream::connection::connection_budget::SlotMetrics;
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
-/// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would give no right at all.
+/// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
+/// nothing.
 #[test]
 fn the_role_for_impersonation_covers_every_extra() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -95,7 +96,7 @@ fn collect_files(place: &Path) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-fn compare_section(page: &str, name: &str, made: &str) {
+fn compare_section(page: &str, name: &str, generated: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     let text = fs::read_to_string(&path).unwrap();
     let begin = format!("<!-- {name}: made by tests/docs.rs -->\n");
@@ -103,18 +104,22 @@ fn compare_section(page: &str, name: &str, made: &str) {
     let from = text.find(&begin).expect("the mark where it begins") + begin.len();
     let to = text.find(&end).expect("the mark where it ends");
     if std::env::var_os("WEIR_WRITE_DOCS").is_some() {
-        fs::write(&path, format!("{}{made}{}", &text[..from], &text[to..])).unwrap();
+        fs::write(
+            &path,
+            format!("{}{generated}{}", &text[..from], &text[to..]),
+        )
+        .unwrap();
         return;
     }
     assert_eq!(
         &text[from..to],
-        made,
+        generated,
         "{page}: the {name} are not those of the program; run this with WEIR_WRITE_DOCS=1"
     );
 }
 
 fn flags_table(command: &Command, except: Option<&Command>) -> String {
-    let mut made = String::new();
+    let mut generated = String::new();
     let mut heading = String::new();
     for argument in command.get_arguments() {
         let Some(long) = argument.get_long().filter(|long| *long != "help") else {
@@ -126,7 +131,7 @@ fn flags_table(command: &Command, except: Option<&Command>) -> String {
         let own = argument.get_help_heading().unwrap_or("General");
         if own != heading {
             own.clone_into(&mut heading);
-            write!(made, "\n| {heading} | default | |\n|---|---|---|\n").unwrap();
+            write!(generated, "\n| {heading} | default | |\n|---|---|---|\n").unwrap();
         }
         let names = argument
             .get_value_names()
@@ -154,15 +159,15 @@ fn flags_table(command: &Command, except: Option<&Command>) -> String {
             .unwrap()
             .to_string()
             .replace('\n', " ")
-            .replace('<', "&lt;"); // a tag to Markdown, which would drop it
+            .replace('<', "&lt;"); // Markdown would take it for a tag and drop it
         writeln!(
-            made,
+            generated,
             "| `--{long}{value}` | {default} | {} |",
             help.trim_end_matches('.')
         )
         .unwrap();
     }
-    made
+    generated
 }
 
 #[test]
@@ -182,7 +187,8 @@ fn the_flags_page_matches_the_program() {
     compare_section("docs/reference/flags.md", "flags", &made);
 }
 
-/// What is bounded before fairness: by whom, how much for one, how much in all, what becomes of more, and what shows it.
+/// The bounds before fairness: their subject, the limit for one, the total limit, the effect on
+/// excess requests, and the metric that shows it.
 fn limit_rows() -> Vec<[String; 6]> {
     const MIB: usize = 1 << 20;
     let handshakes = weir::server::handshake_queue::handshake_limits(HANDSHAKE_TIMEOUT);
@@ -309,14 +315,14 @@ fn limit_rows() -> Vec<[String; 6]> {
 
 #[test]
 fn the_limits_table_matches_the_program() {
-    let mut made = String::from(
+    let mut generated = String::from(
         "\n| what | for one | in all | more than that | held | turned away |\n|---|---|---|---|---|---|\n",
     );
     for row in limit_rows() {
-        writeln!(made, "| {} |", row.join(" | ")).unwrap();
+        writeln!(generated, "| {} |", row.join(" | ")).unwrap();
     }
-    made.push('\n');
-    compare_section("docs/limits.md", "bounds", &made);
+    generated.push('\n');
+    compare_section("docs/limits.md", "bounds", &generated);
 }
 
 #[test]
@@ -356,9 +362,9 @@ fn the_metrics_page_matches_the_program() {
         enforcement: Enforcement::Enforce,
         consistent_reads_from_cache: true,
     };
-    let apart = Registry::new(); // the two limiters share names and never run together
+    let apart = Registry::new(); // separate: the two limiters share names and never run together
     let _controller = Controller::new(fairness, &bootstrap::add_missing(Vec::new()), &apart);
-    let _server = weir::server::ServerMetrics::register(&registry);
+    let _server = weir::server::metrics::ServerMetrics::register(&registry);
     let _heads = HeadBudget::new(&registry);
     let _skipped = BodyDrainBudget::new(&registry);
     let _event_bodies = request_body_budget(&registry);
@@ -378,7 +384,7 @@ fn the_metrics_page_matches_the_program() {
     let _access =
         weir::identity::impersonation::authorizer::AccessReviewMetrics::register(&registry);
     let _audit = weir::observe::audit::AuditMetrics::register(&registry);
-    let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");
+    let mut generated = String::from("\n| metric | labels | |\n|---|---|---|\n");
     let mut all = [registry.descriptions(), apart.descriptions()].concat();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all.dedup_by(|a, b| a.name == b.name);
@@ -389,18 +395,19 @@ fn the_metrics_page_matches_the_program() {
             .split_once("] ")
             .map_or(metric.help.as_str(), |(_, help)| help);
         writeln!(
-            made,
+            generated,
             "| `{}` | {labels} | {} |",
             metric.name,
             help.trim_end_matches('.').replace('<', "&lt;")
         )
         .unwrap();
     }
-    made.push('\n');
-    compare_section("docs/reference/metrics.md", "metrics", &made);
+    generated.push('\n');
+    compare_section("docs/reference/metrics.md", "metrics", &generated);
 }
 
-/// A heading's anchor, as Git forges make it: lower case, without punctuation, spaces as dashes.
+/// The anchor of a heading as Git forges make it: lower case, without punctuation, dashes for
+/// spaces.
 fn anchor(heading: &str) -> String {
     heading
         .to_lowercase()
@@ -413,7 +420,7 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// The lines of a page outside of its code blocks.
+/// The lines of a page outside its code blocks.
 fn prose_lines(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
@@ -423,7 +430,7 @@ fn prose_lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The targets of a page's links, but those into the web.
+/// The targets of a page's links, except web links.
 fn link_targets(text: &str) -> Vec<&str> {
     prose_lines(text)
         .flat_map(|line| line.split("](").skip(1))
@@ -444,7 +451,7 @@ fn links_point_to_files_and_headings_that_exist() {
         .chain(collect_files(&root.join("docs")))
         .filter(|path| path.extension().is_some_and(|end| end == "md"))
         .collect();
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let mut count = 0;
     for page in &pages {
         let text = fs::read_to_string(page).unwrap();
@@ -462,10 +469,10 @@ fn links_point_to_files_and_headings_that_exist() {
                         .filter(|line| line.starts_with('#'))
                         .any(|line| anchor(line.trim_start_matches('#').trim()) == heading));
             if !found {
-                faults.push(format!("{}: {target}", page.display()));
+                errors.push(format!("{}: {target}", page.display()));
             }
         }
     }
     assert!(count > 30, "{count} links in {} pages", pages.len());
-    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+    assert!(errors.is_empty(), "\n{}", errors.join("\n"));
 }

@@ -1,6 +1,6 @@
-//! What priority and fairness takes of memory: nothing for a request that need not wait, less than 1 KiB for one that does, and
-//! less than 64 KiB for a level in which nothing happens. And what the top talkers take at most, and an event in YAML while it is
-//! read.
+//! Memory of priority and fairness: none for a request that is not queued, less than 1 KiB for a
+//! queued request, and less than 64 KiB for an idle priority level. Also the maximum memory of the
+//! top talkers, and of an event in YAML while it is parsed.
 
 #![expect(
     clippy::as_conversions,
@@ -52,7 +52,8 @@ fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
     Controller::new(config, objects, &Registry::new())
 }
 
-/// A level with the suggested queues, of any length, and a schema that leads everybody there.
+/// A priority level with the suggested queues of any length, and a flow schema that matches all
+/// requests.
 fn level(name: &str) -> Vec<Object> {
     let text = format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/v1
@@ -76,10 +77,10 @@ spec:
     - {{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}
 "
     );
-    let mut faults = Diagnostics::default();
-    let documents = document::parse_all("level", &text, &mut faults);
-    let objects = flowcontrol::read(&documents, &mut faults);
-    assert_eq!(faults.to_string(), "");
+    let mut errors = Diagnostics::default();
+    let documents = document::parse_all("level", &text, &mut errors);
+    let objects = flowcontrol::read(&documents, &mut errors);
+    assert_eq!(errors.to_string(), "");
     objects
 }
 
@@ -95,7 +96,7 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
 #[test]
 fn an_admission_that_does_not_wait_allocates_nothing() {
     let controller = controller(600, &bootstrap::add_missing(Vec::new()));
-    let asked = [
+    let requests = [
         ("GET", "/api/v1/namespaces/default/pods/web-0"),
         ("GET", "/api/v1/namespaces/default/pods?limit=500"),
         ("PATCH", "/api/v1/nodes/node-17/status"),
@@ -113,7 +114,7 @@ fn an_admission_that_does_not_wait_allocates_nothing() {
     ];
     let mut context = Context::from_waker(Waker::noop());
     let mut each = || {
-        for (method, target) in asked {
+        for (method, target) in requests {
             for user in &users {
                 let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
                 let admitted =
@@ -125,7 +126,7 @@ fn an_admission_that_does_not_wait_allocates_nothing() {
             }
         }
     };
-    each(); // buffers come to be
+    each(); // allocates buffers that stay
     let allocated = measure(|| {
         for _ in 0..100 {
             each();
@@ -177,7 +178,7 @@ fn a_queued_request_takes_less_than_1_kib_and_frees_it() {
     println!("{each} bytes a waiting request");
     assert!((1..1024).contains(&each), "{taken:?}");
 
-    // Each future holds its own place; their boxes are not counted, having been there before.
+    // Each future holds its own queue slot. The boxes were allocated before and are not counted.
     let boxes: usize = admissions.iter().map(|one| size_of_val(&**one)).sum();
     let freed = measure(|| {
         admissions.clear();
@@ -201,8 +202,8 @@ fn an_idle_level_takes_less_than_64_kib() {
     assert!((1..64 << 10).contains(&each), "{taken:?}");
 }
 
-/// As many loud names in each five seconds as are kept of them, each longer than what is kept of it and never seen again; and at
-/// last more than a table takes.
+/// Each five seconds: as many names as are kept in that time, each longer than the stored part and
+/// never repeated. At the end: more names than a table holds.
 #[test]
 fn the_top_talkers_have_bounded_memory() {
     const MAX_BYTES: i64 = 20 << 20; // six kinds of names
@@ -219,13 +220,13 @@ fn the_top_talkers_have_bounded_memory() {
                 let of = |measure| u64::from(if n % 4 == measure { loud * 1000 } else { 1 });
                 let held = Duration::from_secs(of(0));
                 let wait = Duration::from_secs(of(1));
-                let weights = Weights::from_request(of(2), wait, of(3) > 1, (1, held));
+                let weights = Weights::from_request(of(2), wait, of(3) > 1, 1, held);
                 let parts = [name.as_bytes()];
                 desk.count(None, [Some(TalkerName::new(&parts)); 6], weights);
             }
             talkers.flush_shards(begin + Duration::from_secs(5) * tick);
         }
-        // The hour is full; what is held now is what it takes.
+        // The hour is full: the memory now is the maximum.
         std::mem::forget((talkers, desk));
     });
     println!("{} bytes of the top talkers", taken.bytes_current);
@@ -235,7 +236,7 @@ fn the_top_talkers_have_bounded_memory() {
     );
 }
 
-/// Bodies of 64 KiB that say the same again and again by anchors, aliases and `<<`; what is sent plainly costs the most.
+/// Bodies of 64 KiB that repeat content by anchors, aliases and `<<`. Plain content costs the most.
 #[test]
 fn no_event_in_yaml_takes_more_memory_than_a_plain_one() {
     const LARGEST: usize = 64 << 10;

@@ -1,52 +1,54 @@
-//! gzip undone piece by piece, within bounds.
+//! Incremental gzip decompression with a bounded output.
 //!
-//! For what is looked at beside its way: checksums are not verified, and what is not as Go and
-//! common proxies write it (a header of ten bytes, one member) is given up.
+//! For bodies that are inspected off the path of the response: checksums are not verified. Input
+//! that is not gzip as Go and common proxies write it (a header of ten bytes, one member) aborts
+//! the decompression.
 
 use flate2::Decompress;
 use flate2::FlushDecompress;
 use flate2::Status;
 
-/// The length of a header without optional fields.
+/// Length of a header without optional fields, in bytes.
 const HEADER_LENGTH: usize = 10;
-/// What every header begins with: the format and its one method.
+/// First bytes of every header: the format and its only compression method.
 const MAGIC: [u8; 3] = [0x1f, 0x8b, 8];
-/// Where the flags of optional fields stand.
+/// Offset of the byte that flags optional header fields.
 const FLAGS_OFFSET: usize = 3;
-/// What is inflated at a time.
+/// Size of the output buffer, in bytes.
 const CHUNK_SIZE: usize = 8 << 10;
 
-/// Inflates one body.
+/// Decompresses one body.
 #[derive(Debug)]
 pub struct Gunzip {
     state: GunzipState,
     inflate: Decompress,
-    /// How many bytes may come of it yet.
+    /// Bytes that may still be produced.
     remaining_output: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GunzipState {
-    /// So many bytes of the header were read.
+    /// Number of header bytes read so far.
     Header(usize),
     Body,
     Complete,
-    /// It is no gzip that can be read, or too much came of it.
+    /// The input is not readable gzip, or its output exceeds the bound.
     Aborted,
 }
 
 impl Gunzip {
-    /// One of which at most `most` bytes are made.
+    /// Returns a decompressor that produces at most `max_output` bytes.
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub fn new(max_output: usize) -> Self {
         Self {
             state: GunzipState::Header(0),
             inflate: Decompress::new(false),
-            remaining_output: most,
+            remaining_output: max_output,
         }
     }
 
-    /// Takes in the next part of the body, of any length, and hands on what comes of it.
+    /// Consumes the next chunk of the body, of any length, and passes the decompressed bytes to
+    /// `sink`.
     pub fn feed(&mut self, chunk: &[u8], mut sink: impl FnMut(&[u8])) {
         let mut rest = chunk;
         while let (GunzipState::Header(at), Some((byte, after))) = (self.state, rest.split_first())
@@ -78,7 +80,7 @@ impl Gunzip {
                 Ok(Status::StreamEnd) => self.state = GunzipState::Complete,
                 Err(_) => self.state = GunzipState::Aborted,
                 Ok(_) if self.remaining_output == 0 => self.state = GunzipState::Aborted,
-                // All was read, and there was room for more.
+                // All input is consumed, and the buffer had room for more output.
                 Ok(_) if rest.is_empty() && made < CHUNK_SIZE => return,
                 Ok(_) if read == 0 && made == 0 => return,
                 Ok(_) => {}
@@ -86,13 +88,13 @@ impl Gunzip {
         }
     }
 
-    /// Whether all of it was inflated.
+    /// Whether the whole body was decompressed.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.state == GunzipState::Complete
     }
 
-    /// Whether nothing will come of what follows.
+    /// Whether further chunks produce no output.
     #[must_use]
     pub fn is_done(&self) -> bool {
         matches!(self.state, GunzipState::Complete | GunzipState::Aborted)
@@ -118,8 +120,8 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    fn gunzip_chunks(most: usize, chunks: &[&[u8]]) -> (Vec<u8>, Gunzip) {
-        let (mut gunzip, mut made) = (Gunzip::new(most), Vec::new());
+    fn gunzip_chunks(max_output: usize, chunks: &[&[u8]]) -> (Vec<u8>, Gunzip) {
+        let (mut gunzip, mut made) = (Gunzip::new(max_output), Vec::new());
         for chunk in chunks {
             gunzip.feed(chunk, |piece| made.extend_from_slice(piece));
         }
@@ -141,7 +143,7 @@ mod tests {
         assert!(gunzip_chunks(1 << 20, &one_by_one).0 == text);
     }
 
-    /// What was flushed by the sender comes out before anything follows.
+    /// Data that the sender flushed is produced before anything follows.
     #[test]
     fn flushed_data_is_decompressed_at_once() {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());

@@ -1,32 +1,35 @@
-//! `metav1.Status`: how Kubernetes says no, in JSON and in its protobuf.
+//! `metav1.Status`, Kubernetes' error response, in JSON and in Kubernetes' protobuf.
 //!
-//! `kubectl` prints [`Status::message`]; client-go decides by `code`, `reason` and the `Retry-After` header. weir names
-//! itself and the limit that was hit in the first cause, so that a log on the client's side says who refused.
+//! `kubectl` prints [`Status::message`]; client-go acts on `code`, `reason` and the `Retry-After`
+//! header. weir puts its name and the exceeded limit in the first cause, so that a client's log
+//! shows what rejected the request.
 
 use bytes::Bytes;
 use prost::Message;
 use serde::Serialize;
 
-/// What precedes every Kubernetes protobuf body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
+/// Magic bytes of every Kubernetes protobuf body
+/// (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
 
-/// A refusal or failure, before it is written down for the wire.
+/// A rejection or failure, before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The HTTP status code.
     pub code: u16,
-    /// Kubernetes' one-word reason, e.g. `TooManyRequests`.
+    /// Kubernetes' reason in one word, e.g. `TooManyRequests`.
     pub reason: &'static str,
-    /// What a person reads.
+    /// The human-readable message.
     pub message: String,
-    /// Who says so, e.g. `weir/max-requests-inflight`; empty for a Status without details.
+    /// The limit that rejected the request, e.g. `weir/max-requests-inflight`; empty for a Status
+    /// without details.
     pub cause: &'static str,
-    /// Whole seconds after which another try makes sense; none where it does not.
+    /// Whole seconds after which the client should retry; `None` if a retry does not help.
     pub retry_after_seconds: Option<u32>,
 }
 
 impl Status {
-    /// As JSON with a newline at its end, as kube-apiserver writes it.
+    /// Encodes the Status as JSON with a trailing newline, as kube-apiserver writes it.
     #[must_use]
     pub fn to_json(&self) -> Bytes {
         let json = json::JsonStatus {
@@ -51,7 +54,8 @@ impl Status {
         text.into()
     }
 
-    /// As `application/vnd.kubernetes.protobuf`: the magic, then `runtime.Unknown` with the Status inside.
+    /// Encodes the Status as `application/vnd.kubernetes.protobuf`: the magic, then
+    /// `runtime.Unknown` with the Status inside.
     #[must_use]
     pub fn to_protobuf(&self) -> Bytes {
         let status = protobuf::ProtobufStatus {
@@ -82,20 +86,21 @@ impl Status {
     }
 }
 
-/// What `message` takes at most `most` bytes of in JSON, with an ellipsis where that is not all. As a Status is written: quotes and
-/// backslashes take two bytes, control characters up to six.
+/// Truncates `message` so that it takes at most `max_bytes` bytes as a JSON string of a Status,
+/// with an ellipsis if anything was cut. Quotes and backslashes take two bytes, control characters
+/// up to six.
 #[must_use]
-pub fn truncate_for_json(mut message: String, most: usize) -> String {
-    let mut left = most;
+pub fn truncate_for_json(mut message: String, max_bytes: usize) -> String {
+    let mut remaining = max_bytes;
     let end = message.char_indices().find_map(|(at, char)| {
         let in_json = match char {
             '"' | '\\' | '\u{8}' | '\t' | '\n' | '\u{c}' | '\r' => 2,
             '\0'..='\u{1f}' => 6,
             _ => char.len_utf8(),
         };
-        match left.checked_sub(in_json) {
+        match remaining.checked_sub(in_json) {
             Some(rest) => {
-                left = rest;
+                remaining = rest;
                 None
             }
             None => Some(at),
@@ -144,7 +149,8 @@ mod json {
     }
 }
 
-/// The fields and numbers of `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}/generated.proto` that a Status needs.
+/// The fields and numbers of `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}/generated.proto` that
+/// a Status needs.
 mod protobuf {
     use super::Message;
 

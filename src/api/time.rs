@@ -1,9 +1,10 @@
-//! Which texts Kubernetes takes for a time: `time.Parse` (Go 1.27) with the layouts of `metav1.Time` and `metav1.MicroTime`.
+//! The texts that Kubernetes accepts as a time: `time.Parse` (Go 1.27) with the layouts of
+//! `metav1.Time` and `metav1.MicroTime`.
 //!
-//! That takes a little more than RFC 3339: an hour of one digit, a comma before the fraction, offsets of 24 hours or 60
-//! minutes. The time itself is of no interest here.
+//! Go accepts slightly more than RFC 3339: an hour of one digit, a comma before the fraction,
+//! offsets of 24 hours or 60 minutes. The value of the time is not computed.
 
-/// `metav1.Time`, with a fraction of the second or without one.
+/// Whether `text` is a `metav1.Time`, with or without a fraction of the second.
 #[must_use]
 pub(crate) fn is_time(text: &[u8]) -> bool {
     strip_date_time(text)
@@ -14,7 +15,8 @@ pub(crate) fn is_time(text: &[u8]) -> bool {
         .is_some_and(is_zone)
 }
 
-/// `metav1.MicroTime`, with exactly six digits of the second's fraction, the first of which may be a sign.
+/// Whether `text` is a `metav1.MicroTime`: exactly six digits for the fraction of the second, the
+/// first of which may be a sign.
 #[must_use]
 pub(crate) fn is_micro_time(text: &[u8]) -> bool {
     let Some((fraction, zone)) =
@@ -32,7 +34,7 @@ pub(crate) fn is_micro_time(text: &[u8]) -> bool {
     well && is_zone(zone)
 }
 
-/// What follows the seconds.
+/// The text after the seconds.
 fn strip_date_time(text: &[u8]) -> Option<&[u8]> {
     let (century, rest) = split_two_digits(text)?;
     let (year, rest) = split_two_digits(rest)?;
@@ -56,8 +58,8 @@ fn strip_date_time(text: &[u8]) -> Option<&[u8]> {
         2 => 28,
         _ => return None,
     };
-    let sound = (1..=days).contains(&day) && hour < 24 && minute < 60 && second < 60;
-    sound.then_some(rest)
+    let is_valid = (1..=days).contains(&day) && hour < 24 && minute < 60 && second < 60;
+    is_valid.then_some(rest)
 }
 
 fn is_zone(text: &[u8]) -> bool {
@@ -89,7 +91,7 @@ fn skip_digits(text: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    /// As Go answered, for either layout.
+    /// Expected results are Go's, for either layout.
     #[test]
     fn times_are_accepted_as_in_go() {
         for (text, time, micro) in [

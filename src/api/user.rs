@@ -1,31 +1,31 @@
-//! Who asks, as Kubernetes describes a user.
+//! The user of a request, as Kubernetes describes it.
 //!
-//! Plain data: how a user came to be known is `identity`'s business, what follows from it that of the limits.
+//! This is plain data: `identity` authenticates users, and the limits act on them.
 
-/// Every user that proved who it is, by whatever method.
+/// The group of every authenticated user.
 pub const GROUP_AUTHENTICATED: &str = "system:authenticated";
-/// Every user that did not.
+/// The group of every unauthenticated user.
 pub const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
-/// The group that kube-apiserver lets through when it is full.
+/// The group whose requests kube-apiserver serves even when it is overloaded.
 pub const GROUP_MASTERS: &str = "system:masters";
-/// The name of who did not say.
+/// The name of the user of requests without credentials.
 pub const ANONYMOUS: &str = "system:anonymous";
 
-/// A user as `k8s.io/apiserver/pkg/authentication/user.DefaultInfo` has it.
+/// A user, as `k8s.io/apiserver/pkg/authentication/user.DefaultInfo`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserInfo {
     /// The name, e.g. `system:serviceaccount:default:builder`.
     pub name: String,
-    /// A name for this very user that is never given twice; empty where the method has none.
+    /// A unique identifier that is never reused; empty if the authentication method has none.
     pub uid: String,
-    /// The groups, in the order in which they became known.
+    /// The groups, in the order in which the authenticator returned them.
     pub groups: Vec<String>,
-    /// What else the method knows, key by key, values in order.
+    /// Further attributes from the authenticator, by key; values are in order.
     pub extra: Vec<(String, Vec<String>)>,
 }
 
 impl UserInfo {
-    /// The bytes of all that it says.
+    /// Total size of all strings, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         let extra = self.extra.iter();
@@ -34,7 +34,7 @@ impl UserInfo {
         texts.chain(extra).map(String::len).sum()
     }
 
-    /// The user of a request that carries no credential that weir could verify.
+    /// The user of a request without a credential that weir could verify.
     #[must_use]
     pub fn anonymous() -> Self {
         Self {
@@ -44,24 +44,27 @@ impl UserInfo {
         }
     }
 
-    /// Nobody as well, who came with a credential that could not be verified. `mark` tells its requests from those of other
-    /// such, so that they do not share a flow; nothing else follows from it.
+    /// An anonymous user whose credential could not be verified. `distinguisher` separates its
+    /// requests from those of other unverified users, so that they do not share a flow; it has no
+    /// other effect.
     #[must_use]
-    pub fn unverified(mark: String) -> Self {
+    pub fn unverified(distinguisher: String) -> Self {
         Self {
-            uid: mark,
+            uid: distinguisher,
             ..Self::anonymous()
         }
     }
 
-    /// Whether kube-apiserver takes it for nobody (`isAnonymousUser` of its authentication filter, Kubernetes 1.36), and closes the
-    /// HTTP/2 connection that it comes by; whoever says who it is.
+    /// Whether kube-apiserver treats the user as anonymous (`isAnonymousUser` of its authentication
+    /// filter, Kubernetes 1.36) and closes the HTTP/2 connection of the request; independent of the
+    /// method that authenticated the user.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
     }
 
-    /// What tells the flows of users apart: the name, but for strangers, who have one in common.
+    /// The flow distinguisher of the user: its name, or the one passed to
+    /// [`unverified`](Self::unverified).
     #[must_use]
     pub fn distinguisher(&self) -> &str {
         if self.name == ANONYMOUS && !self.uid.is_empty() {
@@ -77,12 +80,13 @@ impl UserInfo {
         self.groups.iter().any(|g| g == group)
     }
 
-    /// Adds `system:authenticated`, as `WithAuthentication`'s group adder does (Kubernetes 1.36,
-    /// `authenticatedgroup.go`): not for the anonymous, and not where either group is there already.
+    /// Adds `system:authenticated`, as the group adder of `WithAuthentication` does (Kubernetes
+    /// 1.36, `authenticatedgroup.go`): not to anonymous users, and not if the user already has
+    /// either group.
     #[must_use]
     pub fn with_authenticated_group(mut self) -> Self {
-        let told = self.in_group(GROUP_AUTHENTICATED) || self.in_group(GROUP_UNAUTHENTICATED);
-        if !told && self.name != ANONYMOUS {
+        let has_group = self.in_group(GROUP_AUTHENTICATED) || self.in_group(GROUP_UNAUTHENTICATED);
+        if !has_group && self.name != ANONYMOUS {
             self.groups.push(GROUP_AUTHENTICATED.to_owned());
         }
         self

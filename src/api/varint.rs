@@ -1,6 +1,6 @@
-//! Protobuf's varints, byte by byte.
+//! Protobuf's varints, decoded byte by byte.
 
-/// A number of seven bits a byte, the lowest first, of which a part was read.
+/// A partially read number: seven bits per byte, the lowest first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct VarintDecoder {
     value: u64,
@@ -10,7 +10,7 @@ pub(super) struct VarintDecoder {
 pub(super) enum VarintProgress {
     Complete(u64),
     Incomplete,
-    /// It does not fit 64 bits.
+    /// The number does not fit in 64 bits.
     TooLong,
 }
 

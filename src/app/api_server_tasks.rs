@@ -1,16 +1,17 @@
-//! weir's own calls to the API server, and what it asks about itself.
+//! weir's own calls to the API server, and its checks of itself there.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::app::StartError;
 use crate::app::object_counts::ObjectCountPolls;
 use crate::app::self_access::SelfAccess;
+use crate::app::start_error::StartError;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::drain::Drain;
+use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::ApiTransport;
 use crate::limits::Admission;
 use crate::metrics::Registry;
@@ -22,82 +23,87 @@ use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::credentials::RefreshTask;
 use crate::upstream::forward::api_server_client;
-use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::headers::Internal;
+use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::pool::Pool;
 
-/// weir's own calls to the API server, and what keeps their credentials good.
+/// weir's own calls to the API server, and the tasks that renew their credentials.
 #[derive(Debug)]
 pub(super) struct ApiServerTasks {
-    /// What they carry.
+    /// The credentials of the calls.
     pub(super) credentials: Arc<OwnCredentials>,
-    /// Whether they come back to weir.
+    /// Detects calls that come back to weir.
     pub(super) loop_detector: Arc<LoopDetector>,
-    /// What asks for object counts, where there is a credential, and how often.
+    /// The client for object counts, if there is a credential, and the period.
     count_calls: Option<(api_server_client::ApiServerClient, Duration)>,
     pool: Arc<Pool<Internal>>,
     certificate_changes: watch::Receiver<u64>,
     renewal: RefreshTask,
     checks: SelfChecks,
-    /// None where weir has no credential of its own.
+    /// `None` if weir has no credential of its own.
     api_server: Option<Arc<dyn ApiTransport>>,
 }
 
 impl ApiServerTasks {
     pub(super) async fn start(
-        (own, period): (CredentialSource, Duration),
+        (credentials, period): (CredentialSource, Duration),
         upstream: &upstream::UpstreamConfig,
         metrics: &Arc<upstream::UpstreamMetrics>,
         drain: &Arc<Drain>,
         checks: SelfChecks,
     ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiTransport>>), StartError> {
-        let nobody = own.is_anonymous();
-        let (own, renewal) = OwnCredentials::start(own, Clock)
+        let is_anonymous = credentials.is_anonymous();
+        let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
             .await
             .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let pool = upstream::internal_pool(upstream, &own, metrics);
-        let certificate_changes = own.certificate_changes();
-        let calls = api_server_client::ApiServerClient::new(Arc::clone(&pool), Arc::clone(&own));
-        let server: Arc<dyn ApiTransport> = Arc::new(calls.clone());
-        // An anonymous caller may not ask about others.
-        let server = Some(server).filter(|_| !nobody);
+        let pool = upstream::internal_pool(upstream, &credentials, metrics);
+        let certificate_changes = credentials.certificate_changes();
+        let calls =
+            api_server_client::ApiServerClient::new(Arc::clone(&pool), Arc::clone(&credentials));
+        let api_server: Arc<dyn ApiTransport> = Arc::new(calls.clone());
+        // An anonymous client may not create reviews of other users.
+        let api_server = Some(api_server).filter(|_| !is_anonymous);
         let probe = checks.probe.as_ref();
         let health = probe.map(|probe| Arc::clone(&probe.health));
-        let loops = Arc::clone(&checks.loop_detector);
-        let (ask, with) = (Arc::clone(&pool), Arc::clone(&own));
-        let readiness = Readiness::new(ask, with, Arc::clone(drain), Arc::clone(&loops));
+        let loop_detector = Arc::clone(&checks.loop_detector);
+        let (request_pool, request_credentials) = (Arc::clone(&pool), Arc::clone(&credentials));
+        let readiness = Readiness::new(
+            request_pool,
+            request_credentials,
+            Arc::clone(drain),
+            Arc::clone(&loop_detector),
+        );
         let readiness = Arc::new(readiness.with_front_proxy(health));
         let calls = Self {
-            credentials: own,
-            loop_detector: loops,
-            count_calls: Some((calls, period)).filter(|_| !nobody && !period.is_zero()),
+            credentials,
+            loop_detector,
+            count_calls: Some((calls, period)).filter(|_| !is_anonymous && !period.is_zero()),
             pool,
             certificate_changes,
             renewal,
             checks,
-            api_server: server.clone(),
+            api_server: api_server.clone(),
         };
-        Ok((calls, readiness, server))
+        Ok((calls, readiness, api_server))
     }
 
     pub(super) fn run(self, admission: &Admission) {
         let Self {
             credentials: _,
             loop_detector: _,
-            count_calls: counts,
+            count_calls,
             pool,
             mut certificate_changes,
             renewal,
             checks:
                 SelfChecks {
                     probe,
-                    access: rights,
+                    access,
                     loop_detector: _,
                 },
-            api_server: server,
+            api_server,
         } = self;
-        if let (Some((calls, period)), Admission::Fairness(controller)) = (counts, admission) {
+        if let (Some((calls, period)), Admission::Fairness(controller)) = (count_calls, admission) {
             let polls = ObjectCountPolls::new(calls, Arc::clone(controller), period);
             tokio::spawn(polls.run());
         }
@@ -105,8 +111,8 @@ impl ApiServerTasks {
         if let Some(probe) = probe {
             tokio::spawn(probe.run());
         }
-        if let Some(server) = server {
-            tokio::spawn(rights.check(server));
+        if let Some(api_server) = api_server {
+            tokio::spawn(access.check(api_server));
         }
         tokio::spawn(async move {
             while certificate_changes.changed().await.is_ok() {
@@ -116,12 +122,12 @@ impl ApiServerTasks {
     }
 }
 
-/// What weir is to ask the API server about itself.
+/// The configuration of weir's self-checks.
 pub(super) struct SelfCheckConfig {
     access: SelfAccess,
-    /// Which headers name the user that probes assert.
+    /// The headers in which probes assert a user.
     identity_headers: IdentityHeaders,
-    /// How often the front-proxy certificate is probed, if it is.
+    /// The interval of the front-proxy certificate's probes, if there are any.
     interval: Option<Duration>,
 }
 
@@ -158,12 +164,12 @@ impl SelfCheckConfig {
     }
 }
 
-/// What weir asks the API server about itself.
+/// What weir checks about itself at the API server.
 #[derive(Debug)]
 pub(super) struct SelfChecks {
-    /// Where there is a front-proxy certificate, and it is to be probed.
+    /// The probe of the front-proxy certificate, if there is one and probes are configured.
     probe: Option<FrontProxyProbe>,
     access: SelfAccess,
-    /// Whether the way to the API server leads back to weir.
+    /// Detects an upstream that leads back to weir.
     loop_detector: Arc<LoopDetector>,
 }

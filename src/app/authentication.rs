@@ -1,11 +1,11 @@
-//! Puts together who is asked about a request's sender.
+//! Builds the authenticator and the authorizer of impersonations.
 
 use std::sync::Arc;
 
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
-use crate::app::StartError;
+use crate::app::start_error::StartError;
 use crate::config;
 use crate::config::IssuerKeys;
 use crate::config::VerificationConfig;
@@ -24,13 +24,13 @@ use crate::identity::tokens::key_source::KeySource;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::UrlFetcher;
 use crate::metrics::Registry;
-use crate::pipeline::impersonation::Impersonation;
+use crate::pipeline::components::Impersonation;
 use crate::upstream;
-use crate::upstream::forward::api_server_client::ExternalClient;
+use crate::upstream::forward::external_client::ExternalClient;
 
-/// What identity is made of besides its configuration.
+/// What the authenticator needs besides its configuration.
 pub(super) struct AuthDependencies<'a> {
-    /// The API server, where weir has credentials for it.
+    /// The API server, if weir has credentials for it.
     api_server: Option<Arc<dyn ApiTransport>>,
     upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
     registry: &'a Registry,
@@ -53,14 +53,14 @@ impl<'a> AuthDependencies<'a> {
     }
 }
 
-/// The authenticators, what is done about those who impersonate, and the names of headers that all of them go by.
+/// The authenticator, the impersonation settings, and the names of the identity headers.
 pub(super) struct AuthComponents {
     pub(super) authenticator: Arc<RequestAuthenticator>,
     pub(super) impersonation: Impersonation,
     pub(super) identity_headers: Arc<IdentityHeaders>,
 }
 
-/// What is asked of the API server behind requests.
+/// The background tasks of token and access reviews.
 #[derive(Debug)]
 pub(super) struct ReviewTasks {
     tokens: Arc<TokenAuthenticator>,
@@ -83,122 +83,120 @@ impl ReviewTasks {
 pub(super) fn build_authenticator(
     config: config::IdentityConfig,
     impersonate: bool,
-    ground: AuthDependencies<'_>,
+    dependencies: AuthDependencies<'_>,
 ) -> Result<(AuthComponents, ReviewTasks), StartError> {
     let config::IdentityConfig {
         client_ca,
-        tokens: file,
+        tokens: token_file,
         headers,
         front_proxies,
         verification,
         impersonation,
     } = config;
-    let names = Arc::new(headers);
-    let vouching = |flag: &'static str, roots: RootCertStore| {
-        CertificateVerifier::new(roots, Arc::clone(&ground.provider))
+    let identity_headers = Arc::new(headers);
+    let verifier = |flag: &'static str, roots: RootCertStore| {
+        CertificateVerifier::new(roots, Arc::clone(&dependencies.provider))
             .map_err(|why| StartError::new(flag, why))
     };
     let certificates = client_ca
-        .map(|roots| vouching("--client-ca-file", roots))
+        .map(|roots| verifier("--client-ca-file", roots))
         .transpose()?;
     let front_proxies = front_proxies
-        .map(
-            |config::FrontProxyConfig {
-                 ca,
-                 allowed_names: allowed,
-             }| {
-                let authority = vouching("--requestheader-client-ca-file", ca)?;
-                Ok(FrontProxyAuthenticator::new(
-                    authority,
-                    allowed,
-                    Arc::clone(&names),
-                ))
-            },
-        )
+        .map(|config::FrontProxyConfig { ca, allowed_names }| {
+            let authority = verifier("--requestheader-client-ca-file", ca)?;
+            Ok(FrontProxyAuthenticator::new(
+                authority,
+                allowed_names,
+                Arc::clone(&identity_headers),
+            ))
+        })
         .transpose()?;
-    let tokens = TokenAuthenticator::new(token_config(verification, &ground), ground.registry);
-    let identity =
-        RequestAuthenticator::new(front_proxies, certificates, file, Arc::clone(&tokens))
+    let tokens = TokenAuthenticator::new(
+        token_config(verification, &dependencies),
+        dependencies.registry,
+    );
+    let authenticator =
+        RequestAuthenticator::new(front_proxies, certificates, token_file, Arc::clone(&tokens))
             .map_err(|why| StartError::new("marks of tokens", why))?;
-    let impersonation = build_impersonation(impersonation, impersonate, &ground)?;
+    let impersonation = build_impersonation(impersonation, impersonate, &dependencies)?;
     let reviews = ReviewTasks {
         tokens,
         authorizer: impersonation.authorizer.clone(),
     };
-    let who = AuthComponents {
-        authenticator: Arc::new(identity),
+    let components = AuthComponents {
+        authenticator: Arc::new(authenticator),
         impersonation,
-        identity_headers: names,
+        identity_headers,
     };
-    Ok((who, reviews))
+    Ok((components, reviews))
 }
 
 fn build_impersonation(
     config: config::ImpersonationConfig,
     impersonate: bool,
-    ground: &AuthDependencies<'_>,
+    dependencies: &AuthDependencies<'_>,
 ) -> Result<Impersonation, StartError> {
     let config::ImpersonationConfig {
         classify,
         reviews_per_second,
     } = config;
-    let metrics = authorizer::AccessReviewMetrics::register(ground.registry);
-    let server = ground
+    let metrics = authorizer::AccessReviewMetrics::register(dependencies.registry);
+    let api_server = dependencies
         .api_server
         .clone()
         .filter(|_| classify || impersonate);
-    let access = server
-        .map(|server| ImpersonationAuthorizer::new(server, reviews_per_second, metrics))
+    let authorizer = api_server
+        .map(|api_server| ImpersonationAuthorizer::new(api_server, reviews_per_second, metrics))
         .transpose()
         .map_err(|why| StartError::new("marks of rights", why))?;
     Ok(Impersonation {
-        authorizer: access,
+        authorizer,
         classify,
     })
 }
 
 fn token_config(
     verification: VerificationConfig,
-    ground: &AuthDependencies<'_>,
+    dependencies: &AuthDependencies<'_>,
 ) -> tokens::TokenConfig {
     let VerificationConfig {
         issuers,
-        service_account_keys: account_keys,
-        service_account_issuers: account_issuers,
+        service_account_keys,
+        service_account_issuers,
         audiences,
-        cache_ttl: ttl,
+        cache_ttl,
         reviews_per_second,
     } = verification;
-    let server = &ground.api_server;
-    let publisher = match account_keys {
+    let api_server = &dependencies.api_server;
+    let publisher = match service_account_keys {
         Some(keys) => Some(KeyProvider::Static(keys)),
-        None => server.clone().map(KeyProvider::ApiServer),
+        None => api_server.clone().map(KeyProvider::ApiServer),
     };
     tokens::TokenConfig {
         issuers: issuers
             .into_iter()
-            .map(|(issuer, keys)| key_source(issuer, keys, ground))
+            .map(|(issuer, keys)| key_source(issuer, keys, dependencies))
             .collect(),
         service_accounts: publisher.map(|publisher| ServiceAccountKeys {
             keys: KeySource::new(publisher),
-            issuers: account_issuers,
+            issuers: service_account_issuers,
         }),
-        api_server: server.clone(),
+        api_server: api_server.clone(),
         reviews_per_second,
         audiences,
-        cache_ttl: ttl,
+        cache_ttl,
     }
 }
 
 fn key_source(
     issuer: JwtIssuer,
     keys: IssuerKeys,
-    ground: &AuthDependencies<'_>,
+    dependencies: &AuthDependencies<'_>,
 ) -> (JwtIssuer, Arc<KeySource>) {
     let web = |roots| -> Arc<dyn UrlFetcher> {
         Arc::new(ExternalClient::new(
             roots,
-            Arc::clone(ground.upstream_metrics),
+            Arc::clone(dependencies.upstream_metrics),
         ))
     };
     let publisher = match keys {

@@ -1,4 +1,4 @@
-//! What is shown besides what is counted.
+//! Metrics that show the configuration and the process, besides those that count.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 
-/// Shows whether what limits only counts.
+/// Registers whether limits only count (dry run).
 pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
     let enforcement = match limits {
         AdmissionConfig::Fairness { config, .. } => Some(config.enforcement),
@@ -26,21 +26,21 @@ pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
     info_metrics::register_dry_run(enforcement == Some(Enforcement::DryRun), registry);
 }
 
-/// Shows the process, readiness and the certificates that weir shows to others.
+/// Registers the metrics of the process, of readiness, and of the certificates that weir presents.
 pub(super) fn register(
     serving: &config::ServingConfig,
     upstream: &upstream::UpstreamConfig,
-    own: &Arc<OwnCredentials>,
+    own_credentials: &Arc<OwnCredentials>,
     readiness: &Arc<Readiness>,
     registry: &Registry,
 ) {
-    let given = |key: &Arc<CertifiedKey>| -> CertificateExpiry {
+    let expiry_of = |key: &Arc<CertifiedKey>| -> CertificateExpiry {
         let key = Arc::clone(key);
         Box::new(move || tls::expiry(&key))
     };
-    let renewed = Arc::clone(own);
+    let renewed = Arc::clone(own_credentials);
     let mut certificates: Vec<(&'static str, CertificateExpiry)> = vec![
-        ("serving", given(&serving.tls.certificate)),
+        ("serving", expiry_of(&serving.tls.certificate)),
         (
             "own",
             Box::new(move || {
@@ -50,7 +50,7 @@ pub(super) fn register(
         ),
     ];
     if let Some(front_proxy) = &upstream.front_proxy {
-        certificates.push(("front-proxy", given(front_proxy)));
+        certificates.push(("front-proxy", expiry_of(front_proxy)));
     }
     process_metrics::register(registry);
     InfoMetrics::register(Some(Arc::clone(readiness)), certificates, registry);

@@ -1,4 +1,5 @@
-//! Asks the API server how many objects there are of what its metrics do not tell: by lists of one object, where weir may.
+//! Counts objects that the API server's metrics do not count, by lists of one object, if weir may
+//! list.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use tracing::info;
 
 use crate::api::list_scan::ListScan;
 use crate::api::list_scan::ListSummary;
-use crate::api::list_scan::MediaType;
+use crate::api::media_type::MediaType;
 use crate::app::self_access::SelfAccessDecision;
 use crate::app::self_access::parse_decision;
 use crate::app::self_access::self_access_review;
@@ -24,14 +25,16 @@ use crate::flowcontrol::work_estimator::count_schedule::NextCountCall;
 use crate::identity::transport::ApiTransport;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 
-/// Metadata alone. Nothing else is accepted: a server that has no such form answers 406 and sends no object.
+/// Metadata only. Nothing else is accepted: a server without this form responds 406 and sends no
+/// object.
 const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
 
-/// The metadata of one object, which etcd bounds to 1.5 MB, in JSON. A server that ignores the limit sends more.
+/// Maximum response in bytes: the JSON metadata of one object, which etcd limits to 1.5 MB. A
+/// server that ignores the list's limit sends more.
 const MAX_BYTES: usize = 4 << 20;
 
-/// Asks for counts.
+/// Counts objects by lists.
 #[derive(Clone, Debug)]
 pub(super) struct ListCounter {
     calls: ApiServerClient,
@@ -45,7 +48,7 @@ impl ListCounter {
 
     /// Runs until it is dropped.
     pub(super) async fn run(&self) {
-        let mut told = false;
+        let mut is_logged = false;
         loop {
             let call = match self.controller.next_count_call() {
                 NextCountCall::Call(call) => call,
@@ -61,7 +64,7 @@ impl ListCounter {
                 CountCall::Review(of) => self.review(of).await,
                 CountCall::List(of) => self.list(of).await,
             };
-            if outcome == CountOutcome::Counted && !std::mem::replace(&mut told, true) {
+            if outcome == CountOutcome::Counted && !std::mem::replace(&mut is_logged, true) {
                 info!(
                     "objects that the API server's metrics do not count are counted by lists of one object (limit=1)"
                 );
@@ -71,13 +74,13 @@ impl ListCounter {
         }
     }
 
-    /// Whether weir may list it, in all namespaces.
-    async fn review(&self, of: &CountableResource) -> CountOutcome {
+    /// Whether weir may list the resource in all namespaces.
+    async fn review(&self, countable: &CountableResource) -> CountOutcome {
         let CountableResource {
             group,
             version,
             resource,
-        } = of;
+        } = countable;
         let attributes =
             json!({"verb": "list", "group": group, "version": version, "resource": resource});
         let call = self_access_review(&json!({"resourceAttributes": attributes}));
@@ -94,18 +97,18 @@ impl ListCounter {
         }
     }
 
-    /// The list of one object.
-    async fn list(&self, of: &CountableResource) -> CountOutcome {
-        let Ok(target) = of.target().parse::<PathAndQuery>() else {
+    /// Lists one object.
+    async fn list(&self, countable: &CountableResource) -> CountOutcome {
+        let Ok(target) = countable.target().parse::<PathAndQuery>() else {
             return CountOutcome::Uncountable;
         };
         let mut scan = ListScan::new(MediaType::Json);
-        let mut left = MAX_BYTES;
+        let mut remaining = MAX_BYTES;
         let read = self.calls.stream(target, Some(METADATA_ONLY), |piece| {
             scan.feed(piece);
-            match left.checked_sub(piece.len()) {
+            match remaining.checked_sub(piece.len()) {
                 Some(rest) => {
-                    left = rest;
+                    remaining = rest;
                     ControlFlow::Continue(())
                 }
                 None => ControlFlow::Break(()),
@@ -116,7 +119,7 @@ impl ListCounter {
                 let Some(count) = scan.finish().and_then(object_count) else {
                     return CountOutcome::Uncountable;
                 };
-                self.controller.record_polled_count(of, count);
+                self.controller.record_polled_count(countable, count);
                 CountOutcome::Counted
             }
             Ok((StatusCode::OK, ControlFlow::Break(()))) => CountOutcome::Uncountable,
@@ -127,7 +130,7 @@ impl ListCounter {
     }
 }
 
-/// Whether the API server will answer the same list like that again.
+/// Whether the API server would respond the same to another such list.
 fn is_final(code: StatusCode) -> bool {
     code.is_client_error()
         && ![
@@ -138,7 +141,8 @@ fn is_final(code: StatusCode) -> bool {
         .contains(&code)
 }
 
-/// How many objects there are, as a list of one tells; none if it does not, as where the server ignores the limit.
+/// The number of objects according to a list of one; `None` if the list does not show it, as when
+/// the server ignores the limit.
 fn object_count(list: ListSummary) -> Option<u64> {
     match (list.items, list.remaining_items) {
         (0, None) if !list.has_continue_token => Some(0),
@@ -154,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_count_is_the_item_plus_the_remaining_item_count() {
-        let told = |metadata: &str, items: &str| {
+        let list = |metadata: &str, items: &str| {
             let kind = r#""kind":"PartialObjectMetadataList""#;
             let list = format!(r#"{{{kind},"metadata":{{{metadata}}},"items":[{items}]}}"#);
             let mut scan = ListScan::new(MediaType::Json);
@@ -163,14 +167,14 @@ mod tests {
         };
         let item = r#"{"metadata":{"name":"a"}}"#;
         let more = r#""continue":"x","remainingItemCount":498"#;
-        assert_eq!(told(more, item), Some(499));
-        assert_eq!(told(r#""resourceVersion":"7""#, item), Some(1));
-        assert_eq!(told("", ""), Some(0));
-        assert_eq!(told(r#""continue":"x""#, item), None, "not told");
+        assert_eq!(list(more, item), Some(499));
+        assert_eq!(list(r#""resourceVersion":"7""#, item), Some(1));
+        assert_eq!(list("", ""), Some(0));
+        assert_eq!(list(r#""continue":"x""#, item), None, "not told");
         let ignored = format!("{item},{item}");
-        assert_eq!(told("", &ignored), None, "the limit was ignored");
+        assert_eq!(list("", &ignored), None, "the limit was ignored");
         let many = format!(r#""continue":"x","remainingItemCount":{}"#, i64::MAX);
-        assert_eq!(told(&many, item), Some(1 << 63));
+        assert_eq!(list(&many, item), Some(1 << 63));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The API server is asked what it has counted: how many objects there are and how large, from its metrics; and, once these were
-//! tried, by lists of one object where they tell nothing.
+//! Polls the API server's metrics for the number and size of its objects. Once the metrics were
+//! tried, lists of one object count what they lack.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::upstream::forward::api_server_client::ApiServerClient;
 
 const METRICS_PATH: &str = "/metrics";
 
-/// The largest clusters' metrics have a few tens of MB.
+/// Maximum response in bytes: the metrics of the largest clusters have a few tens of MB.
 const MAX_BYTES: usize = 256 << 20;
 
-/// So many periods pass until the next try where weir may not read metrics.
+/// The number of periods until the next try if weir may not read metrics.
 const PERIODS_AFTER_DENIAL: u32 = 10;
 
-/// Asks from time to time.
+/// Polls periodically.
 #[derive(Debug)]
 pub(super) struct ObjectCountPolls {
     calls: ApiServerClient,
@@ -32,11 +32,11 @@ pub(super) struct ObjectCountPolls {
     period: Duration,
 }
 
-/// What became of one.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PollOutcome {
     Counted,
-    /// They have no counts.
+    /// The metrics have no counts.
     NoCounts,
     Failed,
     Denied(StatusCode),
@@ -70,7 +70,7 @@ impl ObjectCountPolls {
                 PollOutcome::Counted | PollOutcome::NoCounts | PollOutcome::Failed => 1,
                 PollOutcome::Denied(_) => PERIODS_AFTER_DENIAL,
             };
-            // As kube-apiserver spreads its own.
+            // Jitter, as kube-apiserver's own polls have.
             let time = self.period * periods;
             tokio::time::sleep(time + time.mul_f64(fastrand::f64() * 0.2)).await;
             let before = std::mem::replace(&mut polled, self.poll().await);
@@ -82,17 +82,17 @@ impl ObjectCountPolls {
 
     async fn poll(&self) -> PollOutcome {
         let mut metrics = ResourceMetrics::default();
-        let mut left = MAX_BYTES;
+        let mut remaining = MAX_BYTES;
         let path = PathAndQuery::from_static(METRICS_PATH);
-        let asked = self.calls.stream(path, None, |piece| {
+        let response = self.calls.stream(path, None, |piece| {
             metrics.feed(piece);
-            left = left.saturating_sub(piece.len());
-            match left {
+            remaining = remaining.saturating_sub(piece.len());
+            match remaining {
                 0 => ControlFlow::Break(()),
                 _ => ControlFlow::Continue(()),
             }
         });
-        match asked.await {
+        match response.await {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
                 self.controller.record_server_counts(&metrics);
                 if metrics.counts().next().is_some() {

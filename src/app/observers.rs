@@ -1,8 +1,9 @@
-//! Who is told of each request: the audit log, the logs, whoever traces, and the client itself.
+//! The observers of requests: the audit log, the request logs, the span exporter; and the explain
+//! headers.
 
 use std::sync::Arc;
 
-use crate::app::StartError;
+use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
 use crate::metrics::Registry;
 use crate::observe::audit;
@@ -21,21 +22,24 @@ pub(super) struct Observers {
     audit_log: Option<Arc<AuditLog>>,
     rejections: Arc<RejectionLog>,
     spans: Option<Arc<SpanProcessor>>,
-    /// Which requests are traced, if any are.
+    /// Samples requests for traces. `None` without tracing.
     pub(super) sampler: Option<Sampler>,
     /// `--explain-responses`.
     pub(super) explain_responses: bool,
 }
 
 impl Observers {
-    /// Opens the logs that there are to be; their metrics are there in any case.
-    pub(super) fn start(telling: ReportingConfig, registry: &Registry) -> Result<Self, StartError> {
+    /// Opens the configured logs; their metrics are registered in any case.
+    pub(super) fn start(
+        reporting: ReportingConfig,
+        registry: &Registry,
+    ) -> Result<Self, StartError> {
         let ReportingConfig {
             audit,
             explain,
             spans: tracing,
             dropped_lines,
-        } = telling;
+        } = reporting;
         dropped_lines.register(registry);
         let (auditing, tracings) = (
             audit::AuditMetrics::register(registry),
@@ -60,7 +64,7 @@ impl Observers {
         })
     }
 
-    /// Those of one worker: `others` and the logs.
+    /// The observers of one worker: `others` and the logs.
     pub(super) fn request_observers(
         &self,
         others: [Arc<dyn RequestObserver>; 2],
@@ -84,12 +88,12 @@ impl Observers {
         self.audit_log.is_some()
     }
 
-    /// Sums up each second what was not logged.
+    /// Logs each second how many lines were suppressed.
     pub(super) async fn run(self) {
         self.rejections.run().await;
     }
 
-    /// Writes and sends what is still to be, if that does not take long.
+    /// Writes and exports what is pending, within a time limit.
     pub(super) async fn finish(self) {
         self.rejections.log_summaries();
         if let Some(log) = self.audit_log {

@@ -1,5 +1,5 @@
-//! What weir's own credential may do, asked once at the start (`SelfSubjectAccessReview`), so that a missing right is known before
-//! the first token or impersonation needs it.
+//! The permissions of weir's own credential, checked once at the start (`SelfSubjectAccessReview`),
+//! so that a missing one is known before the first token or impersonation needs it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,32 +18,33 @@ use crate::identity::transport::ApiTransport;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 
-/// Where the API server says what who asks may do.
+/// The path of the API server's SelfSubjectAccessReviews.
 const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// An API server that does not answer is asked again after this long.
+/// The interval of retries if the API server does not respond.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
 const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups and serviceaccounts, and for * of authentication.k8s.io (RBAC has no userextras/*)";
 
-/// The extra that the user of every client certificate has (`x509.CommonNameUserConversion`). Each key is a right of its own.
+/// The extra of every client certificate's user (`x509.CommonNameUserConversion`). Each key is a
+/// permission of its own.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// A right that weir needs.
+/// A permission that weir needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Permission {
     verb: &'static str,
-    /// The API group; none where `what` is a path.
+    /// The API group; `None` if `resource` is a path.
     group: Option<&'static str>,
     /// The resource or the path.
     resource: &'static str,
-    /// Empty as a rule.
+    /// Usually empty.
     subresource: &'static str,
-    /// What gives it.
+    /// What grants the permission.
     granted_by: &'static str,
-    /// What follows if it is missing.
+    /// What happens without the permission.
     consequence: &'static str,
 }
 
@@ -77,7 +78,7 @@ impl Permission {
     }
 }
 
-/// The question whether weir may do what `spec` says.
+/// The review of whether weir has the permission in `spec`.
 pub(super) fn self_access_review(spec: &Value) -> RemoteRequest {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1",
@@ -90,18 +91,18 @@ pub(super) fn self_access_review(spec: &Value) -> RemoteRequest {
     }
 }
 
-/// What an answer says.
+/// The decision in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SelfAccessDecision {
     Allowed,
     Denied,
-    /// Nothing, and asking again will not help.
+    /// There is no decision, and a retry would not change that.
     NotServed(StatusCode),
-    /// Nothing yet.
+    /// There is no decision yet.
     NoDecision,
 }
 
-/// What the answer to a review says.
+/// Parses the response to a review.
 pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
     match reply.status {
         StatusCode::OK | StatusCode::CREATED => {}
@@ -125,14 +126,14 @@ pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
     }
 }
 
-/// The rights that a configuration needs, and whom to ask about them.
+/// The permissions that a configuration requires, and the client that checks them.
 #[derive(Debug)]
 pub(super) struct SelfAccess {
     required: Vec<Permission>,
 }
 
 impl SelfAccess {
-    /// Those of `config`; none where weir does not ask about itself.
+    /// The permissions that `config` requires; none if weir does not check itself.
     pub(super) fn from_config(config: &Config) -> Self {
         let verification = &config.identity.verification;
         let mut needed = Vec::new();
@@ -191,7 +192,7 @@ impl SelfAccess {
         Self { required: needed }
     }
 
-    /// Asks about each, until it is answered, and warns of those that are missing.
+    /// Checks each permission until there is a decision, and warns of those that are missing.
     pub(super) async fn check(self, server: Arc<dyn ApiTransport>) {
         for right in self.required {
             let verdict = loop {
@@ -226,29 +227,29 @@ mod tests {
 
     #[test]
     fn only_an_explicit_decision_counts() {
-        let told = |code: u16, body: &'static str| {
+        let decision = |code: u16, body: &'static str| {
             parse_decision(&RemoteResponse {
                 status: StatusCode::from_u16(code).unwrap(),
                 body: Bytes::from_static(body.as_bytes()),
             })
         };
         assert_eq!(
-            told(201, r#"{"status":{"allowed":true}}"#),
+            decision(201, r#"{"status":{"allowed":true}}"#),
             SelfAccessDecision::Allowed
         );
         assert_eq!(
-            told(201, r#"{"status":{"allowed":false}}"#),
+            decision(201, r#"{"status":{"allowed":false}}"#),
             SelfAccessDecision::Denied
         );
         for (code, body) in [(201, "{}"), (201, ""), (401, "{}"), (429, "{}"), (503, "")] {
             assert_eq!(
-                told(code, body),
+                decision(code, body),
                 SelfAccessDecision::NoDecision,
                 "{code} {body}"
             );
         }
         assert_eq!(
-            told(404, ""),
+            decision(404, ""),
             SelfAccessDecision::NotServed(StatusCode::NOT_FOUND)
         );
     }

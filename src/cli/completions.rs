@@ -1,13 +1,12 @@
-//! `weir completions`: a shell's completion script, made from the flags.
+//! `weir completions`: the completion script of a shell, generated from the flags.
 
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::cli::flags::Cli;
-use crate::cli::print_stdout;
+use crate::cli::process::exit::print_stdout;
 
 /// `weir completions`.
 #[derive(Args, Clone, Copy, Debug)]
@@ -17,30 +16,32 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Runs the command.
-pub(super) fn run(args: CompletionsArgs) -> ExitCode {
-    print_stdout(&render(args.shell))
+/// Runs the command. `command` is the root of the argument tree.
+pub(super) fn run(args: CompletionsArgs, command: &mut Command) -> ExitCode {
+    print_stdout(&render(args.shell, command))
 }
 
-/// Into memory, because `clap_complete` panics where it cannot write.
-fn render(shell: Shell) -> Vec<u8> {
+/// Renders into memory, because `clap_complete` panics if it cannot write.
+fn render(shell: Shell, command: &mut Command) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
+    clap_complete::generate(shell, command, "weir", &mut script);
     script
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
     use clap::ValueEnum;
 
     use super::*;
+    use crate::cli::commands::Cli;
 
     #[test]
     fn the_script_of_every_shell_names_every_flag() {
         let command = Cli::command();
         let subcommands: Vec<_> = command.get_subcommands().collect();
         for shell in Shell::value_variants() {
-            let script = String::from_utf8(render(*shell)).unwrap();
+            let script = String::from_utf8(render(*shell, &mut command.clone())).unwrap();
             for subcommand in &subcommands {
                 for argument in subcommand.get_arguments() {
                     if let Some(flag) = argument.get_long() {

@@ -1,4 +1,4 @@
-//! `weir man`: manual pages, made from the flags.
+//! `weir man`: manual pages, generated from the flags.
 
 use std::fs;
 use std::io;
@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::CommandFactory;
+use clap::Command;
 
-use crate::cli::exit_with_failure;
-use crate::cli::flags::Cli;
 use crate::cli::flags::LoggingFormat;
+use crate::cli::process::exit::exit_with_failure;
 
 /// `weir man`.
 #[derive(Args, Clone, Debug)]
@@ -21,9 +20,9 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &ManArgs) -> ExitCode {
-    match write_pages(&args.dir) {
+/// Runs the command. `command` is the root of the argument tree.
+pub(super) fn run(args: &ManArgs, command: Command) -> ExitCode {
+    match write_pages(&args.dir, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             let why = format!("cannot write manual pages to {}: {why}", args.dir.display());
@@ -32,20 +31,23 @@ pub(super) fn run(args: &ManArgs) -> ExitCode {
     }
 }
 
-/// Files of an earlier version are overwritten; nothing is removed.
-fn write_pages(dir: &Path) -> io::Result<()> {
+/// Overwrites existing pages and removes none.
+fn write_pages(dir: &Path, command: Command) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(Cli::command(), dir)
+    clap_mangen::generate_to(command, dir)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::cli::commands::Cli;
 
     #[test]
     fn each_command_has_a_page_that_names_each_of_its_flags() {
         let dir = tempfile::tempdir().unwrap();
-        write_pages(&dir.path().join("man1")).unwrap();
+        write_pages(&dir.path().join("man1"), Cli::command()).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join("man1").join(name)).unwrap();
         let front = read("weir.1");
         for subcommand in Cli::command().get_subcommands() {
@@ -69,6 +71,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(write_pages(&file.join("man1")).is_err());
+        assert!(write_pages(&file.join("man1"), Cli::command()).is_err());
     }
 }

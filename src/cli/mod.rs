@@ -1,6 +1,16 @@
-//! What the operator typed: one file a command, and the flags they share.
+//! The command line: one module for each command, and the flags that commands share.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `flags` |
+//! | 1 | `config_resolver` `process` |
+//! | 2 | `command_line` `completions` `man` `playground` `serve` `top` `version` |
+//! | 3 | `commands` |
 
 mod command_line;
+pub mod commands;
 pub mod completions;
 mod config_resolver;
 pub mod flags;
@@ -13,26 +23,23 @@ pub mod top;
 pub mod version;
 
 use std::ffi::OsString;
-use std::io;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap::FromArgMatches;
-use jiff::Timestamp;
-use serde_json::json;
 
-use crate::cli::flags::Cli;
-use crate::cli::flags::Command;
+use crate::cli::command_line::config_file::ConfigFile;
+use crate::cli::command_line::errors::CommandLineErrors;
+use crate::cli::commands::Cli;
+use crate::cli::commands::Command;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::clock::Clock;
+use crate::cli::process::exit::EXIT_USAGE;
+use crate::cli::process::exit::exit_with_usage_error;
+use crate::cli::process::exit::report_clap_error;
 
-/// The exit code of a misuse: bad flags, a bad file (as `clap` and most programs have it).
-const EXIT_USAGE: u8 = 2;
-
-/// Runs the program: 0 for a run that ended in order, 1 for one that failed, 2 for a misuse.
+/// Runs the program. The exit code is 0 on success, 1 on failure and 2 on a usage error.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let parsed = match parse(arguments.into_iter().collect()) {
         Ok(parsed) => parsed,
@@ -44,34 +51,39 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
         Command::Version(args) => version::run(args),
-        Command::Completions(args) => completions::run(args),
-        Command::Man(args) => man::run(&args),
+        Command::Completions(args) => completions::run(args, &mut Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
     }
 }
 
-/// Parses the command line and the `--config` file that it names, if it names one.
-fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
+/// Parses the command line and its `--config` file, if it names one.
+fn parse(arguments: Vec<OsString>) -> Result<Cli, ExitCode> {
     let command = Cli::command();
-    let (matches, tokens, mut said) = command_line::parse_collecting_errors(&command, typed);
-    let (Some(matches), true) = (matches, said.iter().all(clap::Error::use_stderr)) else {
-        // Help, the version, or no command at all.
-        return Err(said
+    let (matches, tokens, mut clap_errors) =
+        command_line::parse_collecting_errors(&command, arguments);
+    let (Some(matches), true) = (matches, clap_errors.iter().all(clap::Error::use_stderr)) else {
+        // Help, the version, or no command.
+        return Err(clap_errors
             .pop()
             .map_or_else(|| ExitCode::from(EXIT_USAGE), report_clap_error));
     };
-    let Some((name, chosen)) = matches.subcommand() else {
+    let Some((name, submatches)) = matches.subcommand() else {
         return Err(ExitCode::from(EXIT_USAGE));
     };
-    let mut faults = command_line::CommandLineErrors::from_clap(&said);
+    let mut errors = CommandLineErrors::from_clap(&clap_errors);
     let subcommand = command.find_subcommand(name);
-    let file = chosen.try_get_one::<PathBuf>("config").ok().flatten();
+    let file = submatches.try_get_one::<PathBuf>("config").ok().flatten();
     let file = match (file, subcommand) {
-        (Some(file), Some(subcommand)) => faults.read_config_file(file, subcommand, chosen),
-        _ => command_line::config_file::ConfigFile::default(),
+        (Some(file), Some(subcommand)) => errors.read_config_file(file, subcommand, submatches),
+        _ => ConfigFile::default(),
     };
-    // The program's name and the command come first; the file's flags go between them and what was typed.
-    let (front, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
-    let all: Vec<&OsString> = front.iter().chain(&file.flags).chain(rest).collect();
+    // The file's flags go after the program's name and the command, and before the typed arguments.
+    let (program_and_command, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
+    let all: Vec<&OsString> = program_and_command
+        .iter()
+        .chain(&file.flags)
+        .chain(rest)
+        .collect();
     let format = command_line::logging_format(&all);
     let cli = command
         .clone()
@@ -79,107 +91,30 @@ fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
         .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (mut cli, matches) = match cli {
         Ok(parsed) => parsed,
-        Err(why) => {
-            faults.add(&why);
-            return Err(exit_with_usage_error(&faults.to_string(), format));
+        Err(error) => {
+            errors.add(&error);
+            return Err(exit_with_usage_error(&errors.to_string(), format));
         }
     };
-    if let (Some(subcommand), Some((_, chosen))) = (subcommand, matches.subcommand()) {
+    if let (Some(subcommand), Some((_, submatches))) = (subcommand, matches.subcommand()) {
         cli.command.set_origin(ConfigOrigin::from_matches(
             subcommand,
-            chosen,
+            submatches,
             file.locations,
             file.file_only,
         ));
     }
-    match (faults.is_empty(), said.pop(), format) {
+    match (errors.is_empty(), clap_errors.pop(), format) {
         (true, ..) => Ok(cli),
-        (false, said, format) => {
+        (false, clap_error, format) => {
             if let Command::Serve(args) = cli.command {
-                faults.add_resolve_errors(*args);
+                errors.add_resolve_errors(*args);
             }
-            // One thing alone is told as the parser does, which shows how it is called.
-            match said.filter(|_| faults.is_single() && format == LoggingFormat::Text) {
-                Some(said) => Err(report_clap_error(said)),
-                None => Err(exit_with_usage_error(&faults.to_string(), format)),
+            // clap prints a single error itself, with the usage line.
+            match clap_error.filter(|_| errors.is_single() && format == LoggingFormat::Text) {
+                Some(error) => Err(report_clap_error(error)),
+                None => Err(exit_with_usage_error(&errors.to_string(), format)),
             }
-        }
-    }
-}
-
-impl Command {
-    fn set_origin(&mut self, given: ConfigOrigin) {
-        match self {
-            Self::Serve(args) => args.proxy.origin = given,
-            Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => {}
-            #[cfg(feature = "playground")]
-            Self::Playground(args) => args.proxy.origin = given,
-        }
-    }
-}
-
-/// Prints what the parser says: help and the version to the standard output, faults to the standard error.
-fn report_clap_error(said: clap::Error) -> ExitCode {
-    let code = u8::try_from(said.exit_code()).unwrap_or(EXIT_USAGE);
-    let _ = said.print(); // there is nobody else to tell
-    ExitCode::from(code)
-}
-
-/// Writes `bytes` to the standard output. A reader that closes a pipe early (`| head`) is no failure.
-fn print_stdout(bytes: &[u8]) -> ExitCode {
-    let mut output = io::stdout().lock();
-    match output.write_all(bytes).and_then(|()| output.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(why) => exit_with_failure(
-            &format!("cannot write to the standard output: {why}"),
-            LoggingFormat::Text,
-        ),
-    }
-}
-
-/// Why a command did not do what it was to do.
-enum CommandError {
-    /// What the operator gave it is wrong.
-    Usage(String),
-    /// Something that it needs cannot be had.
-    Startup(String),
-}
-
-impl CommandError {
-    fn report(self, format: LoggingFormat) -> ExitCode {
-        match self {
-            Self::Usage(why) => exit_with_usage_error(&why, format),
-            Self::Startup(why) => exit_with_failure(&why, format),
-        }
-    }
-}
-
-fn exit_with_usage_error(what: &str, format: LoggingFormat) -> ExitCode {
-    for line in what.lines() {
-        print_error_line(line, format);
-    }
-    ExitCode::from(EXIT_USAGE)
-}
-
-fn exit_with_failure(what: &impl std::fmt::Display, format: LoggingFormat) -> ExitCode {
-    print_error_line(&what.to_string(), format);
-    ExitCode::FAILURE
-}
-
-/// A line about the end, as the log's lines are.
-fn print_error_line(line: &str, format: LoggingFormat) {
-    match format {
-        LoggingFormat::Text => eprintln!("weir: {line}"),
-        LoggingFormat::Json => {
-            let now = Timestamp::try_from(Clock.wall()).unwrap_or_default();
-            let line = json!({
-                "timestamp": format!("{now:.6}"),
-                "level": "ERROR",
-                "fields": {"message": line},
-                "target": "weir::cli",
-            });
-            eprintln!("{line}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `weir version`: what this program is, for people and for scripts.
+//! `weir version`: version, Kubernetes release and features of this build, as text or JSON.
 
 use std::env::consts;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::Args;
 use clap::ValueEnum;
 use serde_json::json;
 
-use crate::cli::print_stdout;
+use crate::cli::process::exit::print_stdout;
 
 /// The Kubernetes release whose kube-apiserver weir follows.
 const KUBERNETES: &str = "1.36";
@@ -29,7 +29,7 @@ enum VersionFormat {
     Json,
 }
 
-/// Runs the command.
+/// Prints the version.
 pub(super) fn run(args: VersionArgs) -> ExitCode {
     print_stdout(render(args.output).as_bytes())
 }
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(object["features"], Value::from(listed));
     }
 
-    /// Of a build with all features: one that `features` does not know would never be shown.
+    /// In a build with all features: a feature that is missing in `features` would never be shown.
     #[test]
     #[cfg(all(feature = "otlp", feature = "playground"))]
     fn every_feature_of_the_manifest_is_shown() {

@@ -1,8 +1,8 @@
-//! Reads a [`Node`] field by field, and reports what does not fit.
+//! Decodes a [`Node`] field by field, and reports what is invalid.
 //!
-//! A reader asks for each field that it knows; what is left when it is done is unknown, and
-//! [`Strictness`] says what follows. A field that cannot be read gives a fault and `None`, so that
-//! reading goes on and everything is reported at once. Null is the same as absent.
+//! A decoder function reads each field that it knows. Fields that it did not read are unknown, and
+//! [`Strictness`] determines what follows. A field that cannot be decoded adds a diagnostic and
+//! yields `None`, so that one pass reports all errors. Null is the same as absent.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -18,16 +18,15 @@ use super::node::SourceLocation;
 use super::node::find_entry;
 use super::scalar::ResolvedScalar;
 
-/// What becomes of fields that the reader does not know, and of fields given twice (the last of
-/// which counts).
+/// How unknown and duplicate fields are treated. The last of duplicate fields counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// Nothing: what Kubernetes does when it reads its configuration files, and
+    /// They are ignored, as when Kubernetes reads its configuration files and with
     /// `fieldValidation=Ignore`. A null in a list is an empty item.
     Lenient,
-    /// They are errors. So is a null in a list.
+    /// They are errors, and so is a null in a list.
     Strict,
-    /// They are warnings: `fieldValidation=Warn`. A null in a list is an empty item.
+    /// They are warnings, as with `fieldValidation=Warn`. A null in a list is an empty item.
     Warn,
 }
 
@@ -42,36 +41,36 @@ impl Strictness {
 }
 
 impl Node {
-    /// Reads the fields of this mapping, which has the path `field` (empty for a whole document).
-    /// `None`, and a fault, if it is no mapping.
+    /// Decodes this mapping, whose path is `field` (empty for a whole document). `None` and an
+    /// error if it is not a mapping.
     pub fn decode<T>(
         &self,
-        faults: &mut Diagnostics,
+        diagnostics: &mut Diagnostics,
         field: &str,
         strictness: Strictness,
         read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
     ) -> Option<T> {
-        self.decoder(faults, field, strictness).object(read)
+        self.decoder(diagnostics, field, strictness).object(read)
     }
 
-    /// This value as a [`Value`] with the path `field`, to be read as something else than a
-    /// mapping.
+    /// A [`ValueDecoder`] for this value, whose path is `field`. For values that need not be
+    /// mappings.
     pub fn decoder<'a>(
         &'a self,
-        faults: &'a mut Diagnostics,
+        diagnostics: &'a mut Diagnostics,
         field: &str,
         strictness: Strictness,
     ) -> ValueDecoder<'a> {
         ValueDecoder {
             node: self,
             path: field.to_owned(),
-            diagnostics: faults,
+            diagnostics,
             strictness,
         }
     }
 }
 
-/// The fields of a mapping that is being read.
+/// Decodes the fields of a mapping.
 #[derive(Debug)]
 pub struct MappingDecoder<'a> {
     node: &'a Node,
@@ -83,7 +82,7 @@ pub struct MappingDecoder<'a> {
 }
 
 impl<'a> MappingDecoder<'a> {
-    /// The field, unless absent or null.
+    /// The decoder of a field; `None` if it is absent or null.
     pub fn value(&mut self, name: &'static str) -> Option<ValueDecoder<'_>> {
         let node = self.node(name)?;
         let path = self.path(name);
@@ -95,7 +94,7 @@ impl<'a> MappingDecoder<'a> {
         })
     }
 
-    /// The field as it was parsed, unless absent or null.
+    /// The parsed field; `None` if it is absent or null.
     pub fn node(&mut self, name: &'static str) -> Option<&'a Node> {
         self.mark_known(&[name]);
         find_entry(self.entries, name)
@@ -103,12 +102,12 @@ impl<'a> MappingDecoder<'a> {
             .filter(|node| !node.is_null())
     }
 
-    /// A string.
+    /// Decodes a string.
     pub fn string(&mut self, name: &'static str) -> Option<String> {
         self.value(name)?.string()
     }
 
-    /// A string that means something else, which `parse` finds out.
+    /// Decodes a string and converts it with `parse`.
     pub fn parse<T, E: Display>(
         &mut self,
         name: &'static str,
@@ -117,12 +116,12 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.parse(parse)
     }
 
-    /// A boolean.
+    /// Decodes a boolean.
     pub fn boolean(&mut self, name: &'static str) -> Option<bool> {
         self.value(name)?.boolean()
     }
 
-    /// A whole number within `range`.
+    /// Decodes a whole number within `range`.
     pub fn integer<T>(&mut self, name: &'static str, range: RangeInclusive<T>) -> Option<T>
     where
         T: Copy + Display + PartialOrd + TryFrom<i128>,
@@ -130,12 +129,12 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.integer(range)
     }
 
-    /// A finite number.
+    /// Decodes a finite number.
     pub fn number(&mut self, name: &'static str) -> Option<f64> {
         self.value(name)?.number()
     }
 
-    /// A mapping, whose fields `read` takes.
+    /// Decodes a mapping with `read`.
     pub fn object<T>(
         &mut self,
         name: &'static str,
@@ -144,7 +143,7 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.object(read)
     }
 
-    /// A list, whose items `read` takes one by one; items that it cannot read are left out.
+    /// Decodes a list, each item with `read`. Items for which `read` yields `None` are left out.
     pub fn list<T>(
         &mut self,
         name: &'static str,
@@ -153,7 +152,7 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.list(read)
     }
 
-    /// A list of mappings.
+    /// Decodes a list of mappings.
     pub fn objects<T>(
         &mut self,
         name: &'static str,
@@ -162,13 +161,13 @@ impl<'a> MappingDecoder<'a> {
         self.list(name, |item| item.object(&mut read))
     }
 
-    /// A list of strings.
+    /// Decodes a list of strings.
     pub fn strings(&mut self, name: &'static str) -> Option<Vec<String>> {
         self.list(name, |item| item.string())
     }
 
-    /// A mapping from names that are not known beforehand, in the order written, the last of equal
-    /// names kept.
+    /// Decodes a mapping with arbitrary keys, in the written order. The last of duplicate keys is
+    /// kept.
     pub fn map<T>(
         &mut self,
         name: &'static str,
@@ -177,7 +176,7 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.map(read)
     }
 
-    /// Reports as errors those of the fields that are absent or null.
+    /// Reports an error for each of these fields that is absent or null.
     pub fn require(&mut self, names: &[&'static str]) {
         for &name in names {
             if self.node(name).is_none() {
@@ -186,7 +185,7 @@ impl<'a> MappingDecoder<'a> {
         }
     }
 
-    /// Takes note that fields may be there, without reading them.
+    /// Marks fields as known without reading them.
     pub fn mark_known(&mut self, names: &[&'static str]) {
         for &name in names {
             if !self.known_fields.contains(&name) {
@@ -195,27 +194,28 @@ impl<'a> MappingDecoder<'a> {
         }
     }
 
-    /// Reports an error of the field, at its place if it is there; of the mapping itself if `name`
-    /// is empty.
+    /// Reports an error of a field, at its location if it is present. An empty `name` stands for
+    /// the mapping itself.
     pub fn report_error(&mut self, name: &str, message: impl Into<String>) {
-        let (place, path) = (self.location(name).clone(), self.path(name));
-        self.diagnostics.report_error(&place, &path, message);
+        let (location, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_error(&location, &path, message);
     }
 
-    /// Reports a warning likewise.
+    /// Reports a warning of a field, at its location if it is present. An empty `name` stands for
+    /// the mapping itself.
     pub fn report_warning(&mut self, name: &str, message: impl Into<String>) {
-        let (place, path) = (self.location(name).clone(), self.path(name));
-        self.diagnostics.report_warning(&place, &path, message);
+        let (location, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_warning(&location, &path, message);
     }
 
-    /// Where the field's value stands; where the mapping does, if the field is absent or `name`
+    /// The location of a field's value; that of the mapping if the field is absent or `name` is
     /// empty.
     #[must_use]
     pub fn location(&self, name: &str) -> &'a SourceLocation {
         find_entry(self.entries, name).map_or(&self.node.location, |entry| &entry.value.location)
     }
 
-    /// The path of the field; that of the mapping itself if `name` is empty.
+    /// The path of a field; that of the mapping if `name` is empty.
     #[must_use]
     pub fn path(&self, name: &str) -> String {
         match (self.path.as_str(), name) {
@@ -235,22 +235,17 @@ impl<'a> MappingDecoder<'a> {
         )
     }
 
-    /// Reports unknown fields and fields given twice, each once, as Go does.
+    /// Reports unknown and duplicate fields, each name once, as Go does.
     fn finish(self) {
         let Some(severity) = self.strictness.severity() else {
             return;
         };
         let mut seen = HashSet::new();
-        let mut told = HashSet::new();
-        for MappingEntry {
-            name,
-            location: place,
-            ..
-        } in self.entries
-        {
+        let mut reported = HashSet::new();
+        for MappingEntry { name, location, .. } in self.entries {
             let known = self.known_fields.contains(&name.as_str());
             let again = !seen.insert(name);
-            if known != again || !told.insert(name) {
+            if known != again || !reported.insert(name) {
                 continue;
             }
             let message = if known {
@@ -258,9 +253,9 @@ impl<'a> MappingDecoder<'a> {
             } else {
                 self.unknown_field_message()
             };
-            let (place, field) = (place.clone(), self.path(name));
+            let (location, field) = (location.clone(), self.path(name));
             self.diagnostics.push(Diagnostic {
-                location: place,
+                location,
                 severity,
                 field,
                 message,
@@ -269,7 +264,7 @@ impl<'a> MappingDecoder<'a> {
     }
 }
 
-/// One value that is being read.
+/// Decodes one value.
 #[derive(Debug)]
 pub struct ValueDecoder<'a> {
     node: &'a Node,
@@ -279,24 +274,24 @@ pub struct ValueDecoder<'a> {
 }
 
 impl<'a> ValueDecoder<'a> {
-    /// The value as it was parsed.
+    /// The parsed value.
     #[must_use]
     pub fn node(&self) -> &'a Node {
         self.node
     }
 
-    /// The path, as `spec.rules[0]`.
+    /// The path, such as `spec.rules[0]`.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Where faults go, for a reader that works on the node itself.
+    /// The diagnostics, for functions that decode the node themselves.
     pub fn diagnostics(&mut self) -> &mut Diagnostics {
         self.diagnostics
     }
 
-    /// A string.
+    /// Decodes a string.
     pub fn string(self) -> Option<String> {
         if self.is_zero_value() {
             return Some(String::new());
@@ -307,8 +302,8 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// A string that means something else, which `parse` finds out; its error is reported with the
-    /// string that it did not understand.
+    /// Decodes a string and converts it with `parse`. If that fails, the diagnostic quotes the
+    /// string.
     pub fn parse<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         let Some(text) = self.node.as_str() else {
             return self.report_expected("a string");
@@ -322,7 +317,7 @@ impl<'a> ValueDecoder<'a> {
             .ok()
     }
 
-    /// A boolean.
+    /// Decodes a boolean.
     pub fn boolean(self) -> Option<bool> {
         match self.resolved_scalar() {
             Some(ResolvedScalar::Bool(value)) => Some(value),
@@ -331,7 +326,7 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// A whole number within `range`.
+    /// Decodes a whole number within `range`.
     pub fn integer<T>(self, range: RangeInclusive<T>) -> Option<T>
     where
         T: Copy + Display + PartialOrd + TryFrom<i128>,
@@ -351,11 +346,12 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// A finite number.
+    /// Decodes a finite number.
     pub fn number(self) -> Option<f64> {
         let value = match self.resolved_scalar() {
             Some(ResolvedScalar::Float(value)) => Some(value),
-            // Through text, which rounds as a decimal would; a cast may not say so.
+            // Through text, which rounds like a decimal number; a cast could lose precision
+            // unnoticed.
             Some(ResolvedScalar::Integer(value)) => value.to_string().parse().ok(),
             _ if self.is_zero_value() => Some(0.0),
             _ => None,
@@ -366,7 +362,7 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// A mapping, whose fields `read` takes.
+    /// Decodes a mapping with `read`.
     pub fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
         let entries: &[MappingEntry] = match &self.node.content {
             Content::Mapping(entries) => entries,
@@ -378,7 +374,7 @@ impl<'a> ValueDecoder<'a> {
         let Self {
             node,
             path,
-            diagnostics: faults,
+            diagnostics,
             strictness,
         } = self;
         let mut fields = MappingDecoder {
@@ -386,7 +382,7 @@ impl<'a> ValueDecoder<'a> {
             entries,
             path,
             known_fields: Vec::new(),
-            diagnostics: faults,
+            diagnostics,
             strictness,
         };
         let value = read(&mut fields);
@@ -394,7 +390,7 @@ impl<'a> ValueDecoder<'a> {
         Some(value)
     }
 
-    /// A list, whose items `read` takes one by one; items that it cannot read are left out.
+    /// Decodes a list, each item with `read`. Items for which `read` yields `None` are left out.
     pub fn list<T>(self, mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>) -> Option<Vec<T>> {
         let items: &[Node] = match &self.node.content {
             Content::Sequence(items) => items,
@@ -405,7 +401,7 @@ impl<'a> ValueDecoder<'a> {
         };
         let Self {
             path,
-            diagnostics: faults,
+            diagnostics,
             strictness,
             ..
         } = self;
@@ -414,15 +410,15 @@ impl<'a> ValueDecoder<'a> {
             read(ValueDecoder {
                 node,
                 path,
-                diagnostics: &mut *faults,
+                diagnostics: &mut *diagnostics,
                 strictness,
             })
         };
         Some(items.iter().enumerate().filter_map(read_one).collect())
     }
 
-    /// A mapping from names that are not known beforehand, in the order written, the last of equal
-    /// names kept. Values that `read` cannot read are left out.
+    /// Decodes a mapping with arbitrary keys, in the written order. The last of duplicate keys is
+    /// kept. Values for which `read` yields `None` are left out.
     pub fn map<T>(
         self,
         mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
@@ -436,7 +432,7 @@ impl<'a> ValueDecoder<'a> {
         };
         let Self {
             path,
-            diagnostics: faults,
+            diagnostics,
             strictness,
             ..
         } = self;
@@ -444,7 +440,7 @@ impl<'a> ValueDecoder<'a> {
         let mut values = Vec::new();
         for MappingEntry {
             name,
-            location: place,
+            location,
             value: node,
         } in entries.iter().rev()
         {
@@ -453,14 +449,14 @@ impl<'a> ValueDecoder<'a> {
                 let value = ValueDecoder {
                     node,
                     path,
-                    diagnostics: &mut *faults,
+                    diagnostics: &mut *diagnostics,
                     strictness,
                 };
                 values.extend(read(value).map(|value| (name.clone(), value)));
             } else if let Some(severity) = strictness.severity() {
                 let message = "given twice; the last one counts".to_owned();
-                faults.push(Diagnostic {
-                    location: place.clone(),
+                diagnostics.push(Diagnostic {
+                    location: location.clone(),
                     severity,
                     field: path,
                     message,
@@ -471,7 +467,7 @@ impl<'a> ValueDecoder<'a> {
         Some(values)
     }
 
-    /// Reports that the value should have been `what`, without quoting it.
+    /// Reports that the value should have been `what`, without quoting the value.
     fn report_expected_collection<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.kind());
         self.diagnostics
@@ -479,7 +475,7 @@ impl<'a> ValueDecoder<'a> {
         None
     }
 
-    /// Reports that the value should have been `what`. For values that are no secrets: it is quoted.
+    /// Reports that the value should have been `what`, and quotes the value. Not for secrets.
     pub fn report_expected<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.describe());
         self.diagnostics
@@ -494,7 +490,7 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// A null that Go would leave at its zero value.
+    /// Whether the value is a null that Go decodes as the zero value.
     fn is_zero_value(&self) -> bool {
         self.strictness != Strictness::Strict && self.node.is_null()
     }

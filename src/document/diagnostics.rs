@@ -1,28 +1,29 @@
-//! What is wrong with a document, told to who wrote it: every fault, not the first.
+//! Errors and warnings about a document: all of them, not only the first.
 
 use std::fmt;
 
 use super::node::SourceLocation;
 
-/// How bad a fault is.
+/// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The document cannot be used.
     Error,
-    /// It can, but probably does not say what was meant.
+    /// The document can be used, but probably not as intended.
     Warning,
 }
 
-/// One thing wrong at one place.
+/// An error or a warning at one location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Where.
+    /// The location in the file.
     pub location: SourceLocation,
     /// Whether the document can still be used.
     pub severity: Severity,
-    /// The path of the field, as `spec.rules[0].verbs`; empty where no field is at fault.
+    /// The path of the field, such as `spec.rules[0].verbs`. Empty if the diagnostic is not about a
+    /// field.
     pub field: String,
-    /// What was found and what would be right.
+    /// What was found, and what is expected.
     pub message: String,
 }
 
@@ -40,86 +41,92 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// All that is wrong, in the order in which it was found. Displayed one fault a line.
+/// Errors and warnings in the order in which they were found. Displayed one per line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics(Vec<Diagnostic>);
 
 impl Diagnostics {
-    /// Adds a fault.
-    pub fn push(&mut self, fault: Diagnostic) {
-        self.0.push(fault);
+    /// Adds a diagnostic.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.0.push(diagnostic);
     }
 
-    /// Adds an error at `place`.
+    /// Adds an error.
     pub fn report_error(
         &mut self,
-        place: &SourceLocation,
+        location: &SourceLocation,
         field: &str,
         message: impl Into<String>,
     ) {
-        self.report(Severity::Error, place, field, message.into());
+        self.report(Severity::Error, location, field, message.into());
     }
 
-    /// Adds a warning at `place`.
+    /// Adds a warning.
     pub fn report_warning(
         &mut self,
-        place: &SourceLocation,
+        location: &SourceLocation,
         field: &str,
         message: impl Into<String>,
     ) {
-        self.report(Severity::Warning, place, field, message.into());
+        self.report(Severity::Warning, location, field, message.into());
     }
 
-    fn report(&mut self, severity: Severity, place: &SourceLocation, field: &str, message: String) {
-        let place = place.clone();
+    fn report(
+        &mut self,
+        severity: Severity,
+        location: &SourceLocation,
+        field: &str,
+        message: String,
+    ) {
+        let location = location.clone();
         let field = field.to_owned();
         self.push(Diagnostic {
-            location: place,
+            location,
             severity,
             field,
             message,
         });
     }
 
-    /// The faults that make the document unusable.
+    /// The errors.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
         self.0
             .iter()
-            .filter(|fault| fault.severity == Severity::Error)
+            .filter(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
-    /// The faults that do not.
+    /// The warnings.
     pub fn warnings(&self) -> impl Iterator<Item = &Diagnostic> {
         self.0
             .iter()
-            .filter(|fault| fault.severity == Severity::Warning)
+            .filter(|diagnostic| diagnostic.severity == Severity::Warning)
     }
 
-    /// Whether anything is unusable.
+    /// Whether there is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.errors().next().is_some()
     }
 
-    /// Whether there is neither error nor warning.
+    /// Whether there are neither errors nor warnings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All, errors and warnings.
+    /// All errors and warnings.
     pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.0.iter()
     }
 
-    /// Puts the faults behind the first `kept` in the order of their places, which is that in which Go's decoders
-    /// come upon them.
+    /// Sorts all but the first `kept` by location, which is the order in which Go's decoders find
+    /// them.
     pub fn sort_from(&mut self, kept: usize) {
         let added = self.0.get_mut(kept..).unwrap_or_default();
-        added.sort_by_key(|fault| (fault.location.line, fault.location.column));
+        added.sort_by_key(|diagnostic| (diagnostic.location.line, diagnostic.location.column));
     }
 
-    /// Adds those of another list behind these.
+    /// Appends the diagnostics of `others`.
     pub fn extend(&mut self, others: Self) {
         self.0.extend(others.0);
     }
@@ -127,11 +134,11 @@ impl Diagnostics {
 
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, fault) in self.0.iter().enumerate() {
+        for (n, diagnostic) in self.0.iter().enumerate() {
             if n > 0 {
                 f.write_str("\n")?;
             }
-            write!(f, "{fault}")?;
+            write!(f, "{diagnostic}")?;
         }
         Ok(())
     }

@@ -1,15 +1,15 @@
-//! The places of the values in a text that is JSON.
+//! Tokenizes a text that is known to be JSON, with the location of each token.
 //!
-//! YAML contains JSON on paper only: saphyr-parser refuses surrogate pairs and a tab behind a
-//! colon, and `1e3` means something else. So a text that serde_json has found to be one JSON value
-//! goes through here. There is no error handling, because there can be no error; on any other text
-//! the result is arbitrary, but it ends and does not panic.
+//! YAML contains JSON in theory only: saphyr-parser rejects surrogate pairs and a tab after a
+//! colon, and reads `1e3` differently. Therefore a text that serde_json accepts as one JSON value
+//! is tokenized here. Valid JSON causes no errors, so there is no error handling. For any other
+//! text the result is unspecified, but the tokenizer terminates and does not panic.
 
 use std::iter::Peekable;
 use std::str::CharIndices;
 use std::str::Chars;
 
-/// What stands at a place.
+/// A token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum JsonToken<'t> {
     /// A number, a boolean or null, as written.
@@ -24,8 +24,8 @@ pub(super) enum JsonToken<'t> {
     String(String),
 }
 
-/// The tokens of a text with their line and column, both from 1. Colons and commas are passed over:
-/// the order says it all.
+/// The tokens of a text with their line and column, both from 1. Colons and commas are skipped: the
+/// order of the other tokens is sufficient.
 pub(super) struct JsonTokenizer<'t> {
     text: &'t str,
     chars: Peekable<CharIndices<'t>>,
@@ -53,7 +53,7 @@ impl<'t> JsonTokenizer<'t> {
         Some((at, c))
     }
 
-    /// The text from `start` up to what comes next.
+    /// The text from `start` up to the next character.
     fn text_since(&mut self, start: usize) -> &'t str {
         let end = self.chars.peek().map_or(self.text.len(), |(at, _)| *at);
         self.text.get(start..end).unwrap_or_default()
@@ -102,7 +102,7 @@ impl<'t> Iterator for JsonTokenizer<'t> {
     }
 }
 
-/// Half of a surrogate pair without the other half becomes U+FFFD, as in Go's decoder.
+/// Unescapes a string. An unpaired surrogate becomes U+FFFD, as in Go's decoder.
 fn unescape(text: &str) -> String {
     if !text.contains('\\') {
         return text.to_owned();
@@ -123,7 +123,7 @@ fn unescape(text: &str) -> String {
     String::from_utf16_lossy(&units)
 }
 
-/// What an escape stands for: a character, or half of one.
+/// The character of an escape sequence, or a surrogate as `Err`.
 fn read_escape(rest: &mut Chars<'_>) -> Result<char, u16> {
     match rest.next() {
         Some('b') => Ok('\u{8}'),

@@ -1,32 +1,42 @@
-//! YAML and JSON documents in which every value knows its place, and a decoder that reports all
-//! that is wrong with one, by file, line and field.
+//! Parses YAML and JSON documents with the location of every value, and decodes them with
+//! diagnostics by file, line and field.
 //!
 //! ```
-//! use weir::document::{self, Faults, Strictness};
+//! use weir::document::{self, Diagnostics, Strictness};
 //!
-//! let mut faults = Faults::default();
-//! let nodes = document::parse_all("weir.yaml", "port: 70000\nhots: here\n", &mut faults);
-//! let port = nodes[0].decode(&mut faults, "", Strictness::Strict, |fields| {
+//! let mut diagnostics = Diagnostics::default();
+//! let nodes = document::parse_all("weir.yaml", "port: 70000\nhots: here\n", &mut diagnostics);
+//! let port = nodes[0].decode(&mut diagnostics, "", Strictness::Strict, |fields| {
 //!     fields.require(&["port"]);
 //!     fields.integer("port", 1..=65535_u16)
 //! });
 //! assert_eq!(port, Some(None));
 //! assert_eq!(
-//!     faults.to_string(),
+//!     diagnostics.to_string(),
 //!     "weir.yaml:1:7: port: expected a whole number from 1 to 65535, got the number 70000\n\
 //!      weir.yaml:2:1: hots: unknown field; known here: port"
 //! );
 //! ```
 //!
-//! Scalars mean what they mean to Kubernetes (sigs.k8s.io/yaml: YAML 1.1 booleans and octals), not
-//! what YAML 1.2 says. Aliases and `<<` are supported, with bounds on depth and on what is copied
-//! for them, so that no text costs more than in proportion to its length. It does not write
-//! documents, and opens no files.
+//! Scalars have the meaning that Kubernetes gives them (sigs.k8s.io/yaml: YAML 1.1 booleans and
+//! octals), not that of YAML 1.2. Aliases and `<<` are supported. Their depth and the amount that
+//! is copied for them are bounded, so that the cost of a text is proportional to its length. The
+//! module does not write documents and opens no files.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `json_tokenizer` `scalar` |
+//! | 1 | `node` |
+//! | 2 | `diagnostics` `node_builder` |
+//! | 3 | `decoder` `parser` |
 
 mod decoder;
 mod diagnostics;
 mod json_tokenizer;
 mod node;
+mod node_builder;
 mod parser;
 mod scalar;
 

@@ -1,26 +1,26 @@
-//! A parsed document: scalars, sequences and mappings, each with its place.
+//! A parsed document: scalars, sequences and mappings with their locations.
 //!
-//! Plain data. Aliases are expanded and `<<` is merged already; duplicate keys are kept, for the
-//! decoder to report.
+//! Plain data. Aliases are expanded and `<<` is merged. Duplicate keys are kept, so that the
+//! decoder can report them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::scalar::ResolvedScalar;
 
-/// Where something stands in a file.
+/// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
-    /// The file's name, as the reader of a fault knows it.
+    /// The name of the file, as shown in diagnostics.
     pub file: Arc<str>,
-    /// The line, from 1; 0 for the file as a whole.
+    /// The line, from 1. 0 for the whole file.
     pub line: u32,
-    /// The column in characters, from 1; 0 for the file as a whole.
+    /// The column in characters, from 1. 0 for the whole file.
     pub column: u32,
 }
 
 impl SourceLocation {
-    /// The file as a whole.
+    /// The location of a whole file.
     #[must_use]
     pub fn whole_file(file: &str) -> Self {
         Self {
@@ -41,67 +41,67 @@ impl fmt::Display for SourceLocation {
     }
 }
 
-/// A value in a document. A value reached through an alias has the place of its anchor.
+/// A value in a document. A value that was inserted for an alias has the location of its anchor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Where the value begins.
+    /// The start of the value.
     pub location: SourceLocation,
     /// The value.
     pub content: Content,
 }
 
-/// What a value is.
+/// The kind and contents of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// Keys and values in the order written, duplicates included.
+    /// Keys and values in the written order, including duplicates.
     Mapping(Vec<MappingEntry>),
-    /// Null, boolean, number or text.
+    /// A null, boolean, number or string.
     Scalar(ScalarNode),
-    /// Values in order.
+    /// Values in the written order.
     Sequence(Vec<Node>),
 }
 
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MappingEntry {
-    /// The key as JSON would have it: an unquoted `yes` is `true`.
+    /// The key as in JSON: an unquoted `yes` is `true`.
     pub name: String,
-    /// Where the key stands.
+    /// The location of the key.
     pub location: SourceLocation,
     /// The value.
     pub value: Node,
 }
 
-/// A scalar as written and as understood.
+/// A scalar as written, and its meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalarNode {
     /// The text, unescaped.
     pub text: String,
-    /// How it was written.
+    /// How the scalar was quoted.
     pub style: QuotingStyle,
-    /// What it means.
+    /// The type and value.
     pub value: ResolvedScalar,
 }
 
-/// How a scalar was written.
+/// How a scalar was quoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotingStyle {
-    /// As a block behind `|` or `>`: always text.
+    /// A block scalar with `|` or `>`: always a string.
     Literal,
-    /// Bare: its form decides what it is.
+    /// Unquoted: the text determines the type.
     Plain,
-    /// In quotes of either kind: always text.
+    /// In single or double quotes: always a string.
     Quoted,
 }
 
 impl Node {
-    /// Whether it is null, written or left out.
+    /// Whether the value is null or empty.
     #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar(scalar) if scalar.value == ResolvedScalar::Null)
     }
 
-    /// The text, if it is a string.
+    /// The text, if the value is a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match &self.content {
@@ -110,7 +110,7 @@ impl Node {
         }
     }
 
-    /// The value of a mapping's key; of the last, if it is there twice.
+    /// The value of a key in a mapping, the last one if the key is duplicate.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Self> {
         match &self.content {
@@ -119,8 +119,8 @@ impl Node {
         }
     }
 
-    /// The place of the field at `path` (`spec.rules[0].verbs[1]`), or of the innermost value on
-    /// the way to it that is there.
+    /// The location of the value at `path` (`spec.rules[0].verbs[1]`), or of the innermost existing
+    /// value on that path.
     #[must_use]
     pub fn locate(&self, path: &str) -> &SourceLocation {
         let mut here = self;
@@ -137,8 +137,9 @@ impl Node {
         &here.location
     }
 
-    /// What kind of value it is, in words that follow "got", without a word of the value itself: text where a mapping or
-    /// a list should be may be anything, `token:SECRET` without the space among it.
+    /// The kind of value, in words that follow "got". Contains nothing of the value itself: a
+    /// string in the place of a mapping or a list may be a secret, such as `token:SECRET` without
+    /// the space.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match &self.content {
@@ -153,7 +154,7 @@ impl Node {
         }
     }
 
-    /// What it is, in words that follow "got": `the number 5`, `a list`. For values that are no secrets.
+    /// The value in words that follow "got": `the number 5`, `a list`. Not for secrets.
     #[must_use]
     pub fn describe(&self) -> String {
         let scalar = match &self.content {
@@ -177,12 +178,12 @@ impl Node {
     }
 }
 
-/// The last entry of that name: the one that counts, as in Go's decoders.
+/// The last entry with this name, which is the one that counts, as in Go's decoders.
 pub(super) fn find_entry<'a>(entries: &'a [MappingEntry], name: &str) -> Option<&'a MappingEntry> {
     entries.iter().rev().find(|entry| entry.name == name)
 }
 
-/// As much of a text as a message can bear.
+/// Shortens a text for a message.
 fn truncate(text: &str) -> String {
     const MAX_CHARS: usize = 80;
     if text.chars().count() <= MAX_CHARS {

@@ -1,20 +1,20 @@
-//! What an unquoted scalar means.
+//! Resolves the type of unquoted scalars.
 //!
-//! In YAML as sigs.k8s.io/yaml reads it for Kubernetes 1.36 (its go-yaml v2 `resolve`, then the
-//! detour through JSON): YAML 1.1's booleans and octals. In JSON, as JSON says. Dates stay text, as
-//! they do there.
+//! YAML follows sigs.k8s.io/yaml of Kubernetes 1.36 (`resolve` of its go-yaml v2, then a conversion
+//! to JSON and back): YAML 1.1's booleans and octals. JSON follows its own rules. Dates stay
+//! strings, as in Kubernetes.
 
-/// The kind of a scalar; the text itself stands beside it in [`Scalar`](super::Scalar).
+/// The type and value of a scalar. A string's text is in [`ScalarNode`](super::node::ScalarNode).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ResolvedScalar {
     /// A boolean.
     Bool(bool),
-    /// A number that is not whole, not finite, or in JSON written with point or exponent.
+    /// A number that is not whole or not finite, or a JSON number with a point or an exponent.
     Float(f64),
-    /// A whole number. In YAML `10.0` and `1e3` are whole, for Kubernetes' detour through JSON
+    /// A whole number. In YAML this includes `10.0` and `1e3`, since Kubernetes' conversion to JSON
     /// drops the point.
     Integer(i128),
-    /// No value.
+    /// A null.
     Null,
     /// A string.
     String,
@@ -40,8 +40,7 @@ pub(super) fn resolve_yaml(text: &str) -> ResolvedScalar {
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         return ResolvedScalar::String;
     }
-    // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it
-    // stands.
+    // go-yaml does not remove underscores from a number that begins with a point.
     let plain = if text.starts_with('.') {
         text.to_owned()
     } else {
@@ -71,8 +70,8 @@ pub(super) fn resolve_json(text: &str) -> ResolvedScalar {
     }
 }
 
-/// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix tells the base, and 64 bits must
-/// hold it.
+/// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix determines the base, and the
+/// value has to fit into 64 bits.
 fn parse_integer(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
@@ -89,7 +88,7 @@ fn parse_integer(text: &str) -> Option<i128> {
         },
     };
     if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
-        return None; // from_str_radix would take a second sign
+        return None; // from_str_radix would accept a second sign
     }
     let value = sign * i128::from_str_radix(digits, base).ok()?;
     (i128::from(i64::MIN)..=i128::from(u64::MAX))
@@ -97,21 +96,20 @@ fn parse_integer(text: &str) -> Option<i128> {
         .then_some(value)
 }
 
-/// A decimal fraction in go-yaml's form, so that neither `inf` nor `1.2.3` is one.
+/// A decimal number as go-yaml accepts it, which excludes `inf` and `1.2.3`.
 fn parse_float(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let formed = unsigned
         .chars()
         .all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
     if formed && unsigned.contains(|c: char| c.is_ascii_digit()) {
-        text.parse().ok().filter(|value: &f64| value.is_finite()) // to Go, too great a number is none
+        text.parse().ok().filter(|value: &f64| value.is_finite()) // Go treats an overflow as no number
     } else {
         None
     }
 }
 
-/// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an
-/// integer.
+/// Go formats a whole float64 below 1e21 without a point, and reads it back as an integer.
 fn round_trip_json(value: f64) -> ResolvedScalar {
     let whole = value.fract() == 0.0 && value.abs() < 1e21;
     let integer = whole.then(|| format!("{value:.0}").parse().ok()).flatten();

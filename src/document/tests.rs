@@ -1,4 +1,4 @@
-//! Documents as operators and kubectl write them, and as nobody should.
+//! Documents as operators and kubectl write them, and invalid ones.
 
 use super::Content;
 use super::Diagnostic;
@@ -9,35 +9,35 @@ use super::QuotingStyle;
 use super::SourceLocation;
 use super::Strictness;
 use super::ValueDecoder;
+use super::node_builder::MAX_DEPTH;
 use super::parse_all;
 use super::parse_first_bounded;
-use super::parser::MAX_DEPTH;
 use super::parser::MAX_EXPANSION;
 
 fn parse(text: &str) -> Node {
-    let mut faults = Diagnostics::default();
-    let mut nodes = parse_all("f", text, &mut faults);
-    assert_eq!(faults.to_string(), "", "{text}");
+    let mut diagnostics = Diagnostics::default();
+    let mut nodes = parse_all("f", text, &mut diagnostics);
+    assert_eq!(diagnostics.to_string(), "", "{text}");
     assert_eq!(nodes.len(), 1, "{text}");
     nodes.remove(0)
 }
 
-/// What reading a text that cannot be parsed reports.
+/// The error of a text that cannot be parsed.
 fn parse_error(text: &str) -> String {
-    let mut faults = Diagnostics::default();
-    assert_eq!(parse_all("f", text, &mut faults), [], "{text}");
-    faults.to_string()
+    let mut diagnostics = Diagnostics::default();
+    assert_eq!(parse_all("f", text, &mut diagnostics), [], "{text}");
+    diagnostics.to_string()
 }
 
-/// What comes of reading a text as a mapping, and what is reported.
+/// The result of decoding a text as a mapping, and the diagnostics.
 fn decode<T>(
     text: &str,
     strictness: Strictness,
     read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
 ) -> (Option<T>, String) {
-    let mut faults = Diagnostics::default();
-    let value = parse(text).decode(&mut faults, "", strictness, read);
-    (value, faults.to_string())
+    let mut diagnostics = Diagnostics::default();
+    let value = parse(text).decode(&mut diagnostics, "", strictness, read);
+    (value, diagnostics.to_string())
 }
 
 fn line_and_column(node: &Node) -> (u32, u32) {
@@ -58,8 +58,8 @@ fn every_value_has_its_location() {
     }
     let (yaml, json) = (parse(yaml), parse(json));
     let at = |node: &Node, path: &str| {
-        let place = node.locate(path);
-        (place.line, place.column)
+        let location = node.locate(path);
+        (location.line, location.column)
     };
     assert_eq!(
         (line_and_column(&yaml), line_and_column(&json)),
@@ -81,37 +81,40 @@ fn every_value_has_its_location() {
 
 #[test]
 fn diagnostics_are_displayed_one_per_line() {
-    let mut faults = Diagnostics::default();
-    let place = SourceLocation {
+    let mut diagnostics = Diagnostics::default();
+    let location = SourceLocation {
         file: "f".into(),
         line: 2,
         column: 3,
     };
-    faults.report_error(&place, "a.b", "wrong");
-    faults.report_warning(&place, "a", "odd");
-    faults.report_error(&SourceLocation::whole_file("g"), "", "not there");
+    diagnostics.report_error(&location, "a.b", "wrong");
+    diagnostics.report_warning(&location, "a", "odd");
+    diagnostics.report_error(&SourceLocation::whole_file("g"), "", "not there");
     assert_eq!(
-        faults.to_string(),
+        diagnostics.to_string(),
         "f:2:3: a.b: wrong\nf:2:3: warning: a: odd\ng: not there"
     );
-    assert_eq!((faults.errors().count(), faults.warnings().count()), (2, 1));
-    assert!(faults.has_errors());
+    assert_eq!(
+        (diagnostics.errors().count(), diagnostics.warnings().count()),
+        (2, 1)
+    );
+    assert!(diagnostics.has_errors());
 }
 
 #[test]
 fn a_stream_yields_its_documents_up_to_the_first_syntax_error() {
-    let mut faults = Diagnostics::default();
+    let mut diagnostics = Diagnostics::default();
     let nodes = parse_all(
         "f",
         "# none\n---\n---\na: 1\n--- ~\n--- x\n---\nb: [\n",
-        &mut faults,
+        &mut diagnostics,
     );
     assert_eq!(
         nodes.iter().map(line_and_column).collect::<Vec<_>>(),
         [(4, 1), (6, 5)]
     );
-    let fault: Vec<&Diagnostic> = faults.errors().collect();
-    assert_eq!((fault.len(), fault[0].location.line), (1, 9));
+    let errors: Vec<&Diagnostic> = diagnostics.errors().collect();
+    assert_eq!((errors.len(), errors[0].location.line), (1, 9));
 }
 
 #[test]
@@ -154,12 +157,12 @@ fn text_that_may_be_a_secret_is_never_quoted() {
         "token: {hunter2",
         "? [hunter2]\n: 1",
     ] {
-        let fault = parse_error(text);
-        assert!(!fault.contains("hunter2"), "{text}: {fault}");
+        let error = parse_error(text);
+        assert!(!error.contains("hunter2"), "{text}: {error}");
     }
-    // The space that is missing behind the colon makes text of a mapping.
+    // Without the space after the colon, the mapping is a string.
     let text = "user: token:hunter2\nargs: hunter2\nenv: 12345\n";
-    let (_, faults) = decode(text, Strictness::Strict, |f| {
+    let (_, diagnostics) = decode(text, Strictness::Strict, |f| {
         f.object("user", |_| ());
         f.strings("args");
         f.map("env", |value| value.string());
@@ -169,7 +172,7 @@ fn text_that_may_be_a_secret_is_never_quoted() {
         "f:2:7: args: expected a list, got a string",
         "f:3:6: env: expected a mapping, got a number",
     ];
-    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(diagnostics.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -180,10 +183,10 @@ fn json_is_read_as_json() {
     assert_eq!(line_and_column(node.field("b").unwrap()), (3, 1));
     assert_eq!(node.field("b").unwrap().describe(), "the number 1e3");
     assert!(node.field("<<").unwrap().field("c").unwrap().is_null());
-    let (value, faults) = decode(text, Strictness::Lenient, |f| f.integer("b", 0..=9999_i32));
+    let (value, diagnostics) = decode(text, Strictness::Lenient, |f| f.integer("b", 0..=9999_i32));
     assert_eq!(value, Some(None));
     assert_eq!(
-        faults,
+        diagnostics,
         "f:3:1: b: expected a whole number from 0 to 9999, got the number 1e3"
     );
     let (value, _) = decode("b: 1e3", Strictness::Lenient, |f| {
@@ -269,7 +272,7 @@ fn alias_expansion_is_bounded() {
         text += &format!("a{n}: &a{n} [{list}]\n");
     }
     assert!(parse_error(&text).ends_with(COPY_LIMIT_MESSAGE));
-    // The anchored value itself is one of the copies.
+    // The anchored value is one of the copies.
     let long = "x".repeat(MAX_EXPANSION / 4 - 1);
     let text = |n: usize| format!("a: &a {long}\nb: [{}]\n", "*a, ".repeat(n));
     assert!(parse(&text(3)).field("b").is_some());
@@ -283,9 +286,9 @@ fn nested_anchors_and_merges_are_bounded_without_an_alias() {
     };
     let list = |text: usize| format!("[{}]", vec!["~"; text].join(", "));
     parse(&nested("[&a ", 90, &list(5_000), "]"));
-    let fault = parse_error(&nested("[&a ", 90, &list(6_000), "]"));
-    // 87 times what is inside was no more than a MiB.
-    assert_eq!(fault, format!("f:1:10: {COPY_LIMIT_MESSAGE}"));
+    let error = parse_error(&nested("[&a ", 90, &list(6_000), "]"));
+    // 87 times the contents is less than a MiB.
+    assert_eq!(error, format!("f:1:10: {COPY_LIMIT_MESSAGE}"));
     let keys = |count: usize| {
         let keys: Vec<_> = (0..count).map(|n| format!("k{n:04}: ")).collect();
         format!("{{{}}}", keys.join(", "))
@@ -297,10 +300,10 @@ fn nested_anchors_and_merges_are_bounded_without_an_alias() {
 
 #[test]
 fn untrusted_text_is_parsed_with_a_bound_of_its_own() {
-    let read = |text: &str, most: usize| {
-        let mut faults = Diagnostics::default();
-        let first = parse_first_bounded("f", text, most, &mut faults);
-        (first.is_some(), faults.to_string())
+    let read = |text: &str, max_expansion: usize| {
+        let mut diagnostics = Diagnostics::default();
+        let first = parse_first_bounded("f", text, max_expansion, &mut diagnostics);
+        (first.is_some(), diagnostics.to_string())
     };
     let text = "a: &a {k: v}\nb: *a\n"; // the mapping, its key and its value: 1 + 2 + 2, twice
     assert_eq!(read(text, 10), (true, String::new()));
@@ -325,13 +328,13 @@ fn values_nest_no_deeper_than_the_bound() {
         "{\"a\":".repeat(5000),
         "- ".repeat(5000),
     ] {
-        let fault = parse_error(&text);
+        let error = parse_error(&text);
         assert!(
-            fault.ends_with(&deeper) || fault.ends_with("recursion limit exceeded"),
-            "{fault}"
+            error.ends_with(&deeper) || error.ends_with("recursion limit exceeded"),
+            "{error}"
         );
     }
-    // Sixty deep, and again sixty deep below an alias.
+    // Sixty levels, and sixty more below an alias.
     let text = format!(
         "a: &a {}\nb: {}*a{}\n",
         lists(60),
@@ -344,7 +347,7 @@ fn values_nest_no_deeper_than_the_bound() {
 #[test]
 fn a_type_mismatch_is_reported_with_the_expected_type() {
     let text = "s: 5\nq: yes\nb: 'true'\ni: 70000\nj: '1'\nd: x\no: [1]\nl: {}\nt: [a, 1, [b]]\nm: {k: 1}\np: five\n";
-    let (_, faults) = decode(text, Strictness::Strict, |f| {
+    let (_, diagnostics) = decode(text, Strictness::Strict, |f| {
         f.require(&["s", "gone"]);
         f.string("s");
         f.string("q");
@@ -373,14 +376,14 @@ fn a_type_mismatch_is_reported_with_the_expected_type() {
         "f:10:8: m[k]: expected a string, got the number 1",
         "f:11:4: p: expected a number of goats, got the string \"five\"",
     ];
-    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(diagnostics.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
 fn values_of_the_expected_type_are_decoded() {
     let text =
         "s: x\nb: off\ni: 010\nf: 2.5\nw: 3\nm: {a: x, b: w, a: z}\nl: [{k: 1}, {k: 2}]\nz: ~\n";
-    let (value, faults) = decode(text, Strictness::Lenient, |f| {
+    let (value, diagnostics) = decode(text, Strictness::Lenient, |f| {
         assert_eq!(f.string("s").as_deref(), Some("x"));
         assert_eq!(f.boolean("b"), Some(false));
         assert_eq!(f.integer("i", i64::MIN..=i64::MAX), Some(8));
@@ -397,7 +400,7 @@ fn values_of_the_expected_type_are_decoded() {
         f.objects("l", |item| item.integer("k", 0..=9_u8))
     });
     assert_eq!(
-        (value, faults.as_str()),
+        (value, diagnostics.as_str()),
         (Some(Some(vec![Some(1), Some(2)])), "")
     );
 }
@@ -414,13 +417,13 @@ fn unknown_and_repeated_fields_follow_the_strictness() {
     let found = "f:4:3: {}spec.v: unknown field; known here: x, w\n\
                  f:5:3: {}spec.x: given twice; the last one counts\n\
                  f:6:3: {}spec.z: unknown field; known here: x, w";
-    for (strictness, faults) in [
+    for (strictness, diagnostics) in [
         (Strictness::Lenient, String::new()),
         (Strictness::Strict, found.replace("{}", "")),
         (Strictness::Warn, found.replace("{}", "warning: ")),
     ] {
         let value = Some(Some((Some(3), None)));
-        assert_eq!(decode(text, strictness, read), (value, faults));
+        assert_eq!(decode(text, strictness, read), (value, diagnostics));
     }
 }
 
@@ -434,9 +437,9 @@ fn a_null_in_a_list_is_an_empty_item_unless_strict() {
     let items = vec!["a".to_owned(), String::new()];
     let lenient = decode(text, Strictness::Warn, read);
     assert_eq!(lenient, (Some((Some(items), Some(2))), String::new()));
-    let (_, faults) = decode(text, Strictness::Strict, read);
+    let (_, diagnostics) = decode(text, Strictness::Strict, read);
     assert_eq!(
-        faults,
+        diagnostics,
         "f:2:13: o[1]: expected a mapping, got nothing\n\
          f:1:8: s[1]: expected a string, got nothing"
     );
@@ -444,7 +447,7 @@ fn a_null_in_a_list_is_an_empty_item_unless_strict() {
 
 #[test]
 fn errors_that_the_caller_reports_have_the_location_of_the_field() {
-    let (_, faults) = decode("a:\n  b: 1\n", Strictness::Strict, |f| {
+    let (_, diagnostics) = decode("a:\n  b: 1\n", Strictness::Strict, |f| {
         f.object("a", |f| {
             f.mark_known(&["b"]);
             f.report_error("b", "is odd");
@@ -453,19 +456,20 @@ fn errors_that_the_caller_reports_have_the_location_of_the_field() {
         });
     });
     assert_eq!(
-        faults,
+        diagnostics,
         "f:2:6: a.b: is odd\nf:2:3: warning: a.c: is missed\nf:2:3: a: is wrong as a whole"
     );
 }
 
-/// Reads whatever is there by every means.
+/// Decodes a value in every way.
 fn read_everything(value: ValueDecoder<'_>) -> Option<()> {
     let node = value.node();
     assert!(!node.describe().is_empty());
-    let mut faults = Diagnostics::default();
+    let mut diagnostics = Diagnostics::default();
     for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Warn] {
-        let mut read =
-            |read: fn(ValueDecoder<'_>) -> bool| read(node.decoder(&mut faults, "x", strictness));
+        let mut read = |read: fn(ValueDecoder<'_>) -> bool| {
+            read(node.decoder(&mut diagnostics, "x", strictness))
+        };
         read(|value| value.string().is_some());
         read(|value| value.boolean().is_some());
         read(|value| value.number().is_some());
@@ -473,11 +477,11 @@ fn read_everything(value: ValueDecoder<'_>) -> Option<()> {
         read(|value| value.integer(i64::MIN..=i64::MAX).is_some());
         read(|value| value.object(|fields| fields.string("a")).is_some());
     }
-    node.decoder(&mut faults, "x", Strictness::Warn)
+    node.decoder(&mut diagnostics, "x", Strictness::Warn)
         .list(read_everything);
-    node.decoder(&mut faults, "x", Strictness::Warn)
+    node.decoder(&mut diagnostics, "x", Strictness::Warn)
         .map(read_everything);
-    assert!(faults.iter().all(|fault| fault.location.line > 0));
+    assert!(diagnostics.iter().all(|error| error.location.line > 0));
     Some(())
 }
 
@@ -509,8 +513,8 @@ fn a_mangled_document_causes_no_panic() {
             }
         }
         let text: String = text.into_iter().collect();
-        let mut faults = Diagnostics::default();
-        for node in parse_all("f", &text, &mut faults) {
+        let mut diagnostics = Diagnostics::default();
+        for node in parse_all("f", &text, &mut diagnostics) {
             node.decoder(&mut Diagnostics::default(), "", Strictness::Warn)
                 .list(read_everything);
             node.decoder(&mut Diagnostics::default(), "", Strictness::Warn)

@@ -1,28 +1,27 @@
-//! The objects that kube-apiserver 1.36 makes for itself, and that weir goes by where nobody has
-//! given it others.
+//! The objects that kube-apiserver 1.36 creates for itself. weir uses them where no configuration
+//! replaces them.
 //!
-//! They stand in `suggested.yaml` beside this file and in the `mandatory.yaml` of
-//! `api::flowcontrol`. Nothing here keeps them up to date in a cluster: that is kube-apiserver's
-//! own task.
+//! They are in `suggested.yaml` in this folder and in the `mandatory.yaml` of `api::flowcontrol`.
+//! This module does not maintain them in a cluster: kube-apiserver does that.
 
 use std::sync::LazyLock;
 
 use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::mandatory;
 
-/// Whether a cluster can be without the object.
+/// Whether the object must exist in a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootstrapClass {
-    /// It always exists, with a spec that is fixed.
+    /// It always exists, with a fixed spec.
     Mandatory,
-    /// It is made anew when it is missing, but an operator may change it.
+    /// It is created again when it is missing, but an operator may change it.
     Suggested,
 }
 
 static SUGGESTED: LazyLock<Vec<Object>> =
     LazyLock::new(|| mandatory::decode_embedded("suggested.yaml", include_str!("suggested.yaml")));
 
-/// The objects of a class.
+/// The built-in objects of a class.
 #[must_use]
 pub fn objects(class: BootstrapClass) -> &'static [Object] {
     match class {
@@ -31,10 +30,10 @@ pub fn objects(class: BootstrapClass) -> &'static [Object] {
     }
 }
 
-/// What a cluster has whose operator has given it `objects`: those, and the built-in ones of other names.
+/// Adds the built-in objects whose kind and name are not among the configured ones.
 #[must_use]
-pub fn add_missing(given: Vec<Object>) -> Vec<Object> {
-    let mut all = given;
+pub fn add_missing(configured: Vec<Object>) -> Vec<Object> {
+    let mut all = configured;
     for class in [BootstrapClass::Mandatory, BootstrapClass::Suggested] {
         for object in objects(class) {
             let same = |other: &Object| {
@@ -60,20 +59,20 @@ mod tests {
 
     #[test]
     fn the_built_in_manifests_are_complete_and_valid() {
-        let mut faults = Diagnostics::default();
+        let mut diagnostics = Diagnostics::default();
         let mut documents = document::parse_all(
             "suggested.yaml",
             include_str!("suggested.yaml"),
-            &mut faults,
+            &mut diagnostics,
         );
         let mandatory = include_str!("../api/flowcontrol/mandatory.yaml");
         documents.extend(document::parse_all(
             "mandatory.yaml",
             mandatory,
-            &mut faults,
+            &mut diagnostics,
         ));
-        assert_eq!(flowcontrol::read(&documents, &mut faults).len(), 19);
-        assert_eq!(faults.to_string(), "");
+        assert_eq!(flowcontrol::read(&documents, &mut diagnostics).len(), 19);
+        assert_eq!(diagnostics.to_string(), "");
         assert_eq!(objects(BootstrapClass::Mandatory).len(), 4);
         assert_eq!(objects(BootstrapClass::Suggested).len(), 15);
     }

@@ -1,85 +1,99 @@
-//! API Priority and Fairness: whom a full server serves next.
+//! API Priority and Fairness: which request a full server serves next.
 //!
 //! # The problem
 //!
-//! A server can work on so many requests at a time. When more arrive, some must wait, and then it
-//! matters who: in a single line, whoever sends most is served most, and one broken client starves
-//! all others. So requests are sorted into *priority levels* with seats of their own, and within a
-//! level into *flows* (one user's requests, or one namespace's) that are to be served equally,
-//! however much each of them sends.
+//! A server can execute a limited number of requests at a time. When more arrive, some must wait,
+//! and their order matters. In a single queue, the client that sends most is served most, and one
+//! broken client starves all others. API Priority and Fairness therefore divides requests twice.
+//! Each *priority level* has seats of its own. Within a level, each *flow* (the requests of one
+//! user, or for one namespace) gets the same service, however many requests it sends.
 //!
-//! # The way of a request
+//! # The path of a request
 //!
-//! 1. A flow schema matches it. That gives its priority level, and with a property of the request
-//!    (user or namespace) its flow, of which a hash remains: [`fairqueuing::shuffle_sharding::flow_hash`].
-//! 2. It is estimated how much work it is, in [`fairqueuing::seats`]. Most need one seat; a large list needs
-//!    more, and a write that many watchers hear of keeps seats busy after its answer.
-//! 3. The flow's hash is [dealt](shuffle_sharding) a few of the level's queues, always the same,
-//!    and the request joins the one in which the least work waits. A queue for each flow would be
-//!    fairer still, but their number has no bound. With a few out of many, a flood spoils all the
-//!    queues of another flow hardly ever.
-//! 4. The level's [`fairqueuing::queue_set`] decides who starts: now, in its turn, or not at all.
-//! 5. It runs, ends, and gives its seats back, at once or a little later.
-//! 6. If it never ran, its client is told for [how long](retry_after) to stay away.
+//! 1. A flow schema matches it. The schema determines the priority level. Together with a property
+//!    of the request (user or namespace) it determines the flow, which is represented by a hash:
+//!    [`fairqueuing::shuffle_sharding::flow_hash`].
+//! 2. Its work is estimated by the [`work_estimator`], in the units of [`fairqueuing::seats`]. Most
+//!    requests need one seat. A large list needs more, and a write that many watches receive keeps
+//!    seats occupied after its response.
+//! 3. The flow's hash is [dealt](fairqueuing::shuffle_sharding) a few of the level's queues, always
+//!    the same ones, and the request joins the one with the least waiting work. One queue per flow
+//!    would be fairer, but the number of flows is unbounded. With a few queues out of many, a flood
+//!    rarely affects all queues of another flow.
+//! 4. The level's [`fairqueuing::queue_set`] decides when it starts: at once, after waiting in its
+//!    queue, or not at all.
+//! 5. It executes, ends, and releases its seats, at once or a little later.
+//! 6. If it is rejected, the response has a [`Retry-After`](retry_after).
 //!
-//! Meanwhile [`concurrency`] moves seats between the levels: each has a right to its nominal
-//! [share](shares), lends what it does not use, and [borrows](borrowing) where its measured
-//! [`concurrency::demand`] is greater.
+//! Meanwhile [`concurrency`] moves seats between the levels. Each level has a nominal number of
+//! seats by its [shares](concurrency::level_limits), lends seats that it does not use, and
+//! [borrows](concurrency::borrowing) where its measured [demand](concurrency::demand) is greater.
 //!
 //! # Fair queuing
 //!
-//! Imagine a server that could divide itself at will. It would serve all queues that have requests,
-//! the *active* ones, at the same time, and each would get the same part of the seats in use. Let R
-//! be the work that such a server has done by now for a queue that has always been active. R is the
-//! level's progress meter, and grows at the rate
+//! Imagine a server that can divide itself at will. It serves all queues that have requests, the
+//! *active* queues, at the same time, and each gets the same part of the seats in use. Let R be the
+//! work that this server has done by now for a queue that has always been active. R is the level's
+//! virtual time (KEP-1040: progress meter), and grows at the rate
 //!
 //! ```text
-//! dR/dt = min(seats wanted, seats there are) / active queues
+//! dR/dt = min(seats wanted, seats available) / active queues
 //! ```
 //!
-//! A request that joins an empty queue at R begins its service at S = R in that imagined world, and
-//! is finished at F = S + its work; the next one in the queue begins at S' = F, and so on. A real
-//! server takes whole requests one after another. It comes closest to the imagined one if it always
-//! takes the request that would be finished first there: the one with the least F. Nothing else is
-//! needed for fairness than R for the level and S for the next request of each queue.
+//! A request that joins an empty queue at R starts at S = R on the imagined server, and finishes at
+//! F = S + its work. The next request in the queue starts at S' = F, and so on. A real server
+//! executes whole requests one after another. It is closest to the imagined server if it always
+//! starts the request that would finish first there: the one with the least F. Fairness needs no
+//! more state than R for the level and S for the next request of each queue.
 //!
-//! To serve a queue is to raise its S, so the queue falls behind the others until they have had as
-//! much. A flow that comes back after a pause starts at the R of now: it is ahead of every backlog,
-//! which stands where it would be had it been served equally, but it has saved up nothing. From
-//! both together: a flow that has one request waiting at a time waits until a seat comes free and
-//! then for about one turn of each active queue, be their backlogs as long as they may. The tests
-//! of the queue set hold it to that, and compare long-run shares with max-min fairness.
+//! Serving a queue raises its S, so the queue falls behind the others until they have received as
+//! much. A flow that returns after a pause starts at the current R. It is ahead of every backlog,
+//! because a backlog stands where equal service would have put it. It has not saved up any service.
+//! Both properties together bound the wait of a flow that has one request waiting at a time: until
+//! a seat is free, and then for about one request of each active queue, however long their backlogs
+//! are. The tests of the queue set check this bound, and compare long-run shares with max-min
+//! fairness.
 //!
-//! Three things are unlike the packets on a wire for which fair queuing was invented (Demers,
+//! Three things differ from the packets on a wire for which fair queuing was invented (Demers,
 //! Keshav and Shenker, 1989):
 //!
 //! - *There are many seats, and a request may need several.* Work is seats times seconds. A wide
-//!   request whose turn has come waits until enough seats are free, and nobody overtakes it
-//!   meanwhile: seats are wasted for that moment, but it is not starved by a stream of narrow ones.
-//! - *Nobody knows how long a request will run.* It is [taken to run
-//!   3 ms](fairqueuing::seats::ESTIMATED_SERVICE_DURATION), and when it ends S is corrected by the difference.
-//!   A queue of slow requests pays for them, if late.
-//! - *A correction may put S back behind the arrival* of the request that is next. It is then
-//!   raised to the R of that arrival, so that a queue of quick requests cannot turn the past into a
-//!   claim.
+//!   request that is next waits until enough seats are free, and no request overtakes it meanwhile.
+//!   Seats are idle for that time, but a stream of narrow requests does not starve the wide one.
+//! - *The execution time of a request is not known in advance.* It is [estimated at 3
+//!   ms](fairqueuing::seats::ESTIMATED_SERVICE_DURATION). When the request ends, S is corrected by
+//!   the difference. A queue of slow requests is charged for them, but late.
+//! - *A correction may move S back before the arrival* of the request that is next. S is then
+//!   raised to the R of that arrival, so that a queue of quick requests cannot save up service.
 //!
-//! All this is KEP-1040 as Kubernetes 1.36 carries it out, to the last unit of its fixed-point
-//! arithmetic. Where the KEP and the code differ, the code is followed; where the code is mistaken,
-//! [`fairqueuing::queue_set`] says so.
+//! This is KEP-1040 as Kubernetes 1.36 implements it, to the last unit of its fixed-point
+//! arithmetic. Where the KEP and the code differ, weir follows the code. Where the code has a bug,
+//! [`fairqueuing::queue_set`] documents the difference.
 //!
-//! # What is pure
+//! # Pure modules
 //!
-//! The modules named so far read no clock, take no lock and wake nobody; they are told the time and
-//! return decisions. They import only each other, downwards: `seats`, `shuffle_sharding`,
-//! `requests`, `fifo`, `queue_set`, `shares`, and apart from these `demand` and `allocation`, on
-//! which `borrowing` and then `concurrency` rest; `retry_after` by itself.
+//! [`fairqueuing`], [`concurrency`], [`matching`], [`retry_after`] and most of [`work_estimator`]
+//! are pure: they read no clock, take no lock and wake no task. Callers pass the time as an
+//! argument, and the modules return decisions.
 //!
-//! # What is not
+//! # Modules with side effects
 //!
-//! [`level`] puts one queue set behind a lock, wakes those whose turn has come, and counts; a place
-//! that a request holds there gives itself back when it is dropped. [`controller`] leads each
-//! request to its level and moves seats and configurations. What they count, `metrics` and `dump`
-//! show; `histogram` and [`metrics::in_flight`] are kept for them.
+//! [`level`] puts one queue set behind a lock, wakes the requests that are dispatched, and counts.
+//! A request holds a seat permit there, which releases its seats on drop. [`controller`] routes
+//! each request to its level and applies configurations and seat adjustments. It also writes the
+//! debug dumps. `collector` exposes the levels' counters. [`metrics`] has the histograms and
+//! counters for them.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `bootstrap` `fairqueuing` `metrics` `retry_after` |
+//! | 1 | `concurrency` `work_estimator` |
+//! | 2 | `matching` |
+//! | 3 | `level` |
+//! | 4 | `collector` |
+//! | 5 | `controller` |
 
 pub mod bootstrap;
 mod collector;

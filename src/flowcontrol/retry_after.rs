@@ -1,27 +1,27 @@
-//! How long a refused client is told to stay away: longer while a level keeps refusing, up to half
-//! a minute.
+//! The `Retry-After` of rejected requests: longer while a level keeps rejecting, up to half a
+//! minute.
 //!
-//! One of these counts the requests that one priority level drops, second by second. At the first
-//! drop of a new second it looks back over as many seconds as it has been asking for: three drops a
-//! second or more, and it asks for twice as long; fewer than one, and it asks for a second less.
-//! This is `dropped_requests_tracker.go` of Kubernetes 1.36.
+//! One tracker counts the requests that one priority level drops, per second. At the first drop of
+//! a new second it sums the drops of the last `retry_after` seconds. With three drops a second or
+//! more, `retry_after` doubles. With less than one drop a second, it decreases by one second. This
+//! is `dropped_requests_tracker.go` of Kubernetes 1.36.
 //!
-//! It counts what it is told of. Which requests were dropped is not its business.
+//! The caller decides which requests count as dropped.
 
 use std::collections::VecDeque;
 
-/// The longest that a client is told to wait, in seconds.
+/// The greatest `Retry-After`, in seconds.
 const MAX_RETRY_AFTER: i64 = 32;
 
-/// Seconds with drops that are remembered. Twice the longest look-back: the rest is for a clock
-/// that was set back, which leaves entries that are not old yet.
+/// The number of seconds with drops that are kept. Twice the longest look-back: the rest is for a
+/// clock that was set back, which leaves entries that are not old yet.
 const MAX_HISTORY: usize = 64;
 
 /// The drops of one priority level, and the `Retry-After` that follows from them.
 #[derive(Clone, Debug)]
 pub struct DroppedRequestsTracker {
     retry_after: i64,
-    /// When it was last doubled.
+    /// The second of the last doubling.
     last_doubled_at: i64,
     current: DropsPerSecond,
     /// The seconds before `current` that had drops, oldest first.
@@ -46,8 +46,8 @@ impl Default for DroppedRequestsTracker {
 }
 
 impl DroppedRequestsTracker {
-    /// Notes that a request was dropped at `unix_second` (of the wall clock, as upstream) and
-    /// returns the `Retry-After` of its answer.
+    /// Records that a request was dropped at `unix_second` (wall clock, as upstream) and returns
+    /// the `Retry-After` of its response, in seconds.
     pub fn record(&mut self, unix_second: i64) -> i64 {
         if unix_second == self.current.unix_second {
             self.current.drops += 1;
@@ -62,7 +62,7 @@ impl DroppedRequestsTracker {
         self.retry_after
     }
 
-    /// What a client is told now, in seconds.
+    /// The current `Retry-After`, in seconds.
     #[must_use]
     pub const fn retry_after(&self) -> i64 {
         self.retry_after
@@ -109,11 +109,11 @@ mod tests {
     #[test]
     fn a_flood_doubles_retry_after_up_to_32_and_only_when_the_last_one_has_passed() {
         let mut tracker = DroppedRequestsTracker::default();
-        let told: Vec<_> = (1000..1100)
+        let delays: Vec<_> = (1000..1100)
             .map(|second| drop_at(&mut tracker, second, 10))
             .collect();
-        assert_eq!(told[..9], [1, 2, 2, 4, 4, 4, 4, 8, 8]);
-        assert_eq!(told[99], 32);
+        assert_eq!(delays[..9], [1, 2, 2, 4, 4, 4, 4, 8, 8]);
+        assert_eq!(delays[99], 32);
         assert_eq!(tracker.retry_after(), 32);
     }
 

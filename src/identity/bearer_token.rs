@@ -1,7 +1,9 @@
-//! The bearer token of a request: in `Authorization`, or in a WebSocket's subprotocol. Pure.
+//! Extracts the bearer token of a request: from `Authorization` or from a WebSocket subprotocol.
+//! Pure.
 //!
-//! Read as `bearertoken.Authenticator` and `websocket.ProtocolAuthenticator` (Kubernetes 1.36) read them, down to what Go's library
-//! takes off and lets pass: a client that counts as unknown here by a spelling that the API server reads would escape the limits.
+//! Tokens are read like `bearertoken.Authenticator` and `websocket.ProtocolAuthenticator`
+//! (Kubernetes 1.36) read them, including what Go's library trims and tolerates. Otherwise a client
+//! could escape the limits with a spelling that only the API server accepts.
 
 use std::borrow::Cow;
 
@@ -15,11 +17,12 @@ use http::HeaderValue;
 use http::header::AUTHORIZATION;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 
-/// What begins a WebSocket subprotocol that carries a bearer token
+/// The prefix of a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
 pub const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// Go's `base64.RawURLEncoding`: no padding, and the bits that the last character has to spare may be any.
+/// Go's `base64.RawURLEncoding`: without padding, and unused bits of the last character may have
+/// any value.
 pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
     &alphabet::URL_SAFE,
     GeneralPurposeConfig::new()
@@ -28,21 +31,22 @@ pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// What a request says besides its connection.
+/// The credential in a request's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BearerCredential<'a> {
-    /// Nothing.
+    /// No credential.
     None,
-    /// Some credential whose form weir does not read: another scheme, a subprotocol that is no token.
+    /// A credential of an unknown form: another scheme, or a subprotocol that is not a token.
     Unrecognized,
-    /// A token.
+    /// A bearer token.
     Token(Cow<'a, [u8]>),
-    /// A token in `Authorization` and another one in a subprotocol, which counts where the first proves nothing.
+    /// A token in `Authorization` and another one in a subprotocol. The second counts if the first
+    /// is not verified.
     TwoTokens([Cow<'a, [u8]>; 2]),
 }
 
-/// The token of a request with `headers` that asks for a change to the protocol `upgrade`, if to any. A subprotocol says something
-/// where a WebSocket is asked for only.
+/// The credential of a request with `headers` and the protocol of its `Upgrade`. A subprotocol
+/// counts only for a WebSocket.
 #[must_use]
 pub fn bearer_credential<'a>(
     headers: &'a HeaderMap,
@@ -64,8 +68,8 @@ pub fn bearer_credential<'a>(
     }
 }
 
-/// `wsstream.IsWebSocketRequest`, of a protocol that is asked for in due form. Go's `strings.EqualFold` knows two letters of other
-/// alphabets that fold to one of ASCII.
+/// `wsstream.IsWebSocketRequest`, for a valid upgrade. Go's `strings.EqualFold` folds two letters
+/// outside of ASCII to ASCII letters.
 fn is_websocket(protocol: &HeaderValue) -> bool {
     let folded = |letter| match letter {
         '\u{17f}' => 's',
@@ -76,7 +80,8 @@ fn is_websocket(protocol: &HeaderValue) -> bool {
         .is_ok_and(|text| text.chars().map(folded).eq("websocket".chars()))
 }
 
-/// The scheme in any case, the token up to the next space; two spaces are an empty token, which is none.
+/// The scheme in any case, then the token up to the next space. Two spaces are an empty token,
+/// which does not count.
 fn authorization_token(value: &[u8]) -> Option<&[u8]> {
     let mut words = trim_unicode(value).splitn(3, |byte| *byte == b' ');
     let scheme = words.next().unwrap_or_default();
@@ -85,7 +90,7 @@ fn authorization_token(value: &[u8]) -> Option<&[u8]> {
         .filter(|token| scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty())
 }
 
-/// Without the space around it, as Go's `strings.TrimSpace` has it: that of Unicode, too.
+/// Trims like Go's `strings.TrimSpace`, which includes Unicode white space.
 fn trim_unicode(mut value: &[u8]) -> &[u8] {
     let space = |bytes: &&[u8]| {
         str::from_utf8(bytes).is_ok_and(|text| {
@@ -93,7 +98,7 @@ fn trim_unicode(mut value: &[u8]) -> &[u8] {
             letters.next().is_some_and(char::is_whitespace) && letters.next().is_none()
         })
     };
-    // White space has three bytes at most in UTF-8.
+    // White space has at most three bytes in UTF-8.
     while let Some(found) = (1..=3).find(|n| value.get(..*n).as_ref().is_some_and(space)) {
         value = value.get(found..).unwrap_or_default();
     }
@@ -106,7 +111,7 @@ fn trim_unicode(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// One token, beside at least one protocol that is meant.
+/// The token of the subprotocols. It has to be the only token, beside at least one other protocol.
 fn subprotocol_token(headers: &HeaderMap) -> BearerCredential<'static> {
     let mut encoded = None;
     let (mut tokens, mut others) = (0, 0);
@@ -158,7 +163,7 @@ mod tests {
 
     const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
-    /// Of a request that asks for a WebSocket.
+    /// The credential of a request for a WebSocket.
     fn websocket_credential(headers: &HeaderMap) -> BearerCredential<'_> {
         bearer_credential(headers, Some(&WEBSOCKET))
     }
@@ -276,7 +281,7 @@ mod tests {
         for other in ["\u{200b}Bearer secret", "\u{feff}Bearer secret"] {
             assert!(!found(other), "{other:?} is no space in Unicode");
         }
-        // Half a character is none, and stays.
+        // Incomplete characters are not white space and stay.
         assert_eq!(trim_unicode(b"\xa0 a\xc2"), b"\xa0 a\xc2");
         assert_eq!(trim_unicode(b"\xc2\xa0\xe3\x80\x80"), b"");
         assert_eq!(trim_unicode(b""), b"");

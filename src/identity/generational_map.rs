@@ -1,18 +1,18 @@
-//! A bounded map of two generations: the older is dropped when the younger is full, and what is looked up in the older moves to the
-//! younger. Pure.
+//! A bounded map of two generations. The older generation is dropped when the newer one is full,
+//! and a lookup moves an entry from the older to the newer. Pure.
 
 use std::collections::HashMap;
 
-use crate::identity::accepted_tokens::TokenHash;
+use crate::identity::token_hash::TokenHash;
 
-/// Values by marks, each of some weight.
+/// Values by token hash, each with a weight.
 #[derive(Debug)]
 pub(super) struct GenerationalMap<V> {
     max_entries: usize,
     max_weight: usize,
     newer: HashMap<TokenHash, WeightedEntry<V>>,
     older: HashMap<TokenHash, WeightedEntry<V>>,
-    /// What the younger weighs.
+    /// The total weight of the newer generation.
     newer_weight: usize,
 }
 
@@ -23,62 +23,63 @@ struct WeightedEntry<V> {
 }
 
 impl<V> GenerationalMap<V> {
-    /// Nothing yet; each of the two holds so many values, and so much weight (or a single one that weighs more).
-    pub(super) fn new(most: usize, most_weight: usize) -> Self {
+    /// An empty map. Each generation holds at most `max_entries` values of a total weight of
+    /// `max_weight`, or a single heavier one.
+    pub(super) fn new(max_entries: usize, max_weight: usize) -> Self {
         Self {
-            max_entries: most,
-            max_weight: most_weight,
+            max_entries,
+            max_weight,
             newer: HashMap::new(),
             older: HashMap::new(),
             newer_weight: 0,
         }
     }
 
-    /// What is there.
-    pub(super) fn get(&mut self, mark: TokenHash) -> Option<&V> {
-        if !self.newer.contains_key(&mark)
-            && let Some(kept) = self.older.remove(&mark)
+    /// Returns the value and moves it to the newer generation.
+    pub(super) fn get(&mut self, key: TokenHash) -> Option<&V> {
+        if !self.newer.contains_key(&key)
+            && let Some(entry) = self.older.remove(&key)
         {
-            self.insert_entry(mark, kept);
+            self.insert_entry(key, entry);
         }
-        self.newer.get(&mark).map(|kept| &kept.value)
+        self.newer.get(&key).map(|entry| &entry.value)
     }
 
-    /// Likewise, to be changed in its place.
-    pub(super) fn get_mut(&mut self, mark: TokenHash) -> Option<&mut V> {
-        let kept = match self.newer.get_mut(&mark) {
-            Some(young) => Some(young),
-            None => self.older.get_mut(&mark),
+    /// Returns the value for modification. Does not move it.
+    pub(super) fn get_mut(&mut self, key: TokenHash) -> Option<&mut V> {
+        let entry = match self.newer.get_mut(&key) {
+            Some(entry) => Some(entry),
+            None => self.older.get_mut(&key),
         };
-        kept.map(|kept| &mut kept.value)
+        entry.map(|entry| &mut entry.value)
     }
 
-    /// Puts it in, in the place of what was there.
-    pub(super) fn insert(&mut self, mark: TokenHash, value: V, weight: usize) {
-        self.remove(mark);
-        self.insert_entry(mark, WeightedEntry { value, weight });
+    /// Inserts a value and replaces the previous one.
+    pub(super) fn insert(&mut self, key: TokenHash, value: V, weight: usize) {
+        self.remove(key);
+        self.insert_entry(key, WeightedEntry { value, weight });
     }
 
-    fn insert_entry(&mut self, mark: TokenHash, kept: WeightedEntry<V>) {
+    fn insert_entry(&mut self, key: TokenHash, entry: WeightedEntry<V>) {
         if self.newer.len() >= self.max_entries
-            || self.newer_weight.saturating_add(kept.weight) > self.max_weight
+            || self.newer_weight.saturating_add(entry.weight) > self.max_weight
         {
             self.older = std::mem::take(&mut self.newer);
             self.newer_weight = 0;
         }
-        self.newer_weight += kept.weight;
-        self.newer.insert(mark, kept);
+        self.newer_weight += entry.weight;
+        self.newer.insert(key, entry);
     }
 
-    /// Takes it out.
-    pub(super) fn remove(&mut self, mark: TokenHash) {
-        if let Some(kept) = self.newer.remove(&mark) {
-            self.newer_weight -= kept.weight;
+    /// Removes a value.
+    pub(super) fn remove(&mut self, key: TokenHash) {
+        if let Some(entry) = self.newer.remove(&key) {
+            self.newer_weight -= entry.weight;
         }
-        self.older.remove(&mark);
+        self.older.remove(&key);
     }
 
-    /// How many there are.
+    /// The number of values in both generations.
     pub(super) fn len(&self) -> usize {
         self.newer.len() + self.older.len()
     }

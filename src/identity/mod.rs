@@ -1,10 +1,22 @@
-//! Who asks: a front proxy's word, a client certificate, a bearer token, or nobody.
+//! Authenticates requests: front proxy headers, client certificates and bearer tokens.
 //!
-//! Promises: a name and its groups are only given to who proved it: to whom a front proxy names that proved to be one, a
-//! certificate of the client CA, a token whose file, signature or review says so. Everybody else is `system:anonymous` here,
-//! whatever a header says, and keeps the credential it sent for the upstream to judge. A presented certificate that does not
-//! hold is never quietly taken for "no certificate". What is known costs no waiting; only a new token may. Asking itself is
-//! `upstream`'s ([`transport`]). The order is kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
+//! A user name and its groups come only from a verified source: a front proxy with a valid
+//! certificate, a client certificate of the client CA, or a token that the token file, its
+//! signature or a `TokenReview` confirms. Every other request is `system:anonymous` here, whatever
+//! its headers say. Its credential is forwarded, and the upstream decides about it. A client
+//! certificate that is presented and not valid is an error, never treated as "no certificate".
+//! Cached results need no waiting; only a new token may. This module sends no requests itself:
+//! `upstream` implements the traits of [`transport`]. The order of the authenticators is
+//! kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `bearer_token` `client_certificate` `token_hash` `transport` |
+//! | 1 | `generational_map` `jwt` `request_header` `review_queue` |
+//! | 2 | `accepted_tokens` `impersonation` |
+//! | 3 | `tokens` |
 
 pub mod accepted_tokens;
 pub mod bearer_token;
@@ -14,6 +26,7 @@ pub mod impersonation;
 pub mod jwt;
 pub mod request_header;
 pub mod review_queue;
+pub mod token_hash;
 pub mod tokens;
 pub mod transport;
 
@@ -36,27 +49,27 @@ use http::HeaderValue;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::accepted_tokens::TokenHasher;
 use crate::identity::bearer_token::BearerCredential;
 use crate::identity::bearer_token::bearer_credential;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::fair_queue::source_network;
+use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::TokenLookup;
 use crate::identity::tokens::TokenOutcome;
 use crate::identity::tokens::token_cache::VerifiedBy;
 
 pub use accepted_tokens::AcceptedTokens;
-pub use accepted_tokens::TokenHash;
 pub use bearer_token::WEBSOCKET_BEARER_PREFIX;
 pub use client_certificate::CertificateError;
 pub use client_certificate::CertificateVerifier;
 pub use client_certificate::PeerCertificate;
 pub use impersonation::authorizer::ImpersonationAuthorizer;
 pub use request_header::FrontProxyAuthenticator;
+pub use token_hash::TokenHash;
 pub use tokens::TokenAuthenticator;
 pub use tokens::token_file::TokenFile;
 
-/// The authenticators that are configured.
+/// Authenticates requests with the configured authenticators, in kube-apiserver's order.
 #[derive(Debug)]
 pub struct RequestAuthenticator {
     front_proxies: Option<FrontProxyAuthenticator>,
@@ -67,93 +80,104 @@ pub struct RequestAuthenticator {
     anonymous: Arc<UserInfo>,
 }
 
-/// A user, and the credential that the request carried.
+/// The user of a request and the credential that the request carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authentication {
-    /// Whom the limits see.
+    /// The user that the limits apply to.
     pub user: Arc<UserInfo>,
-    /// What proved it, and so the way to the upstream.
+    /// The credential that authenticated the request. It determines how the request is forwarded.
     pub credential: RequestCredential,
-    /// Its token, or whatever else stood in `Authorization`, where the upstream's answer to it says something.
+    /// The hash of the token, or of another value of `Authorization`. `None` if the upstream's
+    /// response says nothing about it.
     pub token_hash: Option<TokenHash>,
-    /// When it was known: when it was asked for, if it only had to be looked up.
+    /// When the user was determined. For a result that was only looked up: when the request
+    /// arrived.
     pub authenticated_at: Instant,
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Who asks: at once as a rule, and no request pays for the room of a verification that does not take place.
+/// An authentication, in most cases complete at once. Only a token that has to be verified takes
+/// the boxed variant, so that other requests do not pay for its size.
 pub type AuthenticationFuture<'a> = Either<
     Ready<AuthenticationResult>,
     Pin<Box<dyn Future<Output = AuthenticationResult> + Send + 'a>>,
 >;
 
-/// What comes of it.
+/// The user of a request, or why the request is rejected.
 pub type AuthenticationResult = Result<Authentication, AuthenticationError>;
 
 fn immediate<'a>(resolved: AuthenticationResult) -> AuthenticationFuture<'a> {
     Either::Left(ready(resolved))
 }
 
-/// What a request came with.
+/// The credential that a request carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestCredential {
-    /// A certificate that the client CA vouches for. It ends here: the user is asserted to the upstream.
+    /// A certificate that the client CA signed. It is not forwarded: weir asserts the user to the
+    /// upstream.
     Certificate,
-    /// The word of a front proxy, which ends here as well.
+    /// The identity headers of a front proxy. They are not forwarded either.
     FrontProxy,
-    /// Nothing at all.
+    /// No credential.
     None,
-    /// A token that weir knows by itself, from the token file or by its signature, which says nothing of whether the upstream
-    /// (still) takes it; it goes on.
+    /// A token of the token file, or one with a valid signature. Whether the upstream accepts it,
+    /// or still accepts it, is not known. It is forwarded.
     LocallyVerifiedToken,
-    /// A token that the upstream itself has vouched for, and may take no more since; it goes on.
+    /// A token that the API server has confirmed in a review. The upstream may have revoked it
+    /// since. It is forwarded.
     ReviewedToken,
-    /// A token that weir cannot verify, or a bad one; it goes on, and the upstream judges it.
+    /// A token that is invalid, or that weir cannot verify. It is forwarded, and the upstream
+    /// decides about it.
     UnverifiedToken,
 }
 
-/// Why nobody can be made of what was sent; the request is answered 401.
+/// Why a request cannot be authenticated. The response is a 401.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthenticationError {
-    /// The certificate does not hold, and there is no token to fall back on.
+    /// The client certificate is not valid, and the request has no token.
     InvalidCertificate(CertificateError),
 }
 
-/// What a front proxy says, if the client is one and says something.
+/// The user that a front proxy asserts; `None` if the client is not a front proxy or names no user.
 pub type AssertedIdentity = Result<Option<UserInfo>, CertificateError>;
 
-/// What a request is on a connection with.
+/// What is known about the client and its connection when a request arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientContext<'a> {
-    /// What its client presented.
+    /// The certificate chain that the client presented.
     pub certificate: Option<&'a PeerCertificate>,
-    /// Which client it is.
+    /// The address and connection by which reviews are queued fairly.
     pub source: ClientSource,
-    /// Whether it is one of `--trusted-proxies`, whose word about where a request comes from counts.
+    /// Whether the client is one of `--trusted-proxies`, whose `X-Forwarded-For` counts.
     pub from_trusted_proxy: bool,
-    /// The user of the requests of its network whose tokens nothing verifies; made with the first of them.
+    /// The user of requests from this network whose tokens are not verified. Created with the first
+    /// of them.
     pub unverified_user: &'a OnceLock<Arc<UserInfo>>,
-    /// The protocol to which the request asks to change, as the upstream is going to see it.
+    /// The protocol of the request's `Upgrade`, as the upstream is going to receive it.
     pub upgrade: Option<&'a HeaderValue>,
 }
 
 impl ClientContext<'_> {
-    /// Whom the limits see where nothing verifies a token: all of a network share a flow, so that made-up tokens do not make flows.
-    /// The upstream refuses such requests before fairness.
+    /// The user that the limits apply to if a token is not verified. All such requests of a network
+    /// share a flow, so that made-up tokens create no flows. The upstream rejects them before
+    /// fairness.
     fn network_user(&self, headers: &HeaderMap) -> Arc<UserInfo> {
-        let of = |address| {
+        let user_of = |address| {
             let network = source_network(address);
             Arc::new(UserInfo::unverified(format!("network:{network}")))
         };
         match forwarded_for(headers).filter(|_| self.from_trusted_proxy) {
-            Some(address) => of(address),
-            None => Arc::clone(self.unverified_user.get_or_init(|| of(self.source.address))),
+            Some(address) => user_of(address),
+            None => Arc::clone(
+                self.unverified_user
+                    .get_or_init(|| user_of(self.source.address)),
+            ),
         }
     }
 }
 
-/// The last hop that a proxy names: the client that it has seen itself.
+/// The last address in `X-Forwarded-For`: the client that the proxy itself saw.
 fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
     let last = headers.get_all(X_FORWARDED_FOR).iter().next_back()?;
     let hop = last.to_str().ok()?.rsplit(',').next()?.trim();
@@ -162,42 +186,47 @@ fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
 }
 
 impl RequestAuthenticator {
-    /// An identity from its authenticators.
+    /// Combines the authenticators.
     ///
     /// # Errors
-    /// The system has no randomness for the key of the marks.
+    /// The system's random generator fails, which the key of the token hashes needs.
     pub fn new(
         front_proxies: Option<FrontProxyAuthenticator>,
-        certificates: Option<CertificateVerifier>,
-        mut file: TokenFile,
-        tokens: Arc<TokenAuthenticator>,
+        certificate_verifier: Option<CertificateVerifier>,
+        mut token_file: TokenFile,
+        token_authenticator: Arc<TokenAuthenticator>,
     ) -> Result<Self, String> {
-        let marks = TokenHasher::new()?;
-        file.hash_tokens(&marks);
-        // The operator's word, until the upstream says otherwise.
-        file.token_hashes()
-            .for_each(|mark| tokens.accepted_tokens().record(mark, true));
+        let token_hasher = TokenHasher::new()?;
+        token_file.hash_tokens(&token_hasher);
+        // Tokens of the token file count as accepted until the upstream answers 401.
+        token_file.token_hashes().for_each(|token_hash| {
+            token_authenticator
+                .accepted_tokens()
+                .record(token_hash, true)
+        });
         Ok(Self {
             front_proxies,
-            certificate_verifier: certificates,
-            token_file: file,
-            token_hasher: marks,
-            token_authenticator: tokens,
+            certificate_verifier,
+            token_file,
+            token_hasher,
+            token_authenticator,
             anonymous: Arc::new(UserInfo::anonymous()),
         })
     }
 
-    /// The tokens that may share connections.
+    /// The tokens whose requests may share connections.
     #[must_use]
     pub fn accepted_tokens(&self) -> &AcceptedTokens {
         self.token_authenticator.accepted_tokens()
     }
 
-    /// What the client says as a front proxy. To be read from the headers as they came: what `Connection` names is not for a
-    /// client to take away from what its proxy says.
+    /// The user that the client asserts as a front proxy. Call this with the headers as they
+    /// arrived: a client must not be able to remove a proxy's identity headers by naming them in
+    /// `Connection`.
     ///
     /// # Errors
-    /// It presented a certificate that is not that of a front proxy; which means nothing if it is known by other means.
+    /// The client presented a certificate that is not a valid front proxy certificate. If another
+    /// authenticator accepts the request, the error has no effect.
     pub fn asserted_user(
         &self,
         client: ClientContext<'_>,
@@ -205,19 +234,19 @@ impl RequestAuthenticator {
         wall: SystemTime,
     ) -> AssertedIdentity {
         match (&self.front_proxies, client.certificate) {
-            (Some(proxies), Some(presented)) => proxies.authenticate(presented, headers, wall),
+            (Some(proxies), Some(certificate)) => proxies.authenticate(certificate, headers, wall),
             _ => Ok(None),
         }
     }
 
-    /// The user of a request with `headers`, of which a front proxy may have `asserted` something. Waits only for a token that
-    /// is not known yet, and then not for long.
+    /// Authenticates a request with `headers`, for which a front proxy may have `asserted` a user.
+    /// Waits only for a token that is not cached, and for a few seconds at most.
     ///
     /// # Errors
-    /// [`Unauthenticated`] if what was presented does not hold.
+    /// [`AuthenticationError`] if the client certificate is not valid and there is no token.
     ///
     /// # Cancel safety
-    /// What was begun for others too goes on.
+    /// Cancel safe: key fetches and reviews that other requests may share continue.
     pub fn authenticate<'a>(
         &'a self,
         asserted: AssertedIdentity,
@@ -226,11 +255,11 @@ impl RequestAuthenticator {
         now: Instant,
         wall: SystemTime,
     ) -> AuthenticationFuture<'a> {
-        let by_connection = self.authenticate_connection(asserted, client, wall);
-        if let Ok(Some(known)) = by_connection {
-            return immediate(Ok(known));
+        let from_connection = self.authenticate_connection(asserted, client, wall);
+        if let Ok(Some(authenticated)) = from_connection {
+            return immediate(Ok(authenticated));
         }
-        let nobody = |credential| Authentication {
+        let anonymous = |credential| Authentication {
             user: Arc::clone(&self.anonymous),
             credential,
             token_hash: None,
@@ -238,17 +267,20 @@ impl RequestAuthenticator {
         };
         match bearer_credential(headers, client.upgrade) {
             BearerCredential::Token(token) => {
-                self.authenticate_token(token, (client, headers), now, wall)
+                self.authenticate_token(token, client, headers, now, wall)
             }
             BearerCredential::TwoTokens([first, second]) => Either::Right(Box::pin(async move {
-                let with = (client, headers);
-                let first = self.authenticate_token(first, with, now, wall).await?;
+                let first = self
+                    .authenticate_token(first, client, headers, now, wall)
+                    .await?;
                 if first.credential != RequestCredential::UnverifiedToken {
                     return Ok(first);
                 }
-                let second = self.authenticate_token(second, with, now, wall).await?;
+                let second = self
+                    .authenticate_token(second, client, headers, now, wall)
+                    .await?;
                 let verified = second.credential != RequestCredential::UnverifiedToken;
-                // No mark: which of the two an answer is about cannot be told.
+                // No hash: a response does not say which of the two tokens it is about.
                 Ok(if verified {
                     second
                 } else {
@@ -258,13 +290,14 @@ impl RequestAuthenticator {
                     }
                 })
             })),
-            // No mark: what upstream does not take for a token is nobody there, and an answer to it proves nothing.
+            // No hash: what the upstream does not read as a token is anonymous there, and the
+            // response to it proves nothing about a token.
             BearerCredential::Unrecognized => {
-                immediate(Ok(nobody(RequestCredential::UnverifiedToken)))
+                immediate(Ok(anonymous(RequestCredential::UnverifiedToken)))
             }
-            BearerCredential::None => immediate(match by_connection {
-                Ok(_) => Ok(nobody(RequestCredential::None)),
-                Err(fault) => Err(AuthenticationError::InvalidCertificate(fault)),
+            BearerCredential::None => immediate(match from_connection {
+                Ok(_) => Ok(anonymous(RequestCredential::None)),
+                Err(error) => Err(AuthenticationError::InvalidCertificate(error)),
             }),
         }
     }
@@ -275,32 +308,34 @@ impl RequestAuthenticator {
         client: ClientContext<'_>,
         wall: SystemTime,
     ) -> Result<Option<Authentication>, CertificateError> {
-        let known = |user, credential| {
+        let authenticated = |user, credential| {
             Ok(Some(Authentication {
                 user,
                 credential,
                 token_hash: None,
-                authenticated_at: Clock.now(), // the signature may have been looked at
+                authenticated_at: Clock.now(), // verifying the certificate may have taken time
             }))
         };
-        let fault = match asserted {
-            Ok(Some(user)) => return known(Arc::new(user), RequestCredential::FrontProxy),
+        let error = match asserted {
+            Ok(Some(user)) => return authenticated(Arc::new(user), RequestCredential::FrontProxy),
             Ok(None) => None,
-            // It has named somebody: to go on as the proxy itself would be to believe something else.
-            Err(fault @ CertificateError::InvalidProxyHeaders) => return Err(fault),
-            Err(fault) => Some(fault),
+            // The proxy named a user that cannot be read. The proxy's own user must not be used
+            // instead.
+            Err(error @ CertificateError::InvalidProxyHeaders) => return Err(error),
+            Err(error) => Some(error),
         };
-        let (Some(authority), Some(presented)) = (&self.certificate_verifier, client.certificate)
+        let (Some(verifier), Some(certificate)) = (&self.certificate_verifier, client.certificate)
         else {
-            return fault.map_or(Ok(None), Err);
+            return error.map_or(Ok(None), Err);
         };
-        match presented.user(authority, wall) {
-            Ok(user) => known(user, RequestCredential::Certificate),
-            // A subject without a name is "no opinion" upstream: the next method is asked.
-            Err(CertificateError::NoCommonName) => fault.map_or(Ok(None), Err),
-            Err(own) => Err(match fault {
-                Some(fault @ CertificateError::NotAllowed(_)) => fault,
-                _ => own,
+        match certificate.user(verifier, wall) {
+            Ok(user) => authenticated(user, RequestCredential::Certificate),
+            // Upstream, a subject without a common name is "no opinion", and the next authenticator
+            // decides.
+            Err(CertificateError::NoCommonName) => error.map_or(Ok(None), Err),
+            Err(certificate_error) => Err(match error {
+                Some(error @ CertificateError::NotAllowed(_)) => error,
+                _ => certificate_error,
             }),
         }
     }
@@ -308,58 +343,63 @@ impl RequestAuthenticator {
     fn authenticate_token<'a>(
         &'a self,
         token: Cow<'a, [u8]>,
-        (client, headers): (ClientContext<'a>, &'a HeaderMap),
+        client: ClientContext<'a>,
+        headers: &'a HeaderMap,
         now: Instant,
         wall: SystemTime,
     ) -> AuthenticationFuture<'a> {
-        if let Some((user, mark)) = self.token_file.look_up(&token) {
+        if let Some((user, token_hash)) = self.token_file.look_up(&token) {
             return immediate(Ok(Authentication {
                 user,
                 credential: RequestCredential::LocallyVerifiedToken,
-                token_hash: mark,
+                token_hash,
                 authenticated_at: now,
             }));
         }
-        let mark = self.token_hasher.hash(&token);
-        let asker = client.source;
-        let known = move |verified: TokenOutcome, at| Authentication {
+        let token_hash = self.token_hasher.hash(&token);
+        let source = client.source;
+        let authenticated = move |verified: TokenOutcome, at| Authentication {
             credential: match verified.verified_by {
                 Some(VerifiedBy::ApiServer) => RequestCredential::ReviewedToken,
                 Some(VerifiedBy::Signature) => RequestCredential::LocallyVerifiedToken,
                 None => RequestCredential::UnverifiedToken,
             },
             user: match verified.verified_by {
-                None if self.shares_flow(mark) => client.network_user(headers),
+                None if self.shares_flow(token_hash) => client.network_user(headers),
                 Some(_) | None => verified.user,
             },
-            token_hash: Some(mark),
+            token_hash: Some(token_hash),
             authenticated_at: at,
         };
         match self
             .token_authenticator
-            .look_up(mark, &token, asker, now, wall)
+            .look_up(token_hash, &token, source, now, wall)
         {
-            TokenLookup::Cached(verified) => immediate(Ok(known(verified, now))),
+            TokenLookup::Cached(verified) => immediate(Ok(authenticated(verified, now))),
             TokenLookup::Verify(last) => Either::Right(Box::pin(async move {
                 let verified = self
                     .token_authenticator
-                    .verify(mark, &token, asker, last)
+                    .verify(token_hash, &token, source, last)
                     .await;
-                Ok(known(verified, Clock.now()))
+                Ok(authenticated(verified, Clock.now()))
             })),
         }
     }
 
-    /// Whether requests with a token that is not verified share the flow of their network: where weir could verify it if it were good, but
-    /// for one that the upstream has taken all the same.
-    fn shares_flow(&self, mark: TokenHash) -> bool {
+    /// Whether requests with this unverified token share the flow of their network. They do if weir
+    /// could verify the token if it were valid, unless the upstream has accepted the token.
+    fn shares_flow(&self, token_hash: TokenHash) -> bool {
         self.token_authenticator.can_verify()
-            && !self.token_authenticator.accepted_tokens().contains(mark)
+            && !self
+                .token_authenticator
+                .accepted_tokens()
+                .contains(token_hash)
     }
 
-    /// The upstream has answered 401 to a request with the token of `mark`.
-    pub fn record_unauthorized(&self, mark: TokenHash, now: Instant) {
-        self.token_authenticator.record_unauthorized(mark, now);
+    /// Records that the upstream answered 401 to a request with this token.
+    pub fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
+        self.token_authenticator
+            .record_unauthorized(token_hash, now);
     }
 }
 

@@ -1,10 +1,18 @@
-//! A user from the headers of a trusted front proxy, and the names of those headers.
+//! Authenticates requests by the identity headers of a trusted front proxy.
 //!
-//! Only who presents a certificate of `--requestheader-client-ca-file`, with a name of `--requestheader-allowed-names`, is
-//! believed; from everybody else these headers are removed (`upstream::headers`). Read as `headerrequest` and
-//! `x509.NewDynamicCAVerifier` (Kubernetes 1.36) do it: the first header of those configured whose first value is not empty names the
-//! user, all groups count that are not empty, extra keys are put in lower case and then percent-decoded; a proxy that names nobody is no
-//! opinion, and the next method is asked. A value that is no UTF-8 is kept by Go as it is, and refused here: it cannot be asserted.
+//! The headers count only from a client whose certificate the CA of
+//! `--requestheader-client-ca-file` signed, with a name of `--requestheader-allowed-names`. From
+//! every other client they are removed (`upstream::headers`). They are read like `headerrequest`
+//! and `x509.NewDynamicCAVerifier` (Kubernetes 1.36) read them:
+//!
+//! - The user name is the first value of the first configured header whose first value is not
+//!   empty.
+//! - All groups that are not empty count.
+//! - Extra keys are converted to lower case and then percent-decoded.
+//! - A front proxy that names no user is no opinion, and the next authenticator decides.
+//!
+//! Go keeps values that are not UTF-8 as they are. Here they are an error, since such a user cannot
+//! be asserted.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,41 +26,44 @@ use crate::identity::client_certificate::CertificateError;
 use crate::identity::client_certificate::CertificateVerifier;
 use crate::identity::client_certificate::PeerCertificate;
 
-/// The standard names, removed from every client whatever else is configured.
+/// The prefix of the standard names. Such headers are removed from every client, whatever else is
+/// configured.
 const STANDARD_PREFIX: &str = "x-remote-";
 
-/// The front proxies that are believed.
+/// Authenticates requests of front proxies.
 #[derive(Debug)]
 pub struct FrontProxyAuthenticator {
     verifier: CertificateVerifier,
-    /// `--requestheader-allowed-names`; empty is any name.
+    /// `--requestheader-allowed-names`. Empty for any name.
     allowed_names: Vec<String>,
     headers: Arc<IdentityHeaders>,
 }
 
 impl FrontProxyAuthenticator {
-    /// Believes whom `authority` vouches for and `allowed` names.
+    /// Trusts front proxies whose certificates `verifier` accepts, with a common name of
+    /// `allowed_names` (any, if empty).
     #[must_use]
     pub fn new(
-        authority: CertificateVerifier,
-        allowed: Vec<String>,
-        names: Arc<IdentityHeaders>,
+        verifier: CertificateVerifier,
+        allowed_names: Vec<String>,
+        headers: Arc<IdentityHeaders>,
     ) -> Self {
         Self {
-            verifier: authority,
-            allowed_names: allowed,
-            headers: names,
+            verifier,
+            allowed_names,
+            headers,
         }
     }
 
-    /// The user that a believed front proxy names, if it names one.
+    /// The user that a front proxy names; `None` if it names none. Fails if the certificate is not
+    /// that of a trusted front proxy.
     pub(super) fn authenticate(
         &self,
-        presented: &PeerCertificate,
+        certificate: &PeerCertificate,
         headers: &HeaderMap,
         wall: SystemTime,
     ) -> Result<Option<UserInfo>, CertificateError> {
-        presented.verify_front_proxy(&self.verifier, wall, |name| {
+        certificate.verify_front_proxy(&self.verifier, wall, |name| {
             self.allowed_names.is_empty()
                 || self.allowed_names.iter().any(|allowed| allowed == name)
         })?;
@@ -61,16 +72,17 @@ impl FrontProxyAuthenticator {
     }
 }
 
-/// The names by which a front proxy tells the upstream who asks: kube-apiserver's `--requestheader-*-headers`.
+/// The names of a front proxy's identity headers: kube-apiserver's `--requestheader-*-headers`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityHeaders {
-    /// Removed from clients, all of them; the first is the one written.
+    /// The headers with the user name. All are removed from clients, and the first is the one that
+    /// weir sends.
     pub username: Vec<HeaderName>,
-    /// Likewise.
+    /// The headers with the uid, used like `username`.
     pub uid: Vec<HeaderName>,
-    /// Likewise.
+    /// The headers with the groups, used like `username`.
     pub group: Vec<HeaderName>,
-    /// Prefixes, lower-case; likewise.
+    /// The prefixes of headers with extra values, in lower case, used like `username`.
     pub extra_prefix: Vec<String>,
 }
 
@@ -86,8 +98,8 @@ impl Default for IdentityHeaders {
 }
 
 impl IdentityHeaders {
-    /// Whether a header of this name could pass for an identity. Underscores count as dashes, since a hop behind may
-    /// take them for such.
+    /// Whether this could be read as an identity header. Underscores count as dashes, since a later
+    /// hop may treat them as such.
     #[must_use]
     pub fn is_identity_header(&self, name: &HeaderName) -> bool {
         let mapped;
@@ -108,15 +120,16 @@ impl IdentityHeaders {
                 .any(|p| starts_with_dashed(name, p))
     }
 
-    /// Removes every header that could pass for an identity.
+    /// Removes every header that could be read as an identity header.
     pub fn remove_from(&self, headers: &mut HeaderMap) {
         remove_where(headers, |name| self.is_identity_header(name));
     }
 
-    /// The user that `headers` name; whoever asks has made sure that they may.
+    /// Parses the user that `headers` name. The caller checks that they come from a trusted front
+    /// proxy.
     ///
     /// # Errors
-    /// One of them is no UTF-8.
+    /// [`CertificateError::InvalidProxyHeaders`] if a value is not UTF-8.
     pub fn parse_user(&self, headers: &HeaderMap) -> Result<Option<UserInfo>, CertificateError> {
         let Some(name) = first_value(headers, &self.username)? else {
             return Ok(None);
@@ -138,7 +151,7 @@ impl IdentityHeaders {
         headers: &HeaderMap,
     ) -> Result<Vec<(String, Vec<String>)>, CertificateError> {
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
-        // By prefixes first, as upstream: what two of them fit counts for both.
+        // By prefix first, as upstream: a header that matches two prefixes counts for both.
         for prefix in &self.extra_prefix {
             for name in headers.keys() {
                 let Some(key) = name.as_str().strip_prefix(prefix.as_str()) else {
@@ -150,8 +163,8 @@ impl IdentityHeaders {
                     .iter()
                     .map(utf8_string)
                     .collect::<Result<_, _>>()?;
-                match extra.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, known)) => known.extend(values),
+                match extra.iter_mut().find(|(existing, _)| *existing == key) {
+                    Some((_, existing)) => existing.extend(values),
                     None => extra.push((key, values)),
                 }
             }
@@ -168,7 +181,8 @@ fn utf8_string(value: &HeaderValue) -> Result<String, CertificateError> {
     utf8_str(value).map(str::to_owned)
 }
 
-/// Of the first of `names` whose first value is not empty, that value (Go's `Header.Get`).
+/// The first value of the first header of `names` whose first value is not empty (Go's
+/// `Header.Get`).
 fn first_value<'h>(
     headers: &'h HeaderMap,
     names: &[HeaderName],
@@ -181,7 +195,7 @@ fn first_value<'h>(
         .transpose()
 }
 
-/// Percent-decodes as `url.PathUnescape`; what cannot be decoded stays as it is.
+/// Percent-decodes like `url.PathUnescape`. A key that cannot be decoded stays as it is.
 pub(super) fn unescape_extra_key(key: &str) -> String {
     let mut bytes = Vec::with_capacity(key.len());
     let mut rest = key.bytes();
@@ -213,11 +227,11 @@ fn starts_with_dashed(dashed: &str, configured: &str) -> bool {
             .all(|(c, d)| c == d || (c == b'_' && d == b'-'))
 }
 
-fn remove_where(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
-    // Almost never is there anything to remove; nothing is allocated then.
+fn remove_where(headers: &mut HeaderMap, predicate: impl Fn(&HeaderName) -> bool) {
+    // Usually there is nothing to remove, and nothing is allocated.
     let mut names: Vec<HeaderName> = Vec::new();
     for name in headers.keys() {
-        if doomed(name) {
+        if predicate(name) {
             names.push(name.clone());
         }
     }

@@ -38,7 +38,7 @@ async fn authenticate(identity: &RequestAuthenticator, headers: &HeaderMap) -> A
     authenticate_from(identity, headers, |_| {}).await
 }
 
-/// By a client that `change` makes.
+/// From a client that `change` modifies.
 async fn authenticate_from(
     identity: &RequestAuthenticator,
     headers: &HeaderMap,
@@ -82,15 +82,21 @@ async fn a_token_of_the_file_yields_its_user_in_every_case_of_the_scheme() {
     for header in ["Bearer secret", "bearer secret", " BEARER secret trailing"] {
         let value = HeaderValue::from_static(header);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-        let known = authenticate(&identity, &headers).await;
-        assert_eq!(known.user.name, "alice");
-        assert_eq!(known.user.groups, ["dev", "ops", "system:authenticated"]);
-        assert_eq!(known.credential, RequestCredential::LocallyVerifiedToken);
-        let mark = known
+        let authentication = authenticate(&identity, &headers).await;
+        assert_eq!(authentication.user.name, "alice");
+        assert_eq!(
+            authentication.user.groups,
+            ["dev", "ops", "system:authenticated"]
+        );
+        assert_eq!(
+            authentication.credential,
+            RequestCredential::LocallyVerifiedToken
+        );
+        let token_hash = authentication
             .token_hash
             .expect("the upstream's word on it is heard");
         assert!(
-            identity.accepted_tokens().contains(mark),
+            identity.accepted_tokens().contains(token_hash),
             "it is the operator's"
         );
     }
@@ -99,12 +105,15 @@ async fn a_token_of_the_file_yields_its_user_in_every_case_of_the_scheme() {
 #[tokio::test]
 async fn an_unverified_credential_is_anonymous_and_still_forwarded() {
     for header in ["Bearer other", "Basic c2VjcmV0", "Bearer  secret"] {
-        let known = authenticate_header(header).await;
-        assert_eq!(known.user.name, "system:anonymous", "{header}");
-        assert_eq!(known.user.groups, ["system:unauthenticated"]);
-        assert_eq!(known.credential, RequestCredential::UnverifiedToken);
+        let authentication = authenticate_header(header).await;
+        assert_eq!(authentication.user.name, "system:anonymous", "{header}");
+        assert_eq!(authentication.user.groups, ["system:unauthenticated"]);
         assert_eq!(
-            known.token_hash.is_some(),
+            authentication.credential,
+            RequestCredential::UnverifiedToken
+        );
+        assert_eq!(
+            authentication.token_hash.is_some(),
             header == "Bearer other",
             "{header}"
         );
@@ -118,15 +127,15 @@ async fn unverified_users_share_a_name_and_no_flow() {
     for token in ["Bearer one", "Bearer two", "Bearer one"] {
         let value = HeaderValue::from_static(token);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-        let known = authenticate(&identity, &headers).await;
-        assert!(!known.user.distinguisher().contains("one"));
-        flows.push(known.user.distinguisher().to_owned());
+        let authentication = authenticate(&identity, &headers).await;
+        assert!(!authentication.user.distinguisher().contains("one"));
+        flows.push(authentication.user.distinguisher().to_owned());
     }
     assert_eq!(flows[0], flows[2]);
     assert_ne!(flows[0], flows[1]);
 }
 
-/// Where service accounts' keys were given, and nothing is signed with them.
+/// With configured service account keys, with which no token is signed.
 fn authenticator_with_keys() -> RequestAuthenticator {
     // The example of RFC 7517, appendix A.1.
     let keys =
@@ -150,10 +159,14 @@ fn from_address(address: &str) -> impl FnOnce(&mut ClientContext<'_>) {
 }
 
 async fn flow_distinguisher(identity: &RequestAuthenticator, token: &str, address: &str) -> String {
-    let known = authenticate_from(identity, &bearer_headers(token), from_address(address)).await;
-    assert_eq!(known.credential, RequestCredential::UnverifiedToken);
-    assert_eq!(known.user.groups, ["system:unauthenticated"]);
-    known.user.distinguisher().to_owned()
+    let authentication =
+        authenticate_from(identity, &bearer_headers(token), from_address(address)).await;
+    assert_eq!(
+        authentication.credential,
+        RequestCredential::UnverifiedToken
+    );
+    assert_eq!(authentication.user.groups, ["system:unauthenticated"]);
+    authentication.user.distinguisher().to_owned()
 }
 
 #[tokio::test]
@@ -181,7 +194,7 @@ async fn forged_tokens_of_a_network_share_a_flow_where_tokens_can_be_verified() 
         flow_distinguisher(&identity, "two", "2001:db8:0:1::2").await,
         host
     );
-    // Not that of who shows no token.
+    // Not the flow of a request without a token.
     assert_ne!(first, "system:anonymous");
 }
 
@@ -189,11 +202,11 @@ async fn forged_tokens_of_a_network_share_a_flow_where_tokens_can_be_verified() 
 async fn a_token_that_the_upstream_accepted_keeps_a_flow_of_its_own() {
     let identity = authenticator_with_keys();
     let shared = flow_distinguisher(&identity, "one", "10.0.0.1").await;
-    let mark = authenticate(&identity, &bearer_headers("one"))
+    let token_hash = authenticate(&identity, &bearer_headers("one"))
         .await
         .token_hash
         .unwrap();
-    identity.accepted_tokens().record(mark, true);
+    identity.accepted_tokens().record(token_hash, true);
     let own = flow_distinguisher(&identity, "one", "10.0.0.1").await;
     assert_ne!(own, shared);
     assert_eq!(flow_distinguisher(&identity, "one", "10.0.0.2").await, own);
@@ -201,7 +214,7 @@ async fn a_token_that_the_upstream_accepted_keeps_a_flow_of_its_own() {
         flow_distinguisher(&identity, "two", "10.0.0.1").await,
         shared
     );
-    identity.accepted_tokens().record(mark, false);
+    identity.accepted_tokens().record(token_hash, false);
     assert_eq!(
         flow_distinguisher(&identity, "one", "10.0.0.1").await,
         shared
@@ -216,11 +229,11 @@ async fn the_flow_behind_a_trusted_proxy_is_that_of_the_forwarded_client() {
         for hops in forwarded {
             headers.append("x-forwarded-for", HeaderValue::from_static(hops));
         }
-        let known = authenticate_from(&identity, &headers, |client| {
+        let authentication = authenticate_from(&identity, &headers, |client| {
             client.from_trusted_proxy = trusted
         })
         .await;
-        known.user.distinguisher().to_owned()
+        authentication.user.distinguisher().to_owned()
     };
     let proxy = flow_distinguisher(&identity, "one", "127.0.0.1").await;
     let client = flow_distinguisher(&identity, "one", "203.0.113.7").await;
@@ -265,9 +278,9 @@ async fn a_subprotocol_token_is_the_fallback_for_an_unverified_token() {
         headers.insert(http::header::SEC_WEBSOCKET_PROTOCOL, hidden.clone());
         headers
     };
-    let known = authenticate(&identity, &both("made-up")).await;
-    assert_eq!(known.user.name, "alice");
-    assert!(known.token_hash.is_some());
+    let authentication = authenticate(&identity, &both("made-up")).await;
+    assert_eq!(authentication.user.name, "alice");
+    assert!(authentication.token_hash.is_some());
     let plain =
         authenticate_from(&identity, &both("made-up"), |client| client.upgrade = None).await;
     assert_eq!(plain.user.name, "system:anonymous");
@@ -277,10 +290,13 @@ async fn a_subprotocol_token_is_the_fallback_for_an_unverified_token() {
     );
     let mut headers = both("made-up");
     headers.insert(http::header::SEC_WEBSOCKET_PROTOCOL, neither);
-    let known = authenticate(&identity, &headers).await;
-    assert_eq!(known.credential, RequestCredential::UnverifiedToken);
+    let authentication = authenticate(&identity, &headers).await;
     assert_eq!(
-        known.token_hash, None,
+        authentication.credential,
+        RequestCredential::UnverifiedToken
+    );
+    assert_eq!(
+        authentication.token_hash, None,
         "an answer proves neither of the two"
     );
 }
@@ -291,18 +307,22 @@ async fn a_subprotocol_token_is_ignored_without_a_websocket_upgrade() {
         "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
     );
     let headers = HeaderMap::from_iter([(http::header::SEC_WEBSOCKET_PROTOCOL, value)]);
-    let known = authenticate_from(&authenticator(), &headers, |client| client.upgrade = None).await;
-    assert_eq!(known.user.name, "system:anonymous");
-    assert_eq!(known.credential, RequestCredential::None);
-    assert_eq!(known.token_hash, None, "an answer proves nothing about it");
+    let authentication =
+        authenticate_from(&authenticator(), &headers, |client| client.upgrade = None).await;
+    assert_eq!(authentication.user.name, "system:anonymous");
+    assert_eq!(authentication.credential, RequestCredential::None);
+    assert_eq!(
+        authentication.token_hash, None,
+        "an answer proves nothing about it"
+    );
 }
 
 #[tokio::test]
 async fn no_credential_is_anonymous() {
-    let known = authenticate(&authenticator(), &HeaderMap::new()).await;
-    assert_eq!(known.user.groups, ["system:unauthenticated"]);
-    assert_eq!(known.user.distinguisher(), "system:anonymous");
-    assert_eq!(known.credential, RequestCredential::None);
+    let authentication = authenticate(&authenticator(), &HeaderMap::new()).await;
+    assert_eq!(authentication.user.groups, ["system:unauthenticated"]);
+    assert_eq!(authentication.user.distinguisher(), "system:anonymous");
+    assert_eq!(authentication.credential, RequestCredential::None);
 }
 
 #[tokio::test]
@@ -311,7 +331,10 @@ async fn a_token_in_a_websocket_subprotocol_is_read_too() {
         "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
     );
     let headers = HeaderMap::from_iter([(http::header::SEC_WEBSOCKET_PROTOCOL, value)]);
-    let known = authenticate(&authenticator(), &headers).await;
-    assert_eq!(known.user.name, "alice");
-    assert_eq!(known.credential, RequestCredential::LocallyVerifiedToken);
+    let authentication = authenticate(&authenticator(), &headers).await;
+    assert_eq!(authentication.user.name, "alice");
+    assert_eq!(
+        authentication.credential,
+        RequestCredential::LocallyVerifiedToken
+    );
 }

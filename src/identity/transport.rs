@@ -1,4 +1,5 @@
-//! What identity asks of others: the API server by weir's own credentials, an issuer by none. The asking itself is `upstream`'s.
+//! Traits by which identity reaches the API server (with weir's own credentials) and token issuers
+//! (without credentials). `upstream` implements them.
 
 use std::fmt;
 use std::future::Future;
@@ -7,29 +8,29 @@ use std::pin::Pin;
 use bytes::Bytes;
 use http::StatusCode;
 
-/// What is asked of the API server.
+/// A request to the API server.
 #[derive(Clone, Debug)]
 pub struct RemoteRequest {
-    /// The path.
+    /// The path of the URL.
     pub path: &'static str,
-    /// The object that is posted; a `GET` without one.
+    /// The object for a `POST`. `None` makes the request a `GET`.
     pub body: Option<Bytes>,
 }
 
-/// An answer, whatever it says.
+/// A response of any status.
 #[derive(Clone, Debug)]
 pub struct RemoteResponse {
     /// The status code.
     pub status: StatusCode,
-    /// All of the body.
+    /// The whole body.
     pub body: Bytes,
 }
 
 impl RemoteResponse {
-    /// Whether it is the answer to a review.
+    /// Checks that the status is that of a successful review.
     ///
     /// # Errors
-    /// It says nothing about what was asked.
+    /// [`ReviewError`] if the response does not contain the result of a review.
     pub fn check_review_status(&self) -> Result<(), ReviewError> {
         match self.status {
             StatusCode::OK | StatusCode::CREATED => Ok(()),
@@ -42,20 +43,20 @@ impl RemoteResponse {
     }
 }
 
-/// A review without a verdict.
+/// Why a review has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReviewError {
-    /// weir may not ask at all: its credentials are not good, or lack the right (`system:auth-delegator`), or the API server
-    /// has no such thing.
+    /// weir may not create reviews: its credentials are not valid, they lack the permission
+    /// (`system:auth-delegator`), or the API server does not have the resource.
     NotPermitted(StatusCode),
-    /// Not this time.
+    /// The review failed this time.
     Failed(String),
 }
 
-/// An answer that is still to come, or why there is none.
+/// A pending response.
 pub type RemoteFuture = Pin<Box<dyn Future<Output = Result<RemoteResponse, RemoteError>> + Send>>;
 
-/// No answer, and why.
+/// Why there is no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteError(pub String);
 
@@ -65,14 +66,14 @@ impl fmt::Display for RemoteError {
     }
 }
 
-/// The API server, asked by weir itself.
+/// Sends requests to the API server with weir's own credentials.
 pub trait ApiTransport: fmt::Debug + Send + Sync {
-    /// Asks. The answer comes within seconds, or an error does.
-    fn send(&self, call: RemoteRequest) -> RemoteFuture;
+    /// Sends a request. Completes within seconds, with a response or an error.
+    fn send(&self, request: RemoteRequest) -> RemoteFuture;
 }
 
-/// Those who publish keys.
+/// Fetches the keys that issuers publish.
 pub trait UrlFetcher: fmt::Debug + Send + Sync {
-    /// Gets what stands at `url`, without any credential. The answer comes within seconds, or an error does.
+    /// Gets `url` without credentials. Completes within seconds, with a response or an error.
     fn get(&self, url: &str) -> RemoteFuture;
 }

@@ -1,8 +1,9 @@
-//! The simple limiter: so many read-only and so many mutating requests at a time, no queue.
+//! The max-in-flight limiter: limits concurrent read-only and mutating requests, without a queue.
 //!
-//! Follows `WithMaxInFlightLimit` (Kubernetes 1.36, `server/filters/maxinflight.go`): long-running requests are not
-//! counted, a limit of 0 is no limit (and counts nothing), `system:masters` is let through when it is full, without a slot.
-//! What is in flight is shown by [`InFlight`].
+//! It follows `WithMaxInFlightLimit` (Kubernetes 1.36, `server/filters/maxinflight.go`):
+//! long-running requests are not counted, and a limit of 0 is no limit (and counts nothing).
+//! `system:masters` passes a full limiter without a slot. [`InFlightMetrics`] reports the requests
+//! in flight.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
-use crate::limits::AdmissionAttributes;
-use crate::limits::Rejection;
+use crate::limits::admission_attributes::AdmissionAttributes;
+use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
 use crate::request_info::RequestKind;
 
-/// The two flags.
+/// The limits of the two request kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxInFlightConfig {
     /// `--max-requests-inflight`.
@@ -28,12 +29,12 @@ pub struct MaxInFlightConfig {
     pub mutating: InFlightLimit,
 }
 
-/// How many at a time.
+/// The limit of one request kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InFlightLimit {
-    /// No more than this.
+    /// At most this many concurrent requests.
     Limited(NonZeroU32),
-    /// As many as come.
+    /// No limit.
     Unlimited,
 }
 
@@ -44,7 +45,7 @@ impl From<u32> for InFlightLimit {
     }
 }
 
-/// Counts what is in flight and refuses what is too much.
+/// Counts the requests in flight and rejects those above the limit.
 #[derive(Debug)]
 pub struct MaxInFlight {
     read_only: Arc<InFlightSlots>,
@@ -53,59 +54,59 @@ pub struct MaxInFlight {
 }
 
 impl MaxInFlight {
-    /// A limiter that shows itself in `registry`.
+    /// A limiter that registers its metrics in `registry`.
     #[must_use]
     pub fn new(config: MaxInFlightConfig, registry: &Registry) -> Self {
         let MaxInFlightConfig {
             read_only,
             mutating,
         } = config;
-        let shown = InFlightMetrics::new(registry);
-        let most = registry.gauges(
+        let metrics = InFlightMetrics::new(registry);
+        let limit_gauge = registry.gauges(
             "weir_requests_inflight_limit",
             "Most requests in flight per request kind, where max-in-flight is what limits; 0 is no limit.",
             &["request_kind"],
         );
         let slots = |kind: RequestKind, limit| {
-            let running = match limit {
+            let executing = match limit {
                 InFlightLimit::Limited(limit) => limit.get().into(),
                 InFlightLimit::Unlimited => 0,
             };
             let limits = UtilizationLimits {
-                executing: Some(running),
+                executing: Some(executing),
                 waiting: None,
             };
-            shown.set_limits(kind, Clock.now(), limits);
-            let most = most.with_label_values(&[kind.label()]);
-            most.set(i64::try_from(running).unwrap_or(i64::MAX));
+            metrics.set_limits(kind, Clock.now(), limits);
+            let limit_gauge = limit_gauge.with_label_values(&[kind.label()]);
+            limit_gauge.set(i64::try_from(executing).unwrap_or(i64::MAX));
             Arc::new(InFlightSlots {
                 kind,
                 limit,
                 in_use: AtomicU32::new(0),
                 admitted: AtomicU64::new(0),
                 rejected: AtomicU64::new(0),
-                in_flight: Arc::clone(&shown),
+                in_flight: Arc::clone(&metrics),
             })
         };
         Self {
             read_only: slots(RequestKind::ReadOnly, read_only),
             mutating: slots(RequestKind::Mutating, mutating),
-            in_flight: shown,
+            in_flight: metrics,
         }
     }
 
-    /// A slot for the request; `None` if it needs none.
+    /// Acquires a slot for the request; `None` if it needs none.
     ///
     /// # Errors
-    /// [`Rejection::MaxInFlight`] if all slots of its kind are taken.
+    /// [`Rejection::MaxInFlight`] if all slots of its kind are in use.
     pub fn admit(
         &self,
-        digest: &AdmissionAttributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
     ) -> Result<Option<InFlightPermit>, Rejection> {
-        if digest.info.long_running() {
+        if attributes.info.long_running() {
             return Ok(None);
         }
-        let slots = match RequestKind::from_request_info(digest.info) {
+        let slots = match RequestKind::from_request_info(attributes.info) {
             RequestKind::Mutating => &self.mutating,
             RequestKind::ReadOnly => &self.read_only,
         };
@@ -114,7 +115,7 @@ impl MaxInFlight {
         };
         match slots.try_acquire(limit.get()) {
             Some(permit) => Ok(Some(permit)),
-            None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
+            None if attributes.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
                 slots.rejected.fetch_add(1, Ordering::Relaxed);
                 Err(Rejection::MaxInFlight {
@@ -125,7 +126,7 @@ impl MaxInFlight {
         }
     }
 
-    /// Both kinds, as they are now.
+    /// The state of both kinds.
     #[must_use]
     pub fn snapshot(&self) -> [MaxInFlightSnapshot; 2] {
         [&self.read_only, &self.mutating].map(|slots| MaxInFlightSnapshot {
@@ -140,43 +141,46 @@ impl MaxInFlight {
         })
     }
 
-    /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
+    /// Publishes the peak since the last call. To be called once a second, like
+    /// `maintainReadOnlyWatermark`.
     pub fn publish_peaks(&self) {
         self.in_flight.publish_peaks();
     }
 }
 
-/// A kind of requests, as it is shown.
+/// The state of one request kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxInFlightSnapshot {
-    /// Which.
+    /// The request kind.
     pub kind: RequestKind,
-    /// Requests that have a slot.
+    /// The number of requests that hold a slot.
     pub in_use: u32,
-    /// The slots there are; none: no limit, and nothing is counted.
+    /// The number of slots; `None` if there is no limit, and nothing is counted.
     pub limit: Option<NonZeroU32>,
-    /// Requests that ever had a slot.
+    /// The number of requests that got a slot.
     pub admitted: u64,
-    /// Requests that were refused one.
+    /// The number of requests that were rejected.
     pub rejected: u64,
 }
 
-/// One kind's slots.
+/// The slots of one request kind.
 #[derive(Debug)]
 struct InFlightSlots {
     kind: RequestKind,
     limit: InFlightLimit,
     in_use: AtomicU32,
-    /// Only shown: relaxed.
+    /// For the snapshot only, hence relaxed.
     admitted: AtomicU64,
     rejected: AtomicU64,
-    /// Never shows more than are in use: told after a slot is taken and before it is given back.
+    /// Never shows more than are in use: it is updated after a slot is acquired and before it is
+    /// released.
     in_flight: Arc<InFlightMetrics>,
 }
 
 impl InFlightSlots {
     fn try_acquire(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
-        // Acquire/Release pair with the give-back: who takes the freed slot sees its former holder gone.
+        // Acquire and Release pair with the release of a slot: the next holder sees that the
+        // previous one is gone.
         self.in_use
             .try_update(Ordering::AcqRel, Ordering::Acquire, |n| {
                 (n < limit).then_some(n + 1)
@@ -188,7 +192,7 @@ impl InFlightSlots {
     }
 }
 
-/// One slot; gives itself back.
+/// One slot. Drop releases it.
 #[derive(Debug)]
 pub struct InFlightPermit(Arc<InFlightSlots>);
 
@@ -241,9 +245,9 @@ mod tests {
         let read = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap();
         let write = admit(&limiter, "POST", "/api/v1/pods", &[]).unwrap();
         assert!(read.is_some() && write.is_some());
-        let refused = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap_err();
+        let rejection = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap_err();
         assert!(matches!(
-            refused,
+            rejection,
             Rejection::MaxInFlight {
                 kind: RequestKind::ReadOnly,
                 limit: 1

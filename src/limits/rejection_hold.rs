@@ -1,11 +1,14 @@
-//! Who comes back before the time that it was told hears no again only when that time is over.
+//! Delays repeated rejections: a client that retries before its `Retry-After` has passed gets the
+//! next rejection only when it has.
 //!
-//! A server that says no for nothing is asked again at once, and a storm of such questions costs more than the answers it
-//! keeps from others. So a refusal of a client that did not wait is held back, for what is left of its `Retry-After`. A
-//! client that waits never notices. Pure: what is held, and until when; the waiting is the pipeline's.
+//! A server that rejects at no cost receives retries at once, and a storm of retries takes capacity
+//! from other requests. The rejection of a client that did not wait is therefore held for the rest
+//! of its `Retry-After`. Clients that honour `Retry-After` see no delay. The module is pure: it
+//! decides what is held and until when, and the pipeline waits.
 //!
-//! "A client" is a flow (a user and what classified it) on a connection, since one connection may carry many users. Whoever
-//! takes a new connection for every try is known by the flow alone, once it has used many.
+//! "A client" is a flow (a user and what classified the request) on one connection, since a
+//! connection may carry many users. A flow that has used many connections is tracked across
+//! connections, so that a client cannot avoid the delay with a new connection for each attempt.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -20,54 +23,62 @@ use crate::hash_keys::BuildIdentityHasher;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldFlow(pub u64);
 
-/// A user, or a source network of unauthenticated requests: a keyed hash. One owner has half of the places, so that a storm of one user is held.
+/// The owner of a flow: a keyed hash of a user, or of the source network of unauthenticated
+/// requests. One owner gets at most half of the hold slots, so that a storm of one user cannot use
+/// all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldOwner(pub u64);
 
-/// A flow, and whose share of the places its refusals take, if anybody's.
+/// A flow and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldKey {
     /// The flow.
     pub flow: HoldFlow,
-    /// The owner; `None` where many clients cannot be told apart.
+    /// The owner whose share of the hold slots is used; `None` where many clients cannot be
+    /// distinguished.
     pub owner: Option<HoldOwner>,
 }
 
-/// One owner has this part of the places at most.
+/// One owner gets at most this fraction of the hold slots.
 pub const OWNER_SHARE_DIVISOR: usize = 2;
 
-/// A flow that was refused on more connections than this is known on new ones, too: client-go opens one, a browser six,
-/// and a few processes share a user.
+/// The number of connections that a flow's rejections are tracked on separately. A flow with
+/// rejections on more of them is also recognized on new connections. client-go opens one
+/// connection, a browser six, and a few processes share a user.
 const MAX_CONNECTIONS_TRACKED_APART: u8 = 8;
 
-/// After this long without a refusal a flow's connections are counted anew.
+/// After this time without a rejection, the connections of a flow are counted from zero.
 const CONNECTION_COUNT_TTL: Duration = Duration::from_secs(10);
 
-/// Most flows in a generation; two are kept. An entry takes less than 64 bytes.
+/// The most flows in a generation, of which two are kept. An entry takes less than 64 bytes.
 const MAX_FLOWS_PER_GENERATION: usize = 32_768;
 
-/// Times that are remembered of a flow on a connection with several requests at a time: so many of them can wait as they were
-/// told, each by itself, beside one that does not. Whoever does not wait hears as many refusals in a `Retry-After`, and no more;
-/// on a connection with one request at a time it is the same client that comes again, and hears one.
+/// The most retry times tracked for a flow on a connection with several concurrent requests. That
+/// many of its requests can wait as `Retry-After` says, each by itself, next to one that does not
+/// wait. A client that does not wait gets this many rejections in a `Retry-After`, and no more. On
+/// a connection with one request at a time the same client retries, and gets one.
 const MAX_TIMES_PER_FLOW: usize = 4;
 
-/// Flows that are remembered on one connection: more users than a front proxy's connection has at a time that are all
-/// refused. The oldest goes first.
+/// The most flows tracked on one connection: more users than a front proxy's connection carries at
+/// a time that are all rejected. The oldest is evicted first.
 const MAX_FLOWS_PER_CONNECTION: usize = 16;
 
-/// How long a client is to wait.
+/// How a rejected request is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldPolicy {
-    /// From when it hears the refusal.
+    /// How long the client has to wait after the rejection.
     pub wait: Duration,
-    /// Those of its flow that are held already go first, each this long after the one before.
+    /// Whether the requests of the flow are held one after the other. Each is then rejected this
+    /// wait after the previous one.
     pub sequential: bool,
-    /// Longest that it is held, whatever its flow was told before; `None`: only by what all are.
+    /// The longest hold, whatever earlier rejections of the flow were given; `None` if only the
+    /// general limit applies.
     pub max_hold: Option<Duration>,
 }
 
 impl HoldPolicy {
-    /// Of a refusal with this `Retry-After`, which may be over at any moment: held for no longer than that.
+    /// The policy for a rejection whose cause may end at any moment: held for at most this
+    /// `Retry-After`.
     #[must_use]
     pub const fn capped_at(retry_after: Duration) -> Self {
         Self {
@@ -78,61 +89,61 @@ impl HoldPolicy {
     }
 }
 
-/// When a refusal is to be said.
+/// When a rejection is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldDecision {
-    /// At once: it did not come too early, or there is no more room for holding.
+    /// At once: the request did not come too early, or there is no free hold slot.
     Immediate,
-    /// Not before this.
+    /// Not before this time.
     Until(Instant),
 }
 
-/// What is remembered of a connection: until when each of its flows was told to wait, the earliest first.
+/// The retry times of the flows on one connection, earliest first.
 #[derive(Debug, Default)]
 pub struct ConnectionRetryTimes {
     flows: Vec<(HoldFlow, Vec<Instant>)>,
-    /// Some flow is not remembered any more: one that seems to be new may have been here.
+    /// Whether a flow was evicted. A flow that seems new may then have been here before.
     has_evicted: bool,
     held_count: usize,
 }
 
-/// What is remembered of a flow.
+/// What is tracked of a flow across connections.
 #[derive(Clone, Copy, Debug)]
 struct FlowRetryRecord {
-    /// Until when somebody of it was told to wait.
+    /// The latest retry time that one of its requests was given.
     retry_at: Instant,
-    /// On how many connections it was refused, counted up to a few more than matter.
+    /// The number of connections on which it was rejected, counted to a few more than matter.
     connections: u8,
 }
 
-/// What is held, and what is known of flows. `T` wakes who waits.
+/// The held rejections and the tracked flows. `T` wakes a held request.
 #[derive(Debug)]
 pub struct RejectionHolds<T> {
     max_hold: Duration,
     capacity: usize,
-    /// Those of late, and those of before: what both have lost is forgotten.
+    /// The current and the previous generation. A flow in neither is forgotten.
     flows: [HashMap<HoldFlow, FlowRetryRecord, BuildIdentityHasher>; 2],
-    /// In the order in which they came.
+    /// The held rejections in the order of their arrival.
     held: BTreeMap<HoldId, (FlowAndOwner, T)>,
     held_by_flow: HashMap<HoldFlow, usize, BuildIdentityHasher>,
     held_by_owner: HashMap<HoldOwner, usize, BuildIdentityHasher>,
     next_id: HoldId,
 }
 
-/// Of which flow a refusal is held, and whose share of the places it takes.
+/// The flow of a held rejection, and the owner whose share of the slots it uses.
 type FlowAndOwner = (HoldFlow, Option<HoldOwner>);
 
-/// A place among the held.
+/// The id of a held rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldId(u64);
 
 impl<T> RejectionHolds<T> {
-    /// Holds for `longest` at most, and `most` at a time.
+    /// Holds at most `capacity` rejections at a time, each for at most `max_hold`.
     #[must_use]
-    pub fn new(longest: Duration, most: usize) -> Self {
+    pub fn new(max_hold: Duration, capacity: usize) -> Self {
         Self {
-            max_hold: longest,
-            capacity: most,
+            max_hold,
+            capacity,
             flows: [HashMap::default(), HashMap::default()],
             held: BTreeMap::new(),
             held_by_flow: HashMap::default(),
@@ -141,75 +152,82 @@ impl<T> RejectionHolds<T> {
         }
     }
 
-    /// A request of `flow` is refused at `now`, and is to wait.
+    /// Decides when the rejection of a request of `flow` at `now` is sent.
     ///
-    /// `told` is its connection's, on which at most `at_a_time` are held.
+    /// `connection` has the retry times of its connection, on which at most `max_concurrent`
+    /// rejections are held.
     pub fn schedule_rejection(
         &mut self,
-        told: &mut ConnectionRetryTimes,
+        connection: &mut ConnectionRetryTimes,
         flow: HoldFlow,
         now: Instant,
-        wait: HoldPolicy,
-        at_a_time: usize,
+        policy: HoldPolicy,
+        max_concurrent: usize,
     ) -> HoldDecision {
-        let before = match self.held_by_flow.get(&flow) {
-            Some(held) if wait.sequential => u32::try_from(*held).unwrap_or(u32::MAX),
+        let held_before = match self.held_by_flow.get(&flow) {
+            Some(held) if policy.sequential => u32::try_from(*held).unwrap_or(u32::MAX),
             _ => 0,
         };
-        let known = self.flow_record(flow, now);
-        let room = told.held_count < at_a_time;
-        let is_new = told.is_new(flow);
-        let times = told.retry_times(flow);
+        let record = self.flow_record(flow, now);
+        let has_capacity = connection.held_count < max_concurrent;
+        let is_new = connection.is_new(flow);
+        let times = connection.retry_times(flow);
         if is_new {
-            known.connections = known.connections.saturating_add(1);
+            record.connections = record.connections.saturating_add(1);
         }
-        let many = known.connections > MAX_CONNECTIONS_TRACKED_APART;
+        let many_connections = record.connections > MAX_CONNECTIONS_TRACKED_APART;
         let until = match times.first() {
             Some(earliest) => Some(*earliest),
-            None if many => Some(known.retry_at),
+            None if many_connections => Some(record.retry_at),
             None => None,
         };
-        let longest = wait
+        let max_hold = policy
             .max_hold
-            .map_or(self.max_hold, |most| most.min(self.max_hold));
-        let when = match until {
-            Some(until) if until > now && room => {
-                let turn = now + wait.wait.saturating_mul(before).min(longest);
-                HoldDecision::Until(until.max(turn).min(now + longest))
+            .map_or(self.max_hold, |limit| limit.min(self.max_hold));
+        let decision = match until {
+            Some(until) if until > now && has_capacity => {
+                let sequential_at = now + policy.wait.saturating_mul(held_before).min(max_hold);
+                HoldDecision::Until(until.max(sequential_at).min(now + max_hold))
             }
             _ => HoldDecision::Immediate,
         };
-        let said = match when {
+        let sent_at = match decision {
             HoldDecision::Until(at) => at,
             HoldDecision::Immediate => now,
         };
-        // Who waited has used up his time; who did not uses up nobody else's, as long as there is room.
-        let remembered = if at_a_time > 1 { MAX_TIMES_PER_FLOW } else { 1 };
-        if !times.is_empty() && (when == HoldDecision::Immediate || times.len() >= remembered) {
+        // A request that waited uses up its retry time. One that did not wait uses up none of the
+        // others' as long as there is space.
+        let max_times = if max_concurrent > 1 {
+            MAX_TIMES_PER_FLOW
+        } else {
+            1
+        };
+        if !times.is_empty() && (decision == HoldDecision::Immediate || times.len() >= max_times) {
             times.remove(0);
         }
-        insert_sorted(times, said + wait.wait);
-        let known = self.flow_record(flow, now);
-        known.retry_at = known.retry_at.max(said + wait.wait);
-        when
+        insert_sorted(times, sent_at + policy.wait);
+        let record = self.flow_record(flow, now);
+        record.retry_at = record.retry_at.max(sent_at + policy.wait);
+        decision
     }
 
-    /// One that was to be told at `at` to come back after `retry_after` is told at `now` already.
+    /// Corrects the retry time of a rejection that was scheduled for `at` and is sent at `now`.
     pub fn record_early_response(
-        told: &mut ConnectionRetryTimes,
+        connection: &mut ConnectionRetryTimes,
         flow: HoldFlow,
         at: Instant,
         now: Instant,
         retry_after: Duration,
     ) {
-        let times = told.retry_times(flow);
-        if let Some(place) = times.iter().position(|time| *time == at + retry_after) {
-            times.remove(place);
+        let times = connection.retry_times(flow);
+        if let Some(index) = times.iter().position(|time| *time == at + retry_after) {
+            times.remove(index);
             insert_sorted(times, now + retry_after);
         }
     }
 
-    /// Whether another refusal of this owner may be held: one has half of the places.
+    /// Whether another rejection of this owner may be held. One owner gets at most half of the
+    /// slots.
     #[must_use]
     pub fn has_slot(&self, owner: Option<HoldOwner>) -> bool {
         owner
@@ -217,84 +235,86 @@ impl<T> RejectionHolds<T> {
             .is_none_or(|held| *held < (self.capacity / OWNER_SHARE_DIVISOR).max(1))
     }
 
-    /// Holds one of a flow; what was held longest is let go if there are too many.
+    /// Holds a rejection. If there are too many, the one that was held longest is released and
+    /// returned.
     pub fn hold(
         &mut self,
-        told: &mut ConnectionRetryTimes,
-        holder: FlowAndOwner,
-        wakes: T,
+        connection: &mut ConnectionRetryTimes,
+        key: FlowAndOwner,
+        waker: T,
     ) -> (HoldId, Option<T>) {
-        let ticket = self.next_id;
-        self.next_id = HoldId(ticket.0 + 1);
-        self.held.insert(ticket, (holder, wakes));
-        let (flow, owner) = holder;
+        let id = self.next_id;
+        self.next_id = HoldId(id.0 + 1);
+        self.held.insert(id, (key, waker));
+        let (flow, owner) = key;
         *self.held_by_flow.entry(flow).or_default() += 1;
         if let Some(owner) = owner {
             *self.held_by_owner.entry(owner).or_default() += 1;
         }
-        told.held_count += 1;
-        let let_go = (self.held.len() > self.capacity)
+        connection.held_count += 1;
+        let released = (self.held.len() > self.capacity)
             .then(|| self.held.pop_first())
             .flatten();
         (
-            ticket,
-            let_go.map(|(_, (holder, wakes))| self.uncount(holder, wakes)),
+            id,
+            released.map(|(_, (key, waker))| self.uncount(key, waker)),
         )
     }
 
-    /// It is held no more: its time is over, its client has gone, or it was let go.
-    pub fn release(&mut self, told: &mut ConnectionRetryTimes, ticket: HoldId) {
-        told.held_count = told.held_count.saturating_sub(1);
-        if let Some((holder, wakes)) = self.held.remove(&ticket) {
-            self.uncount(holder, wakes);
+    /// Ends a hold: its time is over, its client is gone, or it was released in favour of another.
+    pub fn release(&mut self, connection: &mut ConnectionRetryTimes, id: HoldId) {
+        connection.held_count = connection.held_count.saturating_sub(1);
+        if let Some((key, waker)) = self.held.remove(&id) {
+            self.uncount(key, waker);
         }
     }
 
-    /// How many are held, and of how many flows.
+    /// The number of held rejections and of their flows.
     #[must_use]
     pub fn held_counts(&self) -> (usize, usize) {
         (self.held.len(), self.held_by_flow.len())
     }
 
-    fn uncount(&mut self, (flow, owner): FlowAndOwner, wakes: T) -> T {
+    fn uncount(&mut self, key: FlowAndOwner, waker: T) -> T {
+        let (flow, owner) = key;
         decrement(&mut self.held_by_flow, flow);
         if let Some(owner) = owner {
             decrement(&mut self.held_by_owner, owner);
         }
-        wakes
+        waker
     }
 
     fn flow_record(&mut self, flow: HoldFlow, now: Instant) -> &mut FlowRetryRecord {
-        let [late, before] = &mut self.flows;
-        if late.len() >= MAX_FLOWS_PER_GENERATION && !late.contains_key(&flow) {
-            *before = mem::take(late);
+        let [current, previous] = &mut self.flows;
+        if current.len() >= MAX_FLOWS_PER_GENERATION && !current.contains_key(&flow) {
+            *previous = mem::take(current);
         }
-        let remembered = before.remove(&flow);
-        let known = late.entry(flow).or_insert_with(|| {
-            remembered.unwrap_or(FlowRetryRecord {
+        let earlier = previous.remove(&flow);
+        let record = current.entry(flow).or_insert_with(|| {
+            earlier.unwrap_or(FlowRetryRecord {
                 retry_at: now,
                 connections: 0,
             })
         });
-        if now.saturating_duration_since(known.retry_at) > CONNECTION_COUNT_TTL {
-            known.connections = 0;
+        if now.saturating_duration_since(record.retry_at) > CONNECTION_COUNT_TTL {
+            record.connections = 0;
         }
-        known
+        record
     }
 }
 
 impl ConnectionRetryTimes {
-    /// Whether this flow was surely never refused on the connection.
+    /// Whether the flow was certainly never rejected on the connection.
     fn is_new(&self, flow: HoldFlow) -> bool {
-        !self.has_evicted && self.flows.iter().all(|(told, _)| *told != flow)
+        !self.has_evicted && self.flows.iter().all(|(tracked, _)| *tracked != flow)
     }
 
     fn retry_times(&mut self, flow: HoldFlow) -> &mut Vec<Instant> {
-        let place = self.flows.iter().position(|(told, _)| *told == flow);
-        let (_, times) = match place {
-            Some(place) => {
-                let known = self.flows.remove(place);
-                self.flows.push_mut(known)
+        let index = self.flows.iter().position(|(tracked, _)| *tracked == flow);
+        let (_, times) = match index {
+            Some(index) => {
+                let tracked = self.flows.remove(index);
+                self.flows.push_mut(tracked)
             }
             None => {
                 if self.flows.len() >= MAX_FLOWS_PER_CONNECTION {
@@ -308,7 +328,7 @@ impl ConnectionRetryTimes {
     }
 }
 
-/// Counts one less; what comes to none is forgotten.
+/// Decrements a count and removes it at zero.
 fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize, BuildIdentityHasher>, key: K) {
     if let Some(count) = counts.get_mut(&key) {
         *count -= 1;
@@ -319,8 +339,8 @@ fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize, BuildIdentityHasher>, 
 }
 
 fn insert_sorted(times: &mut Vec<Instant>, time: Instant) {
-    let place = times.partition_point(|earlier| *earlier <= time);
-    times.insert(place, time);
+    let index = times.partition_point(|earlier| *earlier <= time);
+    times.insert(index, time);
 }
 
 #[cfg(test)]

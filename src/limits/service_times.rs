@@ -1,7 +1,9 @@
-//! How long requests of one shape take, as moving averages: what a request is charged for that was given up before its answer.
+//! Moving averages of the service times of requests with the same shape. A request that is
+//! cancelled before its response is charged the average.
 //!
-//! The API server goes on with a list that nobody reads any more: its handler hears of the end between two steps, and the encoding
-//! of a large list is one. A seat that came back at once would let the next request in beside it.
+//! The API server continues with a list after its client has gone: its handler checks for
+//! cancellation only between two steps, and encoding a large list is one step. A seat that was
+//! released at once would let the next request run beside it.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
@@ -12,26 +14,28 @@ use std::hash::BuildHasher;
 
 use crate::request_info::RequestInfo;
 
-/// Shapes that are told apart: a cluster has some hundreds. Two that meet in one place share an average.
+/// The number of averages; a cluster has some hundreds of shapes. Shapes with the same index share
+/// an average.
 const AVERAGES: usize = 1024;
 
-/// The weight of a new observation: the last dozen count.
+/// The weight of a new observation: the last dozen dominate the average.
 const OBSERVATION_WEIGHT: f32 = 1.0 / 8.0;
 
-/// What is assumed of a shape of which nothing is known: a list of middling size.
+/// The service time of a shape without observations: a list of medium size.
 const DEFAULT_SERVICE_TIME: Duration = Duration::from_millis(100);
 
-/// Parameters with which a list may take a small part of what it takes without.
+/// Parameters that may make a list much cheaper than without them.
 const CHEAPER_PARAMETERS: [&str; 4] =
     ["limit", "fieldSelector", "labelSelector", "resourceVersion"];
 
-/// What requests of one kind have in common: verb, resource, whether it is one object, a namespace's or all, and which of the
-/// parameters it has that make a list cheap. Without these a client could shorten what full lists are taken to take by short ones.
+/// The shape of a request: verb, resource, scope (one object, a namespace or all), and which of the
+/// parameters it has that make a list cheap. Without these parameters, a client could lower the
+/// average of full lists with cheap ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestShape(usize);
 
 impl RequestShape {
-    /// Of a request.
+    /// The shape of a request.
     #[must_use]
     pub fn from_request(info: &RequestInfo<'_>) -> Self {
         let query = info.query();
@@ -44,12 +48,12 @@ impl RequestShape {
             info.namespace().is_empty(),
             CHEAPER_PARAMETERS.map(|name| query.first(name).is_some_and(|value| !value.is_empty())),
         ));
-        let place = hash % u64::try_from(AVERAGES).unwrap_or(u64::MAX);
-        Self(usize::try_from(place).unwrap_or_default())
+        let slot = hash % u64::try_from(AVERAGES).unwrap_or(u64::MAX);
+        Self(usize::try_from(slot).unwrap_or_default())
     }
 }
 
-/// The averages, in seconds; one worker's. Relaxed: each stands for nothing but itself.
+/// The averages of one worker, in seconds. Relaxed ordering is enough, since each is independent.
 #[derive(Debug)]
 pub struct ServiceTimes(Box<[AtomicU32]>);
 
@@ -60,44 +64,46 @@ impl Default for ServiceTimes {
 }
 
 impl ServiceTimes {
-    /// A request was answered after this time.
-    pub fn observe(&self, shape: RequestShape, took: Duration) {
+    /// Records the service time of a request that was answered.
+    pub fn observe(&self, shape: RequestShape, elapsed: Duration) {
         self.update(shape, |average| {
-            let took = took.as_secs_f32().max(f32::MIN_POSITIVE);
-            average.map_or(took, |average| {
-                average + (took - average) * OBSERVATION_WEIGHT
+            let elapsed = elapsed.as_secs_f32().max(f32::MIN_POSITIVE);
+            average.map_or(elapsed, |average| {
+                average + (elapsed - average) * OBSERVATION_WEIGHT
             })
         });
     }
 
-    /// A request was given up after this time: it would have taken longer.
-    pub fn observe_cancelled(&self, shape: RequestShape, took: Duration) {
-        let took = took.as_secs_f32();
+    /// Records that a request was cancelled after this time. It would have taken longer.
+    pub fn observe_cancelled(&self, shape: RequestShape, elapsed: Duration) {
+        let elapsed = elapsed.as_secs_f32();
         self.update(shape, |average| match average {
-            Some(average) if average < took => average + (took - average) * OBSERVATION_WEIGHT,
+            Some(average) if average < elapsed => {
+                average + (elapsed - average) * OBSERVATION_WEIGHT
+            }
             Some(average) => average,
-            None => took.max(DEFAULT_SERVICE_TIME.as_secs_f32()),
+            None => elapsed.max(DEFAULT_SERVICE_TIME.as_secs_f32()),
         });
     }
 
-    /// What a request of this shape takes.
+    /// The average service time of this shape.
     #[must_use]
     pub fn average(&self, shape: RequestShape) -> Duration {
-        let known = self.0.get(shape.0).and_then(load_average);
-        known.map_or(DEFAULT_SERVICE_TIME, |seconds| {
+        let average = self.0.get(shape.0).and_then(load_average);
+        average.map_or(DEFAULT_SERVICE_TIME, |seconds| {
             Duration::try_from_secs_f32(seconds).unwrap_or(DEFAULT_SERVICE_TIME)
         })
     }
 
     fn update(&self, shape: RequestShape, change: impl FnOnce(Option<f32>) -> f32) {
-        if let Some(place) = self.0.get(shape.0) {
-            place.store(change(load_average(place)).to_bits(), Ordering::Relaxed);
+        if let Some(slot) = self.0.get(shape.0) {
+            slot.store(change(load_average(slot)).to_bits(), Ordering::Relaxed);
         }
     }
 }
 
-fn load_average(place: &AtomicU32) -> Option<f32> {
-    let bits = place.load(Ordering::Relaxed);
+fn load_average(slot: &AtomicU32) -> Option<f32> {
+    let bits = slot.load(Ordering::Relaxed);
     (bits != 0).then(|| f32::from_bits(bits))
 }
 

@@ -1,8 +1,10 @@
-//! How often requests without a proven credential may ask for another protocol (`Upgrade`).
+//! The rate limit of upgrade requests without a proven credential.
 //!
-//! Each has a connection of its own to the API server, and costs it a TLS handshake before it knows the user: about a
-//! millisecond, a hundred times what it costs the client to ask. A token bucket for each source network bounds that. A
-//! credential that the API server has accepted is not counted, so that a user of `kubectl exec` meets it with a new token only.
+//! Each upgrade request has its own connection to the API server. It costs the API server a TLS
+//! handshake before it knows the user: about a millisecond, a hundred times as much as it costs the
+//! client. A token bucket for each source network limits that. A request whose credential the API
+//! server has accepted before is not counted, so a user of `kubectl exec` is limited with new
+//! tokens only.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,42 +13,41 @@ use std::time::Instant;
 
 use prometheus::IntCounter;
 
-use crate::limits::Rejection;
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruKey;
 use crate::limits::rate::lru::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::token_bucket::Rate;
 use crate::limits::rate::token_bucket::TokenBucket;
-use crate::limits::retry_after_seconds;
+use crate::limits::rate::token_bucket::retry_after_seconds;
+use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
 
-/// The limit, in a word.
-pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
-
-/// The default of `--unproven-upgrades-per-second`: more than people and CI jobs behind one address begin with new tokens, and
-/// about a hundredth of one of the API server's cores in handshakes.
+/// The default of `--unproven-upgrades-per-second`: more than the users and CI jobs behind one
+/// address start with new tokens, and about a hundredth of one core of the API server for
+/// handshakes.
 pub const DEFAULT_UPGRADES_PER_SECOND: u32 = 10;
 
-/// The burst, in seconds of the rate: a page of a dashboard opens several at once.
+/// The burst in seconds of the rate: a dashboard page opens several streams at once.
 pub const UPGRADE_BURST_SECONDS: u32 = 5;
 
-/// Networks whose buckets are kept; the one that was quiet for longest goes first.
+/// The most networks with a bucket. The least recently used is evicted.
 const MAX_NETWORKS: usize = 4096;
 
-/// The buckets, shared by all workers.
+/// The token buckets, shared by all workers.
 #[derive(Debug)]
 pub struct UpgradeRateLimit {
-    /// None: no limit.
+    /// `None` if there is no limit.
     rate: Option<Rate>,
     keys: LruKeyHasher,
-    /// Held for one step; nothing is awaited under it.
+    /// Locked for one step. No await happens under the lock.
     buckets: Mutex<Lru<TokenBucket>>,
     rejected: IntCounter,
 }
 
 impl UpgradeRateLimit {
-    /// So many a second for each network, and [`UPGRADE_BURST_SECONDS`] times as many at once; 0 is no limit.
+    /// Allows `per_second` requests for each network, and a burst of [`UPGRADE_BURST_SECONDS`]
+    /// times as many; 0 is no limit.
     #[must_use]
     pub fn new(per_second: u32, registry: &Registry) -> Arc<Self> {
         let burst = per_second.saturating_mul(UPGRADE_BURST_SECONDS);
@@ -61,22 +62,22 @@ impl UpgradeRateLimit {
         })
     }
 
-    /// Admits a request from this network. Behind a trusted proxy many clients have one address, so that there is no network to
-    /// count, and no limit.
+    /// Admits a request from this network. `None` is the address of a trusted proxy, which many
+    /// clients share: it has no limit.
     ///
     /// # Errors
-    /// [`Rejection::UnprovenUpgrade`] if its bucket is empty.
+    /// [`Rejection::UnprovenUpgrade`] if the bucket of the network is empty.
     pub fn admit(&self, network: Option<IpAddr>, now: Instant) -> Result<(), Rejection> {
         let Some((rate, network)) = self.rate.as_ref().zip(network) else {
             return Ok(());
         };
         let key = self.network_key(network);
-        let taken = {
+        let token = {
             let mut buckets = spin_lock(&self.buckets);
             let (bucket, _) = buckets.get_or_insert_with(key, || TokenBucket::full(rate, now));
             bucket.take(rate, now)
         };
-        taken.map_err(|wait| {
+        token.map_err(|wait| {
             self.rejected.inc();
             Rejection::UnprovenUpgrade {
                 retry_after: retry_after_seconds(wait),

@@ -1,8 +1,8 @@
-//! What waits to be written, notes for the audit log and lines of the log: bounded by the memory that it takes, and never waited
-//! for by who brings some.
+//! A queue of audit entries or log lines that wait to be written. It is bounded by bytes, and
+//! producers never wait.
 //!
-//! Who writes them takes all at once, and then lets a moment pass in which notes gather: in a storm nobody is woken up for each
-//! of them.
+//! The consumer takes all items at once, after a short delay in which items gather: in a burst the
+//! thread is not woken for each item.
 
 use std::mem;
 use std::sync::Condvar;
@@ -11,10 +11,11 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Notes of several hundred bytes gather for so long; who looks at the log with his own eyes does not see it.
+/// Items of several hundred bytes gather for this long. A reader of the log does not notice the
+/// delay.
 const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// Between those who bring notes and the one who writes them. The lock is held for a few instructions, whoever holds it.
+/// A queue between many producers and one consumer. The lock is held for a few instructions only.
 #[derive(Debug)]
 pub(super) struct BoundedQueue<T> {
     max_bytes: usize,
@@ -25,18 +26,18 @@ pub(super) struct BoundedQueue<T> {
 #[derive(Debug)]
 struct QueueState<T> {
     items: Vec<(T, usize)>,
-    /// What they weigh, with those that are being written.
+    /// Weight of the items, including those that the consumer is writing.
     used_bytes: usize,
-    /// The writer is to be woken up by the next note.
+    /// The next push must wake the consumer.
     consumer_asleep: bool,
     closed: bool,
 }
 
 impl<T> BoundedQueue<T> {
-    /// For notes that weigh no more than `most` together.
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates a queue for items of at most `max_bytes` together.
+    pub(super) fn new(max_bytes: usize) -> Self {
         Self {
-            max_bytes: most,
+            max_bytes,
             state: Mutex::new(QueueState {
                 items: Vec::new(),
                 used_bytes: 0,
@@ -47,50 +48,50 @@ impl<T> BoundedQueue<T> {
         }
     }
 
-    /// Whether there was room for the note.
-    pub(super) fn try_push(&self, note: T, weight: usize) -> bool {
-        let mut waiting = self.lock();
-        let together = waiting.used_bytes.saturating_add(weight);
-        if together > self.max_bytes || waiting.closed {
+    /// Adds an item. Returns `false` if there is no room for it or the queue is closed.
+    pub(super) fn try_push(&self, item: T, weight: usize) -> bool {
+        let mut state = self.lock();
+        let used = state.used_bytes.saturating_add(weight);
+        if used > self.max_bytes || state.closed {
             return false;
         }
         let half = self.max_bytes / 2;
-        let fills = waiting.used_bytes <= half && together > half;
-        waiting.used_bytes = together;
-        waiting.items.push((note, weight));
-        let wake = mem::take(&mut waiting.consumer_asleep) || fills;
-        drop(waiting);
+        let exceeds_half = state.used_bytes <= half && used > half;
+        state.used_bytes = used;
+        state.items.push((item, weight));
+        let wake = mem::take(&mut state.consumer_asleep) || exceeds_half;
+        drop(state);
         if wake {
             self.changed.notify_one();
         }
         true
     }
 
-    /// Takes what there is, or what comes. `false` when nothing more will.
-    pub(super) fn pop_all(&self, notes: &mut Vec<(T, usize)>) -> bool {
+    /// Takes all items, or waits for some. Returns `false` when the queue is closed and empty.
+    pub(super) fn pop_all(&self, items: &mut Vec<(T, usize)>) -> bool {
         let half = self.max_bytes / 2;
-        let gathering = |waiting: &mut QueueState<T>| !waiting.closed && waiting.used_bytes <= half;
-        let gathered = self
+        let is_gathering = |state: &mut QueueState<T>| !state.closed && state.used_bytes <= half;
+        let waited = self
             .changed
-            .wait_timeout_while(self.lock(), BATCH_DELAY, gathering);
-        let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
-        while waiting.items.is_empty() && !waiting.closed {
-            waiting.consumer_asleep = true;
-            let woken = self.changed.wait(waiting);
-            waiting = woken.unwrap_or_else(PoisonError::into_inner);
+            .wait_timeout_while(self.lock(), BATCH_DELAY, is_gathering);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        while state.items.is_empty() && !state.closed {
+            state.consumer_asleep = true;
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
         }
-        waiting.consumer_asleep = false;
-        mem::swap(&mut waiting.items, notes);
-        !notes.is_empty()
+        state.consumer_asleep = false;
+        mem::swap(&mut state.items, items);
+        !items.is_empty()
     }
 
-    /// Notes of this weight have been written.
+    /// Frees the weight of items that have been written.
     pub(super) fn release(&self, weight: usize) {
-        let mut waiting = self.lock();
-        waiting.used_bytes = waiting.used_bytes.saturating_sub(weight);
+        let mut state = self.lock();
+        state.used_bytes = state.used_bytes.saturating_sub(weight);
     }
 
-    /// No more notes are taken; those that are there can still be written.
+    /// Rejects further items. Queued items can still be taken.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
@@ -110,60 +111,60 @@ mod tests {
 
     #[test]
     fn an_item_over_the_limit_is_rejected_until_space_is_released() {
-        let buffer = BoundedQueue::new(10);
-        assert!(buffer.try_push("a", 6));
-        assert!(!buffer.try_push("b", 5));
-        assert!(buffer.try_push("c", 4));
+        let queue = BoundedQueue::new(10);
+        assert!(queue.try_push("a", 6));
+        assert!(!queue.try_push("b", 5));
+        assert!(queue.try_push("c", 4));
         let mut taken = Vec::new();
-        assert!(buffer.pop_all(&mut taken));
+        assert!(queue.pop_all(&mut taken));
         assert_eq!(taken, [("a", 6), ("c", 4)]);
         // It is still in memory.
-        assert!(!buffer.try_push("d", 1));
-        buffer.release(6);
-        assert!(buffer.try_push("e", 6));
+        assert!(!queue.try_push("d", 1));
+        queue.release(6);
+        assert!(queue.try_push("e", 6));
     }
 
     #[test]
     fn items_before_close_are_delivered_and_later_ones_are_rejected() {
-        let buffer = BoundedQueue::new(10);
-        assert!(buffer.try_push(1, 1));
-        buffer.close();
-        assert!(!buffer.try_push(2, 1));
+        let queue = BoundedQueue::new(10);
+        assert!(queue.try_push(1, 1));
+        queue.close();
+        assert!(!queue.try_push(2, 1));
         let mut taken = Vec::new();
-        assert!(buffer.pop_all(&mut taken));
+        assert!(queue.pop_all(&mut taken));
         assert_eq!(taken, [(1, 1)]);
         taken.clear();
-        assert!(!buffer.pop_all(&mut taken));
+        assert!(!queue.pop_all(&mut taken));
     }
 
     #[test]
     fn many_producers_and_one_consumer_lose_no_item() {
         const ITEMS_PER_PRODUCER: u64 = 20_000;
-        let buffer = Arc::new(BoundedQueue::new(usize::MAX));
-        let bringing: Vec<_> = (0..4)
+        let queue = Arc::new(BoundedQueue::new(usize::MAX));
+        let producers: Vec<_> = (0..4)
             .map(|_| {
-                let buffer = Arc::clone(&buffer);
+                let queue = Arc::clone(&queue);
                 thread::spawn(move || {
-                    (1..=ITEMS_PER_PRODUCER).for_each(|n| assert!(buffer.try_push(n, 1)))
+                    (1..=ITEMS_PER_PRODUCER).for_each(|n| assert!(queue.try_push(n, 1)))
                 })
             })
             .collect();
-        let taking = {
-            let buffer = Arc::clone(&buffer);
+        let consumer = {
+            let queue = Arc::clone(&queue);
             thread::spawn(move || {
                 let (mut sum, mut taken) = (0, Vec::new());
-                while buffer.pop_all(&mut taken) {
+                while queue.pop_all(&mut taken) {
                     sum += taken.drain(..).map(|(n, _)| n).sum::<u64>();
                 }
                 sum
             })
         };
-        bringing
+        producers
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
-        buffer.close();
+        queue.close();
         assert_eq!(
-            taking.join().unwrap(),
+            consumer.join().unwrap(),
             4 * ITEMS_PER_PRODUCER * (ITEMS_PER_PRODUCER + 1) / 2
         );
     }

@@ -1,28 +1,28 @@
-//! What clients write, as far as logs and traces repeat it. Pure.
+//! Truncation and redaction of texts from clients, for logs and traces. Pure.
 
 use std::borrow::Cow;
 
 use http::HeaderValue;
 
-/// The beginning of a text, so many bytes at most.
-pub(super) fn truncate(text: &str, longest: usize) -> &str {
-    text.get(..text.floor_char_boundary(longest))
+/// Returns the beginning of a text, at most `max_bytes` long.
+pub(super) fn truncate(text: &str, max_bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(max_bytes))
         .unwrap_or(text)
 }
 
-/// The beginning of a header; what is no UTF-8 in it is shown as such, and hides nothing of the rest.
-pub(super) fn header_to_text(header: &HeaderValue, longest: usize) -> Cow<'_, str> {
-    let all = header.as_bytes();
-    let beginning = all.get(..longest).unwrap_or(all);
+/// Returns the beginning of a header as text. Invalid UTF-8 is replaced and does not hide the rest.
+pub(super) fn header_to_text(header: &HeaderValue, max_bytes: usize) -> Cow<'_, str> {
+    let bytes = header.as_bytes();
+    let beginning = bytes.get(..max_bytes).unwrap_or(bytes);
     match String::from_utf8_lossy(beginning) {
         Cow::Borrowed(text) => Cow::Borrowed(text),
-        // What stands for a byte is longer than it.
-        Cow::Owned(text) => Cow::Owned(truncate(&text, longest).to_owned()),
+        // The replacement character is longer than the byte it replaces.
+        Cow::Owned(text) => Cow::Owned(truncate(&text, max_bytes).to_owned()),
     }
 }
 
-/// Parameters of a query whose values are credentials, in small letters. kube-apiserver reads none of them; what stands behind it (an
-/// aggregated API, `proxy` of a Pod or a service) may.
+/// Query parameters whose values are credentials, in lower case. kube-apiserver reads none of them,
+/// but a server behind it (an aggregated API, `proxy` of a Pod or a service) may.
 const SECRET_PARAMETERS: [&str; 7] = [
     "access_token",
     "auth_token",
@@ -33,10 +33,10 @@ const SECRET_PARAMETERS: [&str; 7] = [
     "token",
 ];
 
-/// What stands in the place of a credential.
+/// Written in place of a credential.
 const REDACTED: &str = "redacted";
 
-/// A request's target, without the credentials in its query.
+/// Returns a request target with the credentials in its query redacted.
 pub(super) fn redact_target(target: &str) -> Cow<'_, str> {
     let Some((path, query)) = target.split_once('?') else {
         return Cow::Borrowed(target);
@@ -47,38 +47,39 @@ pub(super) fn redact_target(target: &str) -> Cow<'_, str> {
     }
 }
 
-/// A query without the credentials in it. `;` and `?` begin a parameter as well as `&` does: whoever reads it may think so.
+/// Returns a query with its credentials redacted. `;` and `?` start a parameter as `&` does, since
+/// some servers parse them so.
 pub(super) fn redact_query(query: &str) -> Cow<'_, str> {
     let parameters = || query.split_inclusive(['&', ';', '?']);
     if !parameters().any(|parameter| split_secret(parameter).is_some()) {
         return Cow::Borrowed(query);
     }
-    let mut shown = String::with_capacity(query.len());
+    let mut redacted = String::with_capacity(query.len());
     for parameter in parameters() {
         match split_secret(parameter) {
-            Some((name, end)) => shown.extend([name, "=", REDACTED, end]),
-            None => shown.push_str(parameter),
+            Some((name, end)) => redacted.extend([name, "=", REDACTED, end]),
+            None => redacted.push_str(parameter),
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(redacted)
 }
 
-/// The name of a parameter whose value is a credential, and what follows the value.
+/// Returns the name of a parameter whose value is a credential, and the text after the value.
 fn split_secret(parameter: &str) -> Option<(&str, &str)> {
     let (name, value) = parameter.split_once('=')?;
     let (_, end) = value.split_at(value.trim_end_matches(['&', ';', '?']).len());
-    let is = |secret: &str| {
-        let letters =
+    let matches = |secret: &str| {
+        let decoded =
             PercentDecodedBytes(name.as_bytes()).map(|letter| letter.to_ascii_lowercase());
-        letters.eq(secret.bytes())
+        decoded.eq(secret.bytes())
     };
     SECRET_PARAMETERS
         .iter()
-        .any(|secret| is(secret))
+        .any(|secret| matches(secret))
         .then_some((name, end))
 }
 
-/// The bytes of a text, percent-decoded where they can be.
+/// The bytes of a text, percent-decoded where the encoding is valid.
 struct PercentDecodedBytes<'a>(&'a [u8]);
 
 impl Iterator for PercentDecodedBytes<'_> {
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn credentials_in_a_query_are_redacted() {
-        for (target, shown) in [
+        for (target, expected) in [
             ("/api?access_token=abc", "/api?access_token=redacted"),
             ("/api?a=1&token=abc&b=2", "/api?a=1&token=redacted&b=2"),
             (
@@ -123,7 +124,7 @@ mod tests {
             ),
             ("/api?token=a&token=b", "/api?token=redacted&token=redacted"),
         ] {
-            assert_eq!(redact_target(target), shown);
+            assert_eq!(redact_target(target), expected);
         }
     }
 
@@ -138,7 +139,7 @@ mod tests {
             "",
         ] {
             assert!(
-                matches!(redact_target(target), Cow::Borrowed(shown) if shown == target),
+                matches!(redact_target(target), Cow::Borrowed(expected) if expected == target),
                 "{target}"
             );
         }

@@ -1,4 +1,4 @@
-//! What does not change from request to request: which weir this is, whether it is ready, and when its certificates end.
+//! Metrics about the process's state: version, readiness, and expiry of certificates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use prometheus::proto::MetricFamily;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
 
-/// Finds out when a certificate ends, as often as somebody looks: it may have been renewed.
+/// Returns the expiry of a certificate. Called for each scrape, since certificates are renewed.
 pub type CertificateExpiry = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
 
-/// What is shown besides what is counted.
+/// Collects the metrics whose values are read at the time of a scrape.
 pub struct InfoMetrics {
     ready: IntGauge,
     readiness: Option<Arc<Readiness>>,
     expiration: IntGaugeVec,
-    /// Certificates, by what they are for.
+    /// Certificates by their purpose, the label `which`.
     certificates: Vec<(&'static str, CertificateExpiry)>,
 }
 
 impl InfoMetrics {
-    /// Shows them in `registry`.
+    /// Registers the metrics.
     #[expect(
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
@@ -44,7 +44,7 @@ impl InfoMetrics {
             )
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
-        // Nothing is read anew while weir runs: what is in force is the first.
+        // No configuration is reloaded: the first one stays in force.
         registry
             .gauge(
                 "weir_config_generation",
@@ -68,14 +68,14 @@ impl InfoMetrics {
     }
 }
 
-/// Shows whether fairness only counts: then what its levels reject is rejected on paper.
-pub fn register_dry_run(is: bool, registry: &Registry) {
+/// Registers the gauge of the dry run, in which levels reject requests in simulation only.
+pub fn register_dry_run(is_dry_run: bool, registry: &Registry) {
     registry
         .gauge(
             "weir_flowcontrol_dry_run",
             "1 while --flowcontrol-enforcement is DryRun, so that what apiserver_flowcontrol_* say was rejected or waited went on at once; 0 otherwise.",
         )
-        .set(is.into());
+        .set(is_dry_run.into());
 }
 
 impl Collector for InfoMetrics {
@@ -87,12 +87,12 @@ impl Collector for InfoMetrics {
         let ready = self
             .readiness
             .as_ref()
-            .is_none_or(|known| known.last_known_ready());
+            .is_none_or(|readiness| readiness.last_known_ready());
         self.ready.set(ready.into());
         self.expiration.reset();
         for (which, expires) in &self.certificates {
-            let Some(at) = expires() else { continue };
-            let since_1970 = at
+            let Some(expiry) = expires() else { continue };
+            let since_1970 = expiry
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .unwrap_or_default();
             self.expiration
@@ -105,7 +105,7 @@ impl Collector for InfoMetrics {
 
 impl fmt::Debug for InfoMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Facts({} certificates)", self.certificates.len())
+        write!(f, "InfoMetrics({} certificates)", self.certificates.len())
     }
 }
 

@@ -1,4 +1,13 @@
-//! What an operator sees: health, metrics and the status page, on listeners of their own, apart from the clients' port; logs and traces.
+//! Observability for operators: health, metrics and the status page on listeners separate from the
+//! clients' port; logs, audit log and traces.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `bounded_queue` `client_text` `process_metrics` `readiness` `top_talkers` |
+//! | 1 | `audit` `info_metrics` `logging` `spans` `status` |
+//! | 2 | `admin` |
 
 pub mod admin;
 pub mod audit;
@@ -12,15 +21,5 @@ pub mod readiness;
 pub mod spans;
 pub mod status;
 pub mod top_talkers;
-
-/// Whether it comes to be so: where the machine stands still, what ends gives up before all of it is written or told.
 #[cfg(test)]
-async fn eventually(is: impl Fn() -> bool) -> bool {
-    let waiting = async {
-        while !is() {
-            tokio::task::yield_now().await;
-        }
-    };
-    let long = std::time::Duration::from_secs(40);
-    tokio::time::timeout(long, waiting).await.is_ok()
-}
+mod wait_tests;

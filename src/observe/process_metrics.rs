@@ -1,6 +1,7 @@
-//! The process itself: processor time, memory, files, threads, by the names that all of Prometheus' client libraries have.
+//! Metrics of the process: CPU time, memory, files and threads, with the names of Prometheus'
+//! client libraries.
 //!
-//! Read from `/proc` when somebody looks. Where there is no `/proc`, there is none of these metrics.
+//! Values are read from `/proc` at each scrape. Without `/proc`, none of these metrics exist.
 
 use std::fs;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use rustix::time::clock_gettime;
 
 use crate::metrics::Registry;
 
-/// What is shown of the process.
+/// The collector of the process metrics.
 struct ProcessMetrics {
     cpu: Counter,
     resident_memory: IntGauge,
@@ -28,7 +29,7 @@ struct ProcessMetrics {
     start_time: Gauge,
 }
 
-/// What `/proc/self/stat` says of it.
+/// Fields of `/proc/self/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct ProcessStat {
     threads: i64,
@@ -38,7 +39,7 @@ struct ProcessStat {
     resident_pages: i64,
 }
 
-/// Shows the process in `registry`.
+/// Registers the process metrics.
 pub fn register(registry: &Registry) {
     if let Some(process) = ProcessMetrics::new() {
         registry.register_collector(process);
@@ -46,7 +47,7 @@ pub fn register(registry: &Registry) {
 }
 
 impl ProcessMetrics {
-    /// None where there is no `/proc` that could be read.
+    /// Returns `None` if `/proc` cannot be read.
     #[expect(
         clippy::expect_used,
         reason = "names are constants of this program; a test renders them all"
@@ -54,12 +55,12 @@ impl ProcessMetrics {
     fn new() -> Option<Self> {
         let stat = read_stat()?;
         let gauge = |name, help| IntGauge::new(name, help).expect("a name is well-formed");
-        let started = Gauge::new(
+        let start_time = Gauge::new(
             "process_start_time_seconds",
             "When the process began, in seconds since 1970.",
         )
         .expect("a name is well-formed");
-        started.set(unix_start_time(stat.start_ticks)?.as_secs_f64());
+        start_time.set(unix_start_time(stat.start_ticks)?.as_secs_f64());
         Some(Self {
             cpu: Counter::new(
                 "process_cpu_seconds_total",
@@ -81,7 +82,7 @@ impl ProcessMetrics {
             open_files: gauge("process_open_fds", "Files that the process has open."),
             max_open_files: gauge("process_max_fds", "Files that the process may have open."),
             threads: gauge("process_threads", "Threads of the process."),
-            start_time: started,
+            start_time,
         })
     }
 
@@ -101,9 +102,9 @@ impl ProcessMetrics {
     fn refresh(&self) {
         let used = clock_gettime(ClockId::ProcessCPUTime);
         if let Ok(used) = Duration::try_from(used) {
-            // Whoever looks at the same time adds the same: never more than what was used.
-            let more = used.as_secs_f64() - self.cpu.get();
-            self.cpu.inc_by(more.max(0.0));
+            // Concurrent scrapes add the same difference: the sum never exceeds the time used.
+            let delta = used.as_secs_f64() - self.cpu.get();
+            self.cpu.inc_by(delta.max(0.0));
         }
         if let Some(stat) = read_stat() {
             let page = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
@@ -145,23 +146,24 @@ fn read_stat() -> Option<ProcessStat> {
     parse_stat(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
-/// `proc_pid_stat(5)`. The name of the program, the second field, is in parentheses and may hold anything.
+/// Parses `proc_pid_stat(5)`. The second field, the program's name, is in parentheses and may
+/// contain any character.
 fn parse_stat(text: &str) -> Option<ProcessStat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(17); // from the third to the twentieth
     let threads = fields.next()?.parse().ok()?;
-    let started = fields.nth(1)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
     let mapped_bytes = fields.next()?.parse().ok()?;
     let resident_pages = fields.next()?.parse().ok()?;
     Some(ProcessStat {
         threads,
-        start_ticks: started,
+        start_ticks: start_time,
         virtual_bytes: mapped_bytes,
         resident_pages,
     })
 }
 
-/// Since 1970, of clock ticks since the machine's start.
+/// Converts clock ticks since the machine's start to the time since 1970.
 fn unix_start_time(ticks: u64) -> Option<Duration> {
     let text = fs::read_to_string("/proc/stat").ok()?;
     let since_1970 = text
@@ -176,12 +178,13 @@ fn unix_start_time(ticks: u64) -> Option<Duration> {
     Some(Duration::from_secs(since_1970) + Duration::from_millis(milliseconds))
 }
 
-/// Linux 6.2 and later says it as the folder's size; before that they are counted.
+/// Linux 6.2 and later report the number as the directory's size. On older kernels the entries are
+/// counted.
 fn count_open_files() -> Option<i64> {
     let folder = "/proc/self/fd";
-    let told = fs::metadata(folder).ok()?.len();
-    let open = if told > 0 {
-        told
+    let size = fs::metadata(folder).ok()?.len();
+    let open = if size > 0 {
+        size
     } else {
         u64::try_from(fs::read_dir(folder).ok()?.count()).ok()?
     };

@@ -1,7 +1,6 @@
-//! Who sends a request, by which way it goes on, and what the upstream's answer says about the two.
+//! The user of a request, the mode in which the request is forwarded, and what the response of the
+//! API server says about both.
 
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
@@ -11,7 +10,6 @@ use http::Method;
 use http::StatusCode;
 use http::request;
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::AssertedIdentity;
 use crate::identity::Authentication;
@@ -19,62 +17,29 @@ use crate::identity::ClientContext;
 use crate::identity::PeerCertificate;
 use crate::identity::RequestCredential;
 use crate::identity::TokenHash;
-use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::review_queue::fair_queue::source_network;
-use crate::pipeline::Peer;
-use crate::pipeline::Pipeline;
+use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::impersonation::EffectiveUser;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::Trace;
 use crate::upstream::UpstreamRequest;
-use crate::upstream::connection::connection_budget::Requester;
 use crate::upstream::headers;
-use crate::upstream::headers::ClientAddress;
+use crate::upstream::headers::forwarded_for::ClientAddress;
 
-/// What the upstream's answer says something about.
+/// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AuthFeedback {
-    /// The token, whether the upstream takes it.
+    /// The token: whether the API server accepts it.
     token: Option<TokenHash>,
-    /// The token, whether what was found out about it still holds.
+    /// The token: whether its earlier verification still holds.
     verified_token: Option<TokenHash>,
-    /// weir's own credentials, which the request went by.
+    /// The request carried weir's own credentials.
     impersonated: bool,
 }
 
-impl Peer {
-    pub(super) fn client(&self) -> ClientContext<'_> {
-        ClientContext {
-            certificate: self.certificate.as_ref(),
-            source: ClientSource {
-                address: self.address.ip(),
-                connection_id: self.connection_id,
-            },
-            from_trusted_proxy: self.trusted,
-            unverified_user: &self.unverified_user,
-            upgrade: None,
-        }
-    }
-}
-
-impl Peer {
-    /// The network whose use of memory and connections is limited, unless the peer is a trusted proxy.
-    pub(crate) fn source_network(&self) -> Option<IpAddr> {
-        (!self.trusted).then(|| source_network(self.address.ip()))
-    }
-
-    /// For whom a request that counts for `user` takes a place.
-    pub(super) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
-        Requester {
-            user: Some(Arc::clone(user)),
-            network: self.source_network(),
-        }
-    }
-}
-
 impl Pipeline {
-    /// The identity that a front proxy asserts. It is read before the headers that `Connection` names are removed: clients
-    /// cannot remove a front proxy's identity headers.
+    /// The identity that a front proxy asserts. It is read before the headers that `Connection`
+    /// names are removed: clients cannot remove a front proxy's identity headers.
     pub(super) fn asserted_user(
         &self,
         peer: &Peer,
@@ -90,86 +55,95 @@ impl Pipeline {
         asserted: AssertedIdentity,
         (peer, upgrade): (&Peer, Option<&HeaderValue>),
         headers: &HeaderMap,
-        (began, wall): (Instant, SystemTime),
+        (started, wall): (Instant, SystemTime),
         trace: &mut Trace,
     ) -> Result<Authentication, RequestRejection> {
         let client = ClientContext {
             upgrade,
             ..peer.client()
         };
-        let resolved = self
+        let outcome = self
             .authenticator
-            .authenticate(asserted, client, headers, began, wall);
-        let resolved = self
+            .authenticate(asserted, client, headers, started, wall);
+        let outcome = self
             .head_budget
-            .reserve_while_pending(peer, headers, resolved);
-        let took = |at: Instant| at.saturating_duration_since(began);
-        let filters = &self.metrics.stages;
-        let known = match resolved.await? {
-            Ok(known) if known.credential == RequestCredential::UnverifiedToken => {
-                filters.record_unauthenticated(took(known.authenticated_at));
-                known
+            .reserve_while_pending(peer, headers, outcome);
+        let took = |at: Instant| at.saturating_duration_since(started);
+        let stages = &self.metrics.stages;
+        let authentication = match outcome.await? {
+            Ok(authentication)
+                if authentication.credential == RequestCredential::UnverifiedToken =>
+            {
+                stages.record_unauthenticated(took(authentication.authenticated_at));
+                authentication
             }
-            Ok(known) => {
-                filters.record_authenticated(&known.user.name, took(known.authenticated_at));
-                known
+            Ok(authentication) => {
+                stages.record_authenticated(
+                    &authentication.user.name,
+                    took(authentication.authenticated_at),
+                );
+                authentication
             }
             Err(why) => {
-                filters.record_unauthenticated(took(Clock.now()));
+                stages.record_unauthenticated(took(Clock.now()));
                 return Err(why.into());
             }
         };
-        if known.credential == RequestCredential::Certificate
-            && let Some(ends) = peer
+        if authentication.credential == RequestCredential::Certificate
+            && let Some(not_after) = peer
                 .certificate
                 .as_ref()
                 .and_then(PeerCertificate::not_after)
         {
-            filters.record_certificate_expiration(ends.duration_since(wall).unwrap_or_default());
+            stages
+                .record_certificate_expiration(not_after.duration_since(wall).unwrap_or_default());
         }
-        trace.record_user(&known.user, known.authenticated_at);
-        let ends_here = matches!(
-            known.credential,
+        trace.record_user(&authentication.user, authentication.authenticated_at);
+        let is_asserted = matches!(
+            authentication.credential,
             RequestCredential::Certificate | RequestCredential::FrontProxy
         );
-        if ends_here && !self.upstream.can_assert() {
+        if is_asserted && !self.upstream.can_assert() {
             return Err(RequestRejection::NoFrontProxyCertificate);
         }
-        Ok(known)
+        Ok(authentication)
     }
 
-    /// Whether the API server has accepted the request's credential, or weir vouches for its user.
-    pub(super) fn is_verified(&self, known: &Authentication) -> bool {
-        match known.credential {
+    /// Whether the API server has accepted the request's credential, or weir has authenticated its
+    /// user by a certificate or front proxy.
+    pub(super) fn is_verified(&self, authentication: &Authentication) -> bool {
+        match authentication.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy => true,
             RequestCredential::ReviewedToken
             | RequestCredential::LocallyVerifiedToken
             | RequestCredential::UnverifiedToken
             | RequestCredential::None => {
-                let proven = self.authenticator.accepted_tokens();
-                known.token_hash.is_some_and(|mark| proven.contains(mark))
+                let accepted = self.authenticator.accepted_tokens();
+                authentication
+                    .token_hash
+                    .is_some_and(|token| accepted.contains(token))
             }
         }
     }
 
-    /// Decides by which way the request goes, and makes of it what that way carries.
+    /// Chooses the mode of the request and builds the head that it requires.
     pub(super) fn build_upstream_request(
         &self,
         head: request::Parts,
         peer: &Peer,
-        (known, name): (&Authentication, &EffectiveUser),
+        (auth, effective): (&Authentication, &EffectiveUser),
     ) -> Result<(UpstreamRequest, AuthFeedback), RequestRejection> {
         let client = ClientAddress {
             peer: peer.address.ip(),
             trusted: peer.trusted,
         };
         let names = &*self.identity_headers;
-        let proves = known.token_hash.filter(|_| reaches_authentication(&head));
-        let told = AuthFeedback {
-            verified_token: known.token_hash,
+        let token = auth.token_hash.filter(|_| reaches_authentication(&head));
+        let feedback = AuthFeedback {
+            verified_token: auth.token_hash,
             ..AuthFeedback::default()
         };
-        Ok(match known.credential {
+        Ok(match auth.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy
                 if self.upstream.impersonates() =>
             {
@@ -178,65 +152,62 @@ impl Pipeline {
                     head,
                     client,
                     names,
-                    name.for_upstream(known),
+                    effective.for_upstream(auth),
                     own,
                 )?;
-                let told = AuthFeedback {
+                let feedback = AuthFeedback {
                     impersonated: true,
-                    ..told
+                    ..feedback
                 };
-                (UpstreamRequest::Impersonating(head), told)
+                (UpstreamRequest::Impersonating(head), feedback)
             }
             RequestCredential::Certificate | RequestCredential::FrontProxy => {
-                let head = headers::front_proxy_head(head, client, names, &known.user)?;
-                let dressed = if known.user.is_anonymous() {
+                let head = headers::front_proxy_head(head, client, names, &auth.user)?;
+                let request = if auth.user.is_anonymous() {
                     UpstreamRequest::FrontProxyAnonymous(head)
                 } else {
                     UpstreamRequest::FrontProxy(head)
                 };
-                (dressed, told)
+                (request, feedback)
             }
             RequestCredential::ReviewedToken
             | RequestCredential::LocallyVerifiedToken
             | RequestCredential::UnverifiedToken
             | RequestCredential::None => {
-                let dressed = if self.is_verified(known) {
+                let request = if self.is_verified(auth) {
                     UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
                 } else {
                     UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
                 };
-                let told = AuthFeedback {
-                    token: proves,
-                    ..told
-                };
-                (dressed, told)
+                let feedback = AuthFeedback { token, ..feedback };
+                (request, feedback)
             }
         })
     }
 
-    /// Takes note of what the upstream has answered.
-    pub(super) fn record_feedback(&self, status: StatusCode, told: AuthFeedback) {
-        let refused = status == StatusCode::UNAUTHORIZED;
-        if let (Some(mark), Some(good)) = (told.token, token_acceptance(status)) {
-            self.authenticator.accepted_tokens().record(mark, good);
+    /// Records what the API server's response says about the credentials.
+    pub(super) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
+        let unauthorized = status == StatusCode::UNAUTHORIZED;
+        if let (Some(token), Some(accepted)) = (feedback.token, token_acceptance(status)) {
+            self.authenticator.accepted_tokens().record(token, accepted);
         }
-        if let (Some(mark), true) = (told.verified_token, refused) {
-            self.authenticator.record_unauthorized(mark, Clock.now());
+        if let (Some(token), true) = (feedback.verified_token, unauthorized) {
+            self.authenticator.record_unauthorized(token, Clock.now());
         }
-        if told.impersonated && refused {
+        if feedback.impersonated && unauthorized {
             self.upstream.record_impersonation_unauthorized();
         }
     }
 }
 
-/// Whether what answers this request has looked at its token. Go's server answers `OPTIONS *` by itself, and kube-apiserver's CORS filter
-/// any OPTIONS, before anybody is authenticated.
+/// Whether the responding server has checked the token. Go's server responds to `OPTIONS *` itself,
+/// and kube-apiserver's CORS filter responds to any OPTIONS before authentication.
 fn reaches_authentication(head: &request::Parts) -> bool {
     head.method != Method::OPTIONS && head.uri.path().starts_with('/')
 }
 
-/// Whether an answer shows that a token is good or that it is not. Those that kube-apiserver gives before it has looked at the
-/// token show neither.
+/// Whether a response shows that a token is valid (`true`) or invalid (`false`). Responses that
+/// kube-apiserver may give before it has checked the token show neither.
 fn token_acceptance(status: StatusCode) -> Option<bool> {
     match status {
         StatusCode::UNAUTHORIZED => Some(false),

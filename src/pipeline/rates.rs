@@ -1,6 +1,6 @@
-//! How many at all: client limits, then event limits, before a request takes a seat or a place in a queue.
+//! Rate limits (client, then event), checked before a request queues for a seat.
 //!
-//! An event's body is read for them if a limit looks inside, and forwarded byte for byte.
+//! An event's body is read if a limit depends on it, and forwarded byte for byte.
 
 use std::time::Instant;
 
@@ -14,28 +14,29 @@ use crate::limits::Rejection;
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rate::clients::enforcer::RequestSource;
 use crate::limits::rate::events::enforcer::EventRequest;
-use crate::pipeline::Peer;
-use crate::pipeline::Pipeline;
-use crate::pipeline::reject::RequestBodyState;
+use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::request_body::BodyPrefix;
 
-/// What comes of the limits.
+/// The result of the rate limits.
 pub(super) struct RatesPassed {
-    /// Goes with the permit.
+    /// Held with the permit.
     pub(super) client_permit: Option<Box<ClientLimitPermit>>,
-    /// When the time in a queue begins.
+    /// When the queue time begins.
     pub(super) queue_start: Instant,
     /// The body, if it was read.
     pub(super) body: Option<BodyPrefix>,
 }
 
 impl Pipeline {
-    /// Asks the limits that count requests; `body` is left alone unless an event's must be read.
+    /// Checks the limits that count requests. `body` is untouched unless an event's body must be
+    /// read.
     pub(super) async fn check_rates(
         &self,
-        digest: &AdmissionAttributes<'_>,
-        from: (&Peer, &request::Parts),
+        attributes: &AdmissionAttributes<'_>,
+        received: (&Peer, &request::Parts),
         body: &mut RequestBodyState,
         (arrived, deadline): (Instant, Option<Instant>),
     ) -> Result<RatesPassed, RequestRejection> {
@@ -47,46 +48,47 @@ impl Pipeline {
         if !self.rates.is_configured() {
             return Ok(passed);
         }
-        // In a box: who has no such limits does not pay for the room.
-        Box::pin(self.apply_rates(passed, digest, from, body, deadline)).await
+        // Boxed: a configuration without rate limits does not pay for this memory.
+        Box::pin(self.apply_rates(passed, attributes, received, body, deadline)).await
     }
 
     async fn apply_rates(
         &self,
         mut passed: RatesPassed,
-        digest: &AdmissionAttributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
         (peer, head): (&Peer, &request::Parts),
         body: &mut RequestBodyState,
         deadline: Option<Instant>,
     ) -> Result<RatesPassed, RequestRejection> {
         let arrived = passed.queue_start;
         if let Some(limits) = &self.rates.clients {
-            let agent = head.headers.get(header::USER_AGENT);
+            let user_agent = head.headers.get(header::USER_AGENT);
             let origin = RequestSource {
                 address: peer.address.ip(),
-                user_agent: agent.map_or(b"", |agent| agent.as_bytes()),
+                user_agent: user_agent.map_or(b"", |user_agent| user_agent.as_bytes()),
             };
-            let admitted = limits.admit(digest, origin, arrived, deadline).await;
-            let hold =
-                admitted.map_err(|no| RequestRejection::Limit(Rejection::ClientLimit(no)))?;
-            passed.queue_start = hold
+            let admitted = limits.admit(attributes, origin, arrived, deadline).await;
+            let permit = admitted
+                .map_err(|rejection| RequestRejection::Limit(Rejection::ClientLimit(rejection)))?;
+            passed.queue_start = permit
                 .as_ref()
-                .and_then(|hold| hold.admitted_after_delay())
+                .and_then(|permit| permit.admitted_after_delay())
                 .unwrap_or(arrived);
-            passed.client_permit = hold;
+            passed.client_permit = permit;
         }
         passed.body = self
-            .check_event_rate(digest, (peer, &head.headers), body, deadline)
+            .check_event_rate(attributes, (peer, &head.headers), body, deadline)
             .await?;
         if passed.body.is_some() {
-            passed.queue_start = Clock.now(); // what the client took to send it is not the queue's
+            // the time that the client takes to send the body is not queue time
+            passed.queue_start = Clock.now();
         }
         Ok(passed)
     }
 
     async fn check_event_rate(
         &self,
-        digest: &AdmissionAttributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
         (peer, headers): (&Peer, &HeaderMap),
         body: &mut RequestBodyState,
         deadline: Option<Instant>,
@@ -95,7 +97,7 @@ impl Pipeline {
             return Ok(None);
         };
         let content_type = headers.get(header::CONTENT_TYPE).map(|t| t.as_bytes());
-        let request = limits.event_request(digest.info, content_type);
+        let request = limits.event_request(attributes.info, content_type);
         let Some(request) = request else {
             return Ok(None);
         };
@@ -108,10 +110,18 @@ impl Pipeline {
             }
             None => None,
         };
-        let data = read.as_ref().map_or(&[][..], |ahead| ahead.buffered.data());
+        let data = read
+            .as_ref()
+            .map_or(&[][..], |prefix| prefix.buffered.data());
         limits
-            .admit(request, digest.info, &digest.user.name, data, Clock.now())
-            .map_err(|no| RequestRejection::Limit(Rejection::EventRateLimit(no)))?;
+            .admit(
+                request,
+                attributes.info,
+                &attributes.user.name,
+                data,
+                Clock.now(),
+            )
+            .map_err(|rejection| RequestRejection::Limit(Rejection::EventRateLimit(rejection)))?;
         Ok(read)
     }
 }

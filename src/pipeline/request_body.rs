@@ -1,8 +1,10 @@
-//! A request's body before the request goes on: how much of it is awaited, and what that may take.
+//! The request body before the request is forwarded: how much of it weir reads first, and the
+//! memory for it.
 //!
-//! The API server needs a request's body to do anything, and waits for it. So that a client cannot hold a seat with a body that it does
-//! not send, one that fits [`BUFFER`] is awaited before the request takes a seat (an event's body whole, where a limit looks into
-//! it). Small bodies, which nearly all are, come with their heads and cost no wait. What is longer is streamed, held to the least
+//! The API server waits for a request's body. So that a client cannot hold a seat with a body that
+//! it does not send, a body that fits into [`DEFAULT_BODY_BUFFER`] is read before the request takes
+//! a seat. An event's body is read completely if a limit depends on it. Small bodies, which are
+//! nearly all, arrive with their heads and need no wait. Longer bodies are streamed at the minimum
 //! rate of [`minimum_rate`](crate::minimum_rate).
 
 use std::sync::Arc;
@@ -20,92 +22,69 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 
 use crate::clock::Clock;
+use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
 use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
-use crate::pipeline::Peer;
-use crate::pipeline::Pipeline;
-use crate::pipeline::reject::RequestBodyState;
+use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::reject::rejection::BodyReadError;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::request_info::RequestInfo;
 use crate::upstream::ForwardError;
+use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::body::client_body::ClientBodyError;
-use crate::upstream::body::memory_budget::BufferedBody;
 use crate::upstream::body::memory_budget::MemoryBudget;
 use crate::upstream::body::memory_budget::MemoryReservation;
-use crate::upstream::body::request_body::BodyProgress;
-use crate::upstream::body::request_body::BodyState;
+use crate::upstream::body::progress::BodyProgress;
+use crate::upstream::body::progress::BodyState;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::request_body::classify_error;
-use crate::upstream::headers::IdentityHeaders;
 
-/// kube-apiserver's limit of a request's body (`MaxRequestBodyBytes`).
+/// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
 pub const MAX_BODY_SIZE: usize = 3 << 20;
 
-/// What all bodies together may take that are read before their requests go on: twenty of the largest events, thirty thousand usual
-/// ones. A quarter of it is the most that one client's address has; trusted proxies, behind which many clients are, may have it
-/// all.
+/// Memory for all bodies that are read before their requests are forwarded, in bytes: twenty of the
+/// largest events, thirty thousand usual ones. One client address may use a quarter. Trusted
+/// proxies, which stand for many clients, may use all of it.
 pub const REQUEST_BODY_BUDGET: usize = 64 << 20;
 
 /// The budget of these bodies: [`REQUEST_BODY_BUDGET`].
 #[must_use]
 pub fn request_body_budget(registry: &Registry) -> Arc<MemoryBudget> {
     let budget = MemoryBudget::new(REQUEST_BODY_BUDGET);
-    let taken = Arc::clone(&budget);
+    let measured = Arc::clone(&budget);
     registry.gauge_fn(
         "weir_request_body_bytes",
         "Memory reserved for request bodies that are read before their requests go on, in bytes. Without room an event that a limit looks into is rejected (event-bodies); others go on as they come.",
-        move || taken.used(),
+        move || measured.used(),
     );
     budget
 }
 
-/// How much of a body is awaited before its request takes a seat: nearly every object that is written is smaller. Also the longest
-/// body of a GET, a HEAD or a change of protocol, which goes on whole or not at all.
+/// How much of a body is read before its request takes a seat, in bytes: nearly every written
+/// object is smaller. Also the maximum body of a GET, a HEAD or a protocol upgrade, which is
+/// forwarded completely or not at all.
 pub const DEFAULT_BODY_BUFFER: usize = 64 << 10;
 
-/// How long an event's body may take to come: it has one or two KiB.
+/// How long an event's body of one or two KiB may take to arrive.
 const EVENT_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a body that comes in parts begins with, in bytes: a usual event.
+/// The initial buffer of a body that arrives in parts, in bytes: a usual event.
 const INITIAL_CAPACITY: usize = 4096;
 
-/// Why a request's body cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyReadError {
-    /// Its client has gone away.
-    Aborted,
-    /// What came is no body.
-    Malformed,
-    /// [`REQUEST_BODY_BUDGET`] are held already, or the client's address has its part of them.
-    BudgetExhausted,
-    /// It is larger than this.
-    TooLarge(usize),
-    /// It did not come in time.
-    TooSlow,
-}
-
-impl BodyReadError {
-    fn from_client_error(error: &ClientBodyError) -> Self {
-        if classify_error(error) == BodyState::Malformed {
-            Self::Malformed
-        } else {
-            Self::Aborted
-        }
-    }
-}
-
-/// What was read of a body.
+/// The part of a body that was read.
 pub(super) struct BodyPrefix {
     pub(super) buffered: BufferedBody,
-    /// Whether that is all.
+    /// Whether it is the whole body.
     pub(super) complete: bool,
-    /// Whether its client had to be waited for.
+    /// Whether weir had to wait for the client.
     pub(super) waited: bool,
 }
 
-/// A body on its way to the API server, and what tells how it goes on, where it is not all here.
+/// A body on its way to the API server, and its progress unless it is complete.
 pub(super) struct OutgoingBody {
     pub(super) body: RequestBody,
     pub(super) progress: Option<Arc<BodyProgress>>,
@@ -121,10 +100,10 @@ impl From<RequestBody> for OutgoingBody {
 }
 
 impl Pipeline {
-    /// Awaits what has to be here of a body before its request may take a seat.
+    /// Reads the part of a body that must arrive before its request may take a seat.
     ///
     /// # Errors
-    /// What of it cannot be had.
+    /// The body cannot be read.
     pub(super) async fn buffer_body(
         &self,
         info: &RequestInfo<'_>,
@@ -140,41 +119,46 @@ impl Pipeline {
         if !whole && (self.body_buffer == 0 || info.long_running() || expects_continue(head)) {
             return Ok(None);
         }
-        let most = if whole {
+        let max = if whole {
             DEFAULT_BODY_BUFFER
         } else {
             self.body_buffer
         };
         let length = usize::try_from(incoming.size_hint().lower()).unwrap_or(usize::MAX);
-        if length > most {
-            let too_large = RequestRejection::Body(BodyReadError::TooLarge(most));
+        if length > max {
+            let too_large = RequestRejection::Body(BodyReadError::TooLarge(max));
             return if whole { Err(too_large) } else { Ok(None) };
         }
-        let reserved = self.request_body_budget.reserve_for(peer.source_network());
-        let until = (self.deadlines.rate(), deadline);
-        let names = &self.identity_headers;
-        // In a box: only requests with a body pay for the room.
-        let ahead = Box::pin(read_prefix(incoming, (reserved, most, whole), until, names));
-        let ahead = self
+        let reservation = self.request_body_budget.reserve_for(peer.source_network());
+        let limits = (self.deadlines.rate(), deadline);
+        let identity_headers = &self.identity_headers;
+        // Boxed: only requests with a body pay for this memory.
+        let prefix = Box::pin(read_prefix(
+            incoming,
+            (reservation, max, whole),
+            limits,
+            identity_headers,
+        ));
+        let prefix = self
             .head_budget
-            .reserve_while_pending(peer, &head.headers, ahead)
+            .reserve_while_pending(peer, &head.headers, prefix)
             .await?;
-        let ahead = ahead.map_err(RequestRejection::Body)?;
-        if ahead.complete {
+        let prefix = prefix.map_err(RequestRejection::Body)?;
+        if prefix.complete {
             *body = RequestBodyState::Consumed;
         } else if whole {
-            return Err(RequestRejection::Body(BodyReadError::TooLarge(most)));
+            return Err(RequestRejection::Body(BodyReadError::TooLarge(max)));
         }
-        Ok(Some(ahead))
+        Ok(Some(prefix))
     }
 
-    /// A body that goes on: what was read of it, and behind that what comes.
+    /// The body to forward: what was read of it, followed by the rest.
     pub(super) fn outgoing_body(
         &self,
-        ahead: Option<BodyPrefix>,
+        prefix: Option<BodyPrefix>,
         body: &mut RequestBodyState,
     ) -> OutgoingBody {
-        let begun = match ahead {
+        let buffered = match prefix {
             Some(BodyPrefix {
                 buffered: read,
                 complete: true,
@@ -187,29 +171,29 @@ impl Pipeline {
             None => None,
         };
         let rest = body.take();
-        let Some(rest) = rest.filter(|rest| begun.is_some() || !rest.is_end_stream()) else {
+        let Some(rest) = rest.filter(|rest| buffered.is_some() || !rest.is_end_stream()) else {
             return RequestBody::empty().into();
         };
         let progress = Arc::<BodyProgress>::default();
-        let names = Arc::clone(&self.identity_headers);
+        let identity_headers = Arc::clone(&self.identity_headers);
         OutgoingBody {
-            body: RequestBody::streamed(begun, rest, names, Arc::clone(&progress)),
+            body: RequestBody::streamed(buffered, rest, identity_headers, Arc::clone(&progress)),
             progress: Some(progress),
         }
     }
 
-    /// Reads an event's body, whole.
+    /// Reads an event's body completely.
     pub(super) async fn read_whole(
         &self,
         incoming: &mut ClientBody,
         (peer, headers): (&Peer, &HeaderMap),
         deadline: Option<Instant>,
     ) -> Result<BodyPrefix, RequestRejection> {
-        let until = Clock.now() + EVENT_BODY_TIMEOUT;
-        let until = deadline.map_or(until, |deadline| deadline.min(until));
-        let reserved = self.request_body_budget.reserve_for(peer.source_network());
-        let read = read_to_end(incoming, reserved, &self.identity_headers);
-        let read = Box::pin(tokio::time::timeout_at(until.into(), read));
+        let deadline_at = Clock.now() + EVENT_BODY_TIMEOUT;
+        let deadline_at = deadline.map_or(deadline_at, |deadline| deadline.min(deadline_at));
+        let reservation = self.request_body_budget.reserve_for(peer.source_network());
+        let read = read_to_end(incoming, reservation, &self.identity_headers);
+        let read = Box::pin(tokio::time::timeout_at(deadline_at.into(), read));
         let read = self
             .head_budget
             .reserve_while_pending(peer, headers, read)
@@ -223,7 +207,8 @@ impl Pipeline {
     }
 }
 
-/// What an error on the way to the API server comes of, where it was the request's body that broke off.
+/// The rejection for an error on the way to the API server: the body's own error, if the request
+/// body broke off.
 pub(super) fn forward_rejection(
     error: ForwardError,
     progress: Option<&BodyProgress>,
@@ -238,20 +223,30 @@ pub(super) fn forward_rejection(
     }
 }
 
-/// Whether the client waits for word before it sends the body. It gets none before the request is admitted.
+fn client_body_error(error: &ClientBodyError) -> BodyReadError {
+    if classify_error(error) == BodyState::Malformed {
+        BodyReadError::Malformed
+    } else {
+        BodyReadError::Aborted
+    }
+}
+
+/// Whether the client waits for `100 Continue` before it sends the body. It gets none before the
+/// request is admitted.
 fn expects_continue(head: &request::Parts) -> bool {
     let expect = head.headers.get(header::EXPECT);
     expect.is_some_and(|expect| expect.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Reads the beginning of a body: until it has ended, `most` bytes are here, or there is no more room for it.
+/// Reads the beginning of a body: until its end, until `max` bytes are read, or until the budget
+/// is exhausted.
 ///
 /// Cancel safety: what was read is lost.
 async fn read_prefix(
     incoming: &mut ClientBody,
-    (mut reserved, most, whole): (MemoryReservation, usize, bool),
+    (mut reservation, max, whole): (MemoryReservation, usize, bool),
     (rate, deadline): (MinimumRate, Instant),
-    names: &IdentityHeaders,
+    identity_headers: &IdentityHeaders,
 ) -> Result<BodyPrefix, BodyReadError> {
     let mut parts = Vec::new();
     let mut trailers = None;
@@ -265,39 +260,40 @@ async fn read_prefix(
         };
         match frame.into_data() {
             Ok(data) if parts.is_empty() && incoming.is_end_stream() => {
-                // The usual one: all at once, and nothing is copied. It is here with or without room for it.
-                let _ = reserved.try_grow_to(data.len());
+                // The usual case: the whole body at once, without a copy. It is in memory with or
+                // without a reservation.
+                let _ = reservation.try_grow_to(data.len());
                 return Ok(BodyPrefix {
-                    buffered: BufferedBody::new(data, None, reserved),
+                    buffered: BufferedBody::new(data, None, reservation),
                     complete: true,
                     waited: meter.is_some(),
                 });
             }
             Ok(data) => {
-                let room = reserve_capacity(&mut parts, data.len(), &mut reserved);
+                let room = reserve_capacity(&mut parts, data.len(), &mut reservation);
                 if whole {
-                    room?; // it does not go on in parts
+                    room?; // it is not forwarded in parts
                 }
                 parts.extend_from_slice(&data);
                 ended = incoming.is_end_stream();
-                if room.is_err() || parts.len() > most {
+                if room.is_err() || parts.len() > max {
                     break;
                 }
             }
             Err(other) => {
-                trailers = sanitize_trailers(other, names);
+                trailers = sanitize_trailers(other, identity_headers);
                 ended = incoming.is_end_stream();
             }
         }
     }
     Ok(BodyPrefix {
-        buffered: BufferedBody::new(Bytes::from(parts), trailers, reserved),
+        buffered: BufferedBody::new(Bytes::from(parts), trailers, reservation),
         complete: ended,
         waited: meter.is_some(),
     })
 }
 
-/// The next frame, if its client is fast enough.
+/// The next frame, if the client is fast enough.
 async fn next_frame(
     incoming: &mut ClientBody,
     meter: &mut Option<RateMeter>,
@@ -307,7 +303,7 @@ async fn next_frame(
     let frame = match incoming.frame().now_or_never() {
         Some(frame) => frame,
         None => {
-            // Only one that has to be waited for costs a look at the clock.
+            // Only a wait reads the clock.
             let now = Clock.now();
             let read = u64::try_from(read).unwrap_or(u64::MAX);
             let meter = meter.get_or_insert_with(|| RateMeter::new(rate, now));
@@ -322,67 +318,65 @@ async fn next_frame(
                 .map_err(|_| BodyReadError::TooSlow)?
         }
     };
-    frame
-        .transpose()
-        .map_err(|why| BodyReadError::from_client_error(&why))
+    frame.transpose().map_err(|why| client_body_error(&why))
 }
 
-fn sanitize_trailers(frame: Frame<Bytes>, names: &IdentityHeaders) -> Option<HeaderMap> {
+fn sanitize_trailers(frame: Frame<Bytes>, identity_headers: &IdentityHeaders) -> Option<HeaderMap> {
     let mut trailers = frame.into_trailers().ok()?;
-    names.remove_from(&mut trailers);
+    identity_headers.remove_from(&mut trailers);
     Some(trailers)
 }
 
 /// Reads a body to its end. Cancel safety: what was read is lost.
 async fn read_to_end(
     incoming: &mut ClientBody,
-    mut reserved: MemoryReservation,
-    names: &IdentityHeaders,
+    mut reservation: MemoryReservation,
+    identity_headers: &IdentityHeaders,
 ) -> Result<BufferedBody, BodyReadError> {
     let length = usize::try_from(incoming.size_hint().lower()).unwrap_or(usize::MAX);
     check_size(length)?;
     let mut parts = Vec::new();
     let mut trailers = None;
     while let Some(frame) = incoming.frame().await {
-        let frame = frame.map_err(|why| BodyReadError::from_client_error(&why))?;
+        let frame = frame.map_err(|why| client_body_error(&why))?;
         match frame.into_data() {
             Ok(data) if parts.is_empty() && incoming.is_end_stream() => {
-                // The usual one: all at once, and nothing is copied.
+                // The usual case: the whole body at once, without a copy.
                 check_size(data.len())?;
-                if !reserved.try_grow_to(data.len()) {
+                if !reservation.try_grow_to(data.len()) {
                     return Err(BodyReadError::BudgetExhausted);
                 }
-                return Ok(BufferedBody::new(data, None, reserved));
+                return Ok(BufferedBody::new(data, None, reservation));
             }
             Ok(data) => {
                 check_size(parts.len().saturating_add(data.len()))?;
-                reserve_capacity(&mut parts, data.len(), &mut reserved)?;
+                reserve_capacity(&mut parts, data.len(), &mut reservation)?;
                 parts.extend_from_slice(&data);
             }
-            Err(other) => trailers = sanitize_trailers(other, names),
+            Err(other) => trailers = sanitize_trailers(other, identity_headers),
         }
     }
-    Ok(BufferedBody::new(Bytes::from(parts), trailers, reserved))
+    Ok(BufferedBody::new(Bytes::from(parts), trailers, reservation))
 }
 
-/// Makes room for so many more bytes, which are copied so that small parts do not keep large buffers; it is reserved for what is
-/// allocated.
+/// Makes room for `more` bytes, which are copied so that small parts do not keep large buffers. The
+/// reservation covers what is allocated.
 fn reserve_capacity(
     parts: &mut Vec<u8>,
     more: usize,
-    reserved: &mut MemoryReservation,
+    reservation: &mut MemoryReservation,
 ) -> Result<(), BodyReadError> {
     let length = parts.len().saturating_add(more);
     if length > parts.capacity() {
         let capacity = length
             .max(parts.capacity().saturating_mul(2))
             .clamp(INITIAL_CAPACITY, MAX_BODY_SIZE.max(length));
-        // Both are there while the old one is copied.
-        if !reserved.try_grow_to(capacity.saturating_add(parts.capacity())) {
+        // Both buffers exist while the old one is copied.
+        if !reservation.try_grow_to(capacity.saturating_add(parts.capacity())) {
             return Err(BodyReadError::BudgetExhausted);
         }
         parts.reserve_exact(capacity - parts.len());
-        reserved.shrink_to(parts.capacity());
+        reservation.shrink_to(parts.capacity());
     }
     Ok(())
 }

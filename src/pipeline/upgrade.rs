@@ -1,4 +1,4 @@
-//! A change of protocol: what asks for it, and the tunnel that it becomes.
+//! Protocol upgrades: the request, its rate limit, and the tunnel.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use http::request;
 use hyper::upgrade::OnUpgrade;
 
 use crate::identity::Authentication;
-use crate::pipeline::Peer;
-use crate::pipeline::Pipeline;
+use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::deadlines::Deadlines;
@@ -22,13 +22,14 @@ use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::in_flight::ResponseGuard;
 use crate::upstream::ForwardError;
-use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::upgrade;
 use crate::upstream::forward::upgrade::TunnelProgress;
 use crate::upstream::headers;
 
-/// Takes the connection's own headers off, and the wish to change the protocol with them. Without `Connection` (which the library
-/// refuses on HTTP/2) there is no such wish, and they may stay on until the request goes on.
+/// Removes the connection's own headers and with them the requested upgrade. Without `Connection`
+/// (which the HTTP library rejects on HTTP/2) there is no upgrade, and the headers stay until the
+/// request is forwarded.
 pub(super) fn take_upgrade(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;
@@ -41,28 +42,29 @@ pub(super) fn take_upgrade(head: &mut request::Parts) -> Option<(HeaderValue, On
 /// Whether a request asks for another protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestedUpgrade {
-    /// It does not.
+    /// No upgrade is requested.
     NotRequested,
-    /// With a credential that the API server has accepted, or that weir vouches for.
+    /// An upgrade with a credential that the API server has accepted, or of a user that weir
+    /// asserts.
     Verified,
-    /// With none, or one that is not known.
+    /// An upgrade without a credential or with an unverified one.
     Unverified,
 }
 
 impl Pipeline {
     pub(super) fn requested_upgrade<T>(
         &self,
-        known: &Authentication,
+        authentication: &Authentication,
         upgrade: Option<T>,
     ) -> RequestedUpgrade {
         match upgrade {
             None => RequestedUpgrade::NotRequested,
-            Some(_) if self.is_verified(known) => RequestedUpgrade::Verified,
+            Some(_) if self.is_verified(authentication) => RequestedUpgrade::Verified,
             Some(_) => RequestedUpgrade::Unverified,
         }
     }
 
-    /// Checks the rate of protocol upgrades of clients without a proven credential.
+    /// Checks the rate of protocol upgrades of clients without a verified credential.
     pub(super) fn check_upgrade_rate(
         &self,
         peer: &Peer,
@@ -73,7 +75,7 @@ impl Pipeline {
     }
 }
 
-/// The client's side of a tunnel, if the answer begins one.
+/// The client's side of a tunnel, if the response starts one.
 pub(super) fn tunnel_client(
     status: StatusCode,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
@@ -85,22 +87,22 @@ pub(super) fn tunnel_client(
     Ok(Some(client))
 }
 
-/// Answers 101 and passes bytes both ways from then on.
+/// Responds 101 and copies bytes in both directions from then on.
 pub(super) fn start_tunnel(
     mut response: Response<ResponseBody>,
     client: OnUpgrade,
-    mut riding: ResponseGuard,
-    overdue: &Arc<Deadlines>,
+    mut guard: ResponseGuard,
+    deadlines: &Arc<Deadlines>,
 ) -> Response<Body> {
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
     let progress = Arc::<TunnelProgress>::default();
-    let ended: Arc<dyn Expire> = Arc::<TunnelProgress>::clone(&progress);
-    let entered = overdue.register(None, ended);
+    let expirable: Arc<dyn Expire> = Arc::<TunnelProgress>::clone(&progress);
+    let deadline_guard = deadlines.register(None, expirable);
     tokio::spawn(async move {
-        let passed = |bytes| riding.trace.record_sent(bytes);
-        upgrade::run_tunnel(client, upstream, &progress, passed).await;
-        drop((riding, entered));
+        let record_sent = |bytes| guard.trace.record_sent(bytes);
+        upgrade::run_tunnel(client, upstream, &progress, record_sent).await;
+        drop((guard, deadline_guard));
     });
     let mut response = response.map(|_| Body::fixed(Bytes::new()));
     if let Some(protocol) = protocol {

@@ -1,20 +1,33 @@
-//! A small in-memory Kubernetes API server, for trying the proxy out and for testing it.
+//! A small in-memory Kubernetes API server, for trying out and testing the proxy.
 //!
-//! Good enough for an unmodified `kubectl` and for client libraries: discovery, the core verbs on a
-//! handful of kinds, watches, server-side tables, logs, exec and port-forward over WebSocket. Behind it
-//! is nothing: no scheduler, no kubelet, no controllers. A created pod runs at once and does nothing.
+//! It serves an unmodified `kubectl` and client libraries: discovery, the core verbs on a few
+//! kinds, watches, server-side tables, logs, exec and port-forward over WebSocket. There is no
+//! scheduler, no kubelet and no controller: a created pod is running at once and does nothing.
 //!
-//! A room of its own: it knows nothing of the proxy, and nothing of the proxy but the command line
-//! uses it. It is told apart from a real server by what it leaves out: answers in protobuf, SPDY, field
-//! ownership, validation of anything but names.
+//! The playground does not depend on the proxy, and of the proxy only the command line uses it. It
+//! lacks what a real server has in addition: responses in protobuf, SPDY, field ownership,
+//! validation of anything except names.
 //!
-//! The way of a request: [`server`] accepts and speaks TLS and HTTP, `authentication` says who asks,
-//! `request` what is asked, `fairness`, `journal` and `capacity` whether and when it is served, `authorization`
-//! whether it may be, and `answers` serves it from the `objects` in `storage`.
+//! The path of a request: `server` accepts the connection and speaks TLS and HTTP,
+//! `auth::authentication` determines the user, `request` parses the target, `serving` decides
+//! whether and when the request is executed, `auth::authorization` whether it is allowed, and
+//! `endpoints` executes it on the `objects`.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `percent` `settings` `status` `time` |
+//! | 1 | `auth` `objects` |
+//! | 2 | `request` `serving` |
+//! | 3 | `state` |
+//! | 4 | `endpoints` |
+//! | 5 | `server` |
 
 pub mod auth;
 mod endpoints;
 mod objects;
+mod percent;
 mod request;
 mod server;
 pub mod serving;
@@ -23,15 +36,15 @@ mod state;
 mod status;
 mod time;
 
-pub use auth::authentication::ApiUser;
 pub use auth::authorization::Denial;
 pub use auth::authorization::Grant;
+pub use auth::error::PkiError;
 pub use auth::pki::CertificateAndKey;
 pub use auth::pki::Certificates;
-pub use auth::pki::PkiError;
 pub use auth::pki::PlaygroundUser;
 pub use auth::service_account_tokens::ISSUER;
 pub use auth::service_account_tokens::ServiceAccountTokenIssuer;
+pub use auth::user::ApiUser;
 pub use server::PlaygroundServer;
 pub use server::PlaygroundStartError;
 pub use serving::fairness::BoxFuture;

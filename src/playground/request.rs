@@ -1,11 +1,12 @@
-//! What is asked: path, query and `Accept`, taken apart once. Pure.
+//! Parses path, query and `Accept` of a request. Pure.
 //!
-//! Follows `RequestInfoFactory` where a path names a resource; what it does not serve is a route of
-//! its own, so that the answer can be the right kind of 404.
+//! Follows `RequestInfoFactory` for paths of resources. A path that is not served has a route of
+//! its own, so that it gets the right kind of 404.
 
 use crate::playground::auth::authorization::AccessAttributes;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
+use crate::playground::percent::percent_decode;
 use crate::playground::status::StatusError;
 use http::Method;
 
@@ -13,7 +14,7 @@ use http::Method;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueryParameters(Vec<(String, String)>);
 
-/// Where a path leads.
+/// The route of a path.
 #[derive(Clone, Debug)]
 pub(crate) enum ApiRoute {
     /// `/apis`: the groups.
@@ -24,7 +25,7 @@ pub(crate) enum ApiRoute {
     Group(&'static str),
     /// `/api/v1`, `/apis/<group>/<version>`: its resources.
     GroupVersion(&'static str, &'static str),
-    /// `/healthz`, `/livez`, `/readyz` and one check of them.
+    /// `/healthz`, `/livez`, `/readyz` and their single checks.
     Health(&'static str),
     /// `/metrics`.
     Metrics,
@@ -34,12 +35,12 @@ pub(crate) enum ApiRoute {
     OpenApiV3,
     OpenApiV3Document(&'static str, &'static str),
     Resource(ResourceTarget),
-    /// Looks like a resource, and is none that is served.
+    /// The path has the form of a resource that is not served.
     UnknownResource,
     Version,
 }
 
-/// A resource, as far as the path tells.
+/// A resource and the parts of its path.
 #[derive(Clone, Debug)]
 pub(crate) struct ResourceTarget {
     pub(crate) resource: &'static ApiResource,
@@ -49,14 +50,14 @@ pub(crate) struct ResourceTarget {
     pub(crate) name: String,
     /// Empty for the object itself.
     pub(crate) subresource: String,
-    /// Asked by the old `/watch/` prefix.
+    /// Whether the path has the old `/watch/` prefix.
     pub(crate) watch: bool,
 }
 
-/// The form in which objects are wanted.
+/// The form of the objects in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseForm {
-    /// The group and version discovery of all groups at once.
+    /// The aggregated discovery of all groups and versions.
     AggregatedDiscovery,
     Object,
     /// `PartialObjectMetadata`.
@@ -64,6 +65,10 @@ pub(crate) enum ResponseForm {
     /// With the version of `meta.k8s.io`.
     Table(&'static str),
 }
+
+/// Marks a request, in its extensions, whose body was read to the end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyReadToEnd;
 
 impl QueryParameters {
     pub(crate) fn parse(query: Option<&str>) -> Self {
@@ -102,7 +107,7 @@ impl QueryParameters {
             .is_some_and(|(_, value)| !matches!(value.to_lowercase().as_str(), "false" | "0"))
     }
 
-    /// A number, or a 400.
+    /// A number; the error is a 400.
     pub(crate) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, StatusError> {
         self.first(key)
             .map(|text| {
@@ -112,33 +117,6 @@ impl QueryParameters {
             })
             .transpose()
     }
-}
-
-/// Decodes `%XX`; what is malformed stays as it is.
-pub(crate) fn percent_decode(text: &str) -> String {
-    if !text.contains('%') {
-        return text.to_owned();
-    }
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        let hex = |digit: u8| {
-            char::from(digit)
-                .to_digit(16)
-                .and_then(|d| u8::try_from(d).ok())
-        };
-        rest = tail;
-        if byte == b'%'
-            && let [high, low, after @ ..] = tail
-            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
-        {
-            out.push(high * 16 + low);
-            rest = after;
-        } else {
-            out.push(byte);
-        }
-    }
-    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
 }
 
 impl ApiRoute {
@@ -190,7 +168,7 @@ impl ApiRoute {
             rest => (false, rest),
         };
         let (namespace, rest) = match rest {
-            // `namespaces/<name>` and its parts are the namespace itself.
+            // `namespaces/<name>` and its subresources are for the namespace itself.
             ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => ("", rest),
             ["namespaces", namespace, rest @ ..] => (*namespace, rest),
             rest => ("", rest),
@@ -209,12 +187,12 @@ impl ApiRoute {
         } else {
             !namespace.is_empty()
         };
-        let known = subresource.is_empty()
+        let supported = subresource.is_empty()
             || resource
                 .subresources()
                 .iter()
                 .any(|s| s.name == subresource);
-        if misplaced || !known {
+        if misplaced || !supported {
             return Self::UnknownResource;
         }
         Self::Resource(ResourceTarget {
@@ -226,7 +204,7 @@ impl ApiRoute {
         })
     }
 
-    /// Whether the answer may take as long as it likes, by the test that kube-apiserver uses.
+    /// Whether the request is long-running, by kube-apiserver's test.
     pub(crate) fn is_long_running(&self, method: &Method, query: &QueryParameters) -> bool {
         match self {
             Self::Resource(target) => {
@@ -251,7 +229,7 @@ impl ApiRoute {
         }
     }
 
-    /// What the request wants to do, for authorization.
+    /// The attributes of the request for authorization.
     pub(crate) fn attributes(
         &self,
         method: &Method,
@@ -266,7 +244,7 @@ impl ApiRoute {
                 subresource,
                 ..
             } = target;
-            // `GET /api/v1/namespaces/x` is a request within x, as RequestInfo has it.
+            // `GET /api/v1/namespaces/x` is a request in namespace x, as in RequestInfo.
             let namespace = if resource.plural == "namespaces" && !name.is_empty() {
                 name
             } else {
@@ -300,7 +278,7 @@ fn served_group_version(group: &str, version: &str) -> Option<(&'static str, &'s
 }
 
 impl ResourceTarget {
-    /// The verb, as `RequestInfo` has it; empty for a method that has none.
+    /// The verb, as in `RequestInfo`; empty for a method without one.
     pub(crate) fn verb(&self, method: &Method, query: &QueryParameters) -> &'static str {
         let collection = self.name.is_empty();
         match method.as_str() {
@@ -318,7 +296,7 @@ impl ResourceTarget {
 }
 
 impl ResponseForm {
-    /// The first form of `Accept` that can be given; `None` if there is none.
+    /// The first supported form of `Accept`; `None` if there is none.
     pub(crate) fn negotiate(accept: Option<&str>) -> Option<Self> {
         let accept = accept.unwrap_or_default();
         if accept.trim().is_empty() {

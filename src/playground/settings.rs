@@ -1,36 +1,40 @@
-//! How a playground is set up.
+//! The settings of a playground.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Everything that can be chosen. The default is a small cluster on an unlimited server.
+/// The settings of a playground. The default is a small cluster on a server without limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaygroundSettings {
-    /// How many nodes there are at the start. Default: 3.
+    /// Number of nodes at the start. Default: 3.
     pub nodes: usize,
-    /// How many running pods there are at the start. Default: 20.
+    /// Number of running pods at the start. Default: 20.
     pub pods: usize,
-    /// How many requests are served at full speed at once; more of them share it. Means nothing without
-    /// a service time. Default: none, the service time is always the same.
+    /// Number of requests that are served at full speed at once; more requests share it. Without a
+    /// service time it has no effect. Default: none, the service time is constant.
     pub capacity: Option<NonZeroUsize>,
-    /// How long serving a request takes, at full speed; of a watch or another long-running request
-    /// its start; of a request whose credential is refused, the look-up. Default: zero.
+    /// Time to serve a request at full speed; for a watch or another long-running request, the time
+    /// to start it; for a request with an invalid credential, the time of the look-up. Default:
+    /// zero.
     pub service_time: Duration,
-    /// How many ordinary requests the server accepts at once; the rest are answered with 429, as
-    /// kube-apiserver's `--max-requests-inflight` does (reads and writes together). Default: no limit.
+    /// Maximum number of ordinary requests in flight; further requests are answered with 429, as
+    /// with kube-apiserver's `--max-requests-inflight` (reads and writes together). Default: no
+    /// limit.
     pub max_in_flight: Option<usize>,
-    /// How long the serving thread is kept busy for each answer. Default: zero.
+    /// CPU time that each response takes on the serving thread. Default: zero.
     pub service_cpu: Duration,
-    /// How long the serving thread is kept busy for each of the server's own refusals. Default: zero.
+    /// CPU time that each of the server's own rejections takes on the serving thread. Default:
+    /// zero.
     pub rejection_cpu: Duration,
-    /// Concurrent HTTP/2 streams of one connection. Default: 100, as kube-apiserver's.
+    /// Maximum number of concurrent HTTP/2 streams per connection. Default: 100, as in
+    /// kube-apiserver.
     pub max_concurrent_streams: u32,
-    /// Changes of each kind that are remembered for watches and for the pages of a list. Default:
+    /// Number of changes per kind that are kept for watches and for the pages of a list. Default:
     /// 10 000.
     pub watch_history: usize,
-    /// Requests that [`super::ApiServer::requests`] remembers. Default: 1 000.
+    /// Number of requests that [`super::PlaygroundServer::requests`] keeps. Default: 1 000.
     pub max_recorded_requests: usize,
-    /// How often a followed log gets another line. Default: one second.
+    /// Interval between the lines of a followed log. Default: one second.
     pub log_interval: Duration,
 }
 

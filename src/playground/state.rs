@@ -1,10 +1,10 @@
-//! What all connections and answers share.
+//! The state that all connections and requests share.
 
-use crate::playground::auth::authentication::ApiUser;
 use crate::playground::auth::authentication::PlaygroundAuthenticator;
 use crate::playground::auth::authorization;
 use crate::playground::auth::authorization::AccessAttributes;
 use crate::playground::auth::authorization::PolicyChanges;
+use crate::playground::auth::user::ApiUser;
 use crate::playground::objects::storage::shared_store::SharedStore;
 use crate::playground::serving::capacity::Capacity;
 use crate::playground::serving::fairness::Fairness;
@@ -15,27 +15,27 @@ use std::sync::PoisonError;
 use std::sync::RwLock;
 use tokio::sync::watch;
 
-/// The server's inside.
+/// The shared state of a server.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) settings: PlaygroundSettings,
     pub(crate) storage: SharedStore,
     pub(crate) request_log: Arc<RequestLog>,
     pub(crate) authenticator: PlaygroundAuthenticator,
-    /// What was granted and denied since the start; read for a look.
+    /// The grants and denials since the start.
     pub(crate) policy: RwLock<PolicyChanges>,
     /// `None`: no priority and fairness.
     pub(crate) fairness: Option<Arc<dyn Fairness>>,
     /// `None`: a service time of zero.
     pub(crate) capacity: Option<Arc<Capacity>>,
-    /// Turns true when the server stops.
+    /// Becomes true when the server stops.
     pub(crate) stopping: watch::Sender<bool>,
 }
 
 impl ServerState {
-    /// Whether a user may do something.
+    /// Whether `user` is allowed this access.
     pub(crate) fn allows(&self, user: &ApiUser, attributes: &AccessAttributes) -> bool {
-        let rights = self.policy.read().unwrap_or_else(PoisonError::into_inner);
-        authorization::is_allowed(user, attributes, &rights)
+        let policy = self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        authorization::is_allowed(user, attributes, &policy)
     }
 }

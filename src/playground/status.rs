@@ -1,10 +1,10 @@
-//! Every way of saying no, as `metav1.Status`, worded as kube-apiserver 1.36 words it.
+//! All error responses as `metav1.Status`, worded as by kube-apiserver 1.36.
 //!
-//! Pure: knows neither HTTP nor who asks. `answers` turns it into a response.
+//! Pure: independent of HTTP and of users. `endpoints` converts a status into a response.
 
 use serde::Serialize;
 
-/// A refusal: what `kubectl` prints after `Error from server (<reason>): `.
+/// An error response: `kubectl` prints it after `Error from server (<reason>): `.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StatusError {
     /// The HTTP status code.
@@ -12,7 +12,7 @@ pub(crate) struct StatusError {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) details: Option<Box<StatusDetails>>,
-    /// Where an expired list may be continued inconsistently; only on 410.
+    /// The token with which an expired list may be continued inconsistently; only on 410.
     pub(crate) continue_token: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct StatusCause {
     pub(crate) field: String,
 }
 
-/// What a request was about, for the details of a refusal.
+/// The object of a request, for the details of an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResourceRef<'a> {
     pub(crate) group: &'static str,
@@ -59,7 +59,7 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// The wire form; field order as Kubernetes writes it.
+/// The encoded form; fields are in Kubernetes' order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StatusJson<'a> {
@@ -87,7 +87,7 @@ fn encode(wire: &StatusJson<'_>) -> Vec<u8> {
     serde_json::to_vec(wire).unwrap_or_default()
 }
 
-/// The Status of something that went well and has no object to show, such as a deletion.
+/// The JSON of the Status of a success without an object, such as a deletion.
 pub(crate) fn success_json(details: &StatusDetails) -> Vec<u8> {
     encode(&StatusJson {
         kind: "Status",
@@ -128,7 +128,7 @@ fn qualify(name: &str, group: &str) -> String {
 }
 
 impl StatusError {
-    /// The JSON of a refusal.
+    /// The JSON of the status.
     pub(crate) fn to_json(&self) -> Vec<u8> {
         encode(&StatusJson {
             kind: "Status",
@@ -144,7 +144,7 @@ impl StatusError {
         })
     }
 
-    /// Seconds after which to try again.
+    /// Seconds after which to retry.
     pub(crate) fn retry_after(&self) -> Option<u32> {
         let seconds = self.details.as_ref()?.retry_after_seconds;
         (seconds > 0).then_some(seconds)
@@ -168,7 +168,7 @@ impl StatusError {
         Self::new(401, "Unauthorized", "Unauthorized".to_owned())
     }
 
-    /// `why` says who may not do what; `details` what it was about.
+    /// A 403; `message` names the user and the access, `details` the object.
     pub(crate) fn forbidden(message: String, details: StatusDetails) -> Self {
         Self {
             details: Some(Box::new(details)),
@@ -184,7 +184,7 @@ impl StatusError {
         }
     }
 
-    /// The path names nothing that is served, though it looks like a resource.
+    /// The path has the form of a resource, but no such resource is served.
     pub(crate) fn no_such_resource() -> Self {
         let message = "the server could not find the requested resource".to_owned();
         Self {
@@ -219,7 +219,7 @@ impl StatusError {
         }
     }
 
-    /// Someone else wrote in between.
+    /// Another write came in between.
     pub(crate) fn conflict(subject: ResourceRef<'_>) -> Self {
         Self::conflict_with_reason(
             subject,
@@ -254,7 +254,7 @@ impl StatusError {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// A field of the object (or of the options) is wrong: `field: what: why`.
+    /// A field of the object (or of the options) is invalid: `field: what: why`.
     pub(crate) fn invalid(subject: ResourceRef<'_>, cause: StatusCause) -> Self {
         let kind = qualify(subject.kind, subject.group);
         let StatusCause { message, field, .. } = &cause;
@@ -271,7 +271,7 @@ impl StatusError {
         }
     }
 
-    /// A patch that is well-formed and cannot be applied.
+    /// The patch is well-formed and cannot be applied.
     pub(crate) fn unprocessable() -> Self {
         let message = "the server rejected our request due to an error in our request".to_owned();
         Self {
@@ -280,9 +280,10 @@ impl StatusError {
         }
     }
 
-    /// A list at a version that has not come yet.
-    pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
-        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+    /// A list at a version that does not exist yet.
+    pub(crate) fn too_large_version(requested: u64, current: u64) -> Self {
+        let message =
+            format!("Timeout: Too large resource version: {requested}, current: {current}");
         Self {
             details: Some(Box::new(StatusDetails {
                 causes: vec![StatusCause {
@@ -307,7 +308,7 @@ impl StatusCause {
         }
     }
 
-    /// `value` is printed as it would stand in JSON.
+    /// `value` is printed as in JSON.
     pub(crate) fn invalid(field: &str, value: &str, why: &str) -> Self {
         Self {
             reason: "FieldValueInvalid",

@@ -1,7 +1,7 @@
-//! The only reader of clocks in the playground. Everything else is handed a time.
+//! The only reader of clocks in the playground. All other modules get the time as an argument.
 //!
-//! Monotonic time is tokio's, so that a paused runtime moves it; wall time appears only in objects
-//! (`creationTimestamp`, ages in tables) and in the checking of certificates.
+//! Monotonic time is tokio's, so that a paused runtime advances it. Wall time is used only in
+//! objects (`creationTimestamp`, ages in tables) and in the verification of certificates.
 
 use jiff::Timestamp;
 use jiff::Unit;
@@ -15,12 +15,12 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// A server gives up its core many times on the way of a request (reading, storage, encoding, writing), and waits behind all
-/// others each time: this much is done at a turn. A refusal is said in one turn. With it a storm of refused clients keeps
-/// from the served what it does with a real kube-apiserver.
+/// CPU time of one slice. A server releases its core many times while it serves a request (reading,
+/// storage, encoding, writing), and each time waits behind all others. A rejection takes one slice.
+/// So a burst of rejected clients slows the executing requests as much as in a real kube-apiserver.
 const CPU_SLICE: Duration = Duration::from_micros(20);
 
-/// Has this thread work for `span` of CPU time; a span of zero reads no clock.
+/// Consumes `span` of CPU time on this thread; a span of zero reads no clock.
 pub(crate) fn burn_cpu(span: Duration) {
     if span.is_zero() {
         return;
@@ -31,33 +31,33 @@ pub(crate) fn burn_cpu(span: Duration) {
     }
 }
 
-/// Works for `span`, and lets others work in between.
+/// Consumes `span` of CPU time in slices, and yields to other tasks in between.
 ///
 /// # Cancel safety
-/// What is left is not done.
+/// The remaining time is not consumed.
 pub(crate) async fn burn_cpu_in_slices(span: Duration) {
-    let mut left = span;
-    while !left.is_zero() {
-        let turn = left.min(CPU_SLICE);
-        burn_cpu(turn);
-        left -= turn;
+    let mut remaining = span;
+    while !remaining.is_zero() {
+        let slice = remaining.min(CPU_SLICE);
+        burn_cpu(slice);
+        remaining -= slice;
         tokio::task::yield_now().await;
     }
 }
 
-/// The CPU time of this thread: what others do on this core meanwhile is not counted.
+/// The CPU time of this thread; other threads on the same core do not count.
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Wall time, in whole seconds as `metav1.Time` has it.
+/// Wall time, in whole seconds as in `metav1.Time`.
 pub(crate) fn wall_time() -> Timestamp {
     let now = Timestamp::now();
     now.round(Unit::Second).unwrap_or(now)
 }
 
-/// Wall time for checking certificates.
+/// Wall time for the verification of certificates.
 pub(crate) fn unix_time() -> UnixTime {
     UnixTime::now()
 }

@@ -1,20 +1,21 @@
-//! Percent-encoding and quoting as Go's `net/url` and `strconv` do them.
+//! Percent-encoding and quoting as in Go's `net/url` and `strconv`.
 //!
-//! Works on bytes throughout: a path or a query need not be UTF-8. Reading borrows wherever there is nothing to
-//! resolve; writing is for error messages only and allocates.
+//! Everything works on bytes: a path or a query need not be UTF-8. Decoding borrows if there is
+//! nothing to decode. Encoding is for error messages only and allocates.
 
 use std::borrow::Cow;
 
-/// What a `+` stands for.
+/// The meaning of a `+`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlusMode {
-    /// Itself, as in a path.
+    /// A plus sign, as in a path.
     Literal,
     /// A space, as in a query.
     Space,
 }
 
-/// `raw` with its percent-escapes resolved; `None` if one of them is not `%` and two hexadecimal digits.
+/// Decodes the percent-escapes of `raw`; `None` if one of them is not `%` and two hexadecimal
+/// digits.
 pub(super) fn decode(raw: &[u8], plus: PlusMode) -> Option<Cow<'_, [u8]>> {
     if !raw
         .iter()
@@ -34,7 +35,7 @@ pub(super) fn decode(raw: &[u8], plus: PlusMode) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(decoded))
 }
 
-/// The byte that the two hexadecimal digits after a `%` stand for.
+/// The byte that the two hexadecimal digits after a `%` encode.
 pub(super) fn decode_escape(after_percent: &mut impl Iterator<Item = u8>) -> Option<u8> {
     Some(hex_value(after_percent.next()?)? << 4 | hex_value(after_percent.next()?)?)
 }
@@ -48,22 +49,22 @@ const fn hex_value(digit: u8) -> Option<u8> {
     }
 }
 
-/// The path as `URL.EscapedPath` shows it: as it came, unless it holds a byte that Go would have escaped; then the
-/// whole of `decoded`, escaped anew.
+/// The path as `URL.EscapedPath` prints it: as received, unless it contains a byte that Go would
+/// have escaped. In that case the whole of `decoded` is escaped again.
 pub(super) fn escaped_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
     let accepted = |b: u8| is_unescaped_in_path(b) || b"!'()*[]%".contains(&b);
     if raw.iter().all(|&b| accepted(b)) {
         return Cow::Borrowed(raw);
     }
-    let mut shown = Vec::with_capacity(decoded.len() * 2);
+    let mut escaped = Vec::with_capacity(decoded.len() * 2);
     for &byte in decoded {
         if is_unescaped_in_path(byte) {
-            shown.push(byte);
+            escaped.push(byte);
         } else {
-            shown.extend_from_slice(format!("%{byte:02X}").as_bytes());
+            escaped.extend_from_slice(format!("%{byte:02X}").as_bytes());
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(escaped)
 }
 
 const fn is_unescaped_in_path(byte: u8) -> bool {
@@ -83,7 +84,8 @@ pub(super) fn quote(text: &[u8]) -> String {
         for c in chunk.valid().chars() {
             match c {
                 '"' | '\\' => quoted.extend(['\\', c]),
-                // Go has short names for some of these, but no target that holds one gets as far as being quoted.
+                // Go has short names for some of these, but a target that contains one is rejected
+                // before it is quoted.
                 c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
                 c if is_printable(c) => quoted.push(c),
                 c if u32::from(c) < 0x1_0000 => {
@@ -100,8 +102,9 @@ pub(super) fn quote(text: &[u8]) -> String {
     quoted
 }
 
-/// `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. The standard library has the
-/// same table behind `escape_debug`, though of a later Unicode; a leading letter keeps it from escaping marks.
+/// `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. The
+/// standard library has the same table behind `escape_debug`, though of a later Unicode version; a
+/// preceding letter keeps it from escaping marks.
 fn is_printable(c: char) -> bool {
     c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
 }
@@ -152,11 +155,11 @@ mod tests {
             ("/%3f|", "/%3F%7C"),
             ("/a\"<>", "/a%22%3C%3E"),
         ];
-        for (raw, shown) in cases {
+        for (raw, escaped) in cases {
             let decoded = decode(raw.as_bytes(), PlusMode::Literal).unwrap();
             assert_eq!(
                 escaped_path(raw.as_bytes(), &decoded),
-                shown.as_bytes(),
+                escaped.as_bytes(),
                 "{raw}"
             );
         }

@@ -1,16 +1,17 @@
-//! Go's way of writing a duration: `300ms`, `-1.5h`, `2h45m`.
+//! Go's notation of a duration: `300ms`, `-1.5h`, `2h45m`.
 //!
-//! Follows `time.ParseDuration` (Go 1.27) to the letter, errors and rounding included, since kube-apiserver hands its
-//! errors on to clients.
+//! Follows `time.ParseDuration` (Go 1.27) exactly, errors and rounding included, because
+//! kube-apiserver passes its errors on to clients.
 
 use std::fmt;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// 2^63: the magnitude of the longest negative duration, one more than that of the longest positive one.
+/// 2^63: the magnitude of the longest negative duration, one more than that of the longest positive
+/// one.
 const MAX_MAGNITUDE: u64 = 1 << 63;
 
-/// Why a text is no duration; prints as Go's error.
+/// The reason why a text is not a duration; prints as Go's error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurationError {
     text: Box<[u8]>,
@@ -39,10 +40,11 @@ impl fmt::Display for DurationError {
 
 impl std::error::Error for DurationError {}
 
-/// The duration that `text` stands for, in nanoseconds.
+/// Parses a duration and returns it in nanoseconds.
 ///
 /// # Errors
-/// The text is not a number with a unit, or several, perhaps with a sign in front, or it is too long a time for 64 bits.
+/// The text is not one or more numbers with units after an optional sign, or the duration does not
+/// fit in 64 bits.
 pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
     let error = |fault| DurationError {
         text: text.into(),
@@ -64,7 +66,7 @@ pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
     while !rest.is_empty() {
         let term;
         (term, rest) = split_term(rest).map_err(error)?;
-        // Go adds without a check, and two terms of 2^63 make zero.
+        // Go adds without a check, and two terms of 2^63 add up to zero.
         total = total.wrapping_add(term);
         if total > MAX_MAGNITUDE {
             return Err(error(DurationFault::Invalid));
@@ -78,7 +80,7 @@ pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
     nanoseconds.ok_or_else(|| error(DurationFault::Invalid))
 }
 
-/// The nanoseconds of the number and unit that `text` begins with, and what follows them.
+/// The nanoseconds of the first number and unit of `text`, and the rest of the text.
 fn split_term(text: &[u8]) -> Result<(u64, &[u8]), DurationFault> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = match rest {
@@ -123,7 +125,7 @@ fn parse_whole(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// `0.digits` of a unit. Digits that no longer fit 63 bits are dropped.
+/// `0.digits` of a unit. Digits that no longer fit in 63 bits are dropped.
 #[expect(
     clippy::as_conversions,
     reason = "Go computes in float64, and both ends are far within its range: at most 3.6e12"
@@ -157,7 +159,7 @@ fn nanoseconds_per(unit: &[u8]) -> Option<u64> {
     })
 }
 
-/// The `time` package's own, coarser way to quote: everything outside of ASCII byte by byte.
+/// The coarser quoting of the `time` package: every byte outside of ASCII is escaped.
 fn quote(text: &[u8]) -> String {
     let mut quoted = String::from("\"");
     for &byte in text {
@@ -171,7 +173,7 @@ fn quote(text: &[u8]) -> String {
     quoted
 }
 
-/// As Go's `time.Duration.String` writes it: `0s`, `12.5µs`, `5ms`, `1m2.5s`.
+/// Formats a duration as Go's `time.Duration.String` does: `0s`, `12.5µs`, `5ms`, `1m2.5s`.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     let nanoseconds = duration.as_nanos();

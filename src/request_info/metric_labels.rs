@@ -1,26 +1,28 @@
-//! A request in the labels of kube-apiserver's request metrics.
+//! The labels of a request in kube-apiserver's request metrics.
 //!
-//! Follows `CleanScope`, `CanonicalVerb`, `cleanVerb` and `cleanDryRun` (Kubernetes 1.36, `endpoints/metrics`). Every
-//! value is one of a fixed set, whatever a client sends.
+//! Follows `CleanScope`, `CanonicalVerb`, `cleanVerb` and `cleanDryRun` (Kubernetes 1.36,
+//! `endpoints/metrics`). Every value is one of a fixed set, for any input.
 
-use super::RequestInfo;
-use super::Verb;
+use super::info::RequestInfo;
 use super::list_options;
 use super::query::Query;
+use super::verb::Verb;
 
-/// The labels that are not simply fields of the [`RequestInfo`].
+/// The labels that are not fields of the [`RequestInfo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MetricLabels {
-    /// `verb`: the method rather than the API verb, but that lists, watches, connections and applies show.
+    /// `verb`: the method rather than the API verb, except for lists, watches, connections and
+    /// applies.
     pub verb: &'static str,
-    /// `scope`: `resource`, `namespace`, `cluster` or nothing.
+    /// `scope`: `resource`, `namespace`, `cluster` or empty.
     pub scope: &'static str,
-    /// `dry_run`: `All`, `invalid` or nothing.
+    /// `dry_run`: `All`, `invalid` or empty.
     pub dry_run: &'static str,
 }
 
 impl MetricLabels {
-    /// The labels of a request with the given method and the first `Content-Type` header, if it has one.
+    /// The labels of a request with the given method and the first `Content-Type` header, if it has
+    /// one.
     #[must_use]
     pub fn from_request(method: &str, info: &RequestInfo<'_>, content_type: Option<&[u8]>) -> Self {
         let scope = scope_label(info);
@@ -33,8 +35,9 @@ impl MetricLabels {
 }
 
 impl MetricLabels {
-    /// The same where a handler has answered: its route knows verb and scope (`InstrumentRouteFunc`), where filters guess them from
-    /// the request. A list of one name is a list, and `/watch/` before the resource is a watch.
+    /// The labels of a request that a handler has answered: the route determines verb and scope
+    /// (`InstrumentRouteFunc`), where filters guess them from the request. A list of one name is a
+    /// list, and `/watch/` before the resource is a watch.
     #[must_use]
     pub fn for_route(self, info: &RequestInfo<'_>) -> Self {
         let collection = matches!(
@@ -99,7 +102,7 @@ fn verb_label(
     }
     let verb = clean_verb(method);
     match verb {
-        // A HEAD is never shown as a watch, though it is one.
+        // A HEAD is never labelled as a watch, although it is one.
         "GET" | "LIST" if !method.eq_ignore_ascii_case("HEAD") && is_watch_query(info.query()) => {
             "WATCH"
         }
@@ -110,7 +113,8 @@ fn verb_label(
     }
 }
 
-/// The methods and verbs that a label may show. A method of the wrong case is understood here, unlike elsewhere.
+/// The methods and verbs that a label may have. Unlike elsewhere, a method is recognized in any
+/// case.
 fn clean_verb(method: &str) -> &'static str {
     const VALID_VERBS: [&str; 14] = [
         "APPLY",
@@ -131,10 +135,10 @@ fn clean_verb(method: &str) -> &'static str {
     if method.eq_ignore_ascii_case("HEAD") {
         return "GET";
     }
-    let known = VALID_VERBS
+    let valid_verb = VALID_VERBS
         .into_iter()
-        .find(|known| method.eq_ignore_ascii_case(known));
-    known.unwrap_or("other")
+        .find(|valid_verb| method.eq_ignore_ascii_case(valid_verb));
+    valid_verb.unwrap_or("other")
 }
 
 fn is_watch_query(query: Query<'_>) -> bool {
@@ -143,8 +147,8 @@ fn is_watch_query(query: Query<'_>) -> bool {
         .is_some_and(|value| list_options::is_true_lower_cased(&value))
 }
 
-/// `All` is the only dry run that Kubernetes has. Upstream looks for the name in the raw query first, so that one with an
-/// escape in it goes unseen.
+/// `All` is the only dry run of Kubernetes. Upstream first searches the raw query for the name, so
+/// it does not find an escaped one.
 fn dry_run_label(query: Query<'_>) -> &'static str {
     const NAME: &str = "dryRun";
     if !query

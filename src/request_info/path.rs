@@ -1,13 +1,14 @@
-//! Where in a path each part of a Kubernetes request stands.
+//! The position of each part of a Kubernetes request in its path.
 //!
-//! The part of `RequestInfoFactory.NewRequestInfo` (Kubernetes 1.36, `endpoints/request/requestinfo.go`) that looks at
-//! the path alone. Results are offsets into the decoded path, so that whoever owns the path can hold them beside it.
+//! This is the part of `RequestInfoFactory.NewRequestInfo` (Kubernetes 1.36,
+//! `endpoints/request/requestinfo.go`) that reads only the path. Results are offsets into the
+//! decoded path, so that the owner of the path can store them beside it.
 
-/// API prefixes of kube-apiserver; the first is the one whose group is not in the path.
+/// API prefixes of kube-apiserver; the legacy one has no group in the path.
 const LEGACY_PREFIX: &[u8] = b"api";
 const GROUP_PREFIX: &[u8] = b"apis";
 
-/// A piece of a path.
+/// A range of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ByteSpan {
     start: usize,
@@ -27,25 +28,25 @@ impl ByteSpan {
         self.start == self.end
     }
 
-    /// The piece itself, of the text that it was measured in.
+    /// The bytes of the range in `text`.
     pub(super) fn slice(self, text: &[u8]) -> &[u8] {
         text.get(self.start..self.end).unwrap_or_default()
     }
 }
 
-/// A verb that stands in the path instead of the method, an older way to ask for these two.
+/// A verb in the path instead of the method, an older form for these two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PathVerb {
-    /// There is none.
+    /// The path has no verb.
     #[default]
     Absent,
-    /// There is one, and nothing after it that it could be applied to.
+    /// The path has a verb without an operand.
     Dangling,
     Proxy,
     Watch,
 }
 
-/// A path, located. Pieces that it does not have are empty.
+/// The parts of a path. Parts that it does not have are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ParsedPath {
     pub(super) is_resource_request: bool,
@@ -109,7 +110,7 @@ impl ParsedPath {
             [first, namespace, rest @ ..] if first.slice(path) == b"namespaces" => {
                 self.namespace = *namespace;
                 match rest {
-                    // What is asked about is the namespace itself.
+                    // The request is for the namespace itself.
                     [] => segments,
                     [third, ..] if matches!(third.slice(path), b"finalize" | b"status") => segments,
                     _ => rest,
@@ -129,15 +130,16 @@ impl ParsedPath {
     }
 }
 
-/// As many segments as are ever looked at: prefix, group, version, verb, `namespaces`, a namespace, resource, name,
-/// subresource.
+/// Maximum number of segments that are read: prefix, group, version, verb, `namespaces`, a
+/// namespace, resource, name, subresource.
 const MAX_SEGMENTS: usize = 9;
 
-/// The first segments of a path, between its leading and trailing slashes. One may be empty inside.
+/// The first segments of a path, between its leading and trailing slashes. Inner segments may be
+/// empty.
 struct Segments {
     spans: [ByteSpan; MAX_SEGMENTS],
     count: usize,
-    /// Where the trailing slashes begin.
+    /// Offset of the trailing slashes.
     end: usize,
 }
 

@@ -1,31 +1,31 @@
-//! The parameters of a query, read as Go's `url.ParseQuery` (Go 1.27) reads them.
+//! The parameters of a query, parsed as by Go's `url.ParseQuery` (Go 1.27).
 //!
-//! Nothing is read ahead of being asked for, and nothing allocated unless the text must change on decoding. Of a
-//! repeated parameter Kubernetes takes the first value. What Go drops is dropped: a pair with a raw `;`, a pair with a
-//! bad percent-escape, and all of them if there are too many.
+//! Parameters are parsed on demand, and allocate only if decoding changes the text. Of a repeated
+//! parameter Kubernetes uses the first value. What Go drops is dropped: a pair with a raw `;`, a
+//! pair with a bad percent-escape, and all pairs if there are too many.
 
 use std::borrow::Cow;
 
 use super::escape;
 use super::escape::PlusMode;
 
-/// Above this many pairs Go gives up and reads none (`urlmaxqueryparams`). A client could otherwise show weir a
-/// parameter that kube-apiserver does not see.
+/// With more pairs Go reads none (`urlmaxqueryparams`). Without this limit a client could show weir
+/// a parameter that kube-apiserver does not see.
 const MAX_PAIRS: usize = 10_000;
 
-/// A parameter's name and its value, decoded.
+/// A parameter's decoded name and value.
 pub type Parameter<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
-/// What stood after the `?` of a request target.
+/// The part of a request target after the `?`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Query<'a> {
     raw: &'a [u8],
-    /// The same, or nothing if there are too many pairs.
+    /// The same text, or empty if it has too many pairs.
     accepted: &'a [u8],
 }
 
 impl<'a> Query<'a> {
-    /// The query whose text, without the `?`, is `raw`.
+    /// Returns the query with the text `raw`, without the `?`.
     #[must_use]
     pub fn new(raw: &'a [u8]) -> Self {
         let too_many =
@@ -37,7 +37,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// The text as it came.
+    /// The text as received.
     #[must_use]
     pub const fn raw(&self) -> &'a [u8] {
         self.raw
@@ -69,7 +69,7 @@ impl<'a> Query<'a> {
     }
 }
 
-/// One `key=value`, still encoded and perhaps faulty.
+/// One `key=value`, still encoded and possibly malformed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryPair<'a>(&'a [u8]);
 
@@ -84,12 +84,12 @@ impl<'a> QueryPair<'a> {
         (key, value.get(1..).unwrap_or_default())
     }
 
-    /// The name; `None` if it is malformed, and then the pair does not count.
+    /// The name; `None` if it is malformed, in which case the pair is dropped.
     pub(super) fn key(self) -> Option<Cow<'a, [u8]>> {
         escape::decode(self.split().0, PlusMode::Space)
     }
 
-    /// The value; `None` if the pair does not count.
+    /// The value; `None` if the pair is dropped.
     pub(super) fn value(self) -> Option<Cow<'a, [u8]>> {
         if self.0.contains(&b';') {
             return None;

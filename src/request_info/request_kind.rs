@@ -1,11 +1,11 @@
-//! Read-only or mutating: the two kinds that kube-apiserver counts apart.
+//! The two kinds of requests that kube-apiserver counts separately: read-only and mutating.
 
-use super::RequestInfo;
+use super::info::RequestInfo;
 
-/// The kind of a request, by its verb alone.
+/// The kind of a request, which depends only on its verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestKind {
-    /// Everything but get, list and watch.
+    /// Everything except get, list and watch.
     Mutating,
     /// get, list, watch.
     ReadOnly,

@@ -1,10 +1,10 @@
-//! The request target of a request line, taken apart as Go's HTTP server does.
+//! The request target of a request line, parsed as by Go's HTTP server.
 //!
-//! Follows `http.ReadRequest` and `url.ParseRequestURI` (Go 1.27): the forms of a target, what makes one malformed, and
-//! how a `url.URL` prints itself in an error. Nothing is cleaned or normalized. The host is checked, since a bad one is
-//! a 400, and otherwise ignored.
+//! Follows `http.ReadRequest` and `url.ParseRequestURI` (Go 1.27): the forms of a target, the
+//! malformed ones, and how a `url.URL` prints itself in an error. Nothing is cleaned or normalized.
+//! The host is checked, because a bad one is a 400, and otherwise ignored.
 
-// `core`, not `std`: an address as text, no sockets.
+// `core`, not `std`: the address is only text here, without sockets.
 use core::net::Ipv6Addr;
 use std::borrow::Cow;
 use std::fmt;
@@ -12,27 +12,27 @@ use std::fmt;
 use super::escape;
 use super::escape::PlusMode;
 
-/// A target that Go's server refuses with a plain 400, before any handler sees it.
+/// A target that Go's server rejects with a plain 400, before any handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedTarget {
-    /// The host of an absolute URL or of CONNECT is not one.
+    /// The host of an absolute URL or of CONNECT is invalid.
     Authority,
     /// A byte below 0x20, or 0x7F.
     ControlByte,
-    /// There is nothing.
+    /// The target is empty.
     Empty,
-    /// In the path, a `%` that two hexadecimal digits do not follow.
+    /// The path contains a `%` without two hexadecimal digits.
     Escape,
-    /// Neither a path, nor a URL, nor `*`.
+    /// The target is neither a path, nor a URL, nor `*`.
     Form,
-    /// The method is empty, or holds what a token of HTTP may not.
+    /// The method is empty, or contains a byte that is not allowed in an HTTP token.
     Method,
     /// A raw space, which ends the target in a request line.
     Space,
 }
 
 impl MalformedTarget {
-    /// Why, in words.
+    /// The reason in words.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -53,15 +53,15 @@ impl fmt::Display for MalformedTarget {
     }
 }
 
-/// A target in its pieces, in order of appearance.
+/// The parts of a target, in order.
 #[derive(Debug)]
 pub(super) struct RequestTarget<'a> {
     /// Without the colon; empty in most targets.
     scheme: &'a [u8],
-    /// What stood between `//` and the path, where a host was allowed.
+    /// The part between `//` and the path, if a host is allowed.
     authority: Option<&'a [u8]>,
     raw_path: &'a [u8],
-    /// With its escapes resolved.
+    /// With its escapes decoded.
     pub(super) path: Cow<'a, [u8]>,
     /// From the first `?` on.
     tail: &'a [u8],
@@ -86,18 +86,18 @@ impl<'a> RequestTarget<'a> {
             .iter()
             .position(|&b| b == b'?')
             .unwrap_or(target.len());
-        let (front, tail) = target.split_at(question_mark);
-        let (scheme, authority, raw_path): (&[u8], _, &[u8]) = if front.starts_with(b"/") {
-            (b"", None, front)
+        let (before_query, tail) = target.split_at(question_mark);
+        let (scheme, authority, raw_path): (&[u8], _, &[u8]) = if before_query.starts_with(b"/") {
+            (b"", None, before_query)
         } else if method == "CONNECT" {
-            let (authority, path) = split_authority(front);
+            let (authority, path) = split_authority(before_query);
             (b"", Some(authority), path)
         } else if target == b"*" {
-            (b"", None, front)
+            (b"", None, before_query)
         } else if target.is_empty() {
             return Err(MalformedTarget::Empty);
         } else {
-            let (scheme, rest) = split_scheme(front).ok_or(MalformedTarget::Form)?;
+            let (scheme, rest) = split_scheme(before_query).ok_or(MalformedTarget::Form)?;
             match rest.strip_prefix(b"//") {
                 Some(rest) => {
                     let (authority, path) = split_authority(rest);
@@ -109,7 +109,7 @@ impl<'a> RequestTarget<'a> {
             }
         };
         if let Some(authority) = authority {
-            // For CONNECT Go puts `http://` in front.
+            // For CONNECT Go prepends `http://`.
             let web = scheme.is_empty()
                 || scheme.eq_ignore_ascii_case(b"http")
                 || scheme.eq_ignore_ascii_case(b"https");
@@ -127,12 +127,13 @@ impl<'a> RequestTarget<'a> {
         })
     }
 
-    /// What follows the first `?`.
+    /// The part after the first `?`.
     pub(super) fn query(&self) -> &'a [u8] {
         self.tail.get(1..).unwrap_or_default()
     }
 
-    /// `URL.String`: what came, but for the case of the scheme and for bytes of the path that Go would have escaped.
+    /// `URL.String`: the target as received, except for the case of the scheme and for bytes of the
+    /// path that Go would have escaped.
     pub(super) fn url(&self) -> Vec<u8> {
         let mut url = self.scheme.to_ascii_lowercase();
         if !url.is_empty() {
@@ -148,7 +149,7 @@ impl<'a> RequestTarget<'a> {
     }
 }
 
-/// `tchar` of RFC 9110, which `http.ReadRequest` holds a method to.
+/// `tchar` of RFC 9110, which `http.ReadRequest` requires in a method.
 const fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
@@ -170,10 +171,10 @@ const fn is_token_byte(byte: u8) -> bool {
         )
 }
 
-/// The scheme of `front` and what follows its colon.
-fn split_scheme(front: &[u8]) -> Option<(&[u8], &[u8])> {
-    let colon = front.iter().position(|&b| b == b':')?;
-    let (scheme, rest) = front.split_at(colon);
+/// The scheme of `front` and the part after its colon.
+fn split_scheme(before_query: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = before_query.iter().position(|&b| b == b':')?;
+    let (scheme, rest) = before_query.split_at(colon);
     let [first, others @ ..] = scheme else {
         return None;
     };
@@ -184,12 +185,12 @@ fn split_scheme(front: &[u8]) -> Option<(&[u8], &[u8])> {
     well_formed.then(|| (scheme, rest.get(1..).unwrap_or_default()))
 }
 
-/// The authority that `text` begins with, and the path after it.
+/// The authority at the beginning of `text`, and the path after it.
 fn split_authority(text: &[u8]) -> (&[u8], &[u8]) {
     text.split_at(text.iter().position(|&b| b == b'/').unwrap_or(text.len()))
 }
 
-/// `[userinfo@]host[:port]`. In the URLs of the `web` a host outside of brackets may not hold a colon.
+/// `[userinfo@]host[:port]`. In `web` URLs a host outside of brackets must not contain a colon.
 fn is_authority(authority: &[u8], web: bool) -> bool {
     let at = authority.iter().rposition(|&b| b == b'@');
     let (userinfo, host) = match at {
@@ -225,7 +226,7 @@ fn is_host(host: &[u8], web: bool) -> bool {
     }
 }
 
-/// `[IPv6 address]` or `[IPv6 address%25zone]`, and perhaps a port.
+/// `[IPv6 address]` or `[IPv6 address%25zone]`, with an optional port.
 fn is_bracketed_host(host: &[u8]) -> bool {
     let Some(close) = host.iter().rposition(|&b| b == b']') else {
         return false;
@@ -242,7 +243,7 @@ fn is_bracketed_host(host: &[u8]) -> bool {
         && has_only_host_bytes(zone, zone_byte)
 }
 
-/// Nothing, or a colon and perhaps digits.
+/// Empty, or a colon and optional digits.
 fn is_optional_port(port: &[u8]) -> bool {
     match port {
         [] => true,
@@ -251,7 +252,7 @@ fn is_optional_port(port: &[u8]) -> bool {
     }
 }
 
-/// Whether every ASCII byte may stand in a host and every escape is for an `escapable` byte.
+/// Whether every ASCII byte is allowed in a host and every escape encodes an `escapable` byte.
 fn has_only_host_bytes(text: &[u8], escapable: impl Fn(u8) -> bool) -> bool {
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -418,10 +419,14 @@ mod tests {
             ("CONNECT", "h:1/api/v1/watch", "//h:1/api/v1/watch"),
         ];
         for (method, target, url) in cases {
-            let shown = RequestTarget::parse(method, target.as_bytes())
+            let printed = RequestTarget::parse(method, target.as_bytes())
                 .unwrap()
                 .url();
-            assert_eq!(String::from_utf8(shown).unwrap(), url, "{method} {target}");
+            assert_eq!(
+                String::from_utf8(printed).unwrap(),
+                url,
+                "{method} {target}"
+            );
         }
     }
 }

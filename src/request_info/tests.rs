@@ -6,11 +6,12 @@ use std::time::Duration;
 use super::MalformedTarget;
 use super::MetricLabels;
 use super::RequestInfo;
-use super::SelectorName;
 use super::TargetError;
 use super::Verb;
+use super::info::SelectorName;
 
-/// Method, target, resource request?, verb, group/version, namespace, resource, subresource, name, long-running?
+/// Method, target, resource request?, verb, group/version, namespace, resource, subresource, name,
+/// long-running?
 type Example = (
     &'static str,
     &'static str,
@@ -349,7 +350,7 @@ fn a_timeout_applies_if_it_is_shorter_than_the_deadline() {
     );
 }
 
-/// Marsaglia's xorshift: a run is told by its seed.
+/// Marsaglia's xorshift: the seed determines a run.
 struct Xorshift(u64);
 
 impl Xorshift {
@@ -366,7 +367,7 @@ impl Xorshift {
     }
 }
 
-/// Looks at everything that there is to a request.
+/// Reads every attribute of a request.
 fn read_all_parts(method: &str, target: &[u8]) {
     match RequestInfo::parse(method, target) {
         Ok(info) => {
@@ -384,7 +385,7 @@ fn read_all_parts(method: &str, target: &[u8]) {
     }
 }
 
-/// What targets are made of at random.
+/// Pieces of random targets.
 #[rustfmt::skip]
 const PIECES: &[&[u8]] = &[
     b"/", b"//", b"api", b"apis", b"v1", b"watch", b"proxy", b"namespaces", b"status", b"pods",

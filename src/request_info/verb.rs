@@ -1,4 +1,4 @@
-//! What a request does, in Kubernetes' words.
+//! The verb of a request, as in Kubernetes' RequestInfo.
 
 /// `RequestInfo.Verb`: an API verb for a resource request, the lower-cased method for any other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +17,7 @@ pub enum Verb {
     Head,
     /// GET or HEAD on a resource without a name.
     List,
-    /// A resource request whose method has no verb; prints as nothing.
+    /// A resource request whose method has no verb; prints as the empty string.
     None,
     /// A non-resource request's OPTIONS.
     Options,
@@ -35,12 +35,12 @@ pub enum Verb {
     Trace,
     /// PUT on a resource.
     Update,
-    /// A list that goes on.
+    /// A list or get with `watch`, or the verb of paths such as `/api/v1/watch/…`.
     Watch,
 }
 
 impl Verb {
-    /// What a method does to a resource, as long as nothing is known of a name or of the query.
+    /// The verb of a method on a resource, before the name and the query are considered.
     pub(super) fn for_resource(method: &str) -> Self {
         match method {
             "DELETE" => Self::Delete,
@@ -52,7 +52,8 @@ impl Verb {
         }
     }
 
-    /// The lower-cased method. One that nobody has heard of may well read like an API verb, and then is taken for it.
+    /// The lower-cased method. An unknown method may equal an API verb, and then it is treated as
+    /// that verb.
     pub(super) fn for_non_resource(method: &str) -> Self {
         match method {
             "" => Self::None,
@@ -90,7 +91,7 @@ impl Verb {
         }
     }
 
-    /// As Kubernetes writes it.
+    /// The verb as Kubernetes writes it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {

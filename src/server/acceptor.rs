@@ -1,4 +1,4 @@
-//! The listener: takes connections, counts them, and gives each to the worker with the fewest.
+//! The acceptor: accepts connections, counts them, and assigns each to the worker with the fewest.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,26 +18,32 @@ use tracing::warn;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::metrics::GaugeGuard;
-use crate::server::ServerMetrics;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::keepalive;
+use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::worker::AcceptedConnection;
 use crate::server::worker::Worker;
 
-/// Connections that the system completes while none is accepted: a storm of new ones is answered late, not refused.
+/// The listen backlog: connections that the kernel completes before weir accepts them. In a burst,
+/// new connections wait here and are not refused.
 const BACKLOG: i32 = 4096;
 
-/// The pause after a failure to accept that does not go away by trying again (no file descriptors left).
+/// The pause after an error of `accept` that a retry does not fix (no file descriptors left).
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What the system takes of what is not sent yet, in bytes, before it says that there is no room. Without it that grows to some
-/// megabytes, of which a third is free again before more is taken: a client that reads steadily but slowly would take nothing for
-/// longer than the least rate's grace ([`minimum_rate`](crate::minimum_rate)), and be cut off. Less would cost fast clients a wake-up
-/// for every few records.
+/// `TCP_NOTSENT_LOWAT` in bytes: the most unsent data that the kernel accepts before it reports the
+/// socket as not writable.
+///
+/// Without it, the send buffer grows to some megabytes, and the socket is writable again only when
+/// a third of it is free. A client that reads steadily but slowly would then seem to read nothing
+/// for longer than the grace period of the minimum rate ([`minimum_rate`](crate::minimum_rate)),
+/// and weir would close its connection. A smaller value would cost fast clients a wake-up for every
+/// few TLS records.
 const NOTSENT_LOWAT: u32 = 64 << 10;
 
-/// Keeps the system from taking much more than it sends; a connection works without, if less well.
+/// Limits the data that the kernel buffers before it sends it. An error is logged and ignored: the
+/// limit is an optimization.
 fn limit_unsent_bytes(tcp: &TcpStream) {
     #[cfg(target_os = "linux")]
     if let Err(why) = SockRef::from(tcp).set_tcp_notsent_lowat(NOTSENT_LOWAT) {
@@ -45,10 +51,10 @@ fn limit_unsent_bytes(tcp: &TcpStream) {
     }
 }
 
-/// Binds `address`; port 0 takes any free one.
+/// Binds a listening socket to `address`. Port 0 selects any free port.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// The socket cannot be created or `address` cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -65,28 +71,29 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Who accepts, for whom.
+/// The accept loop and what it needs.
 #[derive(Debug)]
 pub struct Acceptor {
-    /// Where clients connect.
+    /// The listening socket.
     pub listener: TcpListener,
-    /// Who serves them; at least one.
+    /// The workers that serve the connections; at least one.
     pub workers: Vec<Worker>,
-    /// Most open connections (`--max-connections`).
+    /// The most open connections (`--max-connections`).
     pub max_connections: usize,
-    /// When to end.
+    /// The stages of the shutdown; the loop ends at [`DrainStage::Closing`].
     pub drain: Arc<Drain>,
-    /// Whose handshakes are not over.
+    /// The connections whose TLS handshake is not complete.
     pub pending_handshakes: Arc<PendingHandshakes>,
-    /// What is counted.
+    /// The metrics of the listener.
     pub metrics: ServerMetrics,
 }
 
 impl Acceptor {
-    /// Accepts until weir closes; gives the workers back, whose connections go on.
+    /// Accepts connections until [`DrainStage::Closing`]. Returns the workers, which continue to
+    /// serve their connections.
     pub async fn run(self) -> Vec<Worker> {
-        let most = i64::try_from(self.max_connections).unwrap_or(i64::MAX);
-        self.metrics.max_connections.set(most);
+        let limit = i64::try_from(self.max_connections).unwrap_or(i64::MAX);
+        self.metrics.max_connections.set(limit);
         let mut closing = std::pin::pin!(self.drain.reached(DrainStage::Closing));
         loop {
             let accepted = tokio::select! {
@@ -95,7 +102,7 @@ impl Acceptor {
             };
             match accepted {
                 Ok((tcp, address)) => self.dispatch(tcp, address).await,
-                // The client has gone again; there is nothing to pause for.
+                // The client has closed the connection; a pause would not help.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(why) => {
                     warn!(%why, "cannot accept connections; waiting a moment");
@@ -106,15 +113,15 @@ impl Acceptor {
     }
 
     async fn dispatch(&self, tcp: TcpStream, address: SocketAddr) {
-        let origin = ConnectionSource::from_address(address.ip());
-        if !self.ensure_below_limit(origin).await {
+        let source = ConnectionSource::from_address(address.ip());
+        if !self.ensure_below_limit(source).await {
             self.metrics.rejected_connections.inc();
-            return; // dropped, and so closed
+            return; // dropping the socket closes it
         }
-        let open = self.drain.track_connection();
+        let open_guard = self.drain.track_connection();
         let pending = GaugeGuard::new(self.metrics.pending_connections.clone());
-        let newcomer = self.pending_handshakes.register(origin, Some(pending));
-        let _ = tcp.set_nodelay(true); // a connection without these works, if less well
+        let pending_guard = self.pending_handshakes.register(source, Some(pending));
+        let _ = tcp.set_nodelay(true); // the connection works without it
         limit_unsent_bytes(&tcp);
         keepalive::enable(&tcp);
         match (
@@ -124,17 +131,17 @@ impl Acceptor {
             (Ok(tcp), Some(worker)) => worker.assign(AcceptedConnection {
                 tcp,
                 address,
-                open_guard: open,
-                pending_guard: newcomer,
+                open_guard,
+                pending_guard,
             }),
             (Err(why), _) => warn!(client = %address, %why, "a connection cannot be served"),
             (Ok(_), None) => warn!("there is no worker"),
         }
     }
 
-    async fn ensure_below_limit(&self, origin: ConnectionSource) -> bool {
+    async fn ensure_below_limit(&self, source: ConnectionSource) -> bool {
         while self.drain.open_connections() >= self.max_connections {
-            if !self.pending_handshakes.evict_for(origin).await {
+            if !self.pending_handshakes.evict_for(source).await {
                 return false;
             }
             self.metrics.rejected_handshakes.inc();

@@ -1,7 +1,10 @@
-//! Which new connections may begin their handshake: so many at a time in all, and so many from one address.
+//! Which connections may start their TLS handshake: limits the concurrent handshakes in total and
+//! for each address.
 //!
-//! A handshake costs a hundred times what a request does, before anybody is known. Without a gate whoever opens the most
-//! connections gets the most of it, and others' clients give up. Addresses take turns here. Pure.
+//! A handshake costs a hundred times as much CPU as a request, and its client is not yet
+//! authenticated. Without a limiter, the client that opens the most connections would get most of
+//! the CPU, and the handshakes of other clients would time out. The limiter serves the addresses
+//! round robin. It is pure.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -11,44 +14,46 @@ use std::time::Instant;
 
 use crate::identity::review_queue::fair_queue::source_network;
 
-/// Who connects, as far as turns go: an address (of IPv6 the first 64 bits: who has one has them all); or one of the
-/// trusted proxies, behind which many clients are.
+/// The source that a connection is counted for: an address, or a trusted proxy in front of many
+/// clients. Of an IPv6 address only the first 64 bits count, since a client usually has the whole
+/// /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnectionSource {
-    /// A client's.
+    /// The network of a client.
     Address(IpAddr),
-    /// No bound but the one in all.
+    /// A trusted proxy; only the limit for all sources applies.
     TrustedProxy(IpAddr),
 }
 
 impl ConnectionSource {
-    /// Of a client at this address.
+    /// The source of a client with this address.
     #[must_use]
     pub fn from_address(address: IpAddr) -> Self {
         Self::Address(source_network(address))
     }
 }
 
-/// The bounds.
+/// The limits of concurrent and queued handshakes.
 #[derive(Clone, Copy, Debug)]
 pub struct HandshakeLimits {
-    /// Most handshakes at a time.
+    /// The most concurrent handshakes.
     pub max_active: usize,
-    /// Most of one address.
+    /// The most concurrent handshakes of one address.
     pub max_active_per_address: usize,
-    /// Most connections that wait for their turn.
+    /// The most queued connections.
     pub max_queued: usize,
-    /// Longest that one waits: its client has gone by then.
+    /// The longest time in the queue. After it, the client has given up.
     pub max_wait: Duration,
 }
 
-/// Counts handshakes, and keeps those that wait.
+/// Counts active handshakes and queues the others.
 #[derive(Debug)]
 pub struct HandshakeLimiter<T> {
     limits: HandshakeLimits,
     active: usize,
     sources: HashMap<ConnectionSource, HandshakeSourceQueue<T>>,
-    /// Origins with somebody waiting who could go, in the order of their turns.
+    /// The sources that have queued connections and capacity, in the order in which they are
+    /// served.
     round_robin: VecDeque<ConnectionSource>,
     queued: usize,
 }
@@ -60,29 +65,29 @@ struct HandshakeSourceQueue<T> {
 }
 
 impl<T> HandshakeSourceQueue<T> {
-    fn has_capacity(&self, origin: ConnectionSource, by_address: usize) -> bool {
-        matches!(origin, ConnectionSource::TrustedProxy(_)) || self.active < by_address
+    fn has_capacity(&self, source: ConnectionSource, max_per_address: usize) -> bool {
+        matches!(source, ConnectionSource::TrustedProxy(_)) || self.active < max_per_address
     }
 }
 
-/// What becomes of a connection.
+/// What happens to a new connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HandshakeDecision<T> {
-    /// It begins now.
+    /// Its handshake starts now.
     Start(T),
-    /// It waits, or nobody does any more: this one is closed, if any.
+    /// It is queued, unless it is itself the one that is rejected.
     Queue {
-        /// Too much: the last of the longest line.
-        turned_away: Option<T>,
+        /// The queue was full: the newest connection of the longest queue is closed.
+        rejected: Option<T>,
     },
 }
 
 impl<T> HandshakeLimiter<T> {
-    /// Nobody there.
+    /// A limiter without connections.
     #[must_use]
-    pub fn new(bounds: HandshakeLimits) -> Self {
+    pub fn new(limits: HandshakeLimits) -> Self {
         Self {
-            limits: bounds,
+            limits,
             active: 0,
             sources: HashMap::new(),
             round_robin: VecDeque::new(),
@@ -90,124 +95,126 @@ impl<T> HandshakeLimiter<T> {
         }
     }
 
-    /// A connection comes.
+    /// Starts the handshake of a new connection or queues it.
     pub fn start_or_queue(
         &mut self,
-        origin: ConnectionSource,
+        source: ConnectionSource,
         now: Instant,
         connection: T,
     ) -> HandshakeDecision<T> {
-        let bounds = self.limits;
-        let line = self
+        let limits = self.limits;
+        let queue = self
             .sources
-            .entry(origin)
+            .entry(source)
             .or_insert_with(|| HandshakeSourceQueue {
                 active: 0,
                 queued: VecDeque::new(),
             });
-        if self.active < bounds.max_active
-            && line.queued.is_empty()
-            && line.has_capacity(origin, bounds.max_active_per_address)
+        if self.active < limits.max_active
+            && queue.queued.is_empty()
+            && queue.has_capacity(source, limits.max_active_per_address)
         {
             self.active += 1;
-            line.active += 1;
+            queue.active += 1;
             return HandshakeDecision::Start(connection);
         }
-        line.queued.push_back((now, connection));
+        queue.queued.push_back((now, connection));
         self.queued += 1;
-        let can_go = line.has_capacity(origin, bounds.max_active_per_address);
-        if line.queued.len() == 1 && can_go {
-            self.round_robin.push_back(origin);
+        let can_start = queue.has_capacity(source, limits.max_active_per_address);
+        if queue.queued.len() == 1 && can_start {
+            self.round_robin.push_back(source);
         }
-        let turned_away = (self.queued > bounds.max_queued)
+        let rejected = (self.queued > limits.max_queued)
             .then(|| self.reject_from_longest_queue())
             .flatten();
-        HandshakeDecision::Queue { turned_away }
+        HandshakeDecision::Queue { rejected }
     }
 
-    /// A handshake has ended, well or not. Returns whose begins now, and who has waited too long.
+    /// Records that a handshake has ended, successfully or not. Returns the connection whose
+    /// handshake starts now, and those that have been queued for too long.
     pub fn finish(
         &mut self,
-        origin: ConnectionSource,
+        source: ConnectionSource,
         now: Instant,
     ) -> (Option<(ConnectionSource, T)>, Vec<T>) {
         self.active = self.active.saturating_sub(1);
-        if let Some(line) = self.sources.get_mut(&origin) {
-            let had_room = line.has_capacity(origin, self.limits.max_active_per_address);
-            line.active = line.active.saturating_sub(1);
-            if line.queued.is_empty() {
-                if line.active == 0 {
-                    self.sources.remove(&origin);
+        if let Some(queue) = self.sources.get_mut(&source) {
+            let had_capacity = queue.has_capacity(source, self.limits.max_active_per_address);
+            queue.active = queue.active.saturating_sub(1);
+            if queue.queued.is_empty() {
+                if queue.active == 0 {
+                    self.sources.remove(&source);
                 }
-            } else if !had_room {
-                self.round_robin.push_back(origin);
+            } else if !had_capacity {
+                self.round_robin.push_back(source);
             }
         }
-        let mut too_late = Vec::new();
-        (self.start_next(now, &mut too_late), too_late)
+        let mut expired = Vec::new();
+        (self.start_next(now, &mut expired), expired)
     }
 
-    /// How many have begun.
+    /// The number of active handshakes.
     #[must_use]
     pub const fn active(&self) -> usize {
         self.active
     }
 
-    /// How many wait.
+    /// The number of queued connections.
     #[must_use]
     pub const fn queued(&self) -> usize {
         self.queued
     }
 
-    fn start_next(&mut self, now: Instant, too_late: &mut Vec<T>) -> Option<(ConnectionSource, T)> {
+    fn start_next(&mut self, now: Instant, expired: &mut Vec<T>) -> Option<(ConnectionSource, T)> {
         while self.active < self.limits.max_active
-            && let Some(origin) = self.round_robin.pop_front()
+            && let Some(source) = self.round_robin.pop_front()
         {
-            let Some(line) = self.sources.get_mut(&origin) else {
+            let Some(queue) = self.sources.get_mut(&source) else {
                 continue;
             };
-            let mut begins = None;
-            while begins.is_none()
-                && let Some((since, connection)) = line.queued.pop_front()
+            let mut started = None;
+            while started.is_none()
+                && let Some((since, connection)) = queue.queued.pop_front()
             {
                 self.queued -= 1;
                 if now.saturating_duration_since(since) > self.limits.max_wait {
-                    too_late.push(connection);
+                    expired.push(connection);
                 } else {
-                    begins = Some(connection);
+                    started = Some(connection);
                 }
             }
-            if begins.is_some() {
+            if started.is_some() {
                 self.active += 1;
-                line.active += 1;
+                queue.active += 1;
             }
-            if line.queued.is_empty() {
-                if line.active == 0 {
-                    self.sources.remove(&origin);
+            if queue.queued.is_empty() {
+                if queue.active == 0 {
+                    self.sources.remove(&source);
                 }
-            } else if line.has_capacity(origin, self.limits.max_active_per_address) {
-                self.round_robin.push_back(origin);
+            } else if queue.has_capacity(source, self.limits.max_active_per_address) {
+                self.round_robin.push_back(source);
             }
-            if let Some(connection) = begins {
-                return Some((origin, connection));
+            if let Some(connection) = started {
+                return Some((source, connection));
             }
         }
         None
     }
 
-    /// The last of the longest line goes: whoever crowds the gate pays for it.
+    /// Removes the newest connection of the longest queue, so that the source with the most
+    /// connections loses one.
     fn reject_from_longest_queue(&mut self) -> Option<T> {
-        let (origin, line) = self
+        let (source, queue) = self
             .sources
             .iter_mut()
-            .max_by_key(|(_, line)| line.queued.len())?;
-        let (_, connection) = line.queued.pop_back()?;
+            .max_by_key(|(_, queue)| queue.queued.len())?;
+        let (_, connection) = queue.queued.pop_back()?;
         self.queued -= 1;
-        if line.queued.is_empty() {
-            let origin = *origin;
-            self.round_robin.retain(|turn| *turn != origin);
-            if line.active == 0 {
-                self.sources.remove(&origin);
+        if queue.queued.is_empty() {
+            let source = *source;
+            self.round_robin.retain(|queued| *queued != source);
+            if queue.active == 0 {
+                self.sources.remove(&source);
             }
         }
         Some(connection)
@@ -230,14 +237,14 @@ mod tests {
     }
 
     fn starts_at_once(
-        gate: &mut HandshakeLimiter<u32>,
-        origin: ConnectionSource,
+        limiter: &mut HandshakeLimiter<u32>,
+        from: ConnectionSource,
         connection: u32,
     ) -> bool {
-        match gate.start_or_queue(origin, Instant::now(), connection) {
-            HandshakeDecision::Start(begun) => begun == connection,
-            HandshakeDecision::Queue { turned_away } => {
-                assert_eq!(turned_away, None);
+        match limiter.start_or_queue(from, Instant::now(), connection) {
+            HandshakeDecision::Start(started) => started == connection,
+            HandshakeDecision::Queue { rejected } => {
+                assert_eq!(rejected, None);
                 false
             }
         }
@@ -254,112 +261,114 @@ mod tests {
 
     #[test]
     fn an_address_is_limited_to_its_share() {
-        let mut gate = HandshakeLimiter::new(LIMITS);
-        let begun: Vec<_> = (0..4)
-            .map(|n| starts_at_once(&mut gate, source(1), n))
+        let mut limiter = HandshakeLimiter::new(LIMITS);
+        let started: Vec<_> = (0..4)
+            .map(|n| starts_at_once(&mut limiter, source(1), n))
             .collect();
-        assert_eq!(begun, [true, true, false, false]);
+        assert_eq!(started, [true, true, false, false]);
         assert!(
-            starts_at_once(&mut gate, source(2), 10) && starts_at_once(&mut gate, source(2), 11)
+            starts_at_once(&mut limiter, source(2), 10)
+                && starts_at_once(&mut limiter, source(2), 11)
         );
-        assert!(!starts_at_once(&mut gate, source(3), 20), "all are taken");
+        assert!(
+            !starts_at_once(&mut limiter, source(3), 20),
+            "all are taken"
+        );
     }
 
     #[test]
     fn addresses_are_served_round_robin() {
-        let mut gate = HandshakeLimiter::new(LIMITS);
+        let mut limiter = HandshakeLimiter::new(LIMITS);
         for n in 0..4 {
-            starts_at_once(&mut gate, source(1), n);
+            starts_at_once(&mut limiter, source(1), n);
         }
-        starts_at_once(&mut gate, source(2), 10);
-        starts_at_once(&mut gate, source(2), 11);
-        starts_at_once(&mut gate, source(3), 20);
+        starts_at_once(&mut limiter, source(2), 10);
+        starts_at_once(&mut limiter, source(2), 11);
+        starts_at_once(&mut limiter, source(3), 20);
         let now = Instant::now();
-        let (next, _) = gate.finish(source(1), now);
+        let (next, _) = limiter.finish(source(1), now);
         assert_eq!(next, Some((source(3), 20)), "it came after the storm's");
-        let (next, _) = gate.finish(source(3), now);
+        let (next, _) = limiter.finish(source(3), now);
         assert_eq!(next, Some((source(1), 2)));
     }
 
     #[test]
     fn trusted_proxies_have_no_limit_per_address() {
-        let mut gate = HandshakeLimiter::new(LIMITS);
+        let mut limiter = HandshakeLimiter::new(LIMITS);
         let proxy = ConnectionSource::TrustedProxy(IpAddr::from([10, 0, 0, 9]));
         for n in 0..4 {
-            assert!(starts_at_once(&mut gate, proxy, n));
+            assert!(starts_at_once(&mut limiter, proxy, n));
         }
-        assert!(!starts_at_once(&mut gate, proxy, 4));
+        assert!(!starts_at_once(&mut limiter, proxy, 4));
     }
 
     #[test]
     fn the_newest_of_the_longest_queue_is_rejected() {
-        let mut gate = HandshakeLimiter::new(LIMITS);
+        let mut limiter = HandshakeLimiter::new(LIMITS);
         for n in 0..7 {
-            starts_at_once(&mut gate, source(1), n);
+            starts_at_once(&mut limiter, source(1), n);
         }
-        starts_at_once(&mut gate, source(2), 10);
-        starts_at_once(&mut gate, source(2), 11);
-        // Five wait; another address's are the sixth and the seventh.
-        starts_at_once(&mut gate, source(3), 20);
-        let seventh = gate.start_or_queue(source(3), Instant::now(), 21);
-        assert_eq!(
-            seventh,
-            HandshakeDecision::Queue {
-                turned_away: Some(6)
-            }
-        );
-        assert_eq!(gate.queued(), 6);
+        starts_at_once(&mut limiter, source(2), 10);
+        starts_at_once(&mut limiter, source(2), 11);
+        // Five are queued; those of the other address are the sixth and the seventh.
+        starts_at_once(&mut limiter, source(3), 20);
+        let seventh = limiter.start_or_queue(source(3), Instant::now(), 21);
+        assert_eq!(seventh, HandshakeDecision::Queue { rejected: Some(6) });
+        assert_eq!(limiter.queued(), 6);
     }
 
     #[test]
     fn a_connection_that_waited_too_long_does_not_start() {
-        let mut gate = HandshakeLimiter::new(LIMITS);
+        let mut limiter = HandshakeLimiter::new(LIMITS);
         for n in 0..4 {
-            starts_at_once(&mut gate, source(1), n);
+            starts_at_once(&mut limiter, source(1), n);
         }
         let late = Instant::now() + Duration::from_secs(11);
-        let (next, too_late) = gate.finish(source(1), late);
-        assert_eq!((next, too_late), (None, vec![2, 3]));
+        let (next, expired) = limiter.finish(source(1), late);
+        assert_eq!((next, expired), (None, vec![2, 3]));
     }
 
     #[test]
     fn finished_sources_are_removed_and_every_queued_connection_starts() {
         fastrand::seed(7);
         println!("seed 7");
-        let mut gate = HandshakeLimiter::new(LIMITS);
+        let mut limiter = HandshakeLimiter::new(LIMITS);
         let now = Instant::now();
-        let (mut begun, mut waited, mut away) = (Vec::new(), 0, 0);
+        let (mut started, mut queued, mut rejections) = (Vec::new(), 0, 0);
         for n in 0..10_000 {
-            let origin = source(fastrand::u8(0..20));
+            let from = source(fastrand::u8(0..20));
             if fastrand::bool() {
-                match gate.start_or_queue(origin, now, n) {
-                    HandshakeDecision::Start(_) => begun.push(origin),
-                    HandshakeDecision::Queue { turned_away } => {
-                        waited += 1;
-                        away += u32::from(turned_away.is_some());
+                match limiter.start_or_queue(from, now, n) {
+                    HandshakeDecision::Start(_) => started.push(from),
+                    HandshakeDecision::Queue { rejected } => {
+                        queued += 1;
+                        rejections += u32::from(rejected.is_some());
                     }
                 }
-            } else if !begun.is_empty() {
-                let gone = begun.swap_remove(fastrand::usize(..begun.len()));
-                if let (Some((origin, _)), _) = gate.finish(gone, now) {
-                    waited -= 1;
-                    begun.push(origin);
+            } else if !started.is_empty() {
+                let finished = started.swap_remove(fastrand::usize(..started.len()));
+                if let (Some((from, _)), _) = limiter.finish(finished, now) {
+                    queued -= 1;
+                    started.push(from);
                 }
             }
             for n in 0..20 {
-                let of = begun.iter().filter(|origin| **origin == source(n)).count();
+                let of = started.iter().filter(|from| **from == source(n)).count();
                 assert!(of <= LIMITS.max_active_per_address);
             }
-            assert!(begun.len() <= LIMITS.max_active);
-            assert_eq!(gate.queued(), usize::try_from(waited - away).unwrap());
+            assert!(started.len() <= LIMITS.max_active);
+            assert_eq!(
+                limiter.queued(),
+                usize::try_from(queued - rejections).unwrap()
+            );
         }
-        while let Some(gone) = begun.pop() {
-            if let (Some((origin, _)), _) = gate.finish(gone, now) {
-                begun.push(origin);
+        while let Some(finished) = started.pop() {
+            if let (Some((from, _)), _) = limiter.finish(finished, now) {
+                started.push(from);
             }
         }
         assert_eq!(
-            (gate.queued(), gate.active, gate.sources.len()),
+            (limiter.queued(), limiter.active, limiter.sources.len()),
             (0, 0, 0),
             "somebody waits for a turn that never comes"
         );

@@ -1,4 +1,5 @@
-//! Turns for handshakes, over all workers: [`gate`](crate::server::handshake_limiter) decides, connections wait here.
+//! The queue for TLS handshakes, shared by all workers:
+//! [`handshake_limiter`](crate::server::handshake_limiter) decides, and connections wait here.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,85 +12,88 @@ use prometheus::IntGauge;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::server::ServerMetrics;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_limiter::HandshakeDecision;
 use crate::server::handshake_limiter::HandshakeLimiter;
 use crate::server::handshake_limiter::HandshakeLimits;
+use crate::server::metrics::ServerMetrics;
 
-/// Handshakes at a time: enough to keep the cores busy over a distance; from one address a quarter of them, so that a storm
-/// from there leaves the rest to others. Those that wait are open connections, which --max-connections bounds; who is turned
-/// away comes back at once, and costs more than who waits.
+/// The limits of the handshake queue.
+///
+/// 128 concurrent handshakes keep the cores busy even if clients are far away. One address gets a
+/// quarter of them, so that a storm from one address leaves capacity for the others. Queued
+/// connections are open connections, which `--max-connections` limits. A client that is rejected
+/// reconnects at once, which costs more than a queued connection.
 #[must_use]
-pub const fn handshake_limits(longest_wait: Duration) -> HandshakeLimits {
+pub const fn handshake_limits(max_wait: Duration) -> HandshakeLimits {
     HandshakeLimits {
         max_active: 128,
         max_active_per_address: 32,
         max_queued: 16_384,
-        max_wait: longest_wait,
+        max_wait,
     }
 }
 
-/// Whose turn it is.
+/// The limiter, its queue and its metrics.
 #[derive(Debug)]
 pub struct HandshakeQueue {
-    /// Held for one decision; nothing is awaited, and nobody woken, under it.
+    /// Locked for one decision. No await and no wake-up happens under the lock.
     limiter: Mutex<HandshakeLimiter<oneshot::Sender<HandshakePermit>>>,
     active: IntGauge,
     queued: IntGauge,
     rejected: IntCounter,
 }
 
-/// A handshake's turn; dropping it gives it to the next.
+/// The permit for one handshake. Drop passes it to the next queued connection.
 #[derive(Debug)]
 pub struct HandshakePermit {
     source: ConnectionSource,
-    /// Taken out of a turn that nobody wants.
+    /// `None` in a permit whose receiver is gone: its drop then releases nothing.
     queue: Option<Arc<HandshakeQueue>>,
 }
 
 impl HandshakeQueue {
-    /// All free; nobody waits longer than `longest_wait`.
+    /// A queue without active handshakes. A connection is queued for at most `max_wait`.
     #[must_use]
-    pub fn new(longest_wait: Duration, metrics: &ServerMetrics) -> Arc<Self> {
+    pub fn new(max_wait: Duration, metrics: &ServerMetrics) -> Arc<Self> {
         Arc::new(Self {
-            limiter: Mutex::new(HandshakeLimiter::new(handshake_limits(longest_wait))),
+            limiter: Mutex::new(HandshakeLimiter::new(handshake_limits(max_wait))),
             active: metrics.active_handshakes.clone(),
             queued: metrics.queued_handshakes.clone(),
             rejected: metrics.rejected_handshakes.clone(),
         })
     }
 
-    /// Waits for a turn; `None` if too many wait already.
+    /// Waits for a permit. `None` if the queue is full or the wait was too long.
     ///
     /// # Cancel safety
-    /// Whoever stops waiting is passed over.
-    pub async fn acquire(self: &Arc<Self>, origin: ConnectionSource) -> Option<HandshakePermit> {
-        let (sender, turn) = oneshot::channel();
-        match self.start_or_queue(origin, sender) {
-            HandshakeDecision::Start(_) => Some(self.permit(origin)),
-            HandshakeDecision::Queue { turned_away } => {
-                self.rejected.inc_by(u64::from(turned_away.is_some()));
-                drop(turned_away); // which is told by that
-                turn.await.ok()
+    /// A connection that stops waiting is skipped.
+    pub async fn acquire(self: &Arc<Self>, source: ConnectionSource) -> Option<HandshakePermit> {
+        let (sender, permit) = oneshot::channel();
+        match self.start_or_queue(source, sender) {
+            HandshakeDecision::Start(_) => Some(self.permit(source)),
+            HandshakeDecision::Queue { rejected } => {
+                self.rejected.inc_by(u64::from(rejected.is_some()));
+                drop(rejected); // closes its channel, and so its connection
+                permit.await.ok()
             }
         }
     }
 
     fn start_or_queue(
         &self,
-        origin: ConnectionSource,
-        waiting: oneshot::Sender<HandshakePermit>,
+        source: ConnectionSource,
+        sender: oneshot::Sender<HandshakePermit>,
     ) -> HandshakeDecision<oneshot::Sender<HandshakePermit>> {
-        let mut gate = self.lock_limiter();
-        let entrance = gate.start_or_queue(origin, Clock.now(), waiting);
-        self.update_metrics(&gate);
-        entrance
+        let mut limiter = self.lock_limiter();
+        let decision = limiter.start_or_queue(source, Clock.now(), sender);
+        self.update_metrics(&limiter);
+        decision
     }
 
-    fn permit(self: &Arc<Self>, origin: ConnectionSource) -> HandshakePermit {
+    fn permit(self: &Arc<Self>, source: ConnectionSource) -> HandshakePermit {
         HandshakePermit {
-            source: origin,
+            source,
             queue: Some(Arc::clone(self)),
         }
     }
@@ -98,33 +102,33 @@ impl HandshakeQueue {
         self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn update_metrics(&self, gate: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {
+    fn update_metrics(&self, limiter: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {
         let set = |gauge: &IntGauge, count| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-        set(&self.active, gate.active());
-        set(&self.queued, gate.queued());
+        set(&self.active, limiter.active());
+        set(&self.queued, limiter.queued());
     }
 }
 
 impl Drop for HandshakePermit {
     fn drop(&mut self) {
-        let Some(turns) = self.queue.take() else {
+        let Some(queue) = self.queue.take() else {
             return;
         };
-        let mut free = Some(self.source);
-        while let Some(origin) = free.take() {
-            let mut gate = turns.lock_limiter();
-            let (next, too_late) = gate.finish(origin, Clock.now());
-            turns.update_metrics(&gate);
-            drop(gate);
-            turns
+        let mut released = Some(self.source);
+        while let Some(source) = released.take() {
+            let mut limiter = queue.lock_limiter();
+            let (next, expired) = limiter.finish(source, Clock.now());
+            queue.update_metrics(&limiter);
+            drop(limiter);
+            queue
                 .rejected
-                .inc_by(u64::try_from(too_late.len()).unwrap_or(0));
-            drop(too_late);
-            if let Some((origin, waiting)) = next
-                && let Err(mut unwanted) = waiting.send(turns.permit(origin))
+                .inc_by(u64::try_from(expired.len()).unwrap_or(0));
+            drop(expired);
+            if let Some((source, sender)) = next
+                && let Err(mut unused) = sender.send(queue.permit(source))
             {
-                unwanted.queue = None;
-                free = Some(origin); // its connection has gone
+                unused.queue = None;
+                released = Some(source); // the connection was closed
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Whether a client is still there: asked by the system, for a connection of which nothing is heard.
+//! TCP keepalive: the kernel detects clients that have disappeared.
 //!
-//! HTTP/2's PING would ask as well, but the library reads the clock for each frame then, a thirtieth of what a refusal costs.
-//! kube-apiserver leaves it to TCP, too.
+//! HTTP/2 PING would detect them as well, but with it the library reads the clock for every frame,
+//! which costs a thirtieth of a rejection. kube-apiserver relies on TCP, too.
 
 use std::time::Duration;
 
@@ -10,31 +10,33 @@ use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 use tracing::debug;
 
-/// kube-apiserver's keep-alive towards clients.
+/// The idle time before the first probe: kube-apiserver's keepalive period for client connections.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(180);
 
-/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`, towards the client: an HTTP/2 connection may
-/// have hundreds of watches.
+/// The idle time and the timeout of probes on HTTP/2 connections, which may carry hundreds of
+/// watches. The values are client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and
+/// `HTTP2_PING_TIMEOUT_SECONDS`, applied in the other direction.
 const HTTP2_KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 const HTTP2_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How often is asked in [`HTTP2_KEEPALIVE_TIMEOUT`].
+/// The number of probes within [`HTTP2_KEEPALIVE_TIMEOUT`].
 const HTTP2_KEEPALIVE_RETRIES: u32 = 3;
 
-/// Asks of any connection, from time to time.
+/// Enables keepalive on any connection.
 pub(super) fn enable(tcp: &TcpStream) {
     set_keepalive(tcp, &TcpKeepalive::new().with_time(KEEPALIVE_TIME));
 }
 
-/// Asks more often. What a client of HTTP/2 does not take from the system for so long it will not take: streams wait for their
-/// readers elsewhere.
+/// Enables keepalive with shorter intervals, and `TCP_USER_TIMEOUT`. An HTTP/2 client reads its
+/// socket all the time, since slow readers of its streams only stop HTTP/2's flow control. A client
+/// that has not taken data from the socket for that long is therefore gone.
 pub(super) fn enable_http2(tcp: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(HTTP2_KEEPALIVE_TIME)
         .with_interval(HTTP2_KEEPALIVE_TIMEOUT / HTTP2_KEEPALIVE_RETRIES)
         .with_retries(HTTP2_KEEPALIVE_RETRIES);
     set_keepalive(tcp, &keepalive);
-    #[cfg(target_os = "linux")] // elsewhere the system has its own
+    #[cfg(target_os = "linux")] // other systems have no such option
     if let Err(why) = SockRef::from(tcp)
         .set_tcp_user_timeout(Some(HTTP2_KEEPALIVE_TIME + HTTP2_KEEPALIVE_TIMEOUT))
     {
@@ -42,7 +44,7 @@ pub(super) fn enable_http2(tcp: &TcpStream) {
     }
 }
 
-/// A connection works without, if less well.
+/// Sets the socket options. An error is logged and ignored: the connection works without them.
 fn set_keepalive(tcp: &TcpStream, keepalive: &TcpKeepalive) {
     if let Err(why) = SockRef::from(tcp).set_tcp_keepalive(keepalive) {
         debug!(%why, "a client's connection is not asked for signs of life");

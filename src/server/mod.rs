@@ -1,96 +1,26 @@
-//! Clients: accepting them, TLS, and HTTP on their connections.
+//! The listener: accepts the connections of clients, and serves TLS and HTTP on them.
 //!
-//! A listener takes connections and hands each to the worker with the fewest; a worker is one single-threaded runtime with
-//! a pipeline of its own, so that a request never changes its core. What is decided about a request is `pipeline`'s.
+//! The acceptor assigns each connection to the worker with the fewest connections. A worker is one
+//! single-threaded runtime with its own pipeline, so a request never moves to another core. The
+//! `pipeline` decides what happens to a request.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `handshake_limiter` `keepalive` `metrics` `proxy_protocol` `tls` |
+//! | 1 | `handshake_queue` `pending_handshakes` |
+//! | 2 | `connection` |
+//! | 3 | `worker` |
+//! | 4 | `acceptor` |
 
 pub mod acceptor;
 pub mod connection;
 pub mod handshake_limiter;
 pub mod handshake_queue;
 mod keepalive;
+pub mod metrics;
 pub mod pending_handshakes;
 mod proxy_protocol;
 pub mod tls;
 pub mod worker;
-
-use prometheus::CounterVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-
-use crate::metrics::Registry;
-
-/// What is counted here.
-#[derive(Clone, Debug)]
-pub struct ServerMetrics {
-    handshake_errors: IntCounter,
-    open_connections: IntGauge,
-    max_connections: IntGauge,
-    rejected_connections: IntCounter,
-    closed_connections: IntCounterVec,
-    pending_connections: IntGauge,
-    active_handshakes: IntGauge,
-    queued_handshakes: IntGauge,
-    rejected_handshakes: IntCounter,
-    panics: IntCounter,
-    worker_tasks: IntGaugeVec,
-    worker_busy_seconds: CounterVec,
-}
-
-impl ServerMetrics {
-    /// Registers them.
-    #[must_use]
-    pub fn register(registry: &Registry) -> Self {
-        Self {
-            handshake_errors: registry.counter(
-                "apiserver_tls_handshake_errors_total",
-                "[ALPHA] Connections dropped because of an error in the TLS handshake.",
-            ),
-            open_connections: registry.gauge("weir_client_connections", "Open connections of clients."),
-            max_connections: registry.gauge(
-                "weir_client_connections_limit",
-                "Most open connections of clients (--max-connections).",
-            ),
-            rejected_connections: registry.counter(
-                "weir_client_connections_refused_total",
-                "Connections closed at once because as many as --max-connections are open.",
-            ),
-            closed_connections: registry.counters(
-                "weir_client_connections_closed_total",
-                "Connections of clients that weir closed for what their clients did or did not do, by reason: an incomplete request head took too long (head_timeout) or had no room (head_budget), too many requests were cancelled (resets), nothing was asked for too long (idle), or nothing was sent after the handshake (silence).",
-                &["reason"],
-            ),
-            pending_connections: registry.gauge(
-                "weir_client_connections_pending",
-                "Open connections of clients whose TLS handshake is not over.",
-            ),
-            active_handshakes: registry.gauge(
-                "weir_client_handshakes",
-                "Connections of clients whose TLS handshake has its turn.",
-            ),
-            queued_handshakes: registry.gauge(
-                "weir_client_handshakes_waiting",
-                "Connections of clients that wait for their turn to begin the TLS handshake.",
-            ),
-            rejected_handshakes: registry.counter(
-                "weir_client_handshakes_turned_away_total",
-                "Connections of clients that were closed because too many waited for the TLS handshake, or for too long, or because somebody with fewer needed the place.",
-            ),
-            panics: registry.counter(
-                "weir_panics_total",
-                "Requests that ended in a panic: a defect of weir's, please report it.",
-            ),
-            worker_tasks: registry.gauges(
-                "weir_worker_tasks",
-                "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and what keeps house.",
-                &["worker"],
-            ),
-            worker_busy_seconds: registry.seconds_counters(
-                "weir_worker_busy_seconds_total",
-                "Time in which each worker had something to do, in seconds: at one second a second it can do no more.",
-                &["worker"],
-            ),
-        }
-    }
-}

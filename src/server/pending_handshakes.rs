@@ -1,7 +1,8 @@
-//! Connections whose handshake is not over yet, by where they are from.
+//! The registry of connections whose TLS handshake is not complete, by source.
 //!
-//! Nobody is known before that, and what says nothing stays for a whole handshake's time. At `--max-connections` they are
-//! therefore not a reason to turn others away: whoever has the most of them makes room for who has fewer.
+//! The clients of such connections are not authenticated, and a silent one stays open for the whole
+//! handshake timeout. At `--max-connections` they must not block other clients. The source with the
+//! most pending connections therefore loses one in favour of a source with fewer.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -16,60 +17,63 @@ use tokio::sync::watch;
 use crate::metrics::GaugeGuard;
 use crate::server::handshake_limiter::ConnectionSource;
 
-/// Who has how many. Pure; `T` tells a connection to go.
+/// The pending connections of each source. Pure; `T` evicts a connection.
 #[derive(Debug)]
 struct PendingBySource<T> {
     sources: HashMap<ConnectionSource, BTreeMap<u64, T>>,
-    /// How many have come so far: the next one's number.
+    /// The number of connections registered so far, which is the id of the next one.
     next_id: u64,
 }
 
 impl<T> PendingBySource<T> {
-    fn add(&mut self, origin: ConnectionSource, connection: T) -> u64 {
-        let number = self.next_id;
+    fn add(&mut self, source: ConnectionSource, connection: T) -> u64 {
+        let id = self.next_id;
         self.next_id += 1;
-        self.insert(origin, number, connection);
-        number
+        self.insert(source, id, connection);
+        id
     }
 
-    fn insert(&mut self, origin: ConnectionSource, number: u64, connection: T) {
+    fn insert(&mut self, source: ConnectionSource, id: u64, connection: T) {
         self.sources
-            .entry(origin)
+            .entry(source)
             .or_default()
-            .insert(number, connection);
+            .insert(id, connection);
     }
 
-    fn remove(&mut self, origin: ConnectionSource, number: u64) -> Option<T> {
-        let line = self.sources.get_mut(&origin)?;
-        let connection = line.remove(&number);
-        if line.is_empty() {
-            self.sources.remove(&origin);
+    fn remove(&mut self, source: ConnectionSource, id: u64) -> Option<T> {
+        let connections = self.sources.get_mut(&source)?;
+        let connection = connections.remove(&id);
+        if connections.is_empty() {
+            self.sources.remove(&source);
         }
         connection
     }
 
-    /// Takes out the last of who has most, if that is still no fewer than `origin` has with one more: nobody gains by
-    /// coming again.
-    fn remove_from_largest(&mut self, origin: ConnectionSource) -> Option<T> {
-        let own = self.sources.get(&origin).map_or(0, BTreeMap::len);
-        let (&most, line) = self.sources.iter().max_by_key(|(_, line)| line.len())?;
-        if line.len() <= own + 1 {
+    /// Removes the newest connection of the source with the most, if that source would still have
+    /// no fewer than `source` with its new one. A source thus gains nothing by reconnecting.
+    fn remove_from_largest(&mut self, source: ConnectionSource) -> Option<T> {
+        let own = self.sources.get(&source).map_or(0, BTreeMap::len);
+        let (&largest, connections) = self
+            .sources
+            .iter()
+            .max_by_key(|(_, connections)| connections.len())?;
+        if connections.len() <= own + 1 {
             return None;
         }
-        let (&last, _) = line.last_key_value()?;
-        self.remove(most, last)
+        let (&newest, _) = connections.last_key_value()?;
+        self.remove(largest, newest)
     }
 }
 
-/// All of them, over all workers.
+/// The pending connections of all workers.
 #[derive(Debug)]
 pub struct PendingHandshakes {
-    /// Held for one step of a connection; nothing is awaited, and nobody told, under it.
+    /// Locked for one step of a connection. No await and no wake-up happens under the lock.
     pending: Mutex<PendingBySource<watch::Sender<()>>>,
 }
 
 impl PendingHandshakes {
-    /// Nobody there.
+    /// A registry without connections.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -80,38 +84,40 @@ impl PendingHandshakes {
         })
     }
 
-    /// A connection has been accepted, which is `counted` for as long as it is one of these.
+    /// Registers a connection that was accepted. `gauge_guard` is held as long as the connection is
+    /// registered.
     #[must_use]
     pub fn register(
         self: &Arc<Self>,
-        origin: ConnectionSource,
-        counted: Option<GaugeGuard>,
+        source: ConnectionSource,
+        gauge_guard: Option<GaugeGuard>,
     ) -> PendingHandshakeGuard {
-        let (tells, told) = watch::channel(());
+        let (sender, eviction) = watch::channel(());
         PendingHandshakeGuard {
-            source: origin,
-            id: self.lock_pending().add(origin, tells),
-            evicted: told,
+            source,
+            id: self.lock_pending().add(source, sender),
+            evicted: eviction,
             pending_handshakes: Arc::clone(self),
-            _gauge_guard: counted,
+            _gauge_guard: gauge_guard,
         }
     }
 
-    /// Lets one go for the sake of one from `origin`, and waits until it has; `false` if nobody has to.
+    /// Evicts one connection in favour of a new one from `source`, and waits until it is closed.
+    /// `false` if no connection has to be evicted.
     ///
     /// # Cancel safety
-    /// Who was told goes, whether it is waited for or not.
-    pub async fn evict_for(&self, origin: ConnectionSource) -> bool {
-        let Some(goes) = self.remove_for(origin) else {
+    /// A connection that was evicted is closed even if the future is dropped.
+    pub async fn evict_for(&self, source: ConnectionSource) -> bool {
+        let Some(evicted) = self.remove_for(source) else {
             return false;
         };
-        goes.send_replace(());
-        goes.closed().await;
+        evicted.send_replace(());
+        evicted.closed().await;
         true
     }
 
-    fn remove_for(&self, origin: ConnectionSource) -> Option<watch::Sender<()>> {
-        self.lock_pending().remove_from_largest(origin)
+    fn remove_for(&self, source: ConnectionSource) -> Option<watch::Sender<()>> {
+        self.lock_pending().remove_from_largest(source)
     }
 
     fn lock_pending(&self) -> MutexGuard<'_, PendingBySource<watch::Sender<()>>> {
@@ -119,7 +125,8 @@ impl PendingHandshakes {
     }
 }
 
-/// One of them, until it is dropped: when its handshake is over, or its socket closed.
+/// A registered connection. Drop removes it: when its handshake is complete or its socket is
+/// closed.
 #[derive(Debug)]
 pub struct PendingHandshakeGuard {
     source: ConnectionSource,
@@ -130,24 +137,24 @@ pub struct PendingHandshakeGuard {
 }
 
 impl PendingHandshakeGuard {
-    /// A proxy has told where it is really from.
-    pub fn set_source(&mut self, origin: ConnectionSource) {
-        let mut crowd = self.pending_handshakes.lock_pending();
-        if let Some(connection) = crowd.remove(self.source, self.id) {
-            crowd.insert(origin, self.id, connection);
+    /// Sets the real source of the connection, which a proxy has reported.
+    pub fn set_source(&mut self, source: ConnectionSource) {
+        let mut pending = self.pending_handshakes.lock_pending();
+        if let Some(connection) = pending.remove(self.source, self.id) {
+            pending.insert(source, self.id, connection);
         }
-        self.source = origin;
+        self.source = source;
     }
 
-    /// Comes when it is to go.
+    /// Completes when the connection is evicted.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     pub fn wait_for_eviction(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut told = self.evicted.clone();
+        let mut eviction = self.evicted.clone();
         async move {
-            // Fails if the sender has gone, which goes only after it told so, or with the newcomer.
-            let _ = told.changed().await;
+            // An error means that the sender is gone, either after an eviction or with the guard.
+            let _ = eviction.changed().await;
         }
     }
 }
@@ -176,67 +183,66 @@ mod tests {
 
     #[tokio::test]
     async fn the_newest_of_the_largest_source_is_evicted() {
-        let newcomers = PendingHandshakes::new();
+        let registry = PendingHandshakes::new();
         let few = [
-            newcomers.register(source(1), None),
-            newcomers.register(source(1), None),
+            registry.register(source(1), None),
+            registry.register(source(1), None),
         ];
-        let many = [0; 3].map(|_| newcomers.register(source(2), None));
-        let goes = newcomers.remove_for(source(3)).unwrap();
-        goes.send_replace(());
-        let told = |newcomer: &PendingHandshakeGuard| {
-            newcomer.wait_for_eviction().now_or_never().is_some()
-        };
-        assert_eq!(many.each_ref().map(told), [false, false, true]);
-        assert_eq!(few.each_ref().map(told), [false, false]);
+        let many = [0; 3].map(|_| registry.register(source(2), None));
+        let evicted = registry.remove_for(source(3)).unwrap();
+        evicted.send_replace(());
+        let is_evicted =
+            |guard: &PendingHandshakeGuard| guard.wait_for_eviction().now_or_never().is_some();
+        assert_eq!(many.each_ref().map(is_evicted), [false, false, true]);
+        assert_eq!(few.each_ref().map(is_evicted), [false, false]);
     }
 
     #[tokio::test]
     async fn eviction_completes_when_the_evicted_connection_is_dropped() {
-        let newcomers = PendingHandshakes::new();
-        let _stays = newcomers.register(source(1), None);
-        let goes = newcomers.register(source(1), None);
-        let mut room = Box::pin(newcomers.evict_for(source(2)));
-        assert_eq!(room.as_mut().now_or_never(), None);
-        goes.wait_for_eviction().await;
-        assert_eq!(room.as_mut().now_or_never(), None);
-        drop(goes);
-        assert!(room.await);
+        let registry = PendingHandshakes::new();
+        let _stays = registry.register(source(1), None);
+        let evicted = registry.register(source(1), None);
+        let mut eviction = Box::pin(registry.evict_for(source(2)));
+        assert_eq!(eviction.as_mut().now_or_never(), None);
+        evicted.wait_for_eviction().await;
+        assert_eq!(eviction.as_mut().now_or_never(), None);
+        drop(evicted);
+        assert!(eviction.await);
     }
 
     #[tokio::test]
     async fn no_connection_is_evicted_for_a_source_that_would_have_as_many() {
-        let newcomers = PendingHandshakes::new();
-        let room = |origin| newcomers.evict_for(origin).now_or_never();
-        assert_eq!(room(source(1)), Some(false), "nobody is there");
+        let registry = PendingHandshakes::new();
+        let eviction = |from| registry.evict_for(from).now_or_never();
+        assert_eq!(eviction(source(1)), Some(false), "nobody is there");
         let _other = [
-            newcomers.register(source(2), None),
-            newcomers.register(source(2), None),
+            registry.register(source(2), None),
+            registry.register(source(2), None),
         ];
-        let _own = newcomers.register(source(1), None);
-        assert_eq!(room(source(1)), Some(false));
-        assert_eq!(room(source(2)), Some(false), "for its own");
+        let _own = registry.register(source(1), None);
+        assert_eq!(eviction(source(1)), Some(false));
+        assert_eq!(eviction(source(2)), Some(false), "for its own");
     }
 
     #[tokio::test]
     async fn a_connection_behind_a_proxy_counts_for_its_client_address() {
-        let newcomers = PendingHandshakes::new();
-        let mut behind = [0; 4].map(|_| newcomers.register(source(9), None));
-        for newcomer in &mut behind {
-            newcomer.set_source(source(1));
+        let registry = PendingHandshakes::new();
+        let mut behind = [0; 4].map(|_| registry.register(source(9), None));
+        for guard in &mut behind {
+            guard.set_source(source(1));
         }
-        assert!(newcomers.remove_for(source(9)).is_some());
-        assert!(newcomers.remove_for(source(1)).is_none());
+        assert!(registry.remove_for(source(9)).is_some());
+        assert!(registry.remove_for(source(1)).is_none());
     }
 
     #[test]
     fn dropped_guards_leave_no_entries() {
-        let newcomers = PendingHandshakes::new();
-        let mut some = newcomers.register(source(1), None);
-        let others = [0; 3].map(|_| newcomers.register(source(2), None));
-        drop(newcomers.remove_for(source(3)));
+        let registry = PendingHandshakes::new();
+        let mut some = registry.register(source(1), None);
+        let others = [0; 3].map(|_| registry.register(source(2), None));
+        drop(registry.remove_for(source(3)));
         some.set_source(source(4));
         drop((some, others));
-        assert!(newcomers.lock_pending().sources.is_empty());
+        assert!(registry.lock_pending().sources.is_empty());
     }
 }

@@ -1,6 +1,7 @@
-//! Who the client behind a load balancer is: the PROXY protocol, version 2, from `--trusted-proxies` only.
+//! The PROXY protocol, version 2: the address of a client behind a load balancer, accepted from
+//! `--trusted-proxies` only.
 //!
-//! A header is not demanded: a proxy's health checks come without one.
+//! The header is optional, since the health checks of a proxy have none.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,22 +12,24 @@ use ppp::v2::Header;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-/// The first byte of the header's signature; a TLS handshake begins with another.
+/// The first byte of the header's signature. A TLS handshake starts with another byte.
 const SIGNATURE_FIRST_BYTE: u8 = b'\r';
 
-/// Signature, version and command, family, and the length of what follows.
+/// The length of signature, version and command, family, and length field, in bytes.
 const FIXED_HEADER_LENGTH: usize = 16;
 
-/// Most that may follow: addresses and what a load balancer adds to them take a few hundred bytes.
+/// The largest variable part, in bytes. Addresses and the TLVs of a load balancer take a few
+/// hundred bytes.
 const MAX_VARIABLE_LENGTH: usize = 4096;
 
-/// Takes the header off, if there is one, and tells whom it names; `None` if the connection is the proxy's own.
+/// Reads the header, if there is one, and returns the client's address. `None` if the connection is
+/// the proxy's own.
 ///
 /// # Errors
-/// The connection broke, or it is not a header.
+/// The connection failed, or the header is invalid.
 ///
 /// # Cancel safety
-/// None: part of the header may have been read.
+/// Not cancel-safe: part of the header may have been read.
 pub(super) async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let mut first = [0];
     if tcp.peek(&mut first).await? == 0 || first != [SIGNATURE_FIRST_BYTE] {

@@ -1,8 +1,9 @@
-//! TLS towards clients: 1.2 and 1.3, h2 and http/1.1.
+//! TLS for clients: 1.2 and 1.3, with ALPN for h2 and http/1.1.
 //!
-//! A client certificate is asked for where there is a client CA, and in the handshake it only has to prove possession:
-//! whether it is trusted is `identity`'s to say, afterwards, as in kube-apiserver (`tls.RequestClientCert`), so that a
-//! certificate that does not hold leaves a good token in force.
+//! With a client CA, the server requests a client certificate. The handshake only verifies that the
+//! client has the private key. `identity` verifies the certificate afterwards, as in kube-apiserver
+//! (`tls.RequestClientCert`), so that a client with an invalid certificate and a valid token is
+//! authenticated by its token.
 
 use std::sync::Arc;
 
@@ -25,24 +26,26 @@ use rustls::sign::SingleCertAndKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
 
-/// Sessions kept for TLS 1.2 clients that resume by an id; TLS 1.3 and tickets need none.
+/// Cached sessions for TLS 1.2 clients that resume by session id. TLS 1.3 and session tickets need
+/// no cache.
 const MAX_CACHED_SESSIONS: usize = 4096;
 
-/// What the listener presents.
+/// The TLS configuration of the listener.
 #[derive(Debug)]
 pub struct ListenerTlsConfig {
-    /// `--tls-cert-file` and `--tls-private-key-file`.
+    /// The serving certificate (`--tls-cert-file`, `--tls-private-key-file`).
     pub certificate: Arc<CertifiedKey>,
-    /// `--client-ca-file`: clients are asked for a certificate, and told these names.
+    /// The client CA (`--client-ca-file`). With one, clients are asked for a certificate and
+    /// receive its subject names.
     pub client_ca: Option<RootCertStore>,
-    /// `--tls-min-version=VersionTLS13`.
+    /// Whether only TLS 1.3 is accepted (`--tls-min-version=VersionTLS13`).
     pub tls13_only: bool,
 }
 
-/// The configuration for rustls.
+/// The rustls configuration of the listener.
 ///
 /// # Errors
-/// If the provider lacks a cipher suite for one of the versions.
+/// The provider has no cipher suite for one of the versions.
 pub fn server_config(
     config: ListenerTlsConfig,
     provider: Arc<CryptoProvider>,
@@ -73,7 +76,7 @@ pub fn server_config(
     Ok(tls)
 }
 
-/// Takes any certificate whose key the client holds.
+/// Accepts any certificate if the client has its private key.
 #[derive(Debug)]
 struct PossessionVerifier {
     hints: Vec<DistinguishedName>,

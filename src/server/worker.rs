@@ -1,7 +1,8 @@
-//! Workers: single-threaded runtimes, one a core, each serving its own connections with its own pipeline.
+//! Workers: single-threaded runtimes, one for each core. Each serves its own connections with its
+//! own pipeline.
 //!
-//! Nothing of a request crosses from one core to another but the counts of the limits. Measured against one
-//! multi-threaded runtime: see ARCHITECTURE.md, "Runtime".
+//! Only the counters of the limits are shared between cores. For the comparison with one
+//! multi-threaded runtime see ARCHITECTURE.md, "Runtime".
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,36 +23,31 @@ use crate::drain::DrainGuard;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
+use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 
-/// How often idle connections to the upstream are looked through; their time-out is several times that.
+/// The interval at which idle upstream connections are checked. Their idle timeout is several times
+/// as long.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
 
-/// A connection that was accepted.
+/// A connection that the acceptor has accepted.
 #[derive(Debug)]
 pub struct AcceptedConnection {
-    /// The socket, not yet part of a runtime.
+    /// The socket, which is not yet registered with a runtime.
     pub tcp: StdTcpStream,
-    /// Where it is from.
+    /// The address of the peer: the client or a proxy.
     pub address: SocketAddr,
-    /// Counts it as open.
+    /// Counts the connection as open.
     pub open_guard: DrainGuard,
-    /// That its handshake is not over.
+    /// Counts the connection as pending until its TLS handshake is complete.
     pub pending_guard: PendingHandshakeGuard,
-}
-
-/// What a connection holds for as long as its socket is open, whatever is spoken on it.
-#[derive(Debug)]
-pub struct ConnectionGuard {
-    _open_guard: DrainGuard,
-    _load_guard: Arc<()>,
 }
 
 /// A thread that serves connections.
 #[derive(Debug)]
 pub struct Worker {
     connections: mpsc::UnboundedSender<(AcceptedConnection, Arc<()>)>,
-    /// One reference for each connection, beside this one.
+    /// Has one reference more than the worker has connections.
     load: Arc<()>,
     thread: JoinHandle<()>,
 }
@@ -60,11 +56,11 @@ impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system gives no thread or no runtime.
+    /// The system provides no thread or no runtime.
     pub fn start(
         number: usize,
         tls: TlsAcceptor,
-        serving: Arc<ConnectionContext>,
+        context: Arc<ConnectionContext>,
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -72,7 +68,7 @@ impl Worker {
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
-            .spawn(move || runtime.block_on(run_worker(number, accepted, tls, serving)))?;
+            .spawn(move || runtime.block_on(run_worker(number, accepted, tls, context)))?;
         Ok(Self {
             connections,
             load: Arc::new(()),
@@ -80,13 +76,13 @@ impl Worker {
         })
     }
 
-    /// The connections it has.
+    /// The number of connections that the worker serves.
     #[must_use]
     pub fn load(&self) -> usize {
         Arc::strong_count(&self.load) - 1
     }
 
-    /// Gives it a connection.
+    /// Hands a connection to the worker.
     pub fn assign(&self, accepted: AcceptedConnection) {
         if self
             .connections
@@ -97,7 +93,7 @@ impl Worker {
         }
     }
 
-    /// Cuts off whatever it still serves, and waits for its end.
+    /// Stops the worker and waits for its thread. Connections that are still open are closed.
     pub fn stop(self) {
         drop(self.connections);
         if self.thread.join().is_err() {
@@ -106,20 +102,21 @@ impl Worker {
     }
 }
 
-/// Ends when no more connections can come; the runtime's end cuts off what is left.
+/// Serves connections until the acceptor closes the channel. The end of the runtime closes the
+/// connections that are left.
 async fn run_worker(
     number: usize,
     mut accepted: mpsc::UnboundedReceiver<(AcceptedConnection, Arc<()>)>,
     tls: TlsAcceptor,
-    serving: Arc<ConnectionContext>,
+    context: Arc<ConnectionContext>,
 ) {
-    tokio::spawn(run_maintenance(number, Arc::clone(&serving)));
+    tokio::spawn(run_maintenance(number, Arc::clone(&context)));
     while let Some((accepted, load)) = accepted.recv().await {
         let AcceptedConnection {
             tcp,
             address,
-            open_guard: open,
-            pending_guard: newcomer,
+            open_guard,
+            pending_guard,
         } = accepted;
         let tcp = match TcpStream::from_std(tcp) {
             Ok(tcp) => tcp,
@@ -128,39 +125,37 @@ async fn run_worker(
                 continue;
             }
         };
-        let held = ConnectionGuard {
-            _open_guard: open,
-            _load_guard: load,
-        };
+        let guard = ConnectionGuard::new(open_guard, load);
         tokio::spawn(connection::serve(
             tcp,
             address,
-            (held, newcomer),
+            guard,
+            pending_guard,
             tls.clone(),
-            Arc::clone(&serving),
+            Arc::clone(&context),
         ));
     }
 }
 
-async fn run_maintenance(number: usize, serving: Arc<ConnectionContext>) {
+async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
     let number = number.to_string();
-    let tasks = serving.metrics.worker_tasks.with_label_values(&[&number]);
-    let busy = serving
+    let tasks = context.metrics.worker_tasks.with_label_values(&[&number]);
+    let busy = context
         .metrics
         .worker_busy_seconds
         .with_label_values(&[&number]);
     let runtime = Handle::current().metrics();
-    let mut look = tokio::time::interval(SCAN_INTERVAL);
+    let mut maintenance = tokio::time::interval(SCAN_INTERVAL);
     let mut close_idle = tokio::time::interval(CLOSE_IDLE_EVERY);
     loop {
         tokio::select! {
-            _ = look.tick() => {
-                serving.pipeline.deadlines.expire(Clock.now());
+            _ = maintenance.tick() => {
+                context.pipeline.deadlines.expire(Clock.now());
                 tasks.set(i64::try_from(runtime.num_alive_tasks()).unwrap_or(i64::MAX));
-                let so_far = runtime.worker_total_busy_duration(0).as_secs_f64();
-                busy.inc_by((so_far - busy.get()).max(0.0));
+                let total = runtime.worker_total_busy_duration(0).as_secs_f64();
+                busy.inc_by((total - busy.get()).max(0.0));
             }
-            _ = close_idle.tick() => serving.pipeline.upstream.close_idle(Clock.now()),
+            _ = close_idle.tick() => context.pipeline.upstream.close_idle(Clock.now()),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! What TLS towards the API server is made of: roots, certificate and key from PEM, and the client's configuration.
+//! TLS towards the API server: roots, certificate and key from PEM, and the client configuration.
 //!
-//! Promises: nothing from the inside of a key or a certificate file gets into a fault or a `Debug`; the provider is named, so
-//! that no process-wide default is needed. Deliberately not here: ALPN and connections (`connector`), and which certificate
-//! is shown when (`credentials`).
+//! Promises: no error and no `Debug` output contains the content of a key or certificate file. The
+//! crypto provider is named explicitly, so that no process-wide default is needed. Deliberately not
+//! here: ALPN and connections (`connection::connector`), and which certificate is presented when
+//! (`credentials`).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,22 +28,22 @@ use rustls_pki_types::pem::PemObject;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
-/// PEM, or where it is to be found.
+/// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// Given in place.
+    /// Inline.
     Data {
-        /// Where it was given, for whoever reads a fault.
+        /// Where it was given, for error messages.
         origin: String,
-        /// The PEM itself.
+        /// The PEM text.
         bytes: Vec<u8>,
     },
-    /// In a file, which may change.
+    /// In a file, whose content may change.
     File(PathBuf),
 }
 
 impl Pem {
-    /// What faults call it.
+    /// The name that errors use for it.
     #[must_use]
     pub fn origin(&self) -> Cow<'_, str> {
         match self {
@@ -51,7 +52,7 @@ impl Pem {
         }
     }
 
-    /// The PEM as it is now.
+    /// Returns the PEM; a file is read again each time.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -101,10 +102,10 @@ impl fmt::Display for PemError {
 
 impl std::error::Error for PemError {}
 
-/// The roots that `ca` holds; the system's where it is not given.
+/// The roots in `ca`; the system's roots without it.
 ///
 /// # Errors
-/// It cannot be read, or there is none in it that can be used.
+/// `ca` cannot be read, or no usable root was found.
 ///
 /// # Cancel safety
 /// Nothing is lost.
@@ -118,17 +119,18 @@ pub async fn load_roots(ca: Option<&Pem>) -> Result<RootCertStore, PemError> {
     }
 }
 
-/// What faults call the system's roots.
+/// The name that errors use for the system's roots.
 const SYSTEM_ROOTS: &str = "the system's root certificates";
 
-/// The roots that this machine trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` included). Reads files, and so blocks.
+/// The roots that this machine trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` included). Reads files
+/// and blocks.
 ///
 /// # Errors
 /// There are none.
 pub fn load_system_roots() -> Result<RootCertStore, PemError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Some systems carry roots that webpki cannot read; the others count.
+    // Roots that webpki cannot parse are skipped.
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added > 0 {
         return Ok(roots);
@@ -140,10 +142,10 @@ pub fn load_system_roots() -> Result<RootCertStore, PemError> {
     Err(PemError::new(SYSTEM_ROOTS, why))
 }
 
-/// The roots in a PEM text, each of which must be one; `origin` is what a fault calls the text.
+/// The roots in a PEM text, all of which must be usable. Errors call the text `origin`.
 ///
 /// # Errors
-/// There is no certificate, or one that cannot be a root.
+/// The text has no certificate, or one that cannot be a root.
 pub fn parse_roots(origin: &str, text: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for (n, certificate) in parse_certificates(origin, text)?.into_iter().enumerate() {
@@ -157,10 +159,11 @@ pub fn parse_roots(origin: &str, text: &[u8]) -> Result<RootCertStore, PemError>
     Ok(roots)
 }
 
-/// A certificate with its chain, and the key that belongs to it. Of several keys the first counts, as in Go's `X509KeyPair`.
+/// A certificate with its chain, and its key. Of several keys the first counts, as in Go's
+/// `X509KeyPair`.
 ///
 /// # Errors
-/// Either cannot be read, or they do not belong together.
+/// Either cannot be read, or the key does not belong to the certificate.
 pub fn parse_certified_key(
     (certificate_origin, certificate): (&str, &[u8]),
     (key_origin, key): (&str, &[u8]),
@@ -191,7 +194,7 @@ pub fn parse_certified_key(
     }
 }
 
-/// When the certificate ends, or the first of its chain.
+/// When the certificate expires: the earliest expiry in its chain.
 #[must_use]
 pub fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
     let ends = key.cert.iter().filter_map(|der| {
@@ -202,7 +205,8 @@ pub fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
     ends.min()
 }
 
-/// A client that trusts `roots` and shows what `certificate` resolves to, if anything. TLS 1.3 and 1.2.
+/// A client configuration that trusts `roots` and presents what `certificate` resolves to, if
+/// given. TLS 1.3 and 1.2.
 #[must_use]
 pub fn client_config(
     roots: RootCertStore,
@@ -213,7 +217,8 @@ pub fn client_config(
         None => builder.with_no_client_auth(),
         Some(resolver) => {
             let mut config = builder.with_client_cert_resolver(resolver);
-            // A session that is taken up again is that of the certificate it began with, even after a new one has come.
+            // A resumed session presents the certificate that it began with, even after a new one
+            // was loaded.
             config.resumption = Resumption::disabled();
             config
         }
@@ -240,7 +245,7 @@ fn parse_certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'s
     }
 }
 
-/// The library's own words quote the text, which may be a key.
+/// The library's error text quotes the input, which may be a key.
 fn pem_error_text(why: &pem::Error) -> &'static str {
     if matches!(why, pem::Error::MissingSectionEnd { .. }) {
         "not PEM: a section does not end"

@@ -6,7 +6,7 @@ use rcgen::KeyPair;
 
 use super::*;
 
-/// A certificate that signs itself, and its key, both PEM.
+/// A self-signed certificate and its key, both in PEM.
 pub(crate) fn self_signed_pair(name: &str) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();

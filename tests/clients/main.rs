@@ -1,7 +1,9 @@
-//! A client library that others wrote, unchanged, through the real program: the `kube` crate against `weir playground`.
+//! An unmodified third-party client library against the real program: the `kube` crate against
+//! `weir playground`.
 //!
-//! Each test starts a playground of its own and waits for events only, with one generous limit. What each case is asked
-//! twice is asked once as a user known by certificate and once as one known by token: the two go different ways.
+//! Each test starts its own playground and waits for events, with one generous timeout. Requests
+//! that are sent twice are sent once with a certificate and once with a token: the two take
+//! different paths.
 
 #![expect(
     clippy::disallowed_methods,

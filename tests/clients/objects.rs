@@ -94,10 +94,10 @@ async fn a_watch_delivers_the_writes_of_other_clients() {
         let (post, delete) = (PostParams::default(), DeleteParams::default());
         let name = format!("watched-by-{context}");
         let map = config_map(&name, "1");
-        let mut made = within("create", others.create(&post, &map)).await.unwrap();
+        let mut created = within("create", others.create(&post, &map)).await.unwrap();
         assert!(matches!(next().await, WatchEvent::Added(map) if value_of(&map) == Some("1")));
-        made.data = config_map(&name, "2").data;
-        within("replace", others.replace(&name, &post, &made))
+        created.data = config_map(&name, "2").data;
+        within("replace", others.replace(&name, &post, &created))
             .await
             .unwrap();
         assert!(matches!(next().await, WatchEvent::Modified(map) if value_of(&map) == Some("2")));
@@ -189,7 +189,7 @@ async fn a_followed_log_keeps_streaming() {
             .await
             .unwrap();
         let mut lines = followed.lines();
-        // Two more than there were at the beginning.
+        // Two more than at the start.
         for number in 0..once.lines().count() + 2 {
             let line = within("a line", lines.try_next()).await.unwrap().unwrap();
             assert!(

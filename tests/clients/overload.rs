@@ -1,4 +1,4 @@
-//! What the library makes of a 429.
+//! The library's handling of a 429.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ use crate::playground::ALICE;
 use crate::playground::Playground;
 use crate::playground::within;
 
-/// One request that changes something at a time, and no queues.
+/// One mutating request at a time, and no queues.
 const ONE_WRITE_FLAGS: [&str; 2] = [
     "--enable-priority-and-fairness=false",
     "--max-mutating-requests-inflight=1",
 ];
 
-/// An upload that has been let through and waits for its body: it holds a seat until it is dropped.
+/// An upload that was admitted and waits for its body. It holds a seat until it is dropped.
 async fn hold_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
     let address = playground.read_file("address");
     let ca = playground.read_file("ca.crt");
@@ -59,7 +59,7 @@ async fn hold_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
              Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        // This is said only to what has been let through.
+        // Sent to admitted requests only.
         let mut line = String::new();
         stream.read_line(&mut line).await.unwrap();
         assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
@@ -68,7 +68,7 @@ async fn hold_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
     .await
 }
 
-/// How many requests the limit has refused.
+/// Requests that the limit has rejected.
 async fn rejected_count(playground: &Playground) -> u64 {
     metric(
         playground,
@@ -90,7 +90,7 @@ async fn metric(playground: &Playground, series: &str) -> u64 {
     })
     .await;
     let count = text.lines().find_map(|line| line.strip_prefix(series));
-    count.map_or(0, |count| count.parse().unwrap()) // it is not there before the first
+    count.map_or(0, |count| count.parse().unwrap()) // absent before the first increment
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `weir playground` in a process of its own, and clients for it.
+//! `weir playground` as a process, and clients for it.
 
 use std::fs;
 use std::future::Future;
@@ -20,13 +20,13 @@ use tokio::io::BufReader;
 use tokio::process::Child;
 use tokio::process::Command;
 
-/// How long anything may take; a test that waits for it has failed.
+/// Timeout of all events. A test that exceeds it fails.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// The same user by both ways.
+/// The same user with both kinds of credentials.
 pub(crate) const ALICE: [&str; 2] = ["alice", "alice-token"];
 
-/// Waits for `event`, or fails the test by saying what did not happen.
+/// Waits for `event`. Fails the test with a message on timeout.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
@@ -38,14 +38,14 @@ pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Out
     }
 }
 
-/// A running playground; ends, by force, with the value.
+/// A running playground. Dropping it kills the process.
 pub(crate) struct Playground {
     directory: TempDir,
     _process: Child,
 }
 
 impl Playground {
-    /// Starts one with `flags`, and waits until it serves.
+    /// Starts a playground with `flags` and waits until it serves.
     pub(crate) async fn start(flags: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         let mut process = Command::new(env!("CARGO_BIN_EXE_weir"))
@@ -62,7 +62,8 @@ impl Playground {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        // It prints what to try, and an empty line after it, once its addresses are bound and written down.
+        // It prints examples and then an empty line, after its addresses are bound and written to
+        // files.
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         within("the playground to serve", async {
             let mut printed = 0;
@@ -81,7 +82,7 @@ impl Playground {
         }
     }
 
-    /// What the playground wrote into the file `name`.
+    /// The content of the file `name` that the playground wrote.
     pub(crate) fn read_file(&self, name: &str) -> String {
         fs::read_to_string(self.path().join(name)).unwrap()
     }
@@ -90,7 +91,7 @@ impl Playground {
         self.directory.path()
     }
 
-    /// What the kubeconfig says of `context`.
+    /// The value of `context` in the kubeconfig.
     pub(crate) async fn config(&self, context: &str) -> Config {
         let kubeconfig = Kubeconfig::read_from(self.path().join("kubeconfig")).unwrap();
         let options = KubeConfigOptions {
@@ -102,12 +103,12 @@ impl Playground {
             .unwrap()
     }
 
-    /// A client with everything as the library has it.
+    /// A client with the library's defaults.
     pub(crate) async fn client(&self, context: &str) -> Client {
         Client::try_from(self.config(context).await).unwrap()
     }
 
-    /// The pods of the namespace `default`, and the name of one of them.
+    /// The pods of the namespace `default`, and the name of one.
     pub(crate) async fn pods(&self, context: &str) -> (Api<Pod>, String) {
         let pods: Api<Pod> = Api::namespaced(self.client(context).await, "default");
         let found = within("a list", pods.list(&ListParams::default().limit(1)))

@@ -1,4 +1,4 @@
-//! Rate limits in real time: the playground behind weir holds what was accepted, and no more.
+//! Rate limits in real time: the playground behind weir stores exactly the accepted events.
 
 use std::fs;
 use std::future::Future;
@@ -34,7 +34,7 @@ fn write_file(folder: &TempDir, name: &str, text: &str) -> String {
     path.display().to_string()
 }
 
-/// One that leaves it to its caller to come again.
+/// A client without retries of its own.
 async fn client_without_retries(playground: &Playground) -> Client {
     let mut config = playground.config("admin").await;
     config.default_retry = false;
@@ -74,7 +74,7 @@ fn event(namespace: &str, n: usize) -> Event {
     }
 }
 
-/// Writes so many events over all namespaces, as fast as goes; how many were accepted.
+/// Writes this number of events to all namespaces at full speed. Returns how many were accepted.
 async fn send_events(
     client: &Client,
     namespaces: &[String],
@@ -126,10 +126,10 @@ async fn the_proposal_s_example_is_enforced_in_real_time() {
     let began = Instant::now();
     let first = send_events(&client, &namespaces, 0..1500).await;
     let middle = began.elapsed();
-    // Each was asked for 100, its burst, so that the server's bucket alone decides.
+    // Each namespace gets 100, its burst, so that only the server's bucket decides.
     let most = 1000 + round_to_usize(100.0 * middle.as_secs_f64()) + 1;
     assert!((1000..=most).contains(&first), "{first} in {middle:?}");
-    // The example's own second, in which buckets fill; nothing is waited for.
+    // The second of the example, in which buckets fill. Nothing waits for it.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let second = send_events(&client, &namespaces, 1500..2000).await;
     let all = began.elapsed();
@@ -207,7 +207,7 @@ async fn create_objects(client: &Client, count: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_without_a_limit_of_its_own_settles_at_its_reconcile_rate() {
     let folder = TempDir::new().unwrap();
-    // The bursts of one second, that it settles soon.
+    // The bursts of one second, for an early result.
     let lines = "  maxReconcileRate: 10\n  requests: {burst: 50}\n  writes: {burst: 10}\n  limitResponse: Delay\n";
     let config = write_file(&folder, "weir.yaml", &controllers_config(lines));
     let playground = Playground::start(&[&format!("--config={config}")]).await;
@@ -237,10 +237,11 @@ async fn a_controller_without_a_limit_of_its_own_settles_at_its_reconcile_rate()
 async fn retries_of_a_failing_object_back_off() {
     let leasts = [250, 500, 1000, 2000, 2000];
     let folder = TempDir::new().unwrap();
-    // After twice the longest back-off a failure is forgotten: longer than a loaded machine stands still.
+    // A failure is forgotten after twice the longest backoff, which is longer than a slow machine
+    // pauses.
     let lines = "  maxReconcileRate: 1000\n  objectBackoff: {base: 250ms, max: 2s}\n";
     let config = write_file(&folder, "weir.yaml", &controllers_config(lines));
-    // It does not wait as it is told, a second at least, and is to hear of each back-off.
+    // It ignores `Retry-After`, which is at least a second, and must report each backoff.
     let flags = [&format!("--config={config}"), "--rejection-hold=0"];
     let playground = Playground::start(&flags).await;
     let client = client_without_retries(&playground).await;
@@ -258,7 +259,8 @@ async fn retries_of_a_failing_object_back_off() {
         }
     });
     let failures = within("six failures", failures).await;
-    // weir has the answer to the one after it was sent, and lets the next one through before that is answered.
+    // weir receives the response to the earlier request after this one was sent, and admits the
+    // next before this one is answered.
     let gaps = failures.windows(2).map(|pair| pair[1].end - pair[0].start);
     let gaps: Vec<Duration> = gaps.collect();
     for (gap, least) in gaps.iter().zip(leasts) {

@@ -10,16 +10,16 @@ use crate::playground::ALICE;
 use crate::playground::Playground;
 use crate::playground::within;
 
-/// Far more than the buffers on the way hold, so that it must flow both ways at once.
+/// Far more than the buffers on the path hold, so that data must flow both ways at once.
 const LARGE_LENGTH: usize = 8 << 20;
 
-/// Bytes that tell a lost, doubled or swapped piece.
+/// Bytes that reveal lost, repeated or reordered parts.
 fn pattern(length: usize) -> Vec<u8> {
     let counted = (0_u64..).flat_map(|n| n.to_le_bytes());
     counted.take(length).collect()
 }
 
-/// Sends `input` and its end; gives back what came and how it ended.
+/// Sends `input` and ends it. Returns the output and the status.
 async fn run_echo(mut process: AttachedProcess, input: Vec<u8>) -> (Vec<u8>, Status) {
     let (mut stdin, mut stdout) = (process.stdin().unwrap(), process.stdout().unwrap());
     let status = process.take_status().unwrap();
@@ -134,8 +134,8 @@ async fn an_exec_that_the_server_rejects_fails_with_the_server_s_error() {
     for context in ALICE {
         let (pods, _) = playground.pods(context).await;
         let params = AttachParams::default();
-        let refused = within("a refusal", pods.exec("nowhere", ["cat"], &params)).await;
-        let error = refused.err().expect("there is no such pod");
+        let rejected = within("a refusal", pods.exec("nowhere", ["cat"], &params)).await;
+        let error = rejected.err().expect("there is no such pod");
         assert!(error.to_string().contains("404"), "{error}, as {context}");
     }
 }

@@ -1,4 +1,4 @@
-//! Clients over TLS: HTTP/1.1 and HTTP/2 by hyper, and uploads by hand, which hold what they were admitted with.
+//! Clients over TLS: HTTP/1.1 and HTTP/2 by hyper, and raw uploads, which hold their seats.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::harness::within;
 
-/// A client of weir's: where it is, and who it is.
+/// A client of weir: its address and its credentials.
 #[derive(Clone)]
 pub(crate) struct TokenClient {
     address: SocketAddr,
@@ -38,7 +38,7 @@ pub(crate) struct TokenClient {
     token: String,
 }
 
-/// An answer, whole.
+/// A complete response.
 #[derive(Debug)]
 pub(crate) struct CollectedResponse {
     pub(crate) status: StatusCode,
@@ -47,8 +47,8 @@ pub(crate) struct CollectedResponse {
 }
 
 impl CollectedResponse {
-    async fn read(answer: hyper::Result<Response<Incoming>>) -> Self {
-        let (head, body) = answer.expect("an answer").into_parts();
+    async fn read(response: hyper::Result<Response<Incoming>>) -> Self {
+        let (head, body) = response.expect("an answer").into_parts();
         let body = body.collect().await.expect("all of the answer");
         Self {
             status: head.status,
@@ -110,7 +110,7 @@ impl TokenClient {
             .unwrap()
     }
 
-    /// An HTTP/1.1 connection: a request at a time.
+    /// An HTTP/1.1 connection, for one request at a time.
     pub(crate) async fn connect(&self) -> Http1Connection {
         let io = TokioIo::new(self.connect_tls(b"http/1.1").await);
         let (sender, connection) = http1::handshake(io).await.unwrap();
@@ -130,17 +130,17 @@ impl TokenClient {
         sender
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on its own connection.
     pub(crate) async fn send(&self, method: &str, target: &str, body: &str) -> CollectedResponse {
         self.connect().await.send(method, target, body).await
     }
 
-    /// One GET on a connection of its own.
+    /// Sends one GET on its own connection.
     pub(crate) async fn get(&self, target: &str) -> CollectedResponse {
         self.send("GET", target, "").await
     }
 
-    /// An upload that has been let through and waits for its body: it holds its seats until it is dropped.
+    /// An upload that was admitted and waits for its body. It holds its seats until it is dropped.
     pub(crate) async fn hold_seat(&self) -> SeatHolder {
         let mut stream = BufReader::new(self.connect_tls(b"http/1.1").await);
         let head = format!(
@@ -153,7 +153,7 @@ impl TokenClient {
             stream.write_all(head.as_bytes()).await.unwrap();
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
-            // This is said only to what has been let through.
+            // Sent to admitted requests only.
             assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
         })
         .await;
@@ -161,7 +161,7 @@ impl TokenClient {
     }
 }
 
-/// Holds what it was admitted with.
+/// Holds the seats of an admitted request.
 pub(crate) struct SeatHolder {
     _stream: BufReader<TlsStream<TcpStream>>,
 }
@@ -173,7 +173,7 @@ pub(crate) struct Http1Connection {
 }
 
 impl Http1Connection {
-    /// Sends a request and waits for all of its answer.
+    /// Sends a request and waits for the complete response.
     pub(crate) async fn send(
         &mut self,
         method: &str,
@@ -188,15 +188,15 @@ impl Http1Connection {
         .await
     }
 
-    /// Sends a request and waits for its answer's head only.
+    /// Sends a request and waits for the response head.
     pub(crate) async fn send_for_head(&mut self, target: &str) -> Response<Incoming> {
         let request = self.client.request("GET", target, "");
-        let answer = within("the head of an answer", self.sender.send_request(request));
-        answer.await.expect("an answer")
+        let response = within("the head of an answer", self.sender.send_request(request));
+        response.await.expect("an answer")
     }
 }
 
-/// Sends a request on a connection that others use, too.
+/// Sends a request on a shared connection.
 pub(crate) async fn send_http2(
     mut sender: http2::SendRequest<Full<Bytes>>,
     mut request: Request<Full<Bytes>>,
@@ -211,7 +211,7 @@ pub(crate) async fn send_http2(
     .await
 }
 
-/// What an admin listener answers.
+/// The response of an admin listener.
 pub(crate) async fn get_admin(address: SocketAddr, target: &str) -> String {
     within("an operator's answer", async {
         let tcp = TcpStream::connect(address).await.unwrap();
@@ -222,9 +222,9 @@ pub(crate) async fn get_admin(address: SocketAddr, target: &str) -> String {
             .header(header::HOST, "localhost")
             .body(Full::<Bytes>::default())
             .unwrap();
-        let answer = CollectedResponse::read(sender.send_request(request).await).await;
-        assert_eq!(answer.status, StatusCode::OK, "{target}");
-        String::from_utf8(answer.body.to_vec()).unwrap()
+        let response = CollectedResponse::read(sender.send_request(request).await).await;
+        assert_eq!(response.status, StatusCode::OK, "{target}");
+        String::from_utf8(response.body.to_vec()).unwrap()
     })
     .await
 }

@@ -1,4 +1,4 @@
-//! What a request waits for before it comes to its level is not the level's time.
+//! The delay of a request before it reaches its priority level does not count for the level.
 
 use http::StatusCode;
 use tokio::time::Instant;
@@ -8,7 +8,7 @@ use crate::harness::HarnessBuilder;
 
 const USER: &str = "system:serviceaccount:default:controller";
 
-/// A request a second.
+/// One request a second.
 const DELAYING_CONFIG: &str = "
 clientLimits:
 - name: slow
@@ -24,16 +24,16 @@ clientLimits:
 async fn a_client_limit_s_delay_does_not_count_as_seat_wait() {
     let _shared = LOAD_LOCK.read().await;
     let setup = HarnessBuilder::default().user(USER, "system:serviceaccounts");
-    let stand = setup.config(DELAYING_CONFIG).start().await;
-    let mut connection = stand.client(USER).connect().await;
+    let harness = setup.config(DELAYING_CONFIG).start().await;
+    let mut connection = harness.client(USER).connect().await;
     let began = Instant::now();
     for _ in 0..2 {
-        let answer = connection.send("GET", "/api/v1/nodes", "").await;
-        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        let response = connection.send("GET", "/api/v1/nodes", "").await;
+        assert_eq!(response.status, StatusCode::OK, "{response:?}");
     }
     let waited = began.elapsed().as_secs_f64();
     assert!(waited > 0.9, "{waited}");
-    let scrape = stand.scrape().await;
+    let scrape = harness.scrape().await;
     let fairness = [("filter", "priorityandfairness")];
     let sum = |name: &str| {
         scrape.sum(
@@ -42,6 +42,6 @@ async fn a_client_limit_s_delay_does_not_count_as_seat_wait() {
         )
     };
     assert_eq!(sum("count"), 2.0);
-    // A part of the delay's, which a busy machine may well take for everything else.
+    // Part of the delay; a busy machine may well spend this much time elsewhere.
     assert!(sum("sum") < waited / 2.0, "{} of {waited} s", sum("sum"));
 }

@@ -1,5 +1,5 @@
-//! One user with 400 connections at full speed, and ten users with a request each every 100 ms, in one level of 20 seats before
-//! a server that takes 50 ms.
+//! One user with 400 connections at full speed, and ten users with one request each every 100 ms,
+//! in one priority level of 20 seats before a server with a service time of 50 ms.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,20 +31,20 @@ const MICE: u32 = 10;
 const MOUSE_INTERVAL: Duration = Duration::from_millis(100);
 const TARGET: &str = "/api/v1/namespaces/default/pods?limit=1";
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// How often the mice are looked at beside the elephant, if the machine stands still every time.
+/// Maximum number of measurements of the mice beside the elephant, if the machine pauses each time.
 const ROUNDS: usize = 5;
 
 fn setup_with_users() -> HarnessBuilder {
     let mice = (0..MICE).fold(HarnessBuilder::default(), |setup, number| {
         setup.user(format!("mouse-{number}"), "animals")
     });
-    // At full speed: nothing but queues and limits is between them.
+    // At full speed: only queues and limits hold it back.
     mice.user("elephant", "animals")
         .service_time(SERVICE_TIME)
         .flag("--rejection-hold=0s")
 }
 
-/// A fair weir: half of the 40 seats are the animals'.
+/// weir with fairness. Half of the 40 seats belong to the level `animals`.
 async fn start_fair() -> Harness {
     let manifest = level_for("animals", "animals", 245, QUEUE);
     setup_with_users()
@@ -55,7 +55,7 @@ async fn start_fair() -> Harness {
         .await
 }
 
-/// One that counts.
+/// weir with max-in-flight.
 async fn start_max_in_flight() -> Harness {
     setup_with_users()
         .flag("--enable-priority-and-fairness=false")
@@ -64,7 +64,7 @@ async fn start_max_in_flight() -> Harness {
         .await
 }
 
-/// Runs `work` on a thread of its own, so that those who measure do not wait for those who load.
+/// Runs `work` on its own thread, so that measurements are independent of the load.
 fn on_own_thread<T: Send + 'static>(
     work: impl AsyncFnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
@@ -80,7 +80,7 @@ async fn join<T: Send + 'static>(work: JoinHandle<T>) -> T {
         .unwrap()
 }
 
-/// The user who never backs off.
+/// The user that never backs off.
 struct ElephantFlow {
     stop: Arc<AtomicBool>,
     rejected: Arc<AtomicU64>,
@@ -89,9 +89,9 @@ struct ElephantFlow {
 }
 
 impl ElephantFlow {
-    /// Comes in, and fills the level.
-    async fn start(stand: &Harness) -> Self {
-        let client = stand.client("elephant");
+    /// Starts, and fills the priority level.
+    async fn start(harness: &Harness) -> Self {
+        let client = harness.client("elephant");
         let (stop, refused, served) =
             <(Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>)>::default();
         let work = {
@@ -128,26 +128,26 @@ impl ElephantFlow {
             "the elephant to be refused, and to have every seat",
             async {
                 while elephant.rejected.load(Ordering::Relaxed) < 100
-                    || stand.counters().max_in_flight < SEATS
+                    || harness.counters().max_in_flight < SEATS
                 {
                     tokio::task::yield_now().await;
                 }
             },
         )
         .await;
-        assert_eq!(stand.counters().max_in_flight, SEATS);
+        assert_eq!(harness.counters().max_in_flight, SEATS);
         elephant
     }
 
     async fn stop_and_print(self) {
         self.stop.store(true, Ordering::Relaxed);
         join(self.thread).await;
-        let [served, refused] = [self.served, self.rejected].map(|n| n.load(Ordering::Relaxed));
-        println!("  the elephant: {served} served, {refused} refused");
+        let [served, rejected] = [self.served, self.rejected].map(|n| n.load(Ordering::Relaxed));
+        println!("  the elephant: {served} served, {rejected} refused");
     }
 }
 
-/// Tells how long the machine stood still: nobody is served meanwhile, however fair weir is.
+/// Measures pauses of the machine: no request is served meanwhile, whatever weir does.
 struct StallDetector {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Duration>,
@@ -172,16 +172,16 @@ impl StallDetector {
         }
     }
 
-    /// The longest time between two beats.
+    /// The longest time between two ticks.
     async fn finish(self) -> Duration {
         self.stop.store(true, Ordering::Relaxed);
         join(self.thread).await
     }
 }
 
-/// How the mice fared.
+/// The latencies of the mice.
 struct MiceResults {
-    /// From when a request was due to the end of its answer, in ascending order.
+    /// From the time when a request was due to the end of its response, in ascending order.
     latencies: Vec<Duration>,
     rejected: usize,
 }
@@ -217,28 +217,29 @@ impl MiceResults {
     }
 }
 
-/// One mouse, for so long.
+/// One mouse, for this duration.
 async fn run_mouse(client: TokenClient, number: u32, time: Duration) -> (Vec<Duration>, usize) {
     let mut connection = client.connect().await;
     let begin = Instant::now() + MOUSE_INTERVAL * number / MICE;
     let mut due = interval_at(begin, MOUSE_INTERVAL);
-    let (mut times, mut refused) = (Vec::new(), 0);
+    let (mut times, mut rejected) = (Vec::new(), 0);
     while begin.elapsed() < time {
-        // Who is late because of the answer before is late all the same.
+        // A request that is late because of the previous response counts from the time when it was
+        // due.
         let since = due.tick().await;
         match connection.send("GET", TARGET, "").await.status {
             StatusCode::OK => times.push(since.elapsed()),
-            StatusCode::TOO_MANY_REQUESTS => refused += 1,
+            StatusCode::TOO_MANY_REQUESTS => rejected += 1,
             other => panic!("{other}"),
         }
     }
-    (times, refused)
+    (times, rejected)
 }
 
-/// All mice, for so long.
-async fn run_mice(stand: &Harness, time: Duration) -> MiceResults {
+/// All mice, for this duration.
+async fn run_mice(harness: &Harness, time: Duration) -> MiceResults {
     let clients: Vec<_> = (0..MICE)
-        .map(|number| stand.client(&format!("mouse-{number}")))
+        .map(|number| harness.client(&format!("mouse-{number}")))
         .collect();
     let all = on_own_thread(async move || {
         let each = (0..MICE).zip(clients);
@@ -256,13 +257,13 @@ async fn run_mice(stand: &Harness, time: Duration) -> MiceResults {
     fates
 }
 
-/// Looks at the mice beside the elephant. A nightly run also judges their p99, and looks again where the machine stood still for
-/// so long that it has kept them waiting itself.
-async fn compare_with_elephant(stand: &Harness, seconds: Duration, alone: Duration, times: u32) {
-    let elephant = ElephantFlow::start(stand).await;
+/// Measures the mice beside the elephant. A nightly run also checks their p99. It repeats the
+/// measurement if pauses of the machine alone were long enough to delay them.
+async fn compare_with_elephant(harness: &Harness, seconds: Duration, alone: Duration, times: u32) {
+    let elephant = ElephantFlow::start(harness).await;
     for round in 1..=ROUNDS {
         let heartbeat = StallDetector::start();
-        let beside = run_mice(stand, seconds).await;
+        let beside = run_mice(harness, seconds).await;
         let stood = heartbeat.finish().await;
         beside.print("beside the elephant, with fairness");
         assert_eq!(beside.rejected, 0);
@@ -286,16 +287,16 @@ async fn mice_are_served_beside_an_elephant() {
     );
     let times = env_number("WEIR_MICE_TIMES", 6);
 
-    let stand = start_fair().await;
-    let before = run_mice(&stand, seconds).await;
+    let harness = start_fair().await;
+    let before = run_mice(&harness, seconds).await;
     before.print("by themselves");
     assert_eq!(before.rejected, 0);
-    compare_with_elephant(&stand, seconds, before.percentile(99), times).await;
-    drop(stand);
+    compare_with_elephant(&harness, seconds, before.percentile(99), times).await;
+    drop(harness);
 
-    let stand = start_max_in_flight().await;
-    let elephant = ElephantFlow::start(&stand).await;
-    let unfair = run_mice(&stand, seconds).await;
+    let harness = start_max_in_flight().await;
+    let elephant = ElephantFlow::start(&harness).await;
+    let unfair = run_mice(&harness, seconds).await;
     unfair.print("beside the elephant, with max-in-flight");
     elephant.stop_and_print().await;
     assert!(unfair.rejected_percent() >= 10.0);

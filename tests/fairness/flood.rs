@@ -1,4 +1,5 @@
-//! Three times as much as there are seats for: what is let through never passes the total, and every request has one end.
+//! Three times the load that the seats can serve: executing requests never exceed the total, and
+//! every request ends once.
 
 use std::time::Duration;
 
@@ -14,16 +15,17 @@ use crate::harness::Harness;
 use crate::harness::HarnessBuilder;
 use crate::scrape::Scrape;
 
-/// A total by which every built-in level has a whole number of seats: they have 245 shares.
+/// A total that gives every built-in priority level a whole number of seats: they have 245 shares.
 const TOTAL: usize = 49;
 const SERVICE_TIME: Duration = Duration::from_millis(100);
-/// Three times what 49 seats serve, in pieces of a few milliseconds.
+/// Three times the capacity of 49 seats, in batches of a few milliseconds.
 const TICK: Duration = Duration::from_millis(4);
 const REQUESTS_PER_TICK: usize = 6;
-/// So that a user has twice as many streams, of 100 each, as a flow can have requests waiting: 6 queues of 50.
+/// Gives a user twice as many streams, 100 for each connection, as a flow can have queued requests:
+/// 6 queues of 50.
 const CONNECTIONS: usize = 6 * USERS.len();
 
-/// Users of four levels.
+/// Users of four priority levels.
 const USERS: [(&str, &str); 8] = [
     ("system:serviceaccount:a:one", "system:serviceaccounts"),
     ("system:serviceaccount:b:two", "system:serviceaccounts"),
@@ -35,7 +37,7 @@ const USERS: [(&str, &str); 8] = [
     ("somebody-else", "people"),
 ];
 
-/// What is asked: a read of one, a list, a write.
+/// The requests: a read of one object, a list, a write.
 const REQUESTS: [(&str, &str, &str); 3] = [
     ("GET", "/api/v1/namespaces/default", ""),
     ("GET", "/api/v1/namespaces/default/pods?limit=1", ""),
@@ -46,7 +48,7 @@ const REQUESTS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Default)]
 struct FloodOutcomes {
     sent: u64,
@@ -64,18 +66,18 @@ impl FloodOutcomes {
     }
 }
 
-/// Sends at a steady pace, whatever comes back, and waits for every answer.
-async fn flood(stand: &Harness, time: Duration) -> FloodOutcomes {
+/// Sends at a constant rate, whatever the responses are, and waits for every response.
+async fn flood(harness: &Harness, time: Duration) -> FloodOutcomes {
     let mut connections = Vec::new();
     for number in 0..CONNECTIONS {
-        let client = stand.client(USERS[number % USERS.len()].0);
+        let client = harness.client(USERS[number % USERS.len()].0);
         connections.push((client.connect_http2().await, client));
     }
-    let (mut outcomes, mut answers) = (FloodOutcomes::default(), JoinSet::new());
+    let (mut outcomes, mut responses) = (FloodOutcomes::default(), JoinSet::new());
     let mut ticks = interval(TICK);
     let begin = Instant::now();
     while begin.elapsed() < time {
-        ticks.tick().await; // a tick that was missed is made up for
+        ticks.tick().await; // missed ticks are caught up
         for _ in 0..REQUESTS_PER_TICK {
             let number = usize::try_from(outcomes.sent).unwrap();
             let (sender, client) = &connections[number % CONNECTIONS];
@@ -85,11 +87,11 @@ async fn flood(stand: &Harness, time: Duration) -> FloodOutcomes {
                 let merge = "application/merge-patch+json".parse().unwrap();
                 request.headers_mut().insert("content-type", merge);
             }
-            answers.spawn(send_http2(sender.clone(), request));
+            responses.spawn(send_http2(sender.clone(), request));
             outcomes.sent += 1;
         }
-        while let Some(answer) = answers.try_join_next() {
-            outcomes.record(answer.unwrap().status);
+        while let Some(response) = responses.try_join_next() {
+            outcomes.record(response.unwrap().status);
         }
     }
     println!(
@@ -97,8 +99,8 @@ async fn flood(stand: &Harness, time: Duration) -> FloodOutcomes {
         outcomes.sent,
         begin.elapsed().as_secs_f64()
     );
-    while let Some(answer) = answers.join_next().await {
-        outcomes.record(answer.unwrap().status);
+    while let Some(response) = responses.join_next().await {
+        outcomes.record(response.unwrap().status);
     }
     outcomes
 }
@@ -111,7 +113,7 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
         .fold(HarnessBuilder::default(), |setup, (name, group)| {
             setup.user(*name, group)
         });
-    let stand = setup
+    let harness = setup
         .service_time(SERVICE_TIME)
         .flag("--max-requests-inflight=30")
         .flag(format!("--max-mutating-requests-inflight={}", TOTAL - 30))
@@ -122,8 +124,8 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
         sent,
         served,
         rejected,
-    } = flood(&stand, Duration::from_secs(seconds.into())).await;
-    let upstream = stand.counters();
+    } = flood(&harness, Duration::from_secs(seconds.into())).await;
+    let upstream = harness.counters();
     println!(
         "{served} served, {rejected} rejected; at most {} at once of {TOTAL}",
         upstream.max_in_flight
@@ -139,18 +141,18 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
         at_rest("current_executing_seats"),
         at_rest("current_inqueue_requests"),
     ];
-    let scrape = stand
+    let scrape = harness
         .scrape_until("all to end", |scrape| {
             rest.iter().all(|name| scrape.sum(name, &[]) == 0.0)
         })
         .await;
-    // What weir asks by itself comes on top, perhaps between two looks.
+    // weir's own requests come on top, perhaps between two scrapes.
     let on_top = |scrape: &Scrape| {
         let own = scrape.sum("rest_client_requests_total", &[])
             + scrape.sum("weir_front_proxy_probes_total", &[]);
-        format!("{own}") == (stand.counters().requests - served).to_string()
+        format!("{own}") == (harness.counters().requests - served).to_string()
     };
-    stand.scrape_until("all to be counted", on_top).await;
+    harness.scrape_until("all to be counted", on_top).await;
     let counts = |name: &str, labels: &[(&str, &str)]| {
         let value = scrape.sum(name, labels);
         assert_eq!(value.fract(), 0.0);

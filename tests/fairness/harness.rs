@@ -1,5 +1,5 @@
-//! What the tests stand on: the playground's API server in this process, so that what it counts can be asked, `weir serve` in
-//! one of its own before it, and clients over TLS.
+//! The test environment: the playground's API server in this process, so that its counters can be
+//! read, `weir serve` as a process in front of it, and clients over TLS.
 
 use std::fs;
 use std::future::Future;
@@ -28,10 +28,10 @@ use crate::client;
 use crate::client::TokenClient;
 use crate::scrape::Scrape;
 
-/// How long anything may take; a test that waits for it has failed.
+/// Timeout of all events. A test that exceeds it fails.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits for `event`, or fails the test by saying what did not happen.
+/// Waits for `event`. Fails the test with a message on timeout.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
@@ -43,7 +43,7 @@ pub(crate) fn within<F: Future>(what: &str, event: F) -> impl Future<Output = F:
     }
 }
 
-/// What is to stand there.
+/// The setup of the API server and of weir.
 #[derive(Default)]
 pub(crate) struct HarnessBuilder {
     settings: PlaygroundSettings,
@@ -53,39 +53,39 @@ pub(crate) struct HarnessBuilder {
 }
 
 impl HarnessBuilder {
-    /// How long the API server takes to serve a request.
+    /// The API server's service time of a request.
     pub(crate) fn service_time(mut self, time: Duration) -> Self {
         self.settings.service_time = time;
         self
     }
 
-    /// A user, known by its token, of one group.
+    /// A user of one group, with a token.
     pub(crate) fn user(mut self, name: impl Into<String>, group: &'static str) -> Self {
         self.users.push((name.into(), group));
         self
     }
 
-    /// A flag of weir's.
+    /// A flag of weir.
     pub(crate) fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
     }
 
-    /// `--flowcontrol-config`, with such a file.
+    /// `--flowcontrol-config` with a file of this content.
     pub(crate) fn manifest(mut self, name: &'static str, text: impl Into<String>) -> Self {
         self.flags.push(format!("--flowcontrol-config={name}"));
         self.manifests.push((name, text.into()));
         self
     }
 
-    /// `--config`, with such a file.
+    /// `--config` with a file of this content.
     pub(crate) fn config(mut self, text: impl Into<String>) -> Self {
         self.flags.push("--config=weir.yaml".to_owned());
         self.manifests.push(("weir.yaml", text.into()));
         self
     }
 
-    /// Makes all that weir needs, and the API server.
+    /// Creates the files that weir needs, and the API server.
     fn prepare(self, listener: &TcpListener) -> (PlaygroundServer, PreparedCommand) {
         let Self {
             settings,
@@ -133,7 +133,7 @@ impl HarnessBuilder {
         (server, prepared)
     }
 
-    /// Starts both, and waits until weir serves.
+    /// Starts both and waits until weir serves.
     pub(crate) async fn start(self) -> Harness {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (server, prepared) = self.prepare(&listener);
@@ -148,7 +148,7 @@ impl HarnessBuilder {
         let mut stderr = BufReader::new(process.stderr.take().unwrap()).lines();
         tokio::spawn(async move {
             while let Ok(Some(line)) = stderr.next_line().await {
-                let _ = sender.send(line); // nobody may want to know
+                let _ = sender.send(line); // the test may not read the log
             }
         });
         let (clients, admin) = within("weir to serve", async {
@@ -176,7 +176,7 @@ impl HarnessBuilder {
         }
     }
 
-    /// Starts weir, which is to end by itself.
+    /// Starts weir and expects it to exit.
     pub(crate) async fn run_to_failure(self) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (_, mut prepared) = self.prepare(&listener);
@@ -192,7 +192,8 @@ struct PreparedCommand {
     command: Command,
 }
 
-/// The flags that `weir serve` needs besides the upstream's address, its folder being the current one.
+/// The flags that `weir serve` needs besides the upstream's address. They are relative to its
+/// folder, which is the current one.
 const REQUIRED_FLAGS: [&str; 9] = [
     "--upstream-ca-file=ca.crt",
     "--bind-address=127.0.0.1",
@@ -205,7 +206,7 @@ const REQUIRED_FLAGS: [&str; 9] = [
     "--proxy-client-key-file=front-proxy-client.key",
 ];
 
-/// Runs the server on threads of its own, until what is returned is dropped.
+/// Runs the server on its own threads until the returned guard is dropped.
 fn spawn_server(server: PlaygroundServer, listener: TcpListener) -> oneshot::Sender<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let listener = listener.into_std().unwrap();
@@ -226,7 +227,7 @@ fn spawn_server(server: PlaygroundServer, listener: TcpListener) -> oneshot::Sen
     stop
 }
 
-/// weir, running, before an API server.
+/// A running weir in front of an API server.
 pub(crate) struct Harness {
     server: PlaygroundServer,
     certificates: Certificates,
@@ -239,24 +240,24 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// What the API server has counted.
+    /// The counters of the API server.
     pub(crate) fn counters(&self) -> ServerCounters {
         self.server.counters()
     }
 
-    /// A client that is this user.
+    /// A client of this user.
     pub(crate) fn client(&self, user: &str) -> TokenClient {
         let mut users = self.certificates.users.iter();
         let user = users.find(|known| known.name == user).expect("a user");
         self.client_with_token(&user.token)
     }
 
-    /// A client with a token that may be anything.
+    /// A client with any token.
     pub(crate) fn client_with_token(&self, token: &str) -> TokenClient {
         TokenClient::new(self.clients, &self.certificates.ca, token)
     }
 
-    /// What the admin listener answers.
+    /// The response of the admin listener.
     pub(crate) async fn get_admin(&self, target: &str) -> String {
         client::get_admin(self.admin, target).await
     }
@@ -266,7 +267,7 @@ impl Harness {
         Scrape::new(self.get_admin("/metrics").await)
     }
 
-    /// Asks for the metrics until they are as they should be.
+    /// Fetches the metrics until they pass `check`.
     pub(crate) async fn scrape_until(&self, what: &str, is: impl Fn(&Scrape) -> bool) -> Scrape {
         within(what, async {
             loop {
@@ -279,7 +280,7 @@ impl Harness {
         .await
     }
 
-    /// The next line of the log that holds `text`.
+    /// The next log line that contains `text`.
     pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
         within("a line in the log", async {
             loop {

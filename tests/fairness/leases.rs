@@ -1,4 +1,4 @@
-//! Leaders stay leaders and nodes stay ready, whatever else goes on.
+//! Leaders stay leaders and nodes stay ready under any other load.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,10 +23,10 @@ const LEADERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const NODES: [&str; 2] = ["node-0000", "node-0001"];
 const HEARTBEATS: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-/// As many as a leader renews in 100 s, and a node in 500.
+/// The renewals of a leader in 100 s, and of a node in 500 s.
 const RENEWALS: usize = 50;
 
-/// One service account on more connections than its queues and its level have places.
+/// One service account on more connections than its queues and its priority level can hold.
 struct FloodClients {
     stop: Arc<AtomicBool>,
     rejected: Arc<AtomicU64>,
@@ -34,14 +34,14 @@ struct FloodClients {
 }
 
 impl FloodClients {
-    async fn start(stand: &Harness) -> Self {
+    async fn start(harness: &Harness) -> Self {
         let mut flood = Self {
             stop: Arc::default(),
             rejected: Arc::default(),
             tasks: JoinSet::new(),
         };
         for _ in 0..400 {
-            let client = stand.client(FLOOD);
+            let client = harness.client(FLOOD);
             let (stop, refused) = (flood.stop.clone(), flood.rejected.clone());
             flood.tasks.spawn(async move {
                 let mut connection = client.connect().await;
@@ -57,7 +57,7 @@ impl FloodClients {
         flood
     }
 
-    /// Waits until more have been refused.
+    /// Waits until more requests have been rejected.
     async fn wait_for_rejections(&self) {
         let before = self.rejected.load(Ordering::Relaxed);
         within("refusals", async {
@@ -76,7 +76,7 @@ impl FloodClients {
     }
 }
 
-/// Makes a lease and renews it as client-go does: read it, write it.
+/// Creates a lease and renews it as client-go does: read it, write it.
 async fn run_leader(client: TokenClient, name: &str) {
     let mut connection = client.connect().await;
     let lease = format!(
@@ -91,7 +91,7 @@ async fn run_leader(client: TokenClient, name: &str) {
     }
 }
 
-/// Tells of a node as a kubelet does: renews its lease, and writes its status.
+/// Reports a node as a kubelet does: renews its lease and writes its status.
 async fn run_node(client: TokenClient, node: &str) {
     let mut connection = client.connect().await;
     for _ in 0..RENEWALS {
@@ -125,20 +125,20 @@ async fn leaders_and_nodes_are_served_while_workloads_are_rejected() {
     let setup = NODES.iter().fold(setup, |setup, node| {
         setup.user(format!("system:node:{node}"), "system:nodes")
     });
-    let stand = setup
+    let harness = setup
         .service_time(Duration::from_millis(20))
         .flag("--max-requests-inflight=30")
         .flag("--max-mutating-requests-inflight=19")
         .start()
         .await;
-    let flood = FloodClients::start(&stand).await;
-    let leaders = LEADERS.map(|name| run_leader(stand.client(&format!("system:{name}")), name));
-    let nodes = NODES.map(|node| run_node(stand.client(&format!("system:node:{node}")), node));
+    let flood = FloodClients::start(&harness).await;
+    let leaders = LEADERS.map(|name| run_leader(harness.client(&format!("system:{name}")), name));
+    let nodes = NODES.map(|node| run_node(harness.client(&format!("system:node:{node}")), node));
     join(join_all(leaders), join_all(nodes)).await;
-    flood.wait_for_rejections().await; // it has not ended before
+    flood.wait_for_rejections().await; // the flood has not ended before
     flood.finish().await;
 
-    let scrape = stand.scrape().await;
+    let scrape = harness.scrape().await;
     let rejected = |level| scrape.level_sum("rejected_requests_total", level);
     println!(
         "refused: workload-low {}, leader-election {}, node-high {}",

@@ -1,10 +1,10 @@
-//! Priority and fairness in the real program: `weir serve` with its flags and manifests, over TLS, before the playground's API
-//! server.
+//! Priority and fairness in the real program: `weir serve` with flags and manifests, over TLS, in
+//! front of the playground's API server.
 //!
-//! Tests wait for events; nothing depends on the machine's speed but ratios, which have room. Those that load the machine run
-//! alone. What compares two latencies is judged with `NIGHTLY=1` only, and printed always. To run longer and judge harder than a
-//! pipeline can: `WEIR_MICE_SECONDS`, `WEIR_MICE_TIMES` (how many times their p99 mice may take beside an elephant) and
-//! `WEIR_FLOOD_SECONDS`.
+//! Tests wait for events. Only ratios with wide tolerances depend on the machine's speed. Tests
+//! that load the machine run alone. Comparisons of two latencies fail only with `NIGHTLY=1`, and
+//! are always printed. Longer and stricter runs: `WEIR_MICE_SECONDS`, `WEIR_MICE_TIMES` (the
+//! allowed factor of the mice's p99 beside an elephant) and `WEIR_FLOOD_SECONDS`.
 
 #![expect(
     clippy::disallowed_methods,
@@ -29,10 +29,10 @@ mod watches;
 
 use tokio::sync::RwLock;
 
-/// Written by tests that load the machine, read by the others.
+/// Write-locked by tests that load the machine, read-locked by the others.
 static LOAD_LOCK: RwLock<()> = RwLock::const_new(());
 
-/// Whether latencies are compared: other load on the machine can spoil that.
+/// Whether comparisons of latencies can fail. Other load on the machine can spoil them.
 fn is_nightly() -> bool {
     std::env::var("NIGHTLY").is_ok_and(|value| value == "1")
 }

@@ -1,8 +1,9 @@
 //! Flow schemas and priority levels for the tests.
 
-/// A level of so many shares that neither lends nor borrows, and a schema that leads a group's requests there, by user.
+/// A priority level with this many shares that neither lends nor borrows, and a flow schema that
+/// routes a group's requests to it, by user.
 ///
-/// The shares of the built-in levels add up to 245: with as many, half of the total is the level's.
+/// The shares of the built-in levels add up to 245: with as many, the level gets half of the total.
 pub(crate) fn level_for(group: &str, name: &str, shares: u32, limit_response: &str) -> String {
     format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/v1
@@ -31,9 +32,9 @@ spec:
     )
 }
 
-/// As the suggested levels have it.
+/// The queues of the suggested levels.
 pub(crate) const QUEUE: &str =
     "{type: Queue, queuing: {queues: 128, handSize: 6, queueLengthLimit: 50}}";
 
-/// Nobody waits.
+/// Requests are rejected instead of queued.
 pub(crate) const REJECT: &str = "{type: Reject}";

@@ -1,4 +1,4 @@
-//! What an operator sees: metrics and dumps as kube-apiserver shows them, from the admin listener.
+//! Metrics and dumps on the admin listener, as kube-apiserver has them.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -11,11 +11,11 @@ use crate::harness::HarnessBuilder;
 use crate::manifests::level_for;
 use crate::scrape::Scrape;
 
-/// Stability, name, type, labels and buckets, as the reference lists them: of all that kube-apiserver shows.
+/// Stability, name, type, labels and buckets of all metrics of kube-apiserver, from its reference.
 const UPSTREAM_METRICS: &str = include_str!("../tools/prometheus/upstream.txt");
 
-/// What of [`UPSTREAM`] is fairness', without what is seldom there: `epoch_advance_total` has no series until a level has been
-/// busy for millennia.
+/// The metrics of fairness in [`UPSTREAM_METRICS`], except rare ones: `epoch_advance_total` has no
+/// series until a level has been busy for millennia.
 fn expected_metrics() -> Vec<&'static str> {
     let lines = UPSTREAM_METRICS
         .lines()
@@ -27,14 +27,14 @@ fn expected_metrics() -> Vec<&'static str> {
                     || name.starts_with("apiserver_current_in"))
                 && !name.ends_with("_epoch_advance_total")
         });
-    // A line without labels has a dash in their place.
+    // A metric without labels has a dash in their place.
     lines.map(|line| line.trim_end_matches(" -")).collect()
 }
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const DUMPS_PATH: &str = "/debug/api_priority_and_fairness";
 
-/// What a scrape says of its metrics, in the form of [`UPSTREAM`].
+/// The metrics of a scrape in the form of [`UPSTREAM_METRICS`].
 fn metric_shapes(scrape: &Scrape) -> Vec<String> {
     let of_comments = |kind: &str| -> BTreeMap<String, String> {
         let lines = scrape.text().lines();
@@ -69,24 +69,24 @@ fn metric_shapes(scrape: &Scrape) -> Vec<String> {
     .collect()
 }
 
-async fn wait_for_queued_request(stand: &Harness) {
+async fn wait_for_queued_request(harness: &Harness) {
     let one_waits = |scrape: &Scrape| scrape.level_sum("current_inqueue_requests", "devs") == 1.0;
-    stand.scrape_until("somebody to wait", one_waits).await;
+    harness.scrape_until("somebody to wait", one_waits).await;
 }
 
 #[tokio::test]
 async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     let _others = LOAD_LOCK.read().await;
-    // Twenty seats, and a place for one who waits.
+    // Twenty seats, and a queue for one request.
     let one = "{type: Queue, queuing: {queues: 1, handSize: 1, queueLengthLimit: 1}}";
-    let stand = HarnessBuilder::default()
+    let harness = HarnessBuilder::default()
         .manifest("devs.yaml", level_for("dev", "devs", 245, one))
         .flag("--max-requests-inflight=20")
         .flag("--max-mutating-requests-inflight=20")
         .start()
         .await;
-    let client = stand.client("alice");
-    // All seats are taken, one waits, and another has no place.
+    let client = harness.client("alice");
+    // All seats are in use, one request is queued, and another one is rejected.
     let mut writes = Vec::new();
     for _ in 0..20 {
         writes.push(client.hold_seat().await);
@@ -95,12 +95,12 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
         let client = client.clone();
         async move { client.get(CONFIG_MAPS).await }
     });
-    wait_for_queued_request(&stand).await;
-    let refused = client.get(CONFIG_MAPS).await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    wait_for_queued_request(&harness).await;
+    let rejected = client.get(CONFIG_MAPS).await;
+    assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
     writes.truncate(1);
     assert_eq!(waits.await.unwrap().status, StatusCode::OK);
-    // With eleven who hear of it a write keeps two seats.
+    // With eleven interested watches a write takes two seats.
     let mut watches = Vec::new();
     for _ in 0..11 {
         let mut connection = client.connect().await;
@@ -110,7 +110,7 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
         watches.push((connection, watch));
     }
     let initialized = "apiserver_flowcontrol_request_execution_seconds_count";
-    stand
+    harness
         .scrape_until("the watches to be initialized", |scrape| {
             scrape.sum(initialized, &[("type", "watch")]) == 11.0
         })
@@ -123,16 +123,16 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
         let client = client.clone();
         async move { client.hold_seat().await }
     });
-    wait_for_queued_request(&stand).await;
-    // Published each second.
+    wait_for_queued_request(&harness).await;
+    // Published every second.
     let peaks = |scrape: &Scrape| scrape.sum("apiserver_current_inqueue_requests", &[]) == 1.0;
-    let scrape = stand.scrape_until("the peaks", peaks).await;
+    let scrape = harness.scrape_until("the peaks", peaks).await;
     assert_eq!(metric_shapes(&scrape), expected_metrics());
     drop(writes);
     drop(waits.await.unwrap());
 }
 
-/// The cells of a table, by line; each column must begin where it begins in all lines.
+/// The cells of a table, by line. Each column must start at the same position in all lines.
 fn table_cells(table: &str) -> Vec<Vec<&str>> {
     let begins = |line: &str| {
         let cells: Vec<_> = line.split_inclusive(',').collect();
@@ -140,7 +140,7 @@ fn table_cells(table: &str) -> Vec<Vec<&str>> {
             let text = cell.trim_start();
             cell.len() - text.len()
         });
-        // Where the text of each cell begins, if it has any.
+        // The position of each non-empty cell.
         let mut at = 0;
         cells
             .iter()
@@ -164,7 +164,7 @@ fn table_cells(table: &str) -> Vec<Vec<&str>> {
     lines.collect()
 }
 
-/// The lines of a level, without its name.
+/// The lines of a priority level, without its name.
 fn rows_of_level<'t>(table: &[Vec<&'t str>], level: &str) -> Vec<Vec<&'t str>> {
     let lines = table.iter().filter(|line| line[0] == level);
     lines.map(|line| line[1..].to_vec()).collect()
@@ -174,17 +174,17 @@ fn rows_of_level<'t>(table: &[Vec<&'t str>], level: &str) -> Vec<Vec<&'t str>> {
 async fn the_dumps_show_levels_queues_and_requests_as_upstream_does() {
     let _others = LOAD_LOCK.read().await;
     let two = "{type: Queue, queuing: {queues: 2, handSize: 1, queueLengthLimit: 5}}";
-    let stand = HarnessBuilder::default()
+    let harness = HarnessBuilder::default()
         .manifest("devs.yaml", level_for("dev", "devs", 245, two))
         .flag("--max-requests-inflight=1")
         .flag("--max-mutating-requests-inflight=1")
         .start()
         .await;
-    let held = stand.client("alice").hold_seat().await;
-    let bob = stand.client("bob");
+    let held = harness.client("alice").hold_seat().await;
+    let bob = harness.client("bob");
     let waits = tokio::spawn(async move { bob.get(CONFIG_MAPS).await });
-    wait_for_queued_request(&stand).await;
-    let dump = async |which| stand.get_admin(&format!("{DUMPS_PATH}/{which}")).await;
+    wait_for_queued_request(&harness).await;
+    let dump = async |which| harness.get_admin(&format!("{DUMPS_PATH}/{which}")).await;
     assert_levels(&dump("dump_priority_levels").await);
     assert_queues(&dump("dump_queues").await);
     let plain = dump("dump_requests").await;
@@ -194,7 +194,7 @@ async fn the_dumps_show_levels_queues_and_requests_as_upstream_does() {
     assert_eq!(waits.await.unwrap().status, StatusCode::OK);
 }
 
-/// One of devs runs and one waits; nobody else does anything.
+/// Of the group devs one request executes and one is queued. No other request exists.
 fn assert_levels(dump: &str) {
     assert!(dump.starts_with(
         "PriorityLevelName, ActiveQueues, IsIdle, IsQuiescing, WaitingRequests, ExecutingRequests, \
@@ -220,7 +220,7 @@ fn assert_levels(dump: &str) {
     );
 }
 
-/// The one who waits and the one who runs are in one of two queues, each.
+/// The queued and the executing request are in one of two queues each.
 fn assert_queues(dump: &str) {
     assert!(dump.starts_with(
         "PriorityLevelName, Index,  PendingRequests, ExecutingRequests, SeatsInUse, NextDispatchR"
@@ -237,7 +237,7 @@ fn assert_queues(dump: &str) {
     assert!(own.iter().all(|line| line[4].ends_with("ss")), "{own:?}");
 }
 
-/// alice runs, bob waits.
+/// alice's request executes, bob's is queued.
 fn assert_requests(dump: &str) {
     let requests = table_cells(dump);
     assert_eq!(requests[0][4], "FlowDistingsher");

@@ -1,4 +1,4 @@
-//! What a client is told, by manifests as operators have them; and what a dry run makes of it.
+//! Responses to clients with typical manifests, and the effect of a dry run.
 
 use http::StatusCode;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::manifests::level_for;
 const PODS: &str = "/api/v1/namespaces/default/pods?limit=1";
 const SCHEMA_HEADER: &str = "x-kubernetes-pf-flowschema-uid";
 const LEVEL_HEADER: &str = "x-kubernetes-pf-prioritylevel-uid";
-/// What the playground names on every answer but a 401.
+/// The UIDs of flow schema and priority level in all responses of the playground except a 401.
 const UPSTREAM_UIDS: [&str; 2] = [
     "9693e014-120a-40d7-a8e6-6c51818ac228",
     "2d2531ee-c7e8-4185-8f13-3fdaff98eba9",
@@ -28,15 +28,15 @@ fn setup_with_one_seat() -> HarnessBuilder {
 #[tokio::test]
 async fn a_rejection_names_weir_s_schema_and_level_and_a_forwarded_response_the_upstream_s() {
     let _others = LOAD_LOCK.read().await;
-    let stand = setup_with_one_seat().start().await;
-    let held = stand.client("alice").hold_seat().await;
-    let refused = stand.client("bob").get(PODS).await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.header("retry-after"), ["1"]);
-    assert_eq!(refused.header(LEVEL_HEADER), ["devs-level"], "the file's");
-    let derived = refused.header(SCHEMA_HEADER);
+    let harness = setup_with_one_seat().start().await;
+    let held = harness.client("alice").hold_seat().await;
+    let rejected = harness.client("bob").get(PODS).await;
+    assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(rejected.header("retry-after"), ["1"]);
+    assert_eq!(rejected.header(LEVEL_HEADER), ["devs-level"], "the file's");
+    let derived = rejected.header(SCHEMA_HEADER);
     assert_eq!((derived.len(), derived[0].len()), (1, 36), "{derived:?}");
-    let status: Value = serde_json::from_slice(&refused.body).unwrap();
+    let status: Value = serde_json::from_slice(&rejected.body).unwrap();
     assert_eq!(status["reason"], "TooManyRequests");
     assert_eq!(status["details"]["retryAfterSeconds"], 1);
     assert_eq!(
@@ -51,28 +51,28 @@ async fn a_rejection_names_weir_s_schema_and_level_and_a_forwarded_response_the_
     ] {
         assert!(message.contains(named), "{message}");
     }
-    let again = stand.client("bob").get(PODS).await;
+    let again = harness.client("bob").get(PODS).await;
     assert_eq!(again.header(SCHEMA_HEADER), derived, "the same each time");
 
     drop(held);
-    stand
+    harness
         .scrape_until("the seat to come free", |scrape| {
             scrape.level_sum("current_executing_seats", "devs") == 0.0
         })
         .await;
-    let served = stand.client("bob").get(PODS).await;
+    let served = harness.client("bob").get(PODS).await;
     assert_eq!(served.status, StatusCode::OK);
     assert_eq!(served.header(SCHEMA_HEADER), UPSTREAM_UIDS[..1]);
     assert_eq!(served.header(LEVEL_HEADER), UPSTREAM_UIDS[1..]);
-    // The API server names none where it refuses before its own fairness.
-    let unknown = stand.client_with_token("nobody's").get(PODS).await;
+    // The API server names none in a rejection that precedes its own fairness.
+    let unknown = harness.client_with_token("nobody's").get(PODS).await;
     assert_eq!(unknown.status, StatusCode::UNAUTHORIZED);
     for name in [SCHEMA_HEADER, LEVEL_HEADER] {
         assert!(unknown.header(name).is_empty(), "{name}");
     }
 }
 
-/// As `kubectl get flowschemas,prioritylevelconfigurations -o yaml` prints.
+/// The output of `kubectl get flowschemas,prioritylevelconfigurations -o yaml`.
 const KUBECTL_OUTPUT: &str = r#"apiVersion: v1
 items:
 - apiVersion: flowcontrol.apiserver.k8s.io/v1
@@ -140,16 +140,16 @@ metadata:
 #[tokio::test]
 async fn objects_as_kubectl_prints_them_are_accepted() {
     let _others = LOAD_LOCK.read().await;
-    let stand = HarnessBuilder::default()
+    let harness = HarnessBuilder::default()
         .manifest("printed.yaml", KUBECTL_OUTPUT)
         .flag("--max-requests-inflight=1")
         .flag("--max-mutating-requests-inflight=1")
         .start()
         .await;
-    let _held = stand.client("alice").hold_seat().await;
-    let refused = stand.client("bob").get(PODS).await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    let uids = [SCHEMA_HEADER, LEVEL_HEADER].map(|name| refused.header(name)[0]);
+    let _held = harness.client("alice").hold_seat().await;
+    let rejected = harness.client("bob").get(PODS).await;
+    assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+    let uids = [SCHEMA_HEADER, LEVEL_HEADER].map(|name| rejected.header(name)[0]);
     let given = [
         "0b2c9bd5-3c7c-4f0c-9d0f-7a5f0d6d1a01",
         "5a3c2e5e-93cf-4bb0-b6f8-0f0b6f9d5c02",
@@ -179,31 +179,31 @@ async fn every_error_in_a_manifest_has_its_file_line_and_field() {
         .run_to_failure()
         .await;
     assert_eq!(output.status.code(), Some(2));
-    let told = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     for (line, field) in places {
         let place = format!("bad.yaml:{line}:");
-        let fault = told.lines().find(|told| told.contains(&place));
-        let fault = fault.unwrap_or_else(|| panic!("{place} is missing: {told}"));
-        assert!(fault.contains(field), "{field}: {fault}");
+        let error = stderr.lines().find(|line| line.contains(&place));
+        let error = error.unwrap_or_else(|| panic!("{place} is missing: {stderr}"));
+        assert!(error.contains(field), "{field}: {error}");
     }
 }
 
 #[tokio::test]
 async fn a_dry_run_admits_everything_and_reports_would_be_rejections() {
     let _others = LOAD_LOCK.read().await;
-    let mut stand = setup_with_one_seat()
+    let mut harness = setup_with_one_seat()
         .flag("--flowcontrol-enforcement=DryRun")
         .start()
         .await;
-    let _held = stand.client("alice").hold_seat().await;
-    let mut bob = stand.client("bob").connect().await;
+    let _held = harness.client("alice").hold_seat().await;
+    let mut bob = harness.client("bob").connect().await;
     for _ in 0..20 {
         assert_eq!(bob.send("GET", PODS, "").await.status, StatusCode::OK);
     }
-    let scrape = stand.scrape().await;
+    let scrape = harness.scrape().await;
     assert_eq!(scrape.level_sum("rejected_requests_total", "devs"), 20.0);
     assert_eq!(scrape.level_sum("dispatched_requests_total", "devs"), 1.0);
-    let line = stand.next_log_line("dry run").await;
+    let line = harness.next_log_line("dry run").await;
     for part in [
         "flow_schema=\"devs\"",
         "priority_level=\"devs\"",

@@ -1,4 +1,4 @@
-//! A scrape of `/metrics`, to be read by name and labels.
+//! A parsed scrape of `/metrics`.
 
 /// The text.
 pub(crate) struct Scrape(String);
@@ -21,7 +21,7 @@ impl<'s> MetricSample<'s> {
         })
     }
 
-    /// Its labels; none of their values has a comma in these tests.
+    /// The labels. Label values in these tests have no commas.
     pub(crate) fn labels(&self) -> impl Iterator<Item = (&'s str, &'s str)> {
         let pairs = self.labels.split(',').filter(|pair| !pair.is_empty());
         pairs.map(|pair| {
@@ -45,7 +45,7 @@ impl Scrape {
         lines.filter_map(MetricSample::parse)
     }
 
-    /// The sum of the series of this name that have these labels among theirs.
+    /// The sum of the series of this name that have all these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let has = |sample: &MetricSample<'_>| {
             let all = |wanted: &(&str, &str)| sample.labels().any(|label| label == *wanted);
@@ -55,7 +55,7 @@ impl Scrape {
         found.fold(0.0, |sum, sample| sum + sample.value)
     }
 
-    /// As [`Scrape::sum`], of a metric of priority and fairness by its level.
+    /// As [`Scrape::sum`], for a metric of priority and fairness by its priority level.
     pub(crate) fn level_sum(&self, name: &str, level: &str) -> f64 {
         let name = format!("apiserver_flowcontrol_{name}");
         self.sum(&name, &[("priority_level", level)])

@@ -1,4 +1,4 @@
-//! A watch holds a seat until it has sent what there was; from then on it is only counted.
+//! A watch holds a seat until its initialization ends. After that it only counts as a watch.
 
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -11,7 +11,7 @@ use crate::manifests::level_for;
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The version of what there is.
+/// The resource version of the existing objects.
 fn resource_version(list: &[u8]) -> String {
     let list: serde_json::Value = serde_json::from_slice(list).unwrap();
     list["metadata"]["resourceVersion"]
@@ -24,22 +24,22 @@ fn resource_version(list: &[u8]) -> String {
 async fn a_watch_releases_its_seat_when_it_is_initialized_and_continues() {
     let _others = LOAD_LOCK.read().await;
     // One seat.
-    let stand = HarnessBuilder::default()
+    let harness = HarnessBuilder::default()
         .manifest("devs.yaml", level_for("dev", "devs", 245, REJECT))
         .flag("--max-requests-inflight=1")
         .flag("--max-mutating-requests-inflight=1")
         .start()
         .await;
-    let client = stand.client("alice");
+    let client = harness.client("alice");
     let list = client.get(CONFIG_MAPS).await;
     assert_eq!(list.status, StatusCode::OK);
     let kinds = [
-        // Nothing is sent of what there was: at the headers.
+        // No initial events: released at the response head.
         format!("resourceVersion={}", resource_version(&list.body)),
-        // All there was, and a mark behind it.
+        // Initial events and a bookmark: released at the bookmark.
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
             .to_owned(),
-        // All there was, and no mark: after a lull.
+        // Initial events without a bookmark: released after a pause.
         "resourceVersion=0".to_owned(),
         String::new(),
     ];
@@ -50,13 +50,13 @@ async fn a_watch_releases_its_seat_when_it_is_initialized_and_continues() {
         assert_eq!(watch.status(), StatusCode::OK, "{query}");
         let initialized = f64::from(u32::try_from(number).unwrap()) + 1.0;
         let series = "apiserver_flowcontrol_request_execution_seconds_count";
-        stand
+        harness
             .scrape_until("a watch to be initialized", |scrape| {
                 scrape.sum(series, &[("type", "watch")]) == initialized
                     && scrape.level_sum("current_executing_seats", "devs") == 0.0
             })
             .await;
-        // There is a seat for somebody else, and the watch tells of it.
+        // The seat is free for another request, and the watch reports its event.
         let map = format!(
             r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"map-{number}"}}}}"#
         );

@@ -1,4 +1,4 @@
-//! What operators see: health, readiness, metrics.
+//! The admin listener: health, readiness, metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
     for code in [200, 401, 403, 500] {
         let mut upstream = FakeUpstream::start().await;
         let weir = weir::builder(upstream.address).start().await;
-        let asked = async {
+        let probe = async {
             let exchange = upstream.next_exchange().await;
             assert_eq!(exchange.request.target, "/readyz");
             assert_eq!(
@@ -46,11 +46,11 @@ async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
             assert!(exchange.request.headers["user-agent"].starts_with("weir/"));
             exchange.respond(code, "whatever").await;
         };
-        let (report, ()) = tokio::join!(weir.get_admin("/readyz"), asked);
+        let (report, ()) = tokio::join!(weir.get_admin("/readyz"), probe);
         assert_eq!(report.status, 200, "{}", report.text());
     }
-    let nobody = ReservedAddress::reserve();
-    let weir = weir::builder(nobody.address).start().await;
+    let reserved = ReservedAddress::reserve();
+    let weir = weir::builder(reserved.address).start().await;
     let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 500);
     assert!(
@@ -88,7 +88,7 @@ async fn metrics_alone_show_that_the_upstream_is_down_and_back() {
 
 #[tokio::test]
 async fn a_metric_distinguishes_enforced_from_dry_run_rejections() {
-    for (enforcement, told) in [(Enforcement::DryRun, 1.0), (Enforcement::Enforce, 0.0)] {
+    for (enforcement, value) in [(Enforcement::DryRun, 1.0), (Enforcement::Enforce, 0.0)] {
         let upstream = FakeUpstream::start().await;
         let fairness = AdmissionConfig::Fairness {
             config: controller::ControllerConfig {
@@ -104,7 +104,7 @@ async fn a_metric_distinguishes_enforced_from_dry_run_rejections() {
             .start()
             .await;
         let text = weir.get_admin("/metrics").await;
-        let line = format!("weir_flowcontrol_dry_run {told}\n");
+        let line = format!("weir_flowcontrol_dry_run {value}\n");
         assert!(text.text().contains(&line), "{line}");
     }
 }
@@ -128,7 +128,7 @@ async fn invalid_requests_are_counted_by_cause() {
         let series = format!("weir_malformed_requests_total{{cause=\"{cause}\"}}");
         assert_eq!(weir.metric(&series).await, 1.0, "{request}");
     }
-    // Either would cost others the connection to the API server.
+    // Sent on, either request would close the connection to the API server that others use.
     let long = TestRequest::get(LIST).header("x-long", &"~".repeat(250_000));
     assert_eq!(
         weir.alice(HttpVersion::Http2).request(long).await.status,
@@ -158,11 +158,11 @@ async fn concurrent_readiness_requests_share_one_upstream_probe() {
         let all: Vec<_> = (0..20).map(|_| weir.get_admin("/readyz")).collect();
         futures_util::future::join_all(all).await
     };
-    let mut asked = 0;
+    let mut probes = 0;
     let answering = async {
         loop {
             upstream.next_exchange().await.respond(200, "ok").await;
-            asked += 1;
+            probes += 1;
         }
     };
     let began = Stopwatch::start();
@@ -172,9 +172,9 @@ async fn concurrent_readiness_requests_share_one_upstream_probe() {
     };
     assert!(all.iter().all(|report| report.status == 200));
     upstream.assert_no_request();
-    // An answer is good for a second.
+    // An answer is cached for a second.
     let elapsed = began.elapsed();
-    assert!(asked <= 1 + elapsed.as_secs(), "{asked} in {elapsed:?}");
+    assert!(probes <= 1 + elapsed.as_secs(), "{probes} in {elapsed:?}");
 }
 
 #[tokio::test]
@@ -275,7 +275,7 @@ async fn kube_apiserver_s_metrics_have_its_names_and_labels() {
     let watch = client.send(TestRequest::get("/api/v1/pods?watch=1")).await;
     let mut watched = upstream.next_exchange().await;
     watched.send_head(200, &[]).await;
-    for (ask, code) in [
+    for (request, code) in [
         (TestRequest::get(LIST), 200),
         (TestRequest::get("/api/v1/namespaces/a/pods/b"), 404),
         (
@@ -284,7 +284,7 @@ async fn kube_apiserver_s_metrics_have_its_names_and_labels() {
         ),
         (TestRequest::get("/version"), 200),
     ] {
-        let call = client.send(ask).await;
+        let call = client.send(request).await;
         upstream.next_exchange().await.respond(code, "{}").await;
         assert_eq!(call.response().await.status, code);
     }
@@ -312,7 +312,7 @@ async fn kube_apiserver_s_metrics_have_its_names_and_labels() {
         weir.wait_for_metric(&series, 1.0).await;
     }
     let connections = "weir_upstream_connections{way=\"pass-through\"}";
-    weir.wait_for_metric(connections, 2.0).await; // the watch's and the others'
+    weir.wait_for_metric(connections, 2.0).await; // that of the watch and that of other requests
     let metrics = weir.get_admin("/metrics").await;
     assert_eq!(
         &metrics.headers["content-type"],

@@ -1,4 +1,4 @@
-//! The audit log and the headers that explain: what an operator reads afterwards, and what no request waits for.
+//! The audit log and the explaining headers. No request waits for the log.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ use crate::support::weir::WeirBuilder;
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 
-/// Alice's group has a level of one seat, where nobody waits.
+/// The priority level of alice's group has one seat and no queues.
 const ONE_SEAT_MANIFEST: &str = "
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -48,7 +48,7 @@ spec:
     - {verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}
 ";
 
-/// An audit log in a folder of its own, of everything.
+/// An audit log of all requests, in its own folder.
 pub(crate) struct TempAuditLog(TempDir);
 
 impl TempAuditLog {
@@ -72,14 +72,14 @@ impl TempAuditLog {
         }
     }
 
-    /// As soon as there are so many lines.
+    /// The lines, as soon as there are this many.
     pub(crate) async fn wait_for_events(&self, count: usize) -> Vec<Value> {
         let read = async || Some(read_events(&self.path())).filter(|events| events.len() >= count);
         eventually("the events in the log", read).await
     }
 }
 
-/// The whole lines of a log.
+/// The complete lines of a log.
 fn read_events(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -90,10 +90,10 @@ fn read_events(path: &Path) -> Vec<Value> {
 }
 
 fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
-    let mut faults = document::Diagnostics::default();
-    let nodes = document::parse_all("few.yaml", ONE_SEAT_MANIFEST, &mut faults);
-    let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
-    assert!(!faults.has_errors(), "{faults}");
+    let mut errors = document::Diagnostics::default();
+    let nodes = document::parse_all("few.yaml", ONE_SEAT_MANIFEST, &mut errors);
+    let objects = ::weir::api::flowcontrol::read(&nodes, &mut errors);
+    assert!(!errors.has_errors(), "{errors}");
     setup.with(|config| {
         config.admission = AdmissionConfig::Fairness {
             config: controller::ControllerConfig {
@@ -109,17 +109,17 @@ fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
 
 #[tokio::test]
 async fn a_response_of_weir_s_own_carries_the_explain_headers() {
-    let nobody = ReservedAddress::reserve();
+    let reserved = ReservedAddress::reserve();
     let explaining = |config: &mut ::weir::config::Config| config.reporting.explain = true;
-    let weir = with_one_seat(weir::builder(nobody.address))
+    let weir = with_one_seat(weir::builder(reserved.address))
         .with(explaining)
         .start()
         .await;
-    let answer = weir.alice(HttpVersion::Http1).get(LIST).await;
-    assert_eq!(answer.status, 503);
-    let said = |name| answer.headers.get(name).map(str::to_owned);
-    assert_eq!(said("x-weir-flow-schema").as_deref(), Some("devs"));
-    assert_eq!(said("x-weir-priority-level").as_deref(), Some("few"));
+    let response = weir.alice(HttpVersion::Http1).get(LIST).await;
+    assert_eq!(response.status, 503);
+    let header = |name| response.headers.get(name).map(str::to_owned);
+    assert_eq!(header("x-weir-flow-schema").as_deref(), Some("devs"));
+    assert_eq!(header("x-weir-priority-level").as_deref(), Some("few"));
 }
 
 #[tokio::test]
@@ -139,14 +139,14 @@ async fn a_rejected_request_is_audited_with_the_limit_that_rejected_it() {
         let mut alice = weir.alice(http);
         let call = alice.send(TestRequest::get(LIST)).await;
         let exchange = upstream.next_exchange().await;
-        let refused = alice.get("/api/v1/namespaces/a/pods?limit=1").await;
-        assert_eq!(refused.status, 429);
+        let rejected = alice.get("/api/v1/namespaces/a/pods?limit=1").await;
+        assert_eq!(rejected.status, 429);
         let explained = |headers: &crate::support::message::Headers| {
             let names = ["flow-schema", "priority-level", "queue-wait", "seats"];
             names.map(|name| headers.get(&format!("x-weir-{name}")).map(str::to_owned))
         };
         let expected = ["devs", "few", "0s", "1"].map(|text| Some(text.to_owned()));
-        assert_eq!(explained(&refused.headers), expected);
+        assert_eq!(explained(&rejected.headers), expected);
         exchange
             .respond_with_headers(
                 200,
@@ -154,20 +154,20 @@ async fn a_rejected_request_is_audited_with_the_limit_that_rejected_it() {
                 "{}",
             )
             .await;
-        let answer = call.response().await;
-        assert_eq!(explained(&answer.headers), expected);
+        let response = call.response().await;
+        assert_eq!(explained(&response.headers), expected);
 
         let events = log.wait_for_events(4).await;
         let complete: Vec<_> = events
             .iter()
             .filter(|event| event["stage"] == "ResponseComplete")
             .collect();
-        let of = |answer: &crate::support::client::FullResponse| {
-            let id = answer.headers.get("audit-id").unwrap();
+        let of = |response: &crate::support::client::FullResponse| {
+            let id = response.headers.get("audit-id").unwrap();
             let of = |event: &&&Value| event["auditID"] == id;
             (*complete.iter().find(of).unwrap()).clone()
         };
-        let (no, yes) = (of(&refused), of(&answer));
+        let (no, yes) = (of(&rejected), of(&response));
         assert_eq!(no["responseStatus"]["code"], 429);
         assert_eq!(no["annotations"]["weir/rejected-by"], "concurrency-limit");
         assert_eq!(yes["responseStatus"]["code"], 200);
@@ -193,15 +193,15 @@ async fn without_the_flags_no_header_is_added() {
         let call = alice.send(TestRequest::get(LIST)).await;
         let exchange = upstream.next_exchange().await;
         assert_eq!(exchange.request.headers.get("audit-id"), None);
-        let refused = alice.get(LIST).await;
-        assert_eq!(refused.status, 429);
+        let rejected = alice.get(LIST).await;
+        assert_eq!(rejected.status, 429);
         exchange
             .respond_with_headers(200, &[("x-weir-seats", "9")], "{}")
             .await;
-        let answer = call.response().await;
-        // weir is not asked to explain: what the upstream says is its own business.
-        assert_eq!(answer.headers.all("x-weir-seats"), ["9"]);
-        for headers in [&refused.headers, &answer.headers] {
+        let response = call.response().await;
+        // weir explains nothing here; the upstream's own headers pass.
+        assert_eq!(response.headers.all("x-weir-seats"), ["9"]);
+        for headers in [&rejected.headers, &response.headers] {
             assert_eq!(headers.get("audit-id"), None);
             assert_eq!(headers.get("x-weir-flow-schema"), None);
         }
@@ -221,27 +221,27 @@ async fn a_client_s_audit_id_reaches_the_api_server_whatever_its_connection_head
         .start()
         .await;
     let mut alice = weir.alice(HttpVersion::Http1);
-    let ask = TestRequest::get(LIST)
+    let request = TestRequest::get(LIST)
         .header("Audit-ID", "mine")
         .header("Connection", "audit-id");
-    let call = alice.send(ask).await;
+    let call = alice.send(request).await;
     let exchange = upstream.next_exchange().await;
     assert_eq!(exchange.request.headers.all("audit-id"), ["mine"]);
     exchange
         .respond_with_headers(200, &[("audit-id", "the server's")], "{}")
         .await;
-    let answer = call.response().await;
-    assert_eq!(answer.headers.all("audit-id"), ["the server's"]);
+    let response = call.response().await;
+    assert_eq!(response.headers.all("audit-id"), ["the server's"]);
     let events = log.wait_for_events(2).await;
     assert!(events.iter().all(|event| event["auditID"] == "mine"));
 }
 
-/// A target as long as targets may be, nearly.
+/// A target close to the maximum length.
 fn long_target() -> String {
     format!("{LIST}?limit=500&continue={}", "x".repeat(60_000))
 }
 
-/// Answers whatever comes.
+/// Responds to all requests.
 pub(crate) async fn spawn_ok_responder(upstream: FakeUpstream) -> std::net::SocketAddr {
     let address = upstream.address;
     tokio::spawn(async move {
@@ -275,7 +275,7 @@ async fn a_blocked_audit_log_delays_no_request_and_drops_events() {
         .start()
         .await;
     let (mut alice, target) = (weir.alice(HttpVersion::Http1), long_target());
-    // Twice as much as may wait.
+    // Twice the capacity of the queue.
     for _ in 0..(64 << 20) / 60_000 {
         assert_eq!(alice.get(&target).await.status, 200);
     }
@@ -306,7 +306,7 @@ async fn the_log_is_rotated_by_size_and_complete_at_exit() {
         .map(|entry| entry.unwrap().path())
         .collect();
     files.sort();
-    // 60 events of 60 kB and some.
+    // A little more than 60 events of 60 kB.
     assert_eq!(files.len(), 4, "{files:?}");
     assert!(
         files

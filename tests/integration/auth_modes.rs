@@ -1,5 +1,5 @@
-//! Whose name a request carries, and on which connection: a certificate's user is asserted, everybody else brings its own
-//! credential, and the two never meet.
+//! The identity and the connection of a request: users of client certificates are asserted, all
+//! other clients use their own credentials, and the two never share a connection.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,8 @@ async fn start() -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// Sends a request, has it answered with `status`, and gives what the upstream saw.
+/// Sends a request that the upstream answers with `status`. Returns the request as the upstream saw
+/// it.
 async fn send_and_inspect(
     client: &mut TestClient,
     upstream: &mut FakeUpstream,
@@ -43,7 +44,7 @@ async fn send_and_inspect(
     exchange
 }
 
-/// As [`seen`], to the end.
+/// As [`seen`], with the response.
 async fn send_and_finish(
     client: &mut TestClient,
     upstream: &mut FakeUpstream,
@@ -129,9 +130,13 @@ async fn a_certificate_with_an_unreadable_common_name_is_a_401() {
             .client_ca
             .issue_client_with_attribute("kubernetes-admin", COMMON_NAME, universal);
     for near in HttpVersion::BOTH {
-        let answer = weir.with_certificate(near, &own).get("/api").await;
-        assert_eq!(answer.status, 401);
-        assert!(answer.text().contains("common name"), "{}", answer.text());
+        let response = weir.with_certificate(near, &own).get("/api").await;
+        assert_eq!(response.status, 401);
+        assert!(
+            response.text().contains("common name"),
+            "{}",
+            response.text()
+        );
     }
 }
 
@@ -177,14 +182,14 @@ async fn a_certificate_overrides_a_token_and_the_token_is_removed() {
     }
 }
 
-/// Certificates that prove nothing.
+/// Certificates that do not authenticate a client.
 fn untrusted_certificates() -> [IssuedCertificate; 3] {
     [
         pki()
             .untrusted_ca
             .issue_client("alice", &["system:masters"]),
         pki().client_ca.issue_expired_client("alice"),
-        pki().client_ca.issue_server(), // not meant for clients
+        pki().client_ca.issue_server(), // a server certificate
     ]
 }
 
@@ -206,11 +211,17 @@ async fn an_untrusted_certificate_alone_is_a_401_and_never_anonymous() {
     for near in HttpVersion::BOTH {
         for own in untrusted_certificates() {
             let (weir, mut upstream) = start().await;
-            let answer = weir.with_certificate(near, &own).get("/api").await;
-            let told = answer.kube_status();
-            assert_eq!((answer.status, told.reason.as_str()), (401, "Unauthorized"));
-            assert_eq!(told.cause, "weir/client-certificate");
-            assert!(told.message.contains("certificate"), "{told:?}");
+            let response = weir.with_certificate(near, &own).get("/api").await;
+            let kube_status = response.kube_status();
+            assert_eq!(
+                (response.status, kube_status.reason.as_str()),
+                (401, "Unauthorized")
+            );
+            assert_eq!(kube_status.cause, "weir/client-certificate");
+            assert!(
+                kube_status.message.contains("certificate"),
+                "{kube_status:?}"
+            );
             upstream.assert_no_request();
             assert_eq!(upstream.connection_count(), 0);
         }
@@ -230,16 +241,19 @@ async fn a_certificate_s_user_without_a_front_proxy_certificate_gets_an_error_th
             weir.with_certificate(near, &pki().alice),
             weir.with_certificate_and_authorization(near, &pki().alice, UNKNOWN_TOKEN),
         ] {
-            let answer = client.get("/api").await;
-            let told = answer.kube_status();
-            assert_eq!((answer.status, told.reason.as_str()), (401, "Unauthorized"));
+            let response = client.get("/api").await;
+            let kube_status = response.kube_status();
+            assert_eq!(
+                (response.status, kube_status.reason.as_str()),
+                (401, "Unauthorized")
+            );
             assert!(
-                told.message.contains("--proxy-client-cert-file"),
-                "{told:?}"
+                kube_status.message.contains("--proxy-client-cert-file"),
+                "{kube_status:?}"
             );
         }
         upstream.assert_no_request();
-        // Whoever comes without a certificate is served.
+        // Clients without a certificate are served.
         send_and_finish(&mut weir.alice(near), &mut upstream, 200).await;
     }
 }
@@ -267,7 +281,7 @@ async fn no_upstream_connection_carries_requests_of_two_auth_modes() {
             .collect();
         let mut asserts: HashMap<usize, bool> = HashMap::new();
         for round in 0..12 {
-            // An order that brings every kind after every other, all of them at a time.
+            // An order in which every kind follows every other, all concurrently.
             let step = [1, 5, 7, 11][round % 4];
             let mut calls = Vec::new();
             for n in 0..clients.len() {
@@ -322,10 +336,10 @@ async fn a_response_sent_before_authentication_verifies_no_token() {
                 HttpVersion::Http1
             );
         }
-        let mut nobody = weir.with_authorization(near, ("authorization", "Basic c2VjcmV0"));
+        let mut unverified = weir.with_authorization(near, ("authorization", "Basic c2VjcmV0"));
         for _ in 0..3 {
             assert_eq!(
-                send_and_finish(&mut nobody, &mut upstream, 200).await.1,
+                send_and_finish(&mut unverified, &mut upstream, 200).await.1,
                 HttpVersion::Http1
             );
         }
@@ -352,9 +366,9 @@ async fn an_unknown_token_uses_http1_until_the_upstream_has_accepted_it() {
             );
             let (shared, http) = send_and_finish(&mut client, &mut upstream, 200).await;
             assert_eq!(http, HttpVersion::Http2, "after {taken}");
-            let known = send_and_finish(&mut weir.alice(near), &mut upstream, 200).await;
+            let alice = send_and_finish(&mut weir.alice(near), &mut upstream, 200).await;
             assert_eq!(
-                known,
+                alice,
                 (shared, HttpVersion::Http2),
                 "it shares with the others"
             );
@@ -461,7 +475,7 @@ async fn a_token_is_read_as_kube_apiserver_reads_it_and_forwarded_as_it_came() {
 async fn a_token_in_a_websocket_protocol_is_a_credential_and_is_removed_for_a_certificate() {
     const HIDDEN_TOKEN: &str = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0";
     let (weir, mut upstream) = start().await;
-    let ask = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
+    let request = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
     for (mut client, expected) in [
         (weir.anonymous(HttpVersion::Http1), HIDDEN_TOKEN),
         (
@@ -469,7 +483,7 @@ async fn a_token_in_a_websocket_protocol_is_a_credential_and_is_removed_for_a_ce
             "v5.channel.k8s.io",
         ),
     ] {
-        let call = client.send(ask.clone()).await;
+        let call = client.send(request.clone()).await;
         let exchange = upstream.next_exchange().await;
         assert_eq!(
             exchange.request.headers.all("sec-websocket-protocol"),
@@ -482,15 +496,15 @@ async fn a_token_in_a_websocket_protocol_is_a_credential_and_is_removed_for_a_ce
 
 #[tokio::test]
 async fn a_token_in_a_websocket_protocol_is_ignored_without_an_upgrade() {
-    // alice-token, whom weir knows.
+    // alice-token, which weir knows.
     const HIDDEN_TOKEN: &str =
         "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWxpY2UtdG9rZW4";
     for near in HttpVersion::BOTH {
         let (weir, mut upstream) = start().await;
         let mut client = weir.anonymous(near);
         for _ in 0..2 {
-            let ask = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
-            let call = client.send(ask).await;
+            let request = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
+            let call = client.send(request).await;
             let exchange = upstream.next_exchange().await;
             assert_eq!(
                 exchange.connection.http,
@@ -569,9 +583,9 @@ async fn rejected_unverified_requests_do_not_close_shared_connections() {
                     ca: pki().front_proxy_ca.roots(),
                     allowed_names: vec!["edge".to_owned()],
                 });
-                let mut asked = pki().client_ca.roots();
-                asked.extend(pki().front_proxy_ca.roots().roots);
-                config.serving.tls.client_ca = Some(asked);
+                let mut roots = pki().client_ca.roots();
+                roots.extend(pki().front_proxy_ca.roots().roots);
+                config.serving.tls.client_ca = Some(roots);
             })
             .start()
             .await;
@@ -587,10 +601,10 @@ async fn rejected_unverified_requests_do_not_close_shared_connections() {
             ("carol", "dev", HttpVersion::Http2),
         ] {
             for target in ["/api", "/api/v1/pods?watch=1"] {
-                let ask = TestRequest::get(target)
+                let request = TestRequest::get(target)
                     .header("x-remote-user", user)
                     .header("x-remote-group", group);
-                let call = edge.send(ask).await;
+                let call = edge.send(request).await;
                 let exchange = upstream.next_exchange().await;
                 assert_eq!(
                     exchange.connection.http, http,
@@ -603,9 +617,9 @@ async fn rejected_unverified_requests_do_not_close_shared_connections() {
             }
         }
         let named = pki().client_ca.issue_client("system:anonymous", &[]);
-        let mut nobody = weir.with_certificate(near, &named);
+        let mut client = weir.with_certificate(near, &named);
         assert_eq!(
-            send_and_finish(&mut nobody, &mut upstream, 200).await.1,
+            send_and_finish(&mut client, &mut upstream, 200).await.1,
             HttpVersion::Http1
         );
     }

@@ -1,5 +1,6 @@
-//! Who a request is from, before an API server that judges for itself: the playground, which notes whom it took for the sender
-//! and what it was asked about tokens. Every way to be somebody works, and every way to pass for somebody else does not.
+//! Authentication in front of an API server that decides for itself: the playground records the
+//! user of each request and the token reviews. Every valid way to authenticate works, and every
+//! spoofing fails.
 
 mod audit_log;
 mod impersonation;
@@ -56,7 +57,7 @@ use crate::support::weir::Weir;
 const LIST: &str = "/api/v1/namespaces/default/pods";
 const OIDC: &str = "https://login.example";
 
-/// The playground's API server, and what it was made with.
+/// The playground's API server, and its settings.
 pub(crate) struct PlaygroundCluster {
     pub(crate) server: PlaygroundServer,
     certificates: Certificates,
@@ -104,7 +105,7 @@ impl PlaygroundCluster {
             .unwrap()
     }
 
-    /// How many reviews of tokens it was asked for.
+    /// The number of token reviews that it received.
     fn token_review_count(&self) -> usize {
         self.review_count("TokenReview")
     }
@@ -114,7 +115,7 @@ impl PlaygroundCluster {
         reviews.iter().filter(|review| review.kind == kind).count()
     }
 
-    /// Whom clients' requests were taken for; weir's own calls carry no address of a client.
+    /// The users of clients' requests. weir's own requests have no client address.
     fn request_users(&self) -> Vec<Option<ApiUser>> {
         let requests = self.server.requests();
         requests
@@ -124,7 +125,7 @@ impl PlaygroundCluster {
             .collect()
     }
 
-    /// weir before it, as with a kubeconfig of the admin's, with everything that names a user, and fairness.
+    /// weir in front of it, with the admin's kubeconfig, all identity flags, and fairness.
     pub(crate) async fn start_weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
         let (own, front_proxy) = (self.token("admin"), &self.certificates.front_proxy_client);
         weir::builder(self.address)
@@ -152,10 +153,10 @@ impl PlaygroundCluster {
                     ca: pki().front_proxy_ca.roots(),
                     allowed_names: vec!["edge".to_owned()],
                 });
-                // Asked for in the handshake, as the flags have it.
-                let mut asked = pki().client_ca.roots();
-                asked.extend(pki().front_proxy_ca.roots().roots);
-                config.serving.tls.client_ca = Some(asked);
+                // Requested in the handshake, as with the flags.
+                let mut roots = pki().client_ca.roots();
+                roots.extend(pki().front_proxy_ca.roots().roots);
+                config.serving.tls.client_ca = Some(roots);
                 change(config);
             })
             .start()
@@ -163,7 +164,7 @@ impl PlaygroundCluster {
     }
 }
 
-/// How many requests weir has let through by each flow schema.
+/// The number of requests that weir dispatched, by flow schema.
 async fn dispatched_by_schema(weir: &Endpoints, schema: &str) -> f64 {
     const NAME: &str = "apiserver_flowcontrol_dispatched_requests_total";
     let metrics = weir.get_admin("/metrics").await;
@@ -242,7 +243,7 @@ fn now() -> u64 {
     since.unwrap().as_secs()
 }
 
-/// The issuer `OIDC`, without prefixes, as an operator might dare.
+/// The issuer `OIDC` without prefixes: an unsafe configuration that is allowed.
 fn issuer(signer: &TestSigner) -> (JwtIssuer, IssuerKeys) {
     let mapping = |claim: &str| ClaimMapping {
         claim: claim.to_owned(),
@@ -266,11 +267,11 @@ async fn a_service_account_token_is_verified_with_only_a_kubeconfig() {
         let weir = start_with_kubeconfig(&cluster, &[], ConfigDir::new()).await;
         for name in ["builder", "deployer", "builder"] {
             let (header, value) = authorization(&cluster.service_account_token(name));
-            let answer = weir
+            let response = weir
                 .with_authorization(http, (header, &value))
                 .get(LIST)
                 .await;
-            assert_eq!(answer.status, 200, "{}", answer.text());
+            assert_eq!(response.status, 200, "{}", response.text());
         }
         let accounts = "apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"service-accounts\",\
                         priority_level=\"workload-low\"}";
@@ -299,21 +300,21 @@ async fn an_opaque_token_is_reviewed_with_only_a_kubeconfig() {
         for _ in 0..3 {
             assert_eq!(admin.get(LIST).await.status, 200);
         }
-        // Members of system:masters are exempt, which nobody is who was not verified.
+        // Members of system:masters are exempt. No unverified request may be.
         let exempt = "apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"exempt\",\
                       priority_level=\"exempt\"}";
         assert_eq!(weir.metric(exempt).await, 3.0);
         assert_eq!(cluster.token_review_count(), 1);
         let (header, value) = authorization("system:masters");
-        let refused = weir
+        let rejected = weir
             .with_authorization(http, (header, &value))
             .get(LIST)
             .await;
-        assert_eq!((refused.status, weir.metric(exempt).await), (401, 3.0));
+        assert_eq!((rejected.status, weir.metric(exempt).await), (401, 3.0));
     }
 }
 
-/// `weir serve` with a kubeconfig of the admin's and no flag about identity but these.
+/// `weir serve` with the admin's kubeconfig and no identity flags except these.
 async fn start_with_kubeconfig(
     cluster: &PlaygroundCluster,
     more: &[&str],
@@ -357,7 +358,7 @@ async fn startup_warns_when_tokens_cannot_be_verified() {
 
 #[tokio::test]
 async fn settings_that_allow_identity_spoofing_are_rejected() {
-    for (flags, told) in [
+    for (flags, error) in [
         (
             &[
                 "--client-ca-file=client-ca.crt",
@@ -403,7 +404,7 @@ async fn settings_that_allow_identity_spoofing_are_rejected() {
         let finished = process::run(&ConfigDir::new(), &all).await;
         assert_eq!(finished.code, Some(2), "{flags:?}");
         assert!(
-            finished.stderr.contains(told),
+            finished.stderr.contains(error),
             "{flags:?}: {}",
             finished.stderr
         );
@@ -416,19 +417,19 @@ async fn a_front_proxy_s_identity_headers_are_trusted_and_forwarded() {
         let cluster = PlaygroundCluster::start().await;
         let weir = cluster.start_weir(|_| {}).await;
         let edge = pki().front_proxy_ca.issue_client("edge", &[]);
-        let ask = TestRequest::get(LIST)
+        let request = TestRequest::get(LIST)
             .header("x-remote-user", "carol")
             .header("x-remote-group", "dev")
             .header("x-remote-group", "ops")
             .header("x-remote-uid", "u-carol")
             .header("x-remote-extra-example.org%2fscope", "a");
-        // What its own client says about connections takes nothing away from that.
-        let ask = match http {
-            HttpVersion::Http1 => ask.header("connection", "x-remote-group, x-remote-user"),
-            HttpVersion::Http2 => ask,
+        // Headers that its own client names in `Connection` stay as well.
+        let request = match http {
+            HttpVersion::Http1 => request.header("connection", "x-remote-group, x-remote-user"),
+            HttpVersion::Http2 => request,
         };
-        let answer = weir.with_certificate(http, &edge).request(ask).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
+        let response = weir.with_certificate(http, &edge).request(request).await;
+        assert_eq!(response.status, 200, "{}", response.text());
         let senders = cluster.request_users();
         let [Some(carol)] = &senders[..] else {
             panic!("{senders:?}");
@@ -451,8 +452,8 @@ async fn a_front_proxy_s_identity_headers_are_parsed_as_by_the_api_server() {
     let twice = TestRequest::get(LIST)
         .header("x-remote-user", "")
         .header("x-remote-user", "carol");
-    let answer = client.request(twice).await;
-    assert_eq!(answer.status, 401, "{}", answer.text());
+    let response = client.request(twice).await;
+    assert_eq!(response.status, 401, "{}", response.text());
     assert!(
         cluster.request_users().is_empty(),
         "an empty name is nobody's"
@@ -471,13 +472,14 @@ async fn a_front_proxy_s_identity_headers_are_parsed_as_by_the_api_server() {
 #[tokio::test]
 async fn a_token_in_another_encoding_belongs_to_its_service_account() {
     let cluster = PlaygroundCluster::start().await;
-    // Keys alone, so that no review makes up for it.
+    // Keys alone: no review can hide a failure.
     let weir = cluster
         .start_weir(|config| config.identity.verification.reviews_per_second = 0)
         .await;
     let token = cluster.service_account_token("builder");
     let (rest, last) = token.split_at(token.len() - 1);
-    // A signature's last character has four bits to spare. The playground reads it strictly; kube-apiserver does not.
+    // The last character of a signature has four unused bits. The playground decodes it strictly,
+    // kube-apiserver does not.
     let next = char::from(last.as_bytes()[0] + 1);
     let _ = get_list(&weir, HttpVersion::Http1, &format!("{rest}{next}")).await;
     assert_eq!(dispatched_by_schema(&weir, "service-accounts").await, 1.0);
@@ -488,15 +490,15 @@ async fn a_front_proxy_s_thousand_groups_are_accepted() {
     let cluster = PlaygroundCluster::start().await;
     let weir = cluster.start_weir(|_| {}).await;
     let edge = pki().front_proxy_ca.issue_client("edge", &[]);
-    let ask = (0..1000).fold(
+    let request = (0..1000).fold(
         TestRequest::get(LIST).header("x-remote-user", "carol"),
-        |ask, n| ask.header("x-remote-group", &format!("group-{n}")),
+        |request, n| request.header("x-remote-group", &format!("group-{n}")),
     );
-    let answer = weir
+    let response = weir
         .with_certificate(HttpVersion::Http2, &edge)
-        .request(ask)
+        .request(request)
         .await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(response.status, 200, "{}", response.text());
     let senders = cluster.request_users();
     let groups = senders[0].as_ref().map(|user| user.groups.len());
     assert_eq!(groups, Some(1001));
@@ -508,13 +510,15 @@ async fn a_front_proxy_with_a_disallowed_name_gets_an_error() {
         let cluster = PlaygroundCluster::start().await;
         let weir = cluster.start_weir(|_| {}).await;
         let other = pki().front_proxy_ca.issue_client("other", &[]);
-        let ask = TestRequest::get(LIST).header("x-remote-user", "carol");
-        let answer = weir.with_certificate(http, &other).request(ask).await;
-        let told = answer.kube_status();
-        assert_eq!(answer.status, 401);
+        let request = TestRequest::get(LIST).header("x-remote-user", "carol");
+        let response = weir.with_certificate(http, &other).request(request).await;
+        let kube_status = response.kube_status();
+        assert_eq!(response.status, 401);
         assert!(
-            told.message.contains("cn=other is not in the allowed list"),
-            "{told:?}"
+            kube_status
+                .message
+                .contains("cn=other is not in the allowed list"),
+            "{kube_status:?}"
         );
         assert!(cluster.request_users().is_empty());
     }
@@ -528,7 +532,8 @@ async fn an_issuer_s_token_names_its_user() {
         .await;
     let claims = json!({"iss": OIDC, "aud": "kubernetes", "exp": now() + 600, "sub": "carol"});
     let token = signer.token(&claims);
-    // The playground knows no such issuer: it refuses, and weir knows all the same who it was.
+    // The playground does not know this issuer and rejects the token. weir authenticates the user
+    // all the same.
     assert_eq!(
         get_list(&weir, HttpVersion::Http2, &token).await.status,
         401
@@ -537,18 +542,18 @@ async fn an_issuer_s_token_names_its_user() {
     assert_eq!(dispatched_by_schema(&weir, "global-default").await, 1.0);
 }
 
-/// A kubectl of the API's users sends its token in a protocol's name when a browser connects.
+/// A browser sends its token to the API in the name of a WebSocket subprotocol.
 #[tokio::test]
 async fn a_token_in_a_websocket_protocol_is_reviewed_like_any_other() {
     let cluster = PlaygroundCluster::start().await;
     let weir = cluster.start_weir(|_| {}).await;
     let hidden = BASE64_URL_SAFE_NO_PAD.encode(cluster.token("admin"));
     let protocols = format!("v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.{hidden}");
-    let ask = TestRequest::get(LIST)
+    let request = TestRequest::get(LIST)
         .header("sec-websocket-protocol", &protocols)
         .header("connection", "Upgrade")
         .header("upgrade", "websocket");
-    let _ = weir.anonymous(HttpVersion::Http1).request(ask).await;
+    let _ = weir.anonymous(HttpVersion::Http1).request(request).await;
     assert_eq!(cluster.token_review_count(), 1);
     assert_eq!(dispatched_by_schema(&weir, "exempt").await, 1.0);
 }
@@ -562,7 +567,7 @@ async fn a_thousand_connections_with_one_new_token_make_one_review() {
         cluster
             .start_weir(|config| {
                 config.serving.max_connections = 2 * CLIENTS;
-                // All of them at a time are more than one user may have.
+                // All at a time are more than one user may have.
                 config.admission = AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
                     read_only: 0.into(),
                     mutating: 0.into(),
@@ -609,8 +614,8 @@ async fn a_review_uses_weir_s_own_credential_and_client_requests_do_not() {
         review.request.headers.all("content-type"),
         ["application/json"]
     );
-    let asked: Value = serde_json::from_slice(&review.read_body().await).unwrap();
-    assert_eq!(asked["spec"]["token"], "opaque");
+    let token_review: Value = serde_json::from_slice(&review.read_body().await).unwrap();
+    assert_eq!(token_review["spec"]["token"], "opaque");
     let number = review.connection.number;
     review
         .respond(
@@ -625,7 +630,7 @@ async fn a_review_uses_weir_s_own_credential_and_client_requests_do_not() {
     );
     assert_ne!(exchange.connection.number, number);
     assert_eq!(exchange.connection.certificate, None);
-    // The API server vouches for it, so it shares HTTP/2 from its first request on.
+    // The API server has verified the token, so its first request shares HTTP/2 already.
     assert_eq!(exchange.connection.http, HttpVersion::Http2);
     exchange.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);

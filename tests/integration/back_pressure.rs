@@ -1,6 +1,8 @@
-//! A side that does not read stops the side that writes: weir holds a bounded part of a body, never all of it.
+//! A side that does not read stops the side that writes: weir holds a bounded part of a body, never
+//! all of it.
 //!
-//! Whether a writer has come to rest is told by what it has sent not growing over many round trips through weir.
+//! A writer has stopped when the number of bytes it has sent stays constant over many round trips
+//! through weir.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -17,13 +19,14 @@ use crate::support::fake_upstream::Exchange;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::weir;
 
-/// What is sent in all.
+/// The size of the body.
 const TOTAL_BYTES: usize = 64 << 20;
 
-/// More than the system's buffers at weir's end hold (those at the tests' ends are small), and weir's windows.
+/// More than the system's buffers at weir's end (those at the tests' ends are small) and weir's
+/// windows hold.
 const MAX_BUFFERED: usize = 48 << 20;
 
-/// Each HTTP on each side.
+/// Both HTTP versions on each side.
 const MIXED_VERSIONS: [(HttpVersion, HttpVersion); 2] = [
     (HttpVersion::Http1, HttpVersion::Http2),
     (HttpVersion::Http2, HttpVersion::Http1),
@@ -31,7 +34,7 @@ const MIXED_VERSIONS: [(HttpVersion, HttpVersion); 2] = [
 
 const CHUNK: &[u8] = &[7; 64 << 10];
 
-/// Sends all of it to `peer`, noting how much has been taken.
+/// Sends the whole body to `peer` and counts the accepted bytes.
 trait SendAll: Send + Sized + 'static {
     fn send_chunk(&mut self) -> impl Future<Output = Result<(), UnexpectedEnd>> + Send;
 
@@ -71,7 +74,7 @@ async fn a_client_that_does_not_read_blocks_the_upstream() {
         let sent = Arc::new(AtomicUsize::new(0));
         let flood = exchange.send_all(Arc::clone(&sent));
         weir.wait_until_stable(&sent, MAX_BUFFERED).await;
-        // Once it reads, all of it comes.
+        // Once the peer reads, the whole body arrives.
         let mut come = 0;
         while come < TOTAL_BYTES {
             come += call.body().next_chunk().await.unwrap().unwrap().len();

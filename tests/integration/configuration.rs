@@ -1,4 +1,5 @@
-//! Flags and the `--config` file: either spelling, flags win, and every fault is told at once with its place.
+//! Flags and the `--config` file: both spellings, flags override, and all errors are reported at
+//! once with their locations.
 
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
@@ -13,7 +14,7 @@ use crate::support::raw_http1::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 
-/// A run that is refused before anything is served.
+/// A run that is rejected before anything is served.
 async fn assert_rejected(files: &ConfigDir, flags: &[&str]) -> FinishedRun {
     let all = [&["serve"], flags].concat();
     let finished = process::run(files, &all).await;
@@ -22,11 +23,11 @@ async fn assert_rejected(files: &ConfigDir, flags: &[&str]) -> FinishedRun {
     finished
 }
 
-/// A run with all that is needed, and these flags besides.
+/// A run with all required flags and these in addition.
 async fn assert_rejected_with_required_flags(files: &ConfigDir, flags: &[&str]) -> FinishedRun {
     let all = required_flags(([127, 0, 0, 1], 1).into());
     let mut all: Vec<&str> = all.iter().map(String::as_str).collect();
-    // What is given twice would be a fault of its own.
+    // A repeated flag would be an error of its own.
     all.retain(|flag| {
         let name = flag.split('=').next();
         !flags.iter().any(|other| other.split('=').next() == name)
@@ -37,27 +38,27 @@ async fn assert_rejected_with_required_flags(files: &ConfigDir, flags: &[&str]) 
 #[track_caller]
 fn assert_reported(finished: &FinishedRun, lines: &[&[&str]]) {
     for parts in lines {
-        let told = finished
+        let reported = finished
             .stderr
             .lines()
             .any(|line| parts.iter().all(|part| line.contains(part)));
-        assert!(told, "no line holds {parts:?}:\n{}", finished.stderr);
+        assert!(reported, "no line holds {parts:?}:\n{}", finished.stderr);
     }
 }
 
-/// How many of ten reads, and of ten writes, are let through at a time.
+/// How many of ten concurrent reads, and of ten writes, are admitted.
 async fn measure_limits(weir: &WeirProcess, upstream: &mut FakeUpstream) -> (usize, usize) {
     let mut client = weir.alice(HttpVersion::Http2);
     let mut open = Vec::new();
     let mut admitted = [0, 0];
     for (kind, count) in admitted.iter_mut().enumerate() {
         for _ in 0..10 {
-            let ask = if kind == 0 {
+            let request = if kind == 0 {
                 TestRequest::get(LIST)
             } else {
                 TestRequest::post(LIST, "{}")
             };
-            let mut call = client.send(ask).await;
+            let mut call = client.send(request).await;
             tokio::select! {
                 exchange = upstream.next_exchange_except_readyz() => {
                     open.push((call, exchange));
@@ -613,10 +614,13 @@ async fn configz_and_flagz_show_the_effective_configuration() {
             .text()
             .contains(&format!("\nUpstream: {}\n", upstream.address))
     );
-    let shown: serde_json::Value =
+    let status_json: serde_json::Value =
         serde_json::from_str(weir.get_admin("/status.json").await.text()).unwrap();
-    assert_eq!(shown["upstream"]["address"], upstream.address.to_string());
-    let host = shown["host"].as_str().unwrap();
+    assert_eq!(
+        status_json["upstream"]["address"],
+        upstream.address.to_string()
+    );
+    let host = status_json["host"].as_str().unwrap();
     assert!(!host.is_empty() && status.text().contains(&format!("\nHost: {host}\n")));
 }
 
@@ -661,13 +665,16 @@ async fn fatal_errors_are_json_when_the_log_is() {
         let lines =
             lines.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
         let errors: Vec<_> = lines.filter(|line| line["level"] == "ERROR").collect();
-        let told = |line: &&serde_json::Value| {
+        let is_reported = |line: &&serde_json::Value| {
             line["timestamp"].is_string()
                 && line["fields"]["message"]
                     .as_str()
                     .is_some_and(|text| text.contains(part))
         };
-        assert!(errors.iter().any(|line| told(&line)), "{part}: {errors:#?}");
+        assert!(
+            errors.iter().any(|line| is_reported(&line)),
+            "{part}: {errors:#?}"
+        );
     }
 }
 

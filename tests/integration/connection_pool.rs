@@ -1,4 +1,4 @@
-//! Connections to the upstream are shared and reused, and there are as many as the load asks for, up to a limit.
+//! Connections to the upstream are shared and reused. Their number follows the load, up to a limit.
 
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
@@ -71,7 +71,7 @@ async fn another_connection_is_opened_when_three_quarters_of_the_streams_are_use
     open.push((call, upstream.next_exchange().await));
     weir.wait_for_metric("weir_upstream_connections{way=\"pass-through\"}", 2.0)
         .await;
-    // The emptier one takes what comes.
+    // The connection with fewer streams gets the next request.
     for _ in 0..3 {
         let call = client.send(TestRequest::get(LIST)).await;
         let exchange = upstream.next_exchange().await;
@@ -104,7 +104,7 @@ async fn at_the_connection_limit_requests_wait_for_a_stream() {
     weir.wait_for_metric(waits, before + 4.0).await;
     upstream.assert_no_request();
     assert_eq!(upstream.connection_count(), 2);
-    // One that gives up waiting leaves its turn to the others.
+    // A request that is cancelled while it waits does not block the others.
     drop(waiting.pop());
     for (call, exchange) in open {
         exchange.respond(200, "{}").await;
@@ -180,15 +180,15 @@ async fn a_watch_over_the_long_running_connection_budget_is_rejected_at_once() {
         open.push((call, upstream.next_exchange().await));
     }
     for _ in 0..3 {
-        let refused = client.get(WATCH).await;
-        assert_eq!(refused.status, 503);
-        assert_eq!(refused.kube_status().cause, "weir/upstream-connections");
-        assert_eq!(refused.headers.all("retry-after"), ["1"]);
+        let rejected = client.get(WATCH).await;
+        assert_eq!(rejected.status, 503);
+        assert_eq!(rejected.kube_status().cause, "weir/upstream-connections");
+        assert_eq!(rejected.headers.all("retry-after"), ["1"]);
         let call = client.send(TestRequest::get(LIST)).await;
         upstream.next_exchange().await.respond(200, "{}").await;
         assert_eq!(call.response().await.status, 200, "of what is kept");
     }
-    // One that goes away makes room for another.
+    // A closed connection makes room for another one.
     let (call, mut exchange) = open.pop().unwrap();
     drop(call);
     exchange.wait_for_cancel().await;
@@ -228,10 +228,10 @@ async fn the_number_of_requests_that_wait_for_a_stream_is_limited() {
         waiting.push(clients[n / 100].send(TestRequest::get(LIST)).await);
     }
     weir.wait_for_metric(waits, before + 1024.0).await;
-    let answer = clients[10].get(LIST).await;
-    assert_eq!(answer.status, 503);
-    assert_eq!(answer.kube_status().cause, "weir/upstream-streams");
-    assert_eq!(answer.headers.all("retry-after"), ["1"]);
+    let response = clients[10].get(LIST).await;
+    assert_eq!(response.status, 503);
+    assert_eq!(response.kube_status().cause, "weir/upstream-streams");
+    assert_eq!(response.headers.all("retry-after"), ["1"]);
     drop(waiting);
     exchange.respond(200, "{}").await;
     assert_eq!(held.response().await.status, 200);
@@ -239,7 +239,7 @@ async fn the_number_of_requests_that_wait_for_a_stream_is_limited() {
 
 const ONE_STREAM_SETTINGS: [(u16, u32); 1] = [(raw_http2::MAX_STREAMS, 1)];
 
-/// An upstream whose first connection allows one stream, which a request has.
+/// An upstream whose first connection allows one stream, which a request uses.
 struct SingleStream {
     upstream: RawUpstream,
     weir: Weir,
@@ -283,7 +283,7 @@ async fn a_stream_limit_that_the_upstream_raises_releases_waiting_requests() {
         mut server,
         stream,
     } = with_single_stream_taken(1).await;
-    // By the answer to this one weir has read the settings.
+    // weir has read the settings when this response arrives.
     server.send(&RawFrame::ok(stream, true)).await;
     assert_eq!(first.response().await.status, 200);
     let _held = client.send(TestRequest::get(LIST)).await;
@@ -426,7 +426,7 @@ async fn failed_connection_attempts_for_waiting_requests_back_off() {
         mut server,
         stream,
     } = with_single_stream_taken(2).await;
-    drop(upstream.accept_tcp().await); // with one stream of one taken the pool is crowded at once
+    drop(upstream.accept_tcp().await); // with one stream of one in use, another connection is opened at once
     let began = std::time::Instant::now();
     let waiting = client.send(TestRequest::get(LIST)).await;
     for _ in 0..2 {
@@ -434,7 +434,7 @@ async fn failed_connection_attempts_for_waiting_requests_back_off() {
     }
     let took = began.elapsed();
     assert!(took.as_secs_f64() > 1.5, "{took:?} for two more attempts");
-    // As soon as it is had, it serves.
+    // It serves as soon as it is established.
     let mut other = RawHttp2::server(
         upstream.accept_trusted(HttpVersion::Http2).await,
         &ONE_STREAM_SETTINGS,
@@ -477,7 +477,7 @@ async fn a_failure_to_open_another_connection_does_not_fail_requests_on_an_open_
     assert_eq!(first.response().await.status, 200);
 }
 
-/// What lasts, and what somebody else than the API server writes.
+/// Long-running requests, and responses that the API server does not write itself.
 const SEPARATE_TARGETS: [&str; 4] = [
     "/api/v1/namespaces/a/pods/b/log?follow=true",
     "/api/v1/namespaces/a/pods/b/proxy/stream",
@@ -506,7 +506,7 @@ async fn responses_written_by_others_than_the_api_server_never_share_a_connectio
     let connections = shared.len() + SEPARATE_TARGETS.len();
     assert_eq!(upstream.connection_count(), connections);
     respond_to_open(open).await;
-    // A connection whose request has come to its end serves another.
+    // A connection serves another request after its request has ended.
     for target in SEPARATE_TARGETS {
         let call = client.send(TestRequest::get(target)).await;
         upstream.next_exchange().await.respond(200, "done").await;
@@ -528,14 +528,14 @@ async fn long_running_requests_leave_connections_to_short_ones() {
         let call = client.send(TestRequest::get(target)).await;
         open.push((call, upstream.next_exchange().await));
     }
-    let refused = client.get(SEPARATE_TARGETS[2]).await;
-    assert_eq!(refused.status, 429, "half of the places for what lasts");
-    assert_eq!(refused.kube_status().cause, "weir/long-running-share");
-    assert_eq!(refused.headers.all("retry-after"), ["1"]);
+    let rejected = client.get(SEPARATE_TARGETS[2]).await;
+    assert_eq!(rejected.status, 429, "half of the places for what lasts");
+    assert_eq!(rejected.kube_status().cause, "weir/long-running-share");
+    assert_eq!(rejected.headers.all("retry-after"), ["1"]);
     let call = client.send(TestRequest::get(LIST)).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200, "of what is kept");
-    // One that goes away makes room; so does one that ends, though its connection stays.
+    // A closed connection makes room; so does a request that ends while its connection stays.
     let (call, mut exchange) = open.pop().unwrap();
     drop(call);
     exchange.wait_for_cancel().await;
@@ -583,8 +583,8 @@ async fn watches_of_an_http1_upstream_leave_connections_to_short_requests() {
         let call = client.send(TestRequest::get(WATCH)).await;
         open.push((call, upstream.next_exchange().await));
     }
-    let refused = client.get(WATCH).await;
-    assert_eq!(refused.kube_status().cause, "weir/long-running-share");
+    let rejected = client.get(WATCH).await;
+    assert_eq!(rejected.kube_status().cause, "weir/long-running-share");
     let call = client.send(TestRequest::get(LIST)).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);

@@ -1,4 +1,5 @@
-//! Nothing that is not long-running outlives its time, whoever dawdles, and what it held comes free.
+//! No request except a long-running one exceeds its deadline, whichever side is slow, and its seat
+//! is released.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::support::weir::Weir;
 
 const LIST: &str = "/api/v1/pods";
 
-/// Short, and long enough for a request to be under way when it ends, even where the machine stands still for a while.
+/// Short, but long enough for a request to be in flight when it ends, even if the machine pauses.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(4);
 
 async fn with_short_timeout(far: HttpVersion) -> (Weir, FakeUpstream) {
@@ -30,7 +31,7 @@ async fn with_short_timeout(far: HttpVersion) -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// Asks until a request is let through.
+/// Retries until a request is admitted.
 async fn wait_for_free_slot(weir: &Weir, upstream: &mut FakeUpstream) {
     let mut client = weir.alice(HttpVersion::Http2);
     eventually("a free slot", async || {
@@ -60,12 +61,12 @@ async fn a_response_that_is_late_is_a_504_and_the_upstream_request_is_cancelled(
             far == HttpVersion::Http1 || reason == Some(Reason::CANCEL),
             "{reason:?}"
         );
-        let answer = call.response().await;
-        let told = answer.kube_status();
-        assert_eq!((answer.status, told.reason.as_str()), (504, "Timeout"));
-        assert_eq!(told.cause, "weir/request-timeout");
-        assert!(told.message.contains(" 4s "), "{told:?}");
-        assert_eq!(answer.headers.get("retry-after"), None);
+        let response = call.response().await;
+        let kube_status = response.kube_status();
+        assert_eq!((response.status, kube_status.reason.as_str()), (504, "Timeout"));
+        assert_eq!(kube_status.cause, "weir/request-timeout");
+        assert!(kube_status.message.contains(" 4s "), "{kube_status:?}");
+        assert_eq!(response.headers.get("retry-after"), None);
         wait_for_free_slot(&weir, &mut upstream).await;
         let terminated = "apiserver_request_terminations_total{code=\"504\",component=\"apiserver\",\
              group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"}";
@@ -86,10 +87,10 @@ async fn a_client_can_shorten_its_deadline() {
         let mut exchange = upstream.next_exchange().await;
         assert_eq!(exchange.request.target, "/api/v1/pods?timeout=3.9s");
         exchange.wait_for_cancel().await;
-        let answer = call.response().await;
-        let told = answer.kube_status();
-        assert_eq!(answer.status, 504);
-        assert!(told.message.contains("3.9s"), "{told:?}");
+        let response = call.response().await;
+        let kube_status = response.kube_status();
+        assert_eq!(response.status, 504);
+        assert!(kube_status.message.contains("3.9s"), "{kube_status:?}");
     })
     .await;
 }
@@ -151,7 +152,8 @@ async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_deadline() 
         let mut exchange = upstream.next_exchange().await;
         exchange.send_head(200, &[]).await;
         call.head().await;
-        // More than anybody holds for a client that does not read: it ends only by being broken off.
+        // More than weir buffers for a client that does not read: the response ends only by a
+        // reset.
         let flood = async {
             while exchange
                 .try_send(Bytes::from_static(&[7; 64 << 10]))
@@ -174,13 +176,13 @@ async fn an_upstream_handshake_that_never_ends_is_a_504_in_time() {
             .request_timeout(SHORT_TIMEOUT)
             .start()
             .await;
-        // One waits for a connection that others may share, one for its own.
+        // One waits for a shared connection, one for a connection of its own.
         let mut client = match far {
             HttpVersion::Http1 => weir.anonymous(near),
             HttpVersion::Http2 => weir.alice(near),
         };
-        let (answer, _silent) = tokio::join!(client.get(LIST), upstream.accept_tcp());
-        assert_eq!(answer.status, 504);
+        let (response, _silent) = tokio::join!(client.get(LIST), upstream.accept_tcp());
+        assert_eq!(response.status, 504);
     })
     .await;
 }
@@ -200,7 +202,7 @@ async fn long_running_requests_have_no_deadline() {
         let mut logged = upstream.next_exchange().await;
         watched.send_head(200, &[]).await;
         logged.send_head(200, &[]).await;
-        // Another request runs out of its time meanwhile.
+        // Another request exceeds its deadline meanwhile.
         let call = client.send(TestRequest::get(LIST)).await;
         upstream.next_exchange().await.wait_for_cancel().await;
         assert_eq!(call.response().await.status, 504);
@@ -227,9 +229,9 @@ async fn the_response_head_of_a_long_running_request_has_a_deadline() {
         ] {
             let call = client.send(TestRequest::get(target)).await;
             upstream.next_exchange().await.wait_for_cancel().await;
-            let answer = call.response().await;
-            assert_eq!(answer.status, 504, "{target} {near:?} {far:?}");
-            assert_eq!(answer.kube_status().cause, "weir/request-timeout");
+            let response = call.response().await;
+            assert_eq!(response.status, 504, "{target} {near:?} {far:?}");
+            assert_eq!(response.kube_status().cause, "weir/request-timeout");
         }
     })
     .await;
@@ -239,13 +241,13 @@ async fn the_response_head_of_a_long_running_request_has_a_deadline() {
 async fn an_invalid_timeout_is_rejected_as_by_kube_apiserver() {
     let (weir, mut upstream) = with_short_timeout(HttpVersion::Http2).await;
     let mut client = weir.alice(HttpVersion::Http2);
-    let answer = client.get("/api/v1/pods?timeout=soon").await;
-    assert_eq!(answer.status, 400);
+    let response = client.get("/api/v1/pods?timeout=soon").await;
+    assert_eq!(response.status, 400);
     assert_eq!(
-        answer.kube_status().message,
+        response.kube_status().message,
         "invalid timeout specified in the request URL - time: invalid duration \"soon\""
     );
-    // What runs long has none: it is the first that the upstream sees.
+    // A long-running request has no deadline: it is the first that the upstream sees.
     let call = client
         .send(TestRequest::get("/api/v1/pods?watch=1&timeout=soon"))
         .await;

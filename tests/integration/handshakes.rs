@@ -1,4 +1,5 @@
-//! Getting in: connections take turns for their handshakes by address, and load balancers tell whose they pass on.
+//! Connecting: handshakes are limited by address, and load balancers send the client's address by
+//! the PROXY protocol.
 
 use std::sync::Arc;
 
@@ -20,25 +21,25 @@ use crate::support::within;
 
 const LIST: &str = "/api/v1/pods";
 
-/// Handshakes that one address may have at a time.
+/// Concurrent handshakes of one address.
 const HANDSHAKES_PER_ADDRESS: usize = 32;
 
 const WAITING_METRIC: &str = "weir_client_handshakes_waiting";
 
-/// A version 2 header that names 203.0.113.7 as the source.
+/// A version 2 header with the source 203.0.113.7.
 const PROXY_V2_HEADER: &[u8] =
     b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x07\x0a\0\0\x01\xc0\x01\x19\x2b";
 
 /// A connection from this address.
-pub(crate) async fn connect_from(door: &Endpoints, address: [u8; 4]) -> TcpStream {
+pub(crate) async fn connect_from(endpoints: &Endpoints, address: [u8; 4]) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((address, 0).into()).unwrap();
-    within("a connection", socket.connect(door.clients))
+    within("a connection", socket.connect(endpoints.clients))
         .await
         .unwrap()
 }
 
-/// HTTP/1.1 by hand, over this connection.
+/// Raw HTTP/1.1 over this connection.
 pub(crate) async fn raw_http1_over(tcp: TcpStream) -> RawHttp1 {
     let tls = certificates::client_tls_config(&[HttpVersion::Http1.alpn()], None);
     let connecting =
@@ -50,10 +51,10 @@ fn request_bytes() -> Vec<u8> {
     TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1()
 }
 
-/// Begins a handshake and says no more.
-async fn stall_handshake(door: &Endpoints, address: [u8; 4]) -> TcpStream {
-    let mut tcp = connect_from(door, address).await;
-    tcp.write_all(b"\x16\x03\x01\x02\0\x01").await.unwrap(); // a long hello's beginning
+/// Starts a handshake and stops.
+async fn stall_handshake(endpoints: &Endpoints, address: [u8; 4]) -> TcpStream {
+    let mut tcp = connect_from(endpoints, address).await;
+    tcp.write_all(b"\x16\x03\x01\x02\0\x01").await.unwrap(); // the start of a long ClientHello
     tcp
 }
 
@@ -76,7 +77,7 @@ async fn one_address_cannot_block_the_handshakes_of_others() {
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(other.read_response_head().await.status, 200);
     drop(dawdling);
-    // Turns that nobody wants any more are passed on.
+    // Slots of closed connections are passed on.
     let mut late = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
     late.send(request_bytes()).await;
     upstream.next_exchange().await.respond(200, "{}").await;
@@ -114,15 +115,15 @@ async fn one_address_cannot_take_all_connections_before_its_handshakes() {
     other.send(request_bytes()).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(other.read_response_head().await.status, 200);
-    // The last to come made room; who is known keeps the place.
+    // The newest connection was closed to make room. A connection after its handshake stays.
     RawHttp1::new(silent.pop().unwrap())
         .reader
         .wait_for_close()
         .await;
     let displaced = "weir_client_handshakes_turned_away_total";
-    let refused = "weir_client_connections_refused_total";
+    let rejected = "weir_client_connections_refused_total";
     assert_eq!(weir.metric(displaced).await, 1.0);
-    assert_eq!(weir.metric(refused).await, 1.0);
+    assert_eq!(weir.metric(rejected).await, 1.0);
 }
 
 #[tokio::test]
@@ -192,7 +193,8 @@ async fn a_client_behind_proxy_protocol_is_not_itself_a_trusted_proxy() {
 #[tokio::test]
 async fn proxy_protocol_from_untrusted_addresses_is_rejected() {
     let upstream = FakeUpstream::start().await;
-    // Neither a client of a proxy that is not said to use it, nor who is no proxy, were it said.
+    // Neither from a trusted address without `--proxy-protocol`, nor from an untrusted address with
+    // it.
     for setup in [
         weir::builder(upstream.address).trust_test_clients(),
         weir::builder(upstream.address).proxy_protocol_from_other_networks(),
@@ -200,9 +202,9 @@ async fn proxy_protocol_from_untrusted_addresses_is_rejected() {
         let weir = setup.start().await;
         let mut tcp = weir.connect_tcp().await;
         tcp.write_all(PROXY_V2_HEADER).await.unwrap();
-        let mut told = Vec::new();
-        // An alert, or the end at once: never a handshake.
-        let _ = within("the end", tcp.read_to_end(&mut told)).await;
+        let mut received = Vec::new();
+        // An alert or an immediate close: never a handshake.
+        let _ = within("the end", tcp.read_to_end(&mut received)).await;
         weir.wait_for_metric("apiserver_tls_handshake_errors_total", 1.0)
             .await;
     }

@@ -1,7 +1,8 @@
-//! Who a request is from is weir's to say; where it came from, what it expects and whom it is for pass as they should.
+//! Headers: weir sets the identity of a request. Forwarding, expectation and host headers are
+//! passed correctly.
 
+use ::weir::identity::request_header::IdentityHeaders;
 use ::weir::observe::spans;
-use ::weir::upstream::headers::IdentityHeaders;
 use http::HeaderName;
 use tokio::net::TcpListener;
 
@@ -19,7 +20,7 @@ use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
 use crate::support::within;
 
-/// Every spelling by which a client might name itself.
+/// Every spelling of headers by which a client could assert an identity.
 const IDENTITY_HEADERS: [&str; 12] = [
     "X-Remote-User",
     "x-remote-uid",
@@ -35,7 +36,7 @@ const IDENTITY_HEADERS: [&str; 12] = [
     "X-Remote_Extra-",
 ];
 
-/// The names of `headers` that could pass for an identity.
+/// The names of `headers` that could assert an identity.
 fn identity_header_names(headers: &Headers) -> Vec<String> {
     let names = headers
         .0
@@ -44,7 +45,7 @@ fn identity_header_names(headers: &Headers) -> Vec<String> {
     names.filter(|name| name.starts_with("x-remote")).collect()
 }
 
-/// HPACK's (RFC 7541, 6.2.3): a `date` (33 in its table) that is never to be indexed.
+/// HPACK (RFC 7541, 6.2.3): a `date` (33 in its table) that is never indexed.
 const DATE_UNINDEXED: [u8; 2] = [0x1f, 33 - 15];
 
 #[tokio::test]
@@ -63,17 +64,19 @@ async fn a_date_header_is_never_added_to_the_hpack_table() {
     let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
     let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
     client.send(&RawFrame::request(3, &head, true)).await;
-    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
-    let answer = [
+    let rejected = client.next_frame_of_kind(raw_http2::HEADERS).await;
+    let response = [
         (":status", "200"),
         ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
     ];
-    server.send(&RawFrame::request(stream, &answer, true)).await;
+    server
+        .send(&RawFrame::request(stream, &response, true))
+        .await;
     let forwarded = client.next_frame_of_kind(raw_http2::HEADERS).await;
-    assert_eq!((refused.stream, forwarded.stream), (3, 1));
-    for answer in [refused, forwarded] {
-        let mut bytes = answer.payload.windows(2);
-        assert!(bytes.any(|two| two == DATE_UNINDEXED), "{answer:?}");
+    assert_eq!((rejected.stream, forwarded.stream), (3, 1));
+    for response in [rejected, forwarded] {
+        let mut bytes = response.payload.windows(2);
+        assert!(bytes.any(|two| two == DATE_UNINDEXED), "{response:?}");
     }
 }
 
@@ -87,12 +90,12 @@ async fn identity_headers_of_a_client_never_reach_the_upstream() {
         let mut upstream = FakeUpstream::preferring(far).await;
         let weir = start_weir(&upstream).await;
         for mut client in [weir.alice(near), weir.anonymous(near)] {
-            let ask = IDENTITY_HEADERS
+            let request = IDENTITY_HEADERS
                 .iter()
-                .fold(TestRequest::get("/api"), |ask, name| {
-                    ask.header(name, "mallory")
+                .fold(TestRequest::get("/api"), |request, name| {
+                    request.header(name, "mallory")
                 });
-            let call = client.send(ask).await;
+            let call = client.send(request).await;
             let exchange = upstream.next_exchange().await;
             assert_eq!(
                 identity_header_names(&exchange.request.headers),
@@ -111,17 +114,17 @@ async fn a_certificate_s_user_is_asserted_whatever_identity_headers_the_client_s
         let mut upstream = FakeUpstream::preferring(far).await;
         let weir = start_weir(&upstream).await;
         let mut client = weir.with_certificate(near, &pki().alice);
-        let ask = IDENTITY_HEADERS
+        let request = IDENTITY_HEADERS
             .iter()
-            .fold(TestRequest::get("/api"), |ask, name| {
-                ask.header(name, "mallory")
+            .fold(TestRequest::get("/api"), |request, name| {
+                request.header(name, "mallory")
             });
-        let ask = if near == HttpVersion::Http1 {
-            ask.header("connection", "x-remote-user, x-remote-group, x-remote-uid")
+        let request = if near == HttpVersion::Http1 {
+            request.header("connection", "x-remote-user, x-remote-group, x-remote-uid")
         } else {
-            ask
+            request
         };
-        let call = client.send(ask).await;
+        let call = client.send(request).await;
         let exchange = upstream.next_exchange().await;
         let headers = &exchange.request.headers;
         assert_eq!(headers.all("x-remote-user"), ["alice"]);
@@ -142,11 +145,11 @@ async fn identity_headers_in_trailers_are_removed() {
         let mut upstream = FakeUpstream::preferring(far).await;
         let weir = start_weir(&upstream).await;
         for mut client in [weir.alice(near), weir.with_certificate(near, &pki().alice)] {
-            let ask = TestRequest::new("POST", "/api")
+            let request = TestRequest::new("POST", "/api")
                 .header("trailer", "x-sum, x-remote-user, x_remote_group")
                 .header("te", "trailers")
                 .streamed();
-            let mut call = client.send(ask).await;
+            let mut call = client.send(request).await;
             call.send("body").await;
             let trailers = [
                 ("x-remote-user", "mallory"),
@@ -190,10 +193,10 @@ async fn identity_headers_of_configured_names_are_set_by_weir_only() {
         weir.alice(HttpVersion::Http2),
         weir.with_certificate(HttpVersion::Http2, &pki().alice),
     ] {
-        let ask = claimed
-            .iter()
-            .fold(TestRequest::get("/api"), |ask, n| ask.header(n, "mallory"));
-        let call = client.send(ask).await;
+        let request = claimed.iter().fold(TestRequest::get("/api"), |request, n| {
+            request.header(n, "mallory")
+        });
+        let call = client.send(request).await;
         let exchange = upstream.next_exchange().await;
         let headers = &exchange.request.headers;
         assert!(
@@ -225,12 +228,12 @@ async fn x_forwarded_for_is_set_and_only_trusted_proxies_extend_it() {
                 setup
             };
             let weir = setup.start().await;
-            let ask = TestRequest::get("/api")
+            let request = TestRequest::get("/api")
                 .header("X-Forwarded-For", "10.1.1.1, 10.2.2.2")
                 .header("x-forwarded-for", "10.3.3.3")
                 .header("x-real-ip", "10.4.4.4");
             let mut client = weir.alice(near);
-            let call = client.send(ask).await;
+            let call = client.send(request).await;
             let exchange = upstream.next_exchange().await;
             let headers = &exchange.request.headers;
             let (chain, real) = if trusted {
@@ -281,11 +284,13 @@ async fn only_forwarding_headers_are_added() {
             ("user-agent", "kubectl/v1.36.0"),
             ("x_under_score", "kept"),
         ];
-        let ask = sent
+        let request = sent
             .iter()
-            .fold(TestRequest::get("/apis"), |ask, (n, v)| ask.header(n, v));
+            .fold(TestRequest::get("/apis"), |request, (n, v)| {
+                request.header(n, v)
+            });
         let mut client = weir.alice(near);
-        let call = client.send(ask).await;
+        let call = client.send(request).await;
         let exchange = upstream.next_exchange().await;
         let mut seen: Vec<(&str, &str)> = exchange
             .request
@@ -304,8 +309,8 @@ async fn only_forwarding_headers_are_added() {
             ("x-kubernetes-pf-flowschema-uid", "7"),
         ];
         exchange.respond_with_headers(200, &headers, "{}").await;
-        let answer = call.response().await;
-        let mut seen: Vec<(&str, &str)> = answer
+        let response = call.response().await;
+        let mut seen: Vec<(&str, &str)> = response
             .headers
             .0
             .iter()
@@ -321,10 +326,10 @@ async fn split_cookies_of_http2_are_joined_for_http1() {
     let mut upstream = FakeUpstream::preferring(HttpVersion::Http1).await;
     let weir = start_weir(&upstream).await;
     let mut client = weir.alice(HttpVersion::Http2);
-    let ask = TestRequest::get("/api")
+    let request = TestRequest::get("/api")
         .header("cookie", "a=1")
         .header("cookie", "b=2");
-    let call = client.send(ask).await;
+    let call = client.send(request).await;
     let exchange = upstream.next_exchange().await;
     assert_eq!(exchange.request.headers.all("cookie"), ["a=1; b=2"]);
     exchange.respond(200, "{}").await;
@@ -369,19 +374,20 @@ async fn a_rejected_request_gets_no_100_continue() {
     wire.reader.wait_for_close().await;
 }
 
-/// The trace context (https://www.w3.org/TR/trace-context/) is not weir's to change while weir traces nothing.
+/// weir does not change the trace context (https://www.w3.org/TR/trace-context/) unless it traces
+/// itself.
 #[tokio::test]
 async fn trace_headers_pass_unchanged() {
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     for (near, far) in HttpVersion::PAIRS {
         let mut upstream = FakeUpstream::preferring(far).await;
         let weir = start_weir(&upstream).await;
-        let ask = TestRequest::get("/api")
+        let request = TestRequest::get("/api")
             .header("traceparent", parent)
             .header("tracestate", "rojo=00f067aa0ba902b7")
             .header("tracestate", "congo=t61rcWkgMzE")
             .header("baggage", "userId=alice");
-        let call = weir.alice(near).send(ask).await;
+        let call = weir.alice(near).send(request).await;
         let exchange = upstream.next_exchange().await;
         let came = &exchange.request.headers;
         let of = |name: &str| -> Vec<&str> {
@@ -415,10 +421,10 @@ async fn a_sampled_trace_continues_with_weir_s_span() {
     let weir = weir.start().await;
     for (flags, same) in [("01", false), ("00", true)] {
         let parent = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
-        let ask = TestRequest::get("/api")
+        let request = TestRequest::get("/api")
             .header("traceparent", &parent)
             .header("tracestate", "rojo=1");
-        let call = weir.alice(HttpVersion::Http1).send(ask).await;
+        let call = weir.alice(HttpVersion::Http1).send(request).await;
         let exchange = upstream.next_exchange().await;
         let went = exchange.request.headers.get("traceparent").unwrap();
         assert_eq!(went[..36], parent[..36], "the trace is the same");
@@ -428,6 +434,6 @@ async fn a_sampled_trace_continues_with_weir_s_span() {
         exchange.respond(200, "{}").await;
         call.response().await;
     }
-    // What is sent stands in `observe::spans`' own tests; here, that something is.
+    // The content of spans is tested in `observe::spans`; here only that something is sent.
     within("spans", collector.accept()).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What concerns one connection stops at weir, and a message ends where its head says, for everybody alike.
+//! Hop-by-hop headers end at weir, and the framing of a message is the same for every hop.
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
@@ -60,8 +60,8 @@ async fn hop_by_hop_headers_of_the_upstream_are_removed() {
              Proxy-Authenticate: Basic\r\nUpgrade: h2c\r\nx-kept: 2\r\nContent-Length: 2\r\n\r\n{}",
         )
         .await;
-        let answer = call.response().await;
-        let mut names: Vec<&str> = answer
+        let response = call.response().await;
+        let mut names: Vec<&str> = response
             .headers
             .0
             .iter()
@@ -114,7 +114,8 @@ async fn requests_with_conflicting_framing_never_reach_the_upstream() {
         ))
         .await;
         tokio::select! {
-            // `Exchange` fails for two framings, and for bytes that are no request where one should begin.
+            // `Exchange` fails on two framings, and on bytes that are no request where one should
+            // start.
             mut exchange = upstream.next_exchange() => {
                 let body = exchange.read_body().await;
                 assert!(body == "abc" || body == "3\r\n", "{head:?}: {body:?}");
@@ -166,7 +167,7 @@ async fn informational_responses_do_not_confuse_the_final_response() {
             .await;
         wire.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
             .await;
-        let answer = call.response().await;
-        assert_eq!((answer.status, answer.text()), (200, "{}"));
+        let response = call.response().await;
+        assert_eq!((response.status, response.text()), (200, "{}"));
     }
 }

@@ -1,4 +1,5 @@
-//! Clients that err, dawdle or mean harm: they get a no, or nothing, and nobody else notices.
+//! Faulty, slow and hostile clients: they get an error or nothing, and other clients are not
+//! affected.
 
 use std::sync::Arc;
 
@@ -102,7 +103,7 @@ async fn a_small_body_with_a_malformed_chunk_is_a_400_and_never_reaches_the_upst
     upstream.assert_no_request();
 }
 
-/// HTTP/2's code for a reset that is no error.
+/// HTTP/2's code for a reset without an error.
 const NO_ERROR: u32 = 0;
 
 const ABORTED_METRIC: &str = "weir_aborted_requests_total";
@@ -210,14 +211,14 @@ async fn a_malformed_stream_is_reset_and_the_connection_goes_on() {
     for (n, head) in malformed.into_iter().enumerate() {
         let stream = u32::try_from(2 * n + 1).unwrap();
         client.send(&RawFrame::request(stream, head, true)).await;
-        let answer = loop {
+        let response = loop {
             let frame = client.next_frame().await.unwrap();
             assert_ne!(frame.kind, raw_http2::GOAWAY, "{head:?}");
             if frame.stream == stream {
                 break frame;
             }
         };
-        assert!(!answer.is_ok(), "{head:?}");
+        assert!(!response.is_ok(), "{head:?}");
         upstream.assert_no_request();
     }
     client.send(&RawFrame::request(21, &good, true)).await;
@@ -237,7 +238,7 @@ async fn heads_of_more_than_1_mib_are_rejected() {
         mut writer,
     } = wire;
     let sending = tokio::spawn(async move {
-        let _ = writer.send_without_timeout(&head).await; // it may be cut off before its end
+        let _ = writer.send_without_timeout(&head).await; // the connection may be closed before the end
     });
     let head = reader.read_head().await;
     if let Ok(Some(lines)) = head {
@@ -247,10 +248,10 @@ async fn heads_of_more_than_1_mib_are_rejected() {
     sending.abort();
 
     let mut client = weir.alice(HttpVersion::Http2);
-    let ask = (0..130).fold(TestRequest::get(LIST), |ask, n| {
-        ask.header(&format!("x-{n}"), &"v".repeat(9000))
+    let request = (0..130).fold(TestRequest::get(LIST), |request, n| {
+        request.header(&format!("x-{n}"), &"v".repeat(9000))
     });
-    let mut call = client.send(ask).await;
+    let mut call = client.send(request).await;
     if let Ok(head) = call.try_head().await {
         assert_eq!(head.status, 431);
     }
@@ -264,7 +265,7 @@ async fn heads_of_more_than_1_mib_are_rejected() {
 fn request_with_groups(count: usize) -> TestRequest {
     (0..count).fold(
         TestRequest::get(LIST).header("impersonate-user", "x"),
-        |ask, n| ask.header("impersonate-group", &format!("group-{n}")),
+        |request, n| request.header("impersonate-group", &format!("group-{n}")),
     )
 }
 
@@ -368,7 +369,7 @@ async fn connections_over_the_limit_are_closed_at_once_and_those_below_it_are_se
     weir.wait_for_metric("weir_client_connections", 2.0).await;
     eventually("a free place", async || {
         let mut wire = RawHttp1::new(weir.connect_tcp().await);
-        // A ClientHello's beginning: whoever has a place waits for its rest.
+        // The start of a ClientHello: a connection with a handshake slot is read further.
         wire.writer.send([22]).await.ok()?;
         let others = weir.get_admin("/livez");
         tokio::select! {
@@ -385,7 +386,7 @@ async fn http2_settings_fit_kube_apiserver_and_its_clients() {
     const WINDOW: u16 = 4;
     let (weir, _upstream) = start().await;
     let mut client = weir.raw_http2().await;
-    // The connection's window is widened at once, so the settings have come by then.
+    // The window of the connection is widened at once, so the settings have arrived by then.
     let widened = client.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
     assert!(
         widened.stream == 0 && widened.u32_at(0) > 8 << 20,
@@ -435,20 +436,20 @@ async fn goaway_chance_makes_clients_reconnect_without_losing_requests() {
         (":path", LIST),
         ALICE,
     ];
-    // A chance of 1 in 50: five thousand without one do not happen.
+    // With a chance of 1 in 50, five thousand without one do not occur.
     for n in 0..5000 {
         let stream = 2 * n + 1;
         client.send(&RawFrame::request(stream, &head, true)).await;
         upstream.next_exchange().await.respond(200, "{}").await;
-        let mut told = false;
+        let mut got_goaway = false;
         loop {
             let frame = client.next_frame().await.unwrap();
-            told |= frame.kind == raw_http2::GOAWAY;
+            got_goaway |= frame.kind == raw_http2::GOAWAY;
             if frame.stream == stream && frame.ends_stream() {
                 break;
             }
         }
-        if told {
+        if got_goaway {
             client.wait_for_close().await;
             return;
         }
@@ -459,11 +460,11 @@ async fn goaway_chance_makes_clients_reconnect_without_losing_requests() {
 #[tokio::test]
 async fn a_connection_that_negotiates_http2_and_does_not_speak_it_is_closed() {
     let (weir, _upstream) = start().await;
-    let silent = async |said: &'static str| {
+    let silent = async |bytes: &'static str| {
         let tls = certificates::client_tls_config(&[HttpVersion::Http2.alpn()], None);
         let mut wire = RawHttp1::new(weir.connect_tls(Arc::new(tls)).await);
-        wire.send(said).await;
-        // weir's SETTINGS, and then nothing more.
+        wire.send(bytes).await;
+        // weir's SETTINGS, and nothing after.
         while let Ok(Some(_)) = wire.reader.read_some(1000).await {}
     };
     tokio::join!(silent(""), silent("PRI * HTTP/2.0\r\n"));

@@ -1,5 +1,6 @@
-//! Request heads that the API server's HTTP server answers before any handler: they get its code and a Status, reach nothing, and
-//! over HTTP/1.1 end their connection, so that nothing behind them counts as a request.
+//! Request heads that the API server's HTTP server rejects before any handler: weir responds with
+//! the same code and a Status, forwards nothing, and closes an HTTP/1.1 connection, so that no
+//! bytes after them count as a request.
 
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ use crate::support::weir::Weir;
 
 const LIST: &str = "/api/v1/pods";
 
-/// What a smuggler would want to be a request of its own.
+/// The request that an attacker tries to smuggle.
 const PIPELINED_REQUEST: &str = "GET /behind HTTP/1.1\r\nhost: weir\r\n\r\n";
 
 async fn start() -> (Weir, FakeUpstream) {
@@ -24,7 +25,7 @@ async fn start() -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// The next answer is weir's own with this code and message, and the connection ends behind it.
+/// The next response is weir's own with this code and message, and the connection ends after it.
 async fn assert_rejected(wire: &mut RawHttp1, code: u16, message: &str) {
     let (answered, body) = wire.read_response("GET").await;
     let text = String::from_utf8_lossy(&body);
@@ -65,7 +66,7 @@ async fn heads_that_go_s_server_rejects_get_its_code_and_end_their_connection() 
             501,
             te,
         ),
-        // These the HTTP library does not parse.
+        // The HTTP library does not parse these.
         ("host: a\r\ntransfer-encoding: identity", 501, te),
         ("host: a\r\ntransfer-encoding: chunked, gzip", 501, te),
         ("host: a\r\ntransfer-encoding: xchunked", 501, te),
@@ -223,8 +224,8 @@ async fn a_malformed_host_on_http2_is_a_400_and_its_connection_goes_on() {
 #[tokio::test]
 async fn an_expect_header_that_go_ignores_on_http2_is_not_forwarded() {
     let (weir, mut upstream) = start().await;
-    let ask = TestRequest::get(LIST).header("expect", "foo");
-    let call = weir.alice(HttpVersion::Http2).send(ask).await;
+    let request = TestRequest::get(LIST).header("expect", "foo");
+    let call = weir.alice(HttpVersion::Http2).send(request).await;
     let exchange = upstream.next_exchange().await;
     assert_eq!(exchange.request.headers.get("expect"), None);
     exchange.respond(200, "{}").await;

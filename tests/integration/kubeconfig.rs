@@ -1,4 +1,5 @@
-//! weir by a kubeconfig: it finds the API server as kubectl would, and what the file lets weir itself do is lent to nobody.
+//! weir with a kubeconfig: it finds the API server as kubectl does, and uses its credentials for no
+//! client.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +23,7 @@ use crate::support::weir::ALICE;
 
 const LIST: &str = "/api/v1/pods";
 
-/// A kubeconfig with these lines about the cluster and the user.
+/// A kubeconfig with these lines for the cluster and the user.
 pub(crate) fn kubeconfig_yaml(server: SocketAddr, cluster: &str, user: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: here\n\
@@ -39,7 +40,7 @@ pub(crate) fn kubeconfig_flags(others: &[&str]) -> Vec<String> {
     let mut flags = process::required_flags(([127, 0, 0, 1], 1).into());
     flags.retain(|flag| !flag.starts_with("--upstream"));
     flags.push("--kubeconfig=kubeconfig".to_owned());
-    flags.push("--object-count-poll-period=0s".to_owned()); // what reaches the upstream is the test's
+    flags.push("--object-count-poll-period=0s".to_owned()); // no requests of its own to the upstream
     flags.extend(others.iter().map(|flag| (*flag).to_owned()));
     flags
 }
@@ -54,7 +55,7 @@ async fn serve(files: ConfigDir) -> WeirProcess {
     WeirProcess::start(files, &kubeconfig_flags(&others)).await
 }
 
-/// weir's own question to the upstream, asked and answered.
+/// weir's own request to the upstream, answered.
 async fn readiness_probe(weir: &WeirProcess, upstream: &mut FakeUpstream) -> Exchange {
     let (report, exchange) = tokio::join!(weir.get_admin("/readyz"), async {
         let mut exchange = upstream.next_exchange().await;
@@ -65,7 +66,7 @@ async fn readiness_probe(weir: &WeirProcess, upstream: &mut FakeUpstream) -> Exc
     exchange
 }
 
-/// Fails if a client's request carries anything that is weir's own.
+/// Fails if a client's request carries a credential of weir.
 async fn assert_own_credentials_unused(weir: &WeirProcess, upstream: &mut FakeUpstream) {
     for http in HttpVersion::BOTH {
         for (mut client, token, certificate) in [
@@ -108,7 +109,7 @@ async fn the_kubeconfig_s_token_is_used_for_weir_s_own_calls_only() {
 async fn the_kubeconfig_s_certificate_is_used_for_weir_s_own_calls_only() {
     let mut upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
-    // The fake upstream takes certificates of this CA only; which name they carry is what counts here.
+    // The fake upstream accepts certificates of this CA only. The common name is what counts here.
     let own = pki().front_proxy_ca.issue_client("weirs-own", &[]);
     files.write("own.crt", &own.pem);
     files.write("own.key", &own.key_pem);
@@ -186,9 +187,9 @@ async fn the_upstream_is_verified_by_its_tls_server_name() {
                 .await
                 .unwrap(),
         );
-        let asked = wire.read_request_head().await;
-        if asked.self_check_response().is_none() {
-            assert_eq!(asked.authority, upstream.address.to_string());
+        let head = wire.read_request_head().await;
+        if head.self_check_response().is_none() {
+            assert_eq!(head.authority, upstream.address.to_string());
             break wire;
         }
     };
@@ -196,18 +197,18 @@ async fn the_upstream_is_verified_by_its_tls_server_name() {
         .await;
     assert_eq!(call.response().await.status, 200);
     drop(wire);
-    // The name it is reached by does not count any more.
+    // The host name of its address is not used any more.
     let other_name = async {
         loop {
             let _ = upstream.accept_tls(HttpVersion::Http1, &pki().server).await;
         }
     };
-    let answer = tokio::select! {
-        answer = client.get(LIST) => answer,
+    let response = tokio::select! {
+        response = client.get(LIST) => response,
         () = other_name => unreachable!(),
     };
     assert_eq!(
-        (answer.status, answer.kube_status().cause.as_str()),
+        (response.status, response.kube_status().cause.as_str()),
         (503, "weir/upstream-tls")
     );
 }
@@ -249,10 +250,10 @@ async fn the_upstream_is_reached_through_the_proxy_url() {
     });
     assert_own_credentials_unused(&weir, &mut upstream).await;
     let mut near = weir.raw_http1().await;
-    let ask = TestRequest::get("/api/v1/namespaces/a/pods/b/exec")
+    let request = TestRequest::get("/api/v1/namespaces/a/pods/b/exec")
         .header("connection", "upgrade")
         .header("upgrade", "websocket");
-    near.send(ask.to_http1()).await;
+    near.send(request.to_http1()).await;
     let exchange = upstream.next_exchange().await;
     assert_eq!(exchange.request.headers.get("proxy-authorization"), None);
     let mut far = exchange.into_raw_http1();
@@ -283,16 +284,16 @@ async fn a_proxy_that_refuses_the_connection_is_a_503_with_its_cause() {
                 .await;
         }
     };
-    let answer = tokio::select! {
-        answer = client.get(LIST) => answer,
+    let response = tokio::select! {
+        response = client.get(LIST) => response,
         () = refuses => unreachable!(),
     };
-    let told = answer.kube_status();
+    let kube_status = response.kube_status();
     assert_eq!(
-        (answer.status, told.cause.as_str()),
+        (response.status, kube_status.cause.as_str()),
         (503, "weir/upstream-proxy")
     );
-    assert!(told.message.contains("407"), "{told:?}");
+    assert!(kube_status.message.contains("407"), "{kube_status:?}");
 }
 
 #[tokio::test]
@@ -341,11 +342,11 @@ async fn errors_in_a_kubeconfig_are_reported() {
             .collect();
         let finished = process::run(&files, &all).await;
         assert!(matches!(finished.code, Some(1 | 2)), "{finished:?}");
-        let told = finished
+        let reported = finished
             .stderr
             .lines()
             .any(|line| parts.iter().all(|part| line.contains(part)));
-        assert!(told, "{parts:?}: {}", finished.stderr);
+        assert!(reported, "{parts:?}: {}", finished.stderr);
     }
 }
 
@@ -364,7 +365,7 @@ async fn shutdown_waits_for_a_request_whose_token_is_under_review() {
     let review = upstream.next_exchange_except_readyz().await;
     assert_eq!(review.request.method, "POST");
     weir.send_signal("TERM").await;
-    // It waits for the review longer than connections have that nothing is under way on.
+    // The review takes longer than the idle timeout of connections.
     let exchange = upstream.next_exchange_except_readyz().await;
     assert_eq!(exchange.request.target, LIST);
     exchange.respond(200, "{}").await;

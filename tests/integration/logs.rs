@@ -1,4 +1,5 @@
-//! The log: which requests are in it by which ids, all of them at the end, and no request that waits for who reads it.
+//! The log: the requests in it and their ids, all of them at the end. No request waits for a slow
+//! reader.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +12,15 @@ use crate::support::process::WeirProcess;
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 
-/// The value of a field in a line for people.
+/// The value of a field in a text line.
 fn log_field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!(" {name}="))?;
     rest.trim_start_matches('"').split(['"', ' ']).next()
 }
 
-fn audit_id(answer: &FullResponse) -> Option<String> {
-    assert_eq!(answer.status, 429);
-    answer.headers.get("audit-id").map(str::to_owned)
+fn audit_id(response: &FullResponse) -> Option<String> {
+    assert_eq!(response.status, 429);
+    response.headers.get("audit-id").map(str::to_owned)
 }
 
 #[tokio::test]
@@ -38,23 +39,26 @@ async fn a_logged_rejection_has_the_audit_id_of_its_response_and_none_is_lost() 
         let call = weir.alice(http).send(TestRequest::get(LIST)).await;
         let exchange = upstream.next_exchange().await;
 
-        let told = audit_id(&alice.get(LIST).await).unwrap();
+        let id = audit_id(&alice.get(LIST).await).unwrap();
         let line = weir.next_log_line(" rejected ").await;
-        assert_eq!(log_field(&line, "audit_id"), Some(&*told), "{line}");
+        assert_eq!(log_field(&line, "audit_id"), Some(&*id), "{line}");
         let own = TestRequest::get(LIST).header("Audit-ID", "mine");
         assert_eq!(audit_id(&alice.request(own).await).as_deref(), Some("mine"));
         let line = weir.next_log_line(" rejected ").await;
         assert_eq!(log_field(&line, "audit_id"), Some("mine"), "{line}");
         assert_eq!(log_field(&line, "user"), Some("alice"), "{line}");
 
-        let mut told = BTreeSet::new();
+        let mut audit_ids = BTreeSet::new();
         for _ in 0..EXTRA_REQUESTS {
-            told.extend(audit_id(&alice.get(LIST).await));
+            audit_ids.extend(audit_id(&alice.get(LIST).await));
         }
         exchange.respond(200, "{}").await;
-        let answer = call.response().await;
-        // What is answered is no line here, and has no id.
-        assert_eq!((answer.status, answer.headers.get("audit-id")), (200, None));
+        let response = call.response().await;
+        // Responses of weir's own are not in this log and have no id.
+        assert_eq!(
+            (response.status, response.headers.get("audit-id")),
+            (200, None)
+        );
         weir.send_signal("TERM").await;
         assert!(weir.wait_for_exit().await.success());
         let lines = weir.remaining_log_lines().await;
@@ -62,7 +66,7 @@ async fn a_logged_rejection_has_the_audit_id_of_its_response_and_none_is_lost() 
         let ids: BTreeSet<_> = rejected
             .map(|line| log_field(line, "audit_id").unwrap().to_owned())
             .collect();
-        assert_eq!(ids, told);
+        assert_eq!(ids, audit_ids);
         let more = lines.iter().filter_map(|line| log_field(line, "more"));
         let more: usize = more.map(|more| more.parse::<usize>().unwrap()).sum();
         assert_eq!(ids.len() + more, EXTRA_REQUESTS, "{lines:#?}");
@@ -80,7 +84,7 @@ async fn a_log_that_is_not_read_delays_no_request() {
     weir.stop_reading_log();
     let mut alice = weir.alice(HttpVersion::Http2);
     let target = format!("{LIST}?continue={}", "x".repeat(600));
-    // Lines of half a KiB at least: many times what a pipe holds.
+    // Lines of at least half a KiB: many times the capacity of a pipe.
     for _ in 0..1000 {
         assert_eq!(alice.get(&target).await.status, 200);
     }
@@ -108,7 +112,7 @@ async fn an_aborted_list_is_logged_with_its_user_and_an_aborted_watch_is_not() {
             exchange.cut();
             assert!(call.body().read_to_end().await.is_err());
         }
-        // The first such line is the list's, not the watch's before it.
+        // The first such line is that of the list, not that of the watch before it.
         let line = weir.next_log_line("an answer broke off").await;
         assert!(line.contains("WARN"), "{line}");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Loops: an upstream that leads back to weir ends with 508 after one round, and fails readiness only where a probe of weir's own
-//! comes back.
+//! Loops: an upstream that leads back to weir ends with 508 after one round, and fails readiness
+//! only if a probe of weir's own comes back.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const OWN_ID_METRIC: &str = "weir_looped_requests_total{reason=\"own-id\"}";
 const TOO_MANY_IDS_METRIC: &str = "weir_looped_requests_total{reason=\"too-many-ids\"}";
 const LOOP_METRIC: &str = "weir_upstream_loop";
 
-/// weir on `place`, before `upstream`.
+/// weir on the address `place`, in front of `upstream`.
 async fn start_weir_on(place: &ReservedAddress, upstream: SocketAddr) -> Weir {
     let address = place.address;
     weir::builder(upstream)
@@ -50,20 +50,20 @@ fn upgrade_request(connection: &str) -> TestRequest {
         .header("upgrade", "websocket")
 }
 
-/// A request that asks for another protocol, and its answer.
-async fn send_upgrade(weir: &Endpoints, ask: TestRequest) -> FullResponse {
-    weir.alice(HttpVersion::Http1).request(ask).await
+/// An upgrade request and its response.
+async fn send_upgrade(weir: &Endpoints, request: TestRequest) -> FullResponse {
+    weir.alice(HttpVersion::Http1).request(request).await
 }
 
-fn assert_looped(answer: &FullResponse) {
-    assert_eq!(answer.status, 508, "{}", answer.text());
-    let told = answer.kube_status();
-    let words = (told.cause.as_str(), told.reason.as_str());
+fn assert_looped(response: &FullResponse) {
+    assert_eq!(response.status, 508, "{}", response.text());
+    let kube_status = response.kube_status();
+    let words = (kube_status.cause.as_str(), kube_status.reason.as_str());
     assert_eq!(words, ("weir/loop", "InternalError"));
-    assert_eq!(answer.headers.get("retry-after"), None);
+    assert_eq!(response.headers.get("retry-after"), None);
 }
 
-/// The one `CDN-Loop` of a request.
+/// The single `CDN-Loop` of a request.
 fn cdn_loop_header(exchange: &Exchange) -> String {
     let lines = exchange.request.headers.all("cdn-loop");
     assert_eq!(lines.len(), 1, "{:?}", exchange.request);
@@ -76,13 +76,13 @@ fn assert_id(id: &str) {
     assert!(digits.len() == 32 && hexadecimal, "{id:?}");
 }
 
-/// Asks weir whether it is ready; its own question comes to its upstream meanwhile.
+/// Requests weir's readiness. Its own probe reaches its upstream meanwhile.
 fn spawn_readyz(weir: &Weir) -> JoinHandle<FullResponse> {
-    let door: Endpoints = **weir;
-    tokio::spawn(async move { door.get_admin("/readyz?verbose").await })
+    let endpoints: Endpoints = **weir;
+    tokio::spawn(async move { endpoints.get_admin("/readyz?verbose").await })
 }
 
-/// Answers everything with 200 and the request's `CDN-Loop`.
+/// Responds to all requests with 200 and their `CDN-Loop`.
 fn spawn_cdn_loop_echo(mut upstream: FakeUpstream) {
     tokio::spawn(async move {
         loop {
@@ -105,8 +105,8 @@ async fn a_loop_through_one_weir_ends_after_one_round_and_fails_readiness() {
         ];
         let mut rounds = 0.0;
         for mut client in clients {
-            for ask in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
-                assert_looped(&client.request(ask).await);
+            for request in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
+                assert_looped(&client.request(request).await);
                 rounds += 1.0;
                 assert_eq!(weir.metric(OWN_ID_METRIC).await, rounds, "one round each");
             }
@@ -152,9 +152,9 @@ async fn a_loop_ends_when_certificate_users_are_impersonated() {
             .await;
         let mut client = weir.with_certificate(near, &pki().alice);
         assert_looped(&client.get(LIST).await);
-        // weir's own calls come back as well.
-        let answers = "weir_upstream_responses_total{code=\"508\"}";
-        assert_eq!(weir.metric(answers).await, 1.0);
+        // weir's own requests come back as well.
+        let responses = "weir_upstream_responses_total{code=\"508\"}";
+        assert_eq!(weir.metric(responses).await, 1.0);
         assert_eq!(weir.get_admin("/readyz").await.status, 500);
     }
 }
@@ -177,7 +177,7 @@ async fn a_loop_through_two_weirs_ends_at_the_first_and_both_detect_it() {
     }
 }
 
-/// Three weirs, each before the next, the last before `upstream`.
+/// Three weirs in a chain, the last one in front of `upstream`.
 async fn start_chain(upstream: SocketAddr) -> [Weir; 3] {
     let third = weir::builder(upstream).start().await;
     let second = weir::builder(third.clients).start().await;
@@ -193,16 +193,16 @@ async fn a_chain_of_three_lists_each_weir_once_in_order_and_is_no_loop() {
         spawn_cdn_loop_echo(upstream);
         let mut ids = Vec::new();
         for weir in chain.iter().rev() {
-            let answer = weir.alice(near).get(LIST).await;
-            let list = answer.text().to_owned();
+            let response = weir.alice(near).get(LIST).await;
+            let list = response.text().to_owned();
             let id = list.split(", ").next().unwrap();
             assert_id(id);
             ids.insert(0, id.to_owned());
             assert_eq!(list, ids.join(", "));
         }
         assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
-        let answer = send_upgrade(&chain[0], upgrade_request("Upgrade")).await;
-        assert_eq!((answer.status, answer.text()), (200, &*ids.join(", ")));
+        let response = send_upgrade(&chain[0], upgrade_request("Upgrade")).await;
+        assert_eq!((response.status, response.text()), (200, &*ids.join(", ")));
         for weir in &chain {
             let report = weir.get_admin("/readyz?verbose").await;
             assert_eq!(report.status, 200, "{}", report.text());
@@ -220,25 +220,29 @@ async fn a_chain_of_three_ends_at_the_playground() {
     use ::weir::playground::PlaygroundSettings;
     use ::weir::upstream::tls;
 
-    let made = Certificates::generate().unwrap();
-    let server = PlaygroundServer::new(PlaygroundSettings::default(), &made).unwrap();
+    let certificates = Certificates::generate().unwrap();
+    let server = PlaygroundServer::new(PlaygroundSettings::default(), &certificates).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { server.run(listener, std::future::pending()).await });
     let third = weir::builder(address)
         .with(|config| {
-            config.upstream.roots = tls::parse_roots("ca", made.ca.as_bytes()).unwrap();
+            config.upstream.roots = tls::parse_roots("ca", certificates.ca.as_bytes()).unwrap();
         })
         .start()
         .await;
     let second = weir::builder(third.clients).start().await;
     let first = weir::builder(second.clients).start().await;
-    let admin = made.users.iter().find(|user| user.name == "admin").unwrap();
+    let admin = certificates
+        .users
+        .iter()
+        .find(|user| user.name == "admin")
+        .unwrap();
     let token = format!("Bearer {}", admin.token);
     for near in HttpVersion::BOTH {
         let mut client = first.with_authorization(near, ("authorization", &token));
-        let answer = client.get("/api/v1/namespaces/default/pods").await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
+        let response = client.get("/api/v1/namespaces/default/pods").await;
+        assert_eq!(response.status, 200, "{}", response.text());
     }
     for weir in [&first, &second, &third] {
         let report = weir.get_admin("/readyz?verbose").await;
@@ -268,8 +272,8 @@ async fn every_request_to_the_api_server_lists_weir_once() {
                 weir.with_certificate(near, &pki().alice),
             ];
             for mut client in clients {
-                for ask in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
-                    let call = client.send(ask).await;
+                for request in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
+                    let call = client.send(request).await;
                     let exchange = upstream.next_exchange().await;
                     assert_eq!(cdn_loop_header(&exchange), id);
                     exchange.respond(200, "{}").await;
@@ -300,7 +304,7 @@ async fn requests_of_impersonated_users_list_weir_once() {
         let call = client.send(TestRequest::get(LIST)).await;
         let exchange = loop {
             let exchange = upstream.next_exchange().await;
-            assert_id(&cdn_loop_header(&exchange)); // of weir's own calls, too
+            assert_id(&cdn_loop_header(&exchange)); // also on weir's own requests
             if exchange.request.target == LIST {
                 break exchange;
             }
@@ -315,13 +319,13 @@ async fn requests_of_impersonated_users_list_weir_once() {
 async fn clients_cannot_remove_cdn_loop_or_hide_an_id_in_it() {
     let named = ["CDN-Loop", "close, cdn-loop", "keep-alive,CDN-LOOP"];
     let hiding = ["a;x=\"", "cdn.example, b\\", "(", "a,,"];
-    // What the client lists goes on, with weir behind it.
+    // The client's list is kept, with weir appended.
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;
     for connection in named.into_iter().chain(["Upgrade, CDN-Loop"]) {
         for theirs in hiding {
-            let ask = upgrade_request(connection).header("cdn-loop", theirs);
-            let call = weir.alice(HttpVersion::Http1).send(ask).await;
+            let request = upgrade_request(connection).header("cdn-loop", theirs);
+            let call = weir.alice(HttpVersion::Http1).send(request).await;
             let exchange = upstream.next_exchange().await;
             let list = cdn_loop_header(&exchange);
             let own = list.strip_prefix(&format!("{theirs}, ")).unwrap();
@@ -330,21 +334,21 @@ async fn clients_cannot_remove_cdn_loop_or_hide_an_id_in_it() {
             assert_eq!(call.response().await.status, 200);
         }
     }
-    // In a loop, it ends after one round all the same.
+    // In a loop it ends after one round all the same.
     let place = ReservedAddress::reserve();
     let weir = start_weir_on(&place, place.address).await;
     let mut rounds = 0.0;
     for connection in named.into_iter().chain(["Upgrade, CDN-Loop"]) {
         for theirs in hiding {
-            let ask = upgrade_request(connection).header("cdn-loop", theirs);
-            assert_looped(&send_upgrade(&weir, ask).await);
+            let request = upgrade_request(connection).header("cdn-loop", theirs);
+            assert_looped(&send_upgrade(&weir, request).await);
             rounds += 1.0;
             assert_eq!(weir.metric(OWN_ID_METRIC).await, rounds);
         }
     }
     for theirs in hiding {
-        let ask = TestRequest::get(LIST).header("cdn-loop", theirs);
-        assert_looped(&weir.alice(HttpVersion::Http2).request(ask).await);
+        let request = TestRequest::get(LIST).header("cdn-loop", theirs);
+        assert_looped(&weir.alice(HttpVersion::Http2).request(request).await);
         rounds += 1.0;
         assert_eq!(weir.metric(OWN_ID_METRIC).await, rounds);
     }
@@ -364,12 +368,12 @@ async fn a_replayed_id_is_a_508_for_that_request_only() {
         let guess = format!("{id};probe={}", "0".repeat(32));
         let among = format!("cdn.example, {id}");
         for theirs in [&id, &guess, &among] {
-            let ask = TestRequest::get(LIST).header("cdn-loop", theirs);
-            let answer = client.request(ask).await;
-            assert_looped(&answer);
-            assert!(answer.kube_status().message.contains("CDN-Loop"));
-            let ask = upgrade_request("Upgrade").header("cdn-loop", theirs);
-            assert_looped(&send_upgrade(&weir, ask).await);
+            let request = TestRequest::get(LIST).header("cdn-loop", theirs);
+            let response = client.request(request).await;
+            assert_looped(&response);
+            assert!(response.kube_status().message.contains("CDN-Loop"));
+            let request = upgrade_request("Upgrade").header("cdn-loop", theirs);
+            assert_looped(&send_upgrade(&weir, request).await);
         }
         upstream.assert_no_request();
         assert_eq!(weir.metric(OWN_ID_METRIC).await, 6.0);
@@ -393,30 +397,30 @@ async fn a_nonce_is_valid_once_and_only_while_its_probe_is_in_flight() {
         let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
         let mut replay = async |list: &str| {
-            let ask = TestRequest::get("/readyz").header("cdn-loop", list);
-            assert_looped(&client.request(ask).await);
+            let request = TestRequest::get("/readyz").header("cdn-loop", list);
+            assert_looped(&client.request(request).await);
             weir.metric(LOOP_METRIC).await
         };
-        // Answered by the API server: no use any more.
+        // The API server has answered it: the nonce is used up.
         let report = spawn_readyz(&weir);
         let exchange = upstream.next_exchange().await;
         let first = cdn_loop_header(&exchange);
         exchange.respond(200, "ok").await;
         assert_eq!(report.await.unwrap().status, 200);
         assert_eq!(replay(&first).await, 0.0);
-        // What is known for a second is over; the next question brings another nonce.
+        // The cached result of one second has expired; the next probe has another nonce.
         let (second, exchange, report) = loop {
             let report = spawn_readyz(&weir);
-            let asked = tokio::select! {
+            let exchange = tokio::select! {
                 exchange = upstream.next_exchange() => exchange,
                 () = wait_until_finished(&report) => continue,
             };
-            break (cdn_loop_header(&asked), asked, report);
+            break (cdn_loop_header(&exchange), exchange, report);
         };
         assert_ne!(first, second);
         assert_eq!(replay(&first).await, 0.0);
         assert_eq!(replay(&second).await, 1.0, "it came back");
-        tokio::spawn(exchange.respond(200, "ok")); // or too late
+        tokio::spawn(exchange.respond(200, "ok")); // may be too late
         let report = report.await.unwrap();
         assert_eq!(report.status, 500);
         assert!(
@@ -424,7 +428,7 @@ async fn a_nonce_is_valid_once_and_only_while_its_probe_is_in_flight() {
             "{}",
             report.text()
         );
-        // A later one that does not come back makes weir ready again.
+        // A later probe that does not come back makes weir ready again.
         wait_until_ready(&weir, upstream).await;
         assert_eq!(weir.metric(LOOP_METRIC).await, 0.0);
         for list in [&first, &second] {
@@ -440,14 +444,14 @@ async fn wait_until_finished(report: &JoinHandle<FullResponse>) {
     }
 }
 
-/// Waits until weir is ready, before an upstream that answers everything well.
+/// Waits until weir is ready, in front of an upstream that answers everything with success.
 async fn wait_until_ready(weir: &Weir, upstream: FakeUpstream) {
     spawn_cdn_loop_echo(upstream);
     let ready = async || (weir.get_admin("/readyz").await.status == 200).then_some(());
     eventually("weir to be ready", ready).await;
 }
 
-/// Leads to whichever address it is told, and cuts what led elsewhere.
+/// Forwards to any address. A change closes the connections to the previous one.
 struct TcpRelay {
     address: SocketAddr,
     target: watch::Sender<SocketAddr>,
@@ -457,18 +461,18 @@ impl TcpRelay {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (target, told) = watch::channel(address);
+        let (target, changes) = watch::channel(address);
         tokio::spawn(async move {
             while let Ok((mut near, _)) = listener.accept().await {
-                let mut told = told.clone();
-                let target = *told.borrow_and_update();
+                let mut changes = changes.clone();
+                let target = *changes.borrow_and_update();
                 tokio::spawn(async move {
                     let Ok(mut far) = TcpStream::connect(target).await else {
                         return;
                     };
                     tokio::select! {
                         _ = copy_bidirectional(&mut near, &mut far) => {}
-                        _ = told.changed() => {}
+                        _ = changes.changed() => {}
                     }
                 });
             }
@@ -489,11 +493,11 @@ async fn weir_is_ready_after_a_loop_is_fixed() {
     relay.target.send(upstream.address).unwrap();
     wait_until_ready(&weir, upstream).await;
     assert_eq!(weir.metric(LOOP_METRIC).await, 0.0);
-    let answer = eventually("an answer of the upstream", async || {
-        let answer = weir.alice(HttpVersion::Http2).get(LIST).await;
-        (answer.status == 200).then_some(answer)
+    let response = eventually("an answer of the upstream", async || {
+        let response = weir.alice(HttpVersion::Http2).get(LIST).await;
+        (response.status == 200).then_some(response)
     });
-    assert_id(answer.await.text());
+    assert_id(response.await.text());
 }
 
 #[tokio::test]
@@ -508,8 +512,8 @@ async fn too_many_ids_are_a_508_and_do_not_fail_readiness() {
         };
         let long = "x".repeat(2049);
         for theirs in [&list(16), &list(100), &long] {
-            let ask = TestRequest::get(LIST).header("cdn-loop", theirs);
-            assert_looped(&client.request(ask).await);
+            let request = TestRequest::get(LIST).header("cdn-loop", theirs);
+            assert_looped(&client.request(request).await);
         }
         let two = TestRequest::get(LIST).header("cdn-loop", &list(8));
         assert_looped(&client.request(two.header("cdn-loop", &list(8))).await);

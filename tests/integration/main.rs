@@ -1,5 +1,5 @@
-//! The whole program over real sockets: clients of both kinds, weir, and before it an API server that waits for the test's
-//! word. One file a theme; what they stand on is in `support`.
+//! The whole program over real sockets: HTTP/1.1 and HTTP/2 clients, weir, and an API server that
+//! the test controls. One file for each subject; shared code is in `support`.
 
 #![expect(
     clippy::expect_used,

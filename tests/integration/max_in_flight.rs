@@ -1,4 +1,4 @@
-//! Max-in-flight: who is refused, how a refusal looks, who is not.
+//! Max-in-flight: the requests that it rejects, its rejection, and the exempt requests.
 
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
@@ -27,36 +27,39 @@ async fn with_limits(read_only: u32, mutating: u32) -> (Weir, FakeUpstream) {
 async fn hold_slot(
     client: &mut TestClient,
     upstream: &mut FakeUpstream,
-    ask: TestRequest,
+    request: TestRequest,
 ) -> (TestCall, Exchange) {
-    let call = client.send(ask).await;
+    let call = client.send(request).await;
     (call, upstream.next_exchange().await)
 }
 
-async fn assert_served(client: &mut TestClient, upstream: &mut FakeUpstream, ask: TestRequest) {
-    let (call, exchange) = hold_slot(client, upstream, ask).await;
+async fn assert_served(client: &mut TestClient, upstream: &mut FakeUpstream, request: TestRequest) {
+    let (call, exchange) = hold_slot(client, upstream, request).await;
     exchange.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
 }
 
-fn assert_rejected(answer: &FullResponse, limit: &str) {
-    assert_eq!(answer.status, 429);
-    assert_eq!(answer.headers.all("retry-after"), ["1"]);
-    assert_eq!(answer.headers.all("content-type"), ["application/json"]);
-    assert_eq!(answer.headers.all("x-content-type-options"), ["nosniff"]);
+fn assert_rejected(response: &FullResponse, limit: &str) {
+    assert_eq!(response.status, 429);
+    assert_eq!(response.headers.all("retry-after"), ["1"]);
+    assert_eq!(response.headers.all("content-type"), ["application/json"]);
+    assert_eq!(response.headers.all("x-content-type-options"), ["nosniff"]);
     assert_eq!(
-        answer.headers.all("content-length"),
-        [answer.body.len().to_string()]
+        response.headers.all("content-length"),
+        [response.body.len().to_string()]
     );
     assert!(
-        answer.body.len() < 2048,
+        response.body.len() < 2048,
         "client-go reads 2 KiB to keep a connection"
     );
-    let told = answer.kube_status();
-    assert_eq!(told.reason, "TooManyRequests");
-    assert_eq!(told.cause, format!("weir/{limit}"));
-    assert!(told.message.contains(&format!("--{limit}")), "{told:?}");
-    let status: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+    let kube_status = response.kube_status();
+    assert_eq!(kube_status.reason, "TooManyRequests");
+    assert_eq!(kube_status.cause, format!("weir/{limit}"));
+    assert!(
+        kube_status.message.contains(&format!("--{limit}")),
+        "{kube_status:?}"
+    );
+    let status: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
     assert_eq!(status["details"]["retryAfterSeconds"], 1);
     assert_eq!(status["apiVersion"], "v1");
 }
@@ -70,8 +73,8 @@ async fn a_rejection_names_its_limit() {
         let second = hold_slot(&mut client, &mut upstream, TestRequest::get(LIST)).await;
         assert_rejected(&client.get(LIST).await, "max-requests-inflight");
         let third = hold_slot(&mut client, &mut upstream, TestRequest::post(LIST, "{}")).await;
-        let refused = client.request(TestRequest::post(LIST, "{}")).await;
-        assert_rejected(&refused, "max-mutating-requests-inflight");
+        let rejected = client.request(TestRequest::post(LIST, "{}")).await;
+        assert_rejected(&rejected, "max-mutating-requests-inflight");
         upstream.assert_no_request();
         for (call, exchange) in [first, second, third] {
             exchange.respond(200, "{}").await;
@@ -119,14 +122,14 @@ async fn a_client_that_accepts_only_protobuf_is_rejected_in_protobuf() {
     let (weir, mut upstream) = with_limits(1, 1).await;
     let mut client = weir.alice(HttpVersion::Http2);
     let _held = hold_slot(&mut client, &mut upstream, TestRequest::get(LIST)).await;
-    let answer = client
+    let response = client
         .request(TestRequest::get(LIST).header("accept", PROTOBUF))
         .await;
-    assert_eq!(answer.status, 429);
-    assert_eq!(answer.headers.all("content-type"), [PROTOBUF]);
-    assert_eq!(answer.headers.all("retry-after"), ["1"]);
-    assert!(answer.body.starts_with(b"k8s\0") && answer.body.len() < 2048);
-    let text = String::from_utf8_lossy(&answer.body);
+    assert_eq!(response.status, 429);
+    assert_eq!(response.headers.all("content-type"), [PROTOBUF]);
+    assert_eq!(response.headers.all("retry-after"), ["1"]);
+    assert!(response.body.starts_with(b"k8s\0") && response.body.len() < 2048);
+    let text = String::from_utf8_lossy(&response.body);
     assert!(text.contains("TooManyRequests") && text.contains("weir/max-requests-inflight"));
     for accept in [
         "application/vnd.kubernetes.protobuf,application/json",
@@ -134,10 +137,10 @@ async fn a_client_that_accepts_only_protobuf_is_rejected_in_protobuf() {
         "*/*",
         "text/html",
     ] {
-        let answer = client
+        let response = client
             .request(TestRequest::get(LIST).header("accept", accept))
             .await;
-        assert_rejected(&answer, "max-requests-inflight");
+        assert_rejected(&response, "max-requests-inflight");
     }
 }
 
@@ -192,7 +195,7 @@ async fn claiming_system_masters_by_headers_is_rejected() {
         TestRequest::get(LIST),
     )
     .await;
-    let ask = TestRequest::get(LIST)
+    let request = TestRequest::get(LIST)
         .header("x-remote-user", "root")
         .header("x-remote-group", "system:masters")
         .header("impersonate-user", "root")
@@ -201,7 +204,10 @@ async fn claiming_system_masters_by_headers_is_rejected() {
         weir.anonymous(HttpVersion::Http2),
         weir.with_certificate(HttpVersion::Http2, &pki().alice),
     ] {
-        assert_rejected(&client.request(ask.clone()).await, "max-requests-inflight");
+        assert_rejected(
+            &client.request(request.clone()).await,
+            "max-requests-inflight",
+        );
     }
 }
 
@@ -218,14 +224,14 @@ async fn long_running_requests_take_no_slot_and_need_none() {
             TestRequest::get("/api/v1/namespaces/a/services/b/proxy/"),
         ];
         let mut open = Vec::new();
-        for ask in long_running.iter().cloned() {
-            open.push(hold_slot(&mut client, &mut upstream, ask).await);
+        for request in long_running.iter().cloned() {
+            open.push(hold_slot(&mut client, &mut upstream, request).await);
         }
         let _read = hold_slot(&mut client, &mut upstream, TestRequest::get(LIST)).await;
         let _write = hold_slot(&mut client, &mut upstream, TestRequest::post(LIST, "{}")).await;
         assert_eq!(client.get(LIST).await.status, 429);
-        for ask in long_running {
-            open.push(hold_slot(&mut client, &mut upstream, ask).await);
+        for request in long_running {
+            open.push(hold_slot(&mut client, &mut upstream, request).await);
         }
     }
 }
@@ -276,7 +282,7 @@ async fn the_metrics_agree_with_the_responses() {
     }
     assert_served(&mut client, &mut upstream, TestRequest::post(LIST, "{}")).await;
     weir.wait_for_metric(&total("LIST", 200), 2.0).await;
-    // What is created has no name yet, and is a resource for kube-apiserver all the same.
+    // A created object has no name yet. For kube-apiserver it is a resource request all the same.
     let posted = total("POST", 200).replace("\"cluster\"", "\"resource\"");
     weir.wait_for_metric(&posted, 1.0).await;
     assert_eq!(

@@ -1,5 +1,6 @@
-//! How many objects there are, asked by weir itself: from the API server's metrics, and by lists of one object where these may not
-//! be read. Before the playground, which serves reviews, metadata and `remainingItemCount` as kube-apiserver does.
+//! Object counts that weir requests itself: from the API server's metrics, and by lists of one
+//! object where metrics are forbidden. In front of the playground, which serves reviews, metadata
+//! and `remainingItemCount` as kube-apiserver does.
 
 use std::time::Duration;
 
@@ -20,12 +21,12 @@ use crate::support::client::TestClient;
 use crate::support::eventually;
 use crate::support::weir::Weir;
 
-/// A part of the pods: it does not tell how many there are.
+/// Some of the pods, by a selector: such a list does not tell the total.
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const COUNTED_METRIC: &str = "weir_object_count_calls_total{result=\"counted\"}";
 const OWN_USER: &str = "system:serviceaccount:team:weir";
 
-/// A cluster, and weir with a credential of its own before it.
+/// A cluster, and weir with its own credentials in front of it.
 struct ObjectCountHarness {
     cluster: PlaygroundCluster,
     weir: Weir,
@@ -33,7 +34,7 @@ struct ObjectCountHarness {
 }
 
 impl ObjectCountHarness {
-    /// weir's own user may not do what is denied, of these verbs.
+    /// Denies weir's own user these verbs.
     async fn start(pods: usize, denied: &[(&str, &str)]) -> Self {
         let settings = PlaygroundSettings {
             pods,
@@ -70,9 +71,9 @@ impl ObjectCountHarness {
 
     /// The seats of a list, which is answered.
     async fn seats(&mut self, target: &str) -> u32 {
-        let answer = self.client.get(target).await;
-        assert_eq!(answer.status, 200, "{target}: {}", answer.text());
-        answer.headers["x-weir-seats"].parse().unwrap()
+        let response = self.client.get(target).await;
+        assert_eq!(response.status, 200, "{target}: {}", response.text());
+        response.headers["x-weir-seats"].parse().unwrap()
     }
 
     async fn wait_for_seats(&mut self, target: &str, seats: u32) {
@@ -82,7 +83,7 @@ impl ObjectCountHarness {
         .await;
     }
 
-    /// What the server's formula comes to, by what it has stored.
+    /// The result of kube-apiserver's formula for the stored objects.
     fn expected_seats(&self, target: &str) -> u32 {
         let count = self.cluster.server.object_count("pods").unwrap();
         let size = self.cluster.server.object_bytes("pods").unwrap() / count;
@@ -95,7 +96,7 @@ impl ObjectCountHarness {
         expected_seats(target, stored)
     }
 
-    /// weir's own requests, but for reviews.
+    /// weir's own requests, except reviews.
     fn own_list_requests(&self) -> Vec<RequestRecord> {
         let requests = self.cluster.server.requests().into_iter();
         requests
@@ -104,7 +105,7 @@ impl ObjectCountHarness {
             .collect()
     }
 
-    /// Which resources weir asked about whether it may list them.
+    /// The resources for which weir has checked its permission to list.
     fn reviewed_resources(&self) -> Vec<String> {
         let reviews = self.cluster.server.reviews().into_iter();
         reviews
@@ -121,12 +122,12 @@ impl ObjectCountHarness {
 
 #[tokio::test]
 async fn without_access_to_metrics_a_list_of_one_object_provides_the_count() {
-    let mut stand = ObjectCountHarness::start(2000, &[("get", "/metrics")]).await;
-    let server = stand.expected_seats(PODS);
+    let mut harness = ObjectCountHarness::start(2000, &[("get", "/metrics")]).await;
+    let server = harness.expected_seats(PODS);
     assert_eq!(server, 10, "as many as a list from memory has at most");
-    assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
-    stand.wait_for_seats(PODS, server).await;
-    let lists = stand.own_list_requests();
+    assert_eq!(harness.seats(PODS).await, 1, "nothing is known");
+    harness.wait_for_seats(PODS, server).await;
+    let lists = harness.own_list_requests();
     let targets: Vec<_> = lists.iter().map(|list| list.uri.to_string()).collect();
     assert_eq!(
         targets,
@@ -137,64 +138,65 @@ async fn without_access_to_metrics_a_list_of_one_object_provides_the_count() {
         lists[0].headers["accept"],
         "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     );
-    assert_eq!(stand.reviewed_resources(), ["pods"]);
-    assert_eq!(stand.weir.metric(COUNTED_METRIC).await, 1.0);
+    assert_eq!(harness.reviewed_resources(), ["pods"]);
+    assert_eq!(harness.weir.metric(COUNTED_METRIC).await, 1.0);
 }
 
-/// A list of one object tells no size. The first list after it costs what the server takes for objects of unknown size; it tells
-/// how large they are, though it is of one namespace.
+/// A list of one object does not tell the object size. The first list after it costs as much as
+/// kube-apiserver's default for objects of unknown size. Its response tells the size, even if it is
+/// of one namespace.
 #[tokio::test]
 async fn the_size_of_counted_objects_is_estimated_from_a_sample() {
-    let mut stand = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
-    let server = stand.expected_seats(PODS);
+    let mut harness = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
+    let server = harness.expected_seats(PODS);
     assert!(server < 10, "{server}");
-    assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
-    stand.wait_for_seats(PODS, 10).await;
-    stand.wait_for_seats(PODS, server).await;
+    assert_eq!(harness.seats(PODS).await, 1, "nothing is known");
+    harness.wait_for_seats(PODS, 10).await;
+    harness.wait_for_seats(PODS, server).await;
 }
 
 #[tokio::test]
 async fn resources_that_weir_may_not_list_are_never_listed() {
     let denied = [("get", "/metrics"), ("list", "configmaps")];
-    let mut stand = ObjectCountHarness::start(20, &denied).await;
+    let mut harness = ObjectCountHarness::start(20, &denied).await;
     for target in ["/api/v1/namespaces/default/configmaps", PODS] {
-        assert_eq!(stand.seats(target).await, 1);
+        assert_eq!(harness.seats(target).await, 1);
     }
-    stand.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
-    assert_eq!(stand.reviewed_resources(), ["configmaps", "pods"]);
-    for list in stand.own_list_requests() {
+    harness.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
+    assert_eq!(harness.reviewed_resources(), ["configmaps", "pods"]);
+    for list in harness.own_list_requests() {
         assert_eq!(list.uri.path(), "/api/v1/pods");
     }
     let denied = "weir_object_count_calls_total{result=\"denied\"}";
-    assert_eq!(stand.weir.metric(denied).await, 1.0);
+    assert_eq!(harness.weir.metric(denied).await, 1.0);
 }
 
 #[tokio::test]
 async fn secrets_are_never_listed() {
-    let mut stand = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
+    let mut harness = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
     for target in [
         "/api/v1/namespaces/default/secrets",
         "/api/v1/secrets?limit=500",
         PODS,
     ] {
-        stand.seats(target).await;
+        harness.seats(target).await;
     }
-    stand.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
+    harness.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
     assert_eq!(
-        stand.reviewed_resources(),
+        harness.reviewed_resources(),
         ["pods"],
         "though it may list everything"
     );
-    for list in stand.own_list_requests() {
+    for list in harness.own_list_requests() {
         assert_eq!(list.uri.path(), "/api/v1/pods");
     }
 }
 
 #[tokio::test]
 async fn resources_counted_by_metrics_are_not_listed() {
-    let mut stand = ObjectCountHarness::start(2000, &[]).await;
-    let server = stand.expected_seats(PODS);
-    stand.wait_for_seats(PODS, server).await;
-    assert_eq!(stand.reviewed_resources(), <[String; 0]>::default());
-    assert_eq!(stand.own_list_requests().len(), 0);
+    let mut harness = ObjectCountHarness::start(2000, &[]).await;
+    let server = harness.expected_seats(PODS);
+    harness.wait_for_seats(PODS, server).await;
+    assert_eq!(harness.reviewed_resources(), <[String; 0]>::default());
+    assert_eq!(harness.own_list_requests().len(), 0);
 }

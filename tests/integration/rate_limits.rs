@@ -1,4 +1,4 @@
-//! EventRateLimit and client limits: what a client and the API server see of them.
+//! EventRateLimit and client limits, as a client and the API server see them.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use ::weir::document;
 use ::weir::document::Diagnostics;
 use ::weir::limits::rate;
 use ::weir::limits::rate::clients;
-use ::weir::limits::rate::events::LimitedEventGroups;
+use ::weir::limits::rate::events::buckets::LimitedEventGroups;
 use ::weir::limits::rate::events::config::EventLimitConfig;
 use ::weir::limits::rate::events::config::LimitType;
 use ::weir::limits::rate::events::enforcer;
@@ -27,7 +27,7 @@ use crate::support::weir::Weir;
 
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 
-/// No token ever comes, however long a test takes: less than can be configured.
+/// A rate without any token during a test, however long: less than the configurable minimum.
 const NO_TOKENS: u32 = 0;
 
 fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
@@ -51,21 +51,21 @@ fn event_limits(limits: Vec<EventLimitConfig>, retry_after: bool) -> rate::RateL
     }
 }
 
-/// A rule for alice's requests, with these further lines.
+/// A rule for alice's requests, with these additional lines.
 fn alice_rule(lines: &str) -> rate::RateLimitsConfig {
     alice_rule_for_verbs("'*'", lines)
 }
 
-/// A rule for such requests of alice's only.
+/// A rule for some of alice's requests only.
 pub(crate) fn alice_rule_for_verbs(verbs: &str, lines: &str) -> rate::RateLimitsConfig {
     let text = format!(
         "- name: alice\n  rules:\n  - subjects: [{{kind: User, user: {{name: alice}}}}]\n    resourceRules:\n    \
          - {{verbs: [{verbs}], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}\n{lines}"
     );
-    let mut faults = Diagnostics::default();
-    let nodes = document::parse_all("rule", &text, &mut faults);
-    let clients = clients::config::parse_rules(&nodes[0], "clientLimits", &mut faults);
-    assert_eq!(faults.to_string(), "");
+    let mut errors = Diagnostics::default();
+    let nodes = document::parse_all("rule", &text, &mut errors);
+    let clients = clients::config::parse_rules(&nodes[0], "clientLimits", &mut errors);
+    assert_eq!(errors.to_string(), "");
     rate::RateLimitsConfig {
         events: None,
         clients,
@@ -82,40 +82,41 @@ fn event_json(source: &str) -> String {
     format!("{{\"metadata\":{{\"name\":\"e\"}} ,\n\"source\":{{\"component\":\"{source}\"}}}}")
 }
 
-/// Sends a request that is to reach the upstream, which answers with `status`.
+/// Sends a request that must reach the upstream, which answers with `status`.
 async fn assert_passes(
     client: &mut TestClient,
     upstream: &mut FakeUpstream,
-    ask: TestRequest,
+    request: TestRequest,
     status: u16,
 ) {
-    let call = client.send(ask).await;
+    let call = client.send(request).await;
     upstream.next_exchange().await.respond(status, "{}").await;
     assert_eq!(call.response().await.status, status);
 }
 
-/// Asks what a bucket lets through that holds so many tokens and gets one a second, until that refuses.
+/// Repeats a request until a bucket with this burst and one token a second rejects it. Checks how
+/// many it admitted, and returns the rejection.
 async fn spend_tokens(
     client: &mut TestClient,
     upstream: &mut FakeUpstream,
-    ask: TestRequest,
+    request: TestRequest,
     burst: u64,
 ) -> FullResponse {
     let (began, mut passed) = (Stopwatch::start(), 0);
     loop {
-        let mut answer = pin!(client.send(ask.clone()).await.response());
-        let answer = tokio::select! {
-            answer = &mut answer => answer,
+        let mut response = pin!(client.send(request.clone()).await.response());
+        let response = tokio::select! {
+            response = &mut response => response,
             exchange = upstream.next_exchange() => {
                 exchange.respond(200, "{}").await;
-                answer.await
+                response.await
             }
         };
-        if answer.status == 429 {
+        if response.status == 429 {
             assert!(passed >= burst, "{passed}");
-            return answer;
+            return response;
         }
-        assert_eq!(answer.status, 200);
+        assert_eq!(response.status, 200);
         passed += 1;
         let elapsed = began.elapsed();
         assert!(
@@ -134,29 +135,29 @@ async fn an_event_over_the_limit_is_rejected_with_upstream_s_message() {
         });
         let (weir, mut upstream) = start_with_rates(event_limits(limits.into(), true)).await;
         let mut alice = weir.alice(near);
-        let answer = spend_tokens(
+        let response = spend_tokens(
             &mut alice,
             &mut upstream,
             TestRequest::post(EVENTS, "{}"),
             1,
         )
         .await;
-        assert_eq!(answer.headers.all("retry-after"), ["1"]);
-        let told = answer.kube_status();
-        assert_eq!(told.reason, "TooManyRequests");
-        assert_eq!(told.cause, "weir/event-rate-limit");
+        assert_eq!(response.headers.all("retry-after"), ["1"]);
+        let kube_status = response.kube_status();
+        assert_eq!(kube_status.reason, "TooManyRequests");
+        assert_eq!(kube_status.cause, "weir/event-rate-limit");
         assert_eq!(
-            told.message,
+            kube_status.message,
             "Too many requests: [limit reached on type User for key alice, limit reached on type Namespace for key default]"
         );
         upstream.assert_no_request();
-        // Neither other writes nor reads nor dry runs are concerned.
-        for ask in [
+        // Other writes, reads and dry runs are not limited.
+        for request in [
             TestRequest::post("/api/v1/namespaces/default/pods", "{}"),
             TestRequest::get(EVENTS),
             TestRequest::post(&format!("{EVENTS}?dryRun=All"), "{}"),
         ] {
-            assert_passes(&mut alice, &mut upstream, ask, 200).await;
+            assert_passes(&mut alice, &mut upstream, request, 200).await;
         }
         let top = weir.get_admin("/debug/rate_limits").await;
         assert!(
@@ -179,10 +180,10 @@ async fn without_retry_after_the_rejection_equals_upstream_s() {
         201,
     )
     .await;
-    let answer = alice.request(TestRequest::post(EVENTS, "{}")).await;
-    assert_eq!(answer.headers.get("retry-after"), None);
+    let response = alice.request(TestRequest::post(EVENTS, "{}")).await;
+    assert_eq!(response.headers.get("retry-after"), None);
     assert_eq!(
-        answer.text(),
+        response.text(),
         "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\"status\":\"Failure\",\"message\":\"Too many requests: \
          limit reached on type Server for key \",\"reason\":\"TooManyRequests\",\"code\":429}\n"
     );
@@ -206,7 +207,7 @@ async fn a_body_that_was_read_is_forwarded_byte_for_byte() {
         assert_eq!(exchange.read_body().await, body);
         exchange.respond(201, "{}").await;
         assert_eq!(call.response().await.status, 201);
-        // In parts, and of unknown length.
+        // In chunks, and of unknown length.
         let mut call = alice.send(TestRequest::post(EVENTS, "").streamed()).await;
         for part in body.as_bytes().chunks(7) {
             call.send(part.to_vec()).await;
@@ -216,9 +217,9 @@ async fn a_body_that_was_read_is_forwarded_byte_for_byte() {
         assert_eq!(exchange.read_body().await, body);
         exchange.respond(201, "{}").await;
         assert_eq!(call.response().await.status, 201);
-        let refused = alice.request(TestRequest::post(EVENTS, body)).await;
+        let rejected = alice.request(TestRequest::post(EVENTS, body)).await;
         assert!(
-            refused
+            rejected
                 .kube_status()
                 .message
                 .ends_with("SourceAndObject for key kubelet")
@@ -255,9 +256,9 @@ async fn reading_an_event_s_body_sends_100_continue() {
     wire.send(&head).await;
     assert_eq!(wire.read_response_head().await.status, 100);
     wire.send("{}").await;
-    let (refused, _) = wire.read_response("POST").await;
+    let (rejected, _) = wire.read_response("POST").await;
     assert_eq!(
-        (refused.status, refused.headers.get("connection")),
+        (rejected.status, rejected.headers.get("connection")),
         (429, None)
     );
     upstream.assert_no_request();
@@ -270,8 +271,8 @@ async fn an_event_over_the_server_s_size_limit_is_rejected_with_and_without_a_le
     for near in HttpVersion::BOTH {
         let (weir, mut upstream) = start_with_rates(rates()).await;
         let mut alice = weir.alice(near);
-        let told = TestRequest::new("POST", EVENTS).streamed();
-        let told = match near {
+        let request = TestRequest::new("POST", EVENTS).streamed();
+        let request = match near {
             HttpVersion::Http1 => {
                 let mut wire = weir.raw_http1().await;
                 wire.send(format!(
@@ -285,18 +286,18 @@ async fn an_event_over_the_server_s_size_limit_is_rejected_with_and_without_a_le
                     String::from_utf8_lossy(&body)
                         .contains("Request entity too large: limit is 3145728")
                 );
-                told
+                request
             }
-            HttpVersion::Http2 => told,
+            HttpVersion::Http2 => request,
         };
-        let mut call = alice.send(told).await;
+        let mut call = alice.send(request).await;
         for _ in 0..MAX_BODY / (64 << 10) {
             call.send(vec![b' '; 64 << 10]).await;
         }
         call.send("x").await;
         assert_eq!(call.response().await.status, 413);
         upstream.assert_no_request();
-        // One of just that size is none, and the API server's to judge.
+        // A body of exactly this size is not too large, and the API server decides.
         let mut whole = vec![b' '; MAX_BODY];
         whole[0] = b'{';
         let call = alice.send(TestRequest::post(EVENTS, whole)).await;
@@ -329,17 +330,17 @@ async fn event_bodies_of_one_address_leave_memory_for_others() {
         let mut wires = Vec::new();
         for _ in 0..9 {
             let mut wire = weir.raw_http1().await;
-            let _ = wire.writer.send(&begun).await; // refused, it may be cut short
+            let _ = wire.writer.send(&begun).await; // rejected: the connection may be closed early
             wires.push(wire);
         }
         if !proxy {
-            let answers = wires
+            let responses = wires
                 .iter_mut()
                 .map(|wire| Box::pin(wire.read_response_head()));
-            let (first, _, _) = futures_util::future::select_all(answers).await;
+            let (first, _, _) = futures_util::future::select_all(responses).await;
             assert_eq!(first.status, 429);
         }
-        // Another's event is read meanwhile.
+        // Another client's event is read meanwhile.
         let mut other = raw_http1_over(connect_from(&weir, [127, 0, 0, 2]).await).await;
         let event = event_json("kubelet");
         other
@@ -372,8 +373,8 @@ async fn events_are_rejected_before_they_take_a_seat() {
     let mut alice = weir.alice(HttpVersion::Http2);
     let held = alice.send(TestRequest::post(EVENTS, "{}")).await;
     let exchange = upstream.next_exchange().await;
-    let refused = alice.request(TestRequest::post(EVENTS, "{}")).await;
-    assert_eq!(refused.kube_status().cause, "weir/event-rate-limit");
+    let rejected = alice.request(TestRequest::post(EVENTS, "{}")).await;
+    assert_eq!(rejected.kube_status().cause, "weir/event-rate-limit");
     exchange.respond(201, "{}").await;
     assert_eq!(held.response().await.status, 201);
 }
@@ -383,19 +384,19 @@ async fn a_client_over_its_rate_is_rejected_and_others_are_not() {
     let (weir, mut upstream) =
         start_with_rates(alice_rule("  requests: {qps: 1, burst: 2}\n")).await;
     let mut alice = weir.alice(HttpVersion::Http2);
-    let refused = spend_tokens(
+    let rejected = spend_tokens(
         &mut alice,
         &mut upstream,
         TestRequest::get("/api/v1/pods"),
         2,
     )
     .await;
-    assert_eq!(refused.headers.all("retry-after"), ["1"]);
-    let told = refused.kube_status();
-    assert_eq!(told.cause, "weir/client-limit");
+    assert_eq!(rejected.headers.all("retry-after"), ["1"]);
+    let kube_status = rejected.kube_status();
+    assert_eq!(kube_status.cause, "weir/client-limit");
     assert!(
-        told.message.contains("\"alice\"") && told.message.contains("(requests)"),
-        "{told:?}"
+        kube_status.message.contains("\"alice\"") && kube_status.message.contains("(requests)"),
+        "{kube_status:?}"
     );
     assert_passes(
         &mut weir.anonymous(HttpVersion::Http2),
@@ -411,9 +412,9 @@ async fn a_client_over_its_rate_is_rejected_and_others_are_not() {
 async fn a_rate_of_zero_blocks_one_client_only() {
     let (weir, mut upstream) = start_with_rates(alice_rule("  requests: {qps: 0}\n")).await;
     for _ in 0..3 {
-        let refused = weir.alice(HttpVersion::Http2).get("/api/v1/pods").await;
-        assert_eq!(refused.headers.all("retry-after"), ["60"]);
-        assert_eq!(refused.kube_status().cause, "weir/client-limit");
+        let rejected = weir.alice(HttpVersion::Http2).get("/api/v1/pods").await;
+        assert_eq!(rejected.headers.all("retry-after"), ["60"]);
+        assert_eq!(rejected.kube_status().cause, "weir/client-limit");
     }
     let mut other = weir.anonymous(HttpVersion::Http2);
     assert_passes(
@@ -446,7 +447,7 @@ async fn a_dry_run_rule_counts_and_admits() {
     let rejected =
         "weir_client_limit_requests_total{decision=\"rejected\",limit=\"requests\",rule=\"alice\"}";
     let rejected = weir.metric(rejected).await;
-    // But for one token a second.
+    // Except one token a second.
     let came = began.elapsed().as_secs_f64().floor();
     assert!(rejected <= 2.0 && rejected + came >= 2.0, "{rejected}");
 }
@@ -467,14 +468,15 @@ async fn a_delayed_request_is_sent_with_its_token_and_rejected_beyond_the_max_de
         }
     };
     let answered = futures_util::future::join_all(calls.into_iter().map(|call| call.response()));
-    let answers = tokio::select! {
-        answers = answered => answers,
+    let responses = tokio::select! {
+        responses = answered => responses,
         () = serving => unreachable!(),
     };
     let elapsed = began.elapsed();
-    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    let statuses: Vec<u16> = responses.iter().map(|response| response.status).collect();
     let passed = statuses.iter().filter(|status| **status == 200).count();
-    // One at once and two that waited 50 and 100 ms, and those whose tokens came while the twelve were sent.
+    // One at once, two that were delayed by 50 and 100 ms, and those whose tokens were added while
+    // the twelve were sent.
     assert!(
         passed >= 3 && passed <= 3 + usize::try_from(elapsed.as_millis() / 50).unwrap(),
         "{statuses:?}"
@@ -504,13 +506,13 @@ async fn a_failed_object_backs_off_and_another_does_not() {
     };
     let began = Stopwatch::start();
     assert_passes(&mut alice, &mut upstream, put("broken"), 422).await;
-    let refused = alice.request(put("broken")).await;
-    assert!(refused.kube_status().message.contains("(objectBackoff)"));
-    let told: u64 = refused.headers["retry-after"].parse().unwrap();
+    let rejected = alice.request(put("broken")).await;
+    assert!(rejected.kube_status().message.contains("(objectBackoff)"));
+    let retry_after: u64 = rejected.headers["retry-after"].parse().unwrap();
     let elapsed = began.elapsed();
     assert!(
-        told <= 30 && told + elapsed.as_secs() + 1 >= 30,
-        "{told} after {elapsed:?}"
+        retry_after <= 30 && retry_after + elapsed.as_secs() + 1 >= 30,
+        "{retry_after} after {elapsed:?}"
     );
     upstream.assert_no_request();
     assert_passes(&mut alice, &mut upstream, put("sound"), 200).await;
@@ -529,8 +531,8 @@ async fn concurrency_of_a_resource_and_watches_are_limited() {
     let mut alice = weir.alice(HttpVersion::Http2);
     let call = alice.send(TestRequest::get("/api/v1/pods")).await;
     let exchange = upstream.next_exchange().await;
-    let refused = alice.get("/api/v1/pods").await;
-    assert!(refused.kube_status().message.contains("(concurrency)"));
+    let rejected = alice.get("/api/v1/pods").await;
+    assert!(rejected.kube_status().message.contains("(concurrency)"));
     assert_passes(
         &mut alice,
         &mut upstream,
@@ -543,8 +545,8 @@ async fn concurrency_of_a_resource_and_watches_are_limited() {
     let mut streaming = upstream.next_exchange().await;
     streaming.send_head(200, &[]).await;
     assert_eq!(watching.head().await.status, 200);
-    let refused = alice.request(watch()).await;
-    assert!(refused.kube_status().message.contains("(longRunning)"));
+    let rejected = alice.request(watch()).await;
+    assert!(rejected.kube_status().message.contains("(longRunning)"));
     exchange.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
     assert_passes(
@@ -557,7 +559,7 @@ async fn concurrency_of_a_resource_and_watches_are_limited() {
     streaming.end().await;
     watching.body().read_to_end().await.unwrap();
     assert_passes(&mut alice, &mut upstream, watch(), 200).await;
-    // Seven asked; each is counted once.
+    // Seven requests, each counted once.
     let counted = |decision: &str, limit: &str| {
         let labels = format!("decision=\"{decision}\",limit=\"{limit}\",rule=\"alice\"");
         format!("weir_client_limit_requests_total{{{labels}}}")
@@ -648,7 +650,7 @@ async fn rejections_of_exempt_users_are_never_held() {
 
 #[tokio::test]
 async fn an_early_retry_after_a_concurrency_rejection_is_held() {
-    // Not held is who comes a second later because the machine stood still.
+    // A request that is a second late because the machine paused is not delayed.
     eventually("one that comes early", async || {
         let mut upstream = FakeUpstream::start().await;
         let weir = weir::builder(upstream.address)
@@ -661,8 +663,8 @@ async fn an_early_retry_after_a_concurrency_rejection_is_held() {
         let exchange = upstream.next_exchange().await;
         let began = Stopwatch::start();
         for _ in 0..2 {
-            let refused = alice.get("/api/v1/pods").await;
-            assert_eq!(refused.headers.all("retry-after"), ["1"]);
+            let rejected = alice.get("/api/v1/pods").await;
+            assert_eq!(rejected.headers.all("retry-after"), ["1"]);
         }
         assert!(began.elapsed() >= Duration::from_secs(1));
         let held = weir.metric(HELD_COUNT_METRIC).await;

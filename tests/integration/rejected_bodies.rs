@@ -1,5 +1,5 @@
-//! What becomes of the body of a request that is refused: it is not asked for, skipped if it is small, and costs the
-//! connection (on HTTP/2 the stream) if it is not.
+//! The body of a rejected request: it is not requested, it is discarded if it is small, and a large
+//! one ends the connection (on HTTP/2 the stream).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::support::weir::Weir;
 
 const PODS: &str = "/api/v1/namespaces/a/pods";
 
-/// weir, full of mutating requests.
+/// weir with all slots for mutating requests in use.
 async fn full_weir() -> (Weir, FakeUpstream, (TestCall, Exchange)) {
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
@@ -60,7 +60,7 @@ async fn a_small_body_is_drained_and_the_connection_is_reused() {
         assert_eq!(answered.status, 429);
         assert_eq!(answered.headers.get("connection"), None, "{request:.80}");
     }
-    // What follows is read from where it begins.
+    // The next request is read from its start.
     upstream.assert_no_request();
     exchange.respond(201, "{}").await;
     call.response().await;
@@ -79,7 +79,7 @@ async fn a_body_in_many_parts_is_drained_if_it_arrives_soon() {
         post_head("content-length: 200000"),
         "x".repeat(200_000)
     );
-    // It does not come soon where the machine stands still.
+    // Not soon, if the machine pauses.
     eventually("a body that comes soon", async || {
         let mut wire = weir.raw_http1().await;
         let began = Stopwatch::start();
@@ -90,7 +90,7 @@ async fn a_body_in_many_parts_is_drained_if_it_arrives_soon() {
             assert!(began.elapsed() >= Duration::from_secs(1));
             return None;
         }
-        // What follows is read from where it begins.
+        // The next request is read from its start.
         wire.send(post_head("content-length: 0")).await;
         assert_eq!(wire.read_response("POST").await.0.status, 429);
         Some(())
@@ -103,7 +103,7 @@ async fn a_body_in_many_parts_is_drained_if_it_arrives_soon() {
 async fn a_body_too_large_to_drain_closes_the_connection() {
     let (weir, mut upstream, _held) = full_weir().await;
     let mut wire = weir.raw_http1().await;
-    // Its length alone says so: not a byte of it need come.
+    // By its content length: no byte of it needs to arrive.
     wire.send(post_head("content-length: 1000000")).await;
     let (answered, body) = wire.read_response("POST").await;
     assert_eq!(answered.status, 429);
@@ -151,7 +151,7 @@ const POST_HEAD: [(&str, &str); 4] = [
     (":path", PODS),
 ];
 
-/// The stream whose answer comes next; none may have been reset before.
+/// The stream of the next response. No stream may be reset before.
 async fn next_response_stream(client: &mut RawHttp2) -> u32 {
     loop {
         let frame = client.next_frame().await.unwrap();
@@ -163,7 +163,7 @@ async fn next_response_stream(client: &mut RawHttp2) -> u32 {
     }
 }
 
-/// `None` where so much time has gone by that bodies are perhaps not waited for any more.
+/// `None` if so much time has passed that weir may not wait for bodies any more.
 fn within_drain_time(began: Stopwatch) -> Option<()> {
     (began.elapsed() < Duration::from_secs(1)).then_some(())
 }
@@ -214,7 +214,7 @@ async fn on_http2_the_number_of_bodies_drained_at_once_is_limited() {
         let first = client.next_frame_of_kind(raw_http2::HEADERS).await;
         within_drain_time(began)?;
         assert_eq!(first.stream, 1);
-        // A place has come free.
+        // A slot is free again.
         client.send(&RawFrame::request(11, &POST_HEAD, false)).await;
         client.send(&RawFrame::request(13, &POST_HEAD, true)).await;
         let other = client.next_frame_of_kind(raw_http2::HEADERS).await;

@@ -1,4 +1,5 @@
-//! Who does not wait as told hears the next no late; who waits, and what must not be held, does not.
+//! Delayed rejections: a client that ignores `Retry-After` gets the next rejection late. Clients
+//! that honour it, and exempt requests, are not delayed.
 
 use std::time::Duration;
 
@@ -28,13 +29,13 @@ const LIST: &str = "/api/v1/pods";
 /// The `Retry-After` of max-in-flight.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Longer than anything that is waited for.
+/// Longer than any wait in these tests.
 const LONG_HOLD: Duration = Duration::from_secs(3600);
 
 const HELD_METRIC: &str = "weir_rejection_holds";
 const HELD_COUNT_METRIC: &str = "weir_rejection_hold_seconds_count";
 
-/// weir whose only slots for reading and writing are taken.
+/// weir with its only slots for reads and writes in use.
 struct FullWeir {
     weir: Weir,
     _upstream: FakeUpstream,
@@ -45,7 +46,8 @@ async fn full_weir(longest: Duration) -> FullWeir {
     full_weir_with(rate::RateLimitsConfig::default(), longest, 100).await
 }
 
-/// One that tells who reads to come back in a lifetime, not in a second: that is over as soon as the machine stands still.
+/// weir whose rejections of reads have a very long `Retry-After`: a second could pass while the machine
+/// pauses.
 async fn rate_limited_weir(longest: Duration, max_streams: u32) -> FullWeir {
     let mut rates = alice_rule_for_verbs("get, list", "");
     rates.clients[0].requests = Some(Rate::new(0, 1));
@@ -77,13 +79,13 @@ async fn full_weir_with(
     }
 }
 
-async fn assert_rejected(client: &mut TestClient, ask: TestRequest) {
-    assert_eq!(client.request(ask).await.status, 429);
+async fn assert_rejected(client: &mut TestClient, request: TestRequest) {
+    assert_eq!(client.request(request).await.status, 429);
 }
 
 #[tokio::test]
 async fn an_early_retry_is_rejected_when_its_retry_after_is_over() {
-    // Not held is who comes a second later because the machine stood still.
+    // A request that is a second late because the machine paused is not delayed.
     eventually("one that comes early", async || {
         let full = full_weir(LONG_HOLD).await;
         let mut client = full.weir.alice(HttpVersion::Http2);
@@ -106,7 +108,7 @@ async fn a_rejection_is_held_for_its_own_flow_only() {
     assert_rejected(&mut client, TestRequest::get(LIST)).await;
     let held = client.send(TestRequest::get(LIST)).await;
     full.weir.wait_for_metric(HELD_METRIC, 1.0).await;
-    // Another limit's requests are another flow, on the same connection.
+    // Requests of another limit are another flow on the same connection.
     assert_rejected(&mut client, TestRequest::post(LIST, "{}")).await;
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 0.0);
     drop(held);
@@ -132,7 +134,7 @@ async fn rejections_of_lease_writes_are_never_held() {
         assert_rejected(&mut client, TestRequest::new("PUT", lease)).await;
     }
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 0.0);
-    // Reading one is reading.
+    // A read of a lease is held like other reads.
     assert_rejected(&mut client, TestRequest::get(lease)).await;
     assert_rejected(&mut client, TestRequest::get(lease)).await;
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 1.0);
@@ -144,7 +146,8 @@ async fn a_held_rejection_is_dropped_when_its_client_disconnects() {
         let full = rate_limited_weir(LONG_HOLD, 100).await;
         let mut client = full.weir.alice(http);
         let mut calls = Vec::new();
-        // HTTP/1.1: each on a connection of its own, so the flow has to be known by more than eight.
+        // HTTP/1.1: each request on its own connection, so the flow must be known from more than
+        // eight.
         let tries = if http == HttpVersion::Http1 { 9 } else { 2 };
         for _ in 0..tries {
             calls.push(client.send(TestRequest::get(LIST)).await);
@@ -167,8 +170,8 @@ async fn at_most_half_of_a_connection_s_streams_are_held() {
         ));
     }
     full.weir.wait_for_metric(HELD_METRIC, 2.0).await;
-    let (answer, _, held) = select_all(early).await;
-    assert_eq!(answer.status, 429);
+    let (response, _, held) = select_all(early).await;
+    assert_eq!(response.status, 429);
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 0.0);
     drop(held);
     full.weir.wait_for_metric(HELD_COUNT_METRIC, 2.0).await;
@@ -186,24 +189,25 @@ async fn a_new_connection_for_every_try_does_not_avoid_the_hold() {
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 1.0);
 }
 
-/// weir before an API server that refuses connections, and the place that it can come back to.
+/// weir in front of an API server that refuses connections, and the reserved address where it can
+/// return.
 async fn weir_without_upstream(longest: Duration) -> (Weir, ReservedAddress) {
     let place = ReservedAddress::reserve();
     let weir = weir::builder(place.address).rejection_hold(longest);
     (weir.start().await, place)
 }
 
-async fn assert_unavailable(client: &mut TestClient, ask: TestRequest) {
-    let answer = client.request(ask).await;
-    assert_eq!(answer.status, 503);
-    assert_eq!(answer.headers.all("retry-after"), ["1"]);
+async fn assert_unavailable(client: &mut TestClient, request: TestRequest) {
+    let response = client.request(request).await;
+    assert_eq!(response.status, 503);
+    assert_eq!(response.headers.all("retry-after"), ["1"]);
 }
 
 #[tokio::test]
 async fn clients_that_never_back_off_get_one_503_a_second_each_while_the_upstream_is_down() {
     const CLIENTS: u16 = 8;
     const RESPONSES_PER_CLIENT: u16 = 3;
-    // Not held is one that comes a second later because the machine stood still.
+    // A request that is a second late because the machine paused is not delayed.
     eventually("clients that come early", async || {
         let (weir, _place) = weir_without_upstream(LONG_HOLD).await;
         let clients = (0..CLIENTS).map(|_| async {
@@ -240,7 +244,7 @@ async fn a_client_that_honours_the_retry_after_of_a_503_is_not_held() {
     let mut client = weir.alice(HttpVersion::Http2);
     for _ in 0..3 {
         assert_unavailable(&mut client, TestRequest::get(LIST)).await;
-        tokio::time::sleep(RETRY_AFTER).await; // what a client does that is told to
+        tokio::time::sleep(RETRY_AFTER).await; // honours `Retry-After`
     }
     assert_eq!(weir.metric(HELD_COUNT_METRIC).await, 0.0);
 }
@@ -251,7 +255,8 @@ async fn a_held_503_ends_with_its_retry_after_and_the_next_request_reaches_the_u
     let mut client = weir.alice(HttpVersion::Http2);
     assert_unavailable(&mut client, TestRequest::get(LIST)).await;
     let early = client.send(TestRequest::get(LIST)).await;
-    // It has not reached the upstream, and does not afterwards: what is held has no request any more.
+    // It has not reached the upstream, and does not later: a delayed rejection has no request any
+    // more.
     let connects = "weir_upstream_connects_total{result=\"failed\",way=\"pass-through\"}";
     weir.wait_for_metric(connects, 2.0).await;
     let mut upstream = FakeUpstream::restart_at(place).await;

@@ -1,5 +1,5 @@
-//! Request heads that do not come to their end, or whose user is not known yet: bounded in time and in memory, and nobody else
-//! notices.
+//! Request heads that do not end, or whose user is not known yet: limited in time and in memory,
+//! without effect on other clients.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 const RESERVED_METRIC: &str = "weir_request_head_bytes";
 
-/// Of the budget, what one address may have.
+/// One address's part of the budget.
 const BYTES_PER_ADDRESS: usize = 16 << 20;
 
 const HEAD: [(&str, &str); 5] = [
@@ -42,7 +42,7 @@ async fn with_short_header_timeout() -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// It is counted when the connection has gone, of which its client hears before.
+/// Counted after the connection has ended, which its client sees before.
 async fn wait_for_closed_count(weir: &Weir, reason: &str, count: f64) {
     let series = format!("weir_client_connections_closed_total{{reason=\"{reason}\"}}");
     weir.wait_for_metric(&series, count).await;
@@ -60,7 +60,7 @@ async fn a_slow_request_head_is_a_408_and_idle_connections_stay() {
     idle.send([&get[..], b"\r\n"].concat()).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(idle.read_response("GET").await.0.status, 200);
-    // The beginning of the next one comes with the one before.
+    // The start of the next head arrives with the previous request.
     pipelined.send([&get[..], b"GET /api"].concat()).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(pipelined.read_response("GET").await.0.status, 200);
@@ -72,7 +72,7 @@ async fn a_slow_request_head_is_a_408_and_idle_connections_stay() {
             lines = slow.reader.read_head_without_timeout() => break lines.unwrap().unwrap(),
             _ = weir.get_admin("/livez") => {}
         }
-        let _ = slow.writer.send("x").await; // weir may have ended it by now
+        let _ = slow.writer.send("x").await; // weir may have closed it by now
     };
     assert_eq!(lines[0], "HTTP/1.1 408 Request Timeout");
     assert!(lines.contains(&"Connection: close".to_owned()), "{lines:?}");
@@ -129,18 +129,18 @@ async fn an_incomplete_header_block_ends_its_http2_connection_and_no_other() {
         while !client.next_frame().await.unwrap().ends_stream() {}
         client.send_part(frame, 0, cut).await;
         let mut sent = cut;
-        let told = loop {
+        let goaway = loop {
             tokio::select! {
-                told = client.next_frame() => break told.unwrap(),
+                goaway = client.next_frame() => break goaway.unwrap(),
                 _ = weir.get_admin("/livez") => {}
             }
             if (FRAME_HEADER_LENGTH..FRAME_HEADER_LENGTH + 40).contains(&sent) {
-                client.send_part(frame, sent, sent + 1).await; // it trickles
+                client.send_part(frame, sent, sent + 1).await; // byte by byte
                 sent += 1;
             }
         };
-        assert_eq!(told.kind, raw_http2::GOAWAY);
-        let last_and_code = (told.u32_at(0), told.u32_at(4));
+        assert_eq!(goaway.kind, raw_http2::GOAWAY);
+        let last_and_code = (goaway.u32_at(0), goaway.u32_at(4));
         assert_eq!(last_and_code, (1, ENHANCE_YOUR_CALM), "cut at {cut}");
         client.wait_for_close().await;
     }
@@ -149,7 +149,7 @@ async fn an_incomplete_header_block_ends_its_http2_connection_and_no_other() {
     wait_for_closed_count(&weir, "head_timeout", 3.0).await;
 }
 
-/// The bytes before a frame's payload.
+/// The bytes of a frame before its payload.
 const FRAME_HEADER_LENGTH: usize = 9;
 
 const ENHANCE_YOUR_CALM: u32 = 0xb;
@@ -176,9 +176,9 @@ async fn incomplete_heads_of_one_address_take_only_its_share_of_the_memory() {
     }
     let mut one_more = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
     one_more.send(part).await;
-    let refused = one_more.read_response_head().await;
-    assert_eq!(refused.status, 503);
-    assert_eq!(refused.headers.get("retry-after"), Some("1"));
+    let rejected = one_more.read_response_head().await;
+    assert_eq!(rejected.status, 503);
+    assert_eq!(rejected.headers.get("retry-after"), Some("1"));
     one_more.reader.wait_for_close().await;
     wait_for_closed_count(&weir, "head_budget", 1.0).await;
     let counted = "weir_request_heads_refused_total{head=\"incomplete\"}";
@@ -189,7 +189,7 @@ async fn incomplete_heads_of_one_address_take_only_its_share_of_the_memory() {
     other.send(rest).await;
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(other.read_response("GET").await.0.status, 200);
-    // Small heads need nothing of it.
+    // Small heads use none of the budget.
     let mut small = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
     small
         .send(TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1())
@@ -205,7 +205,7 @@ async fn an_http2_header_block_is_charged_for_its_decoded_size() {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;
     let mut clients = Vec::new();
-    // A byte each is a field, and there may be that many: six megabytes.
+    // A field of one byte each, up to the maximum number of fields: six megabytes.
     for n in 1..=3 {
         let mut client = weir.raw_http2().await;
         client.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
@@ -223,8 +223,8 @@ async fn an_http2_header_block_is_charged_for_its_decoded_size() {
             })
             .await;
         } else {
-            let told = client.next_frame_of_kind(raw_http2::GOAWAY).await;
-            assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM);
+            let goaway = client.next_frame_of_kind(raw_http2::GOAWAY).await;
+            assert_eq!(goaway.u32_at(4), ENHANCE_YOUR_CALM);
             client.wait_for_close().await;
         }
         clients.push(client);
@@ -232,10 +232,10 @@ async fn an_http2_header_block_is_charged_for_its_decoded_size() {
     wait_for_closed_count(&weir, "head_budget", 1.0).await;
 }
 
-/// Fields of one byte each, and of more than two hundred in memory.
+/// Fields of one byte each, which take more than two hundred in memory.
 const FIELDS: usize = 15_000;
 
-/// So many heads with such fields fit into the part of one address.
+/// The number of heads with such fields that fit into one address's part.
 const HEADS_THAT_FIT: u32 = 4;
 
 const INDEXED_COOKIE: u8 = 0x80 | 32;
@@ -255,8 +255,8 @@ async fn heads_of_requests_that_await_their_body_are_charged() {
     for n in 0..=HEADS_THAT_FIT {
         client.send(&post(2 * n + 1)).await;
     }
-    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
-    assert_eq!(refused.stream, 2 * HEADS_THAT_FIT + 1);
+    let rejected = client.next_frame_of_kind(raw_http2::HEADERS).await;
+    assert_eq!(rejected.stream, 2 * HEADS_THAT_FIT + 1);
     let body = client.next_frame_of_kind(raw_http2::DATA).await.payload;
     let text = String::from_utf8_lossy(&body);
     assert!(text.contains("\"code\":503"), "{text}");
@@ -286,15 +286,15 @@ async fn heads_of_requests_that_await_authentication_are_charged() {
         request.payload.extend([INDEXED_COOKIE; FIELDS]);
         client.send(&request).await;
     }
-    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
-    assert_eq!(refused.stream, 2 * HEADS_THAT_FIT + 1);
+    let rejected = client.next_frame_of_kind(raw_http2::HEADERS).await;
+    assert_eq!(rejected.stream, 2 * HEADS_THAT_FIT + 1);
     let body = client.next_frame_of_kind(raw_http2::DATA).await.payload;
     let text = String::from_utf8_lossy(&body);
     assert!(text.contains("\"code\":503"), "{text}");
     assert!(text.contains("weir/request-heads"), "{text}");
     let counted = "weir_request_heads_refused_total{head=\"unidentified\"}";
     assert_eq!(weir.metric(counted).await, 1.0);
-    // Others, whom nobody has to ask about, take nothing of it.
+    // Requests that are authenticated without a review use none of it.
     let served = weir
         .alice(HttpVersion::Http2)
         .send(TestRequest::get(LIST))

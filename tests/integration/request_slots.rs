@@ -1,4 +1,5 @@
-//! A slot is held to the last byte of an answer, and free when the upstream sees its client gone.
+//! A slot is held until the last byte of a response, and released when the upstream sees the client
+//! disconnect.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -110,8 +111,8 @@ async fn a_client_that_disconnects_within_an_upload_frees_its_slot() {
         drop(exchange);
         let mut client = weir.alice(near);
         eventually("a free slot", async || {
-            let ask = TestRequest::post(LIST, "{}");
-            let mut call = client.send(ask).await;
+            let request = TestRequest::post(LIST, "{}");
+            let mut call = client.send(request).await;
             tokio::select! {
                 exchange = upstream.next_exchange() => {
                     exchange.respond(200, "{}").await;
@@ -127,7 +128,7 @@ async fn a_client_that_disconnects_within_an_upload_frees_its_slot() {
     }
 }
 
-/// Asks until a request is let through; before that the answer is 429 and nothing else.
+/// Retries until a request is admitted. Every other response must be 429.
 async fn wait_until_admitted(weir: &Weir, near: HttpVersion, upstream: &mut FakeUpstream) {
     let mut client = weir.alice(near);
     eventually("a free slot", async || {
@@ -155,7 +156,7 @@ async fn a_slot_is_not_free_before_the_upstream_s_stream_is_reset() {
     let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
     let first = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
     drop(call);
-    let refused = async {
+    let rejected = async {
         let mut others = weir.alice(HttpVersion::Http2);
         while others.get(LIST).await.status == 429 {}
     };
@@ -177,7 +178,7 @@ async fn a_slot_is_not_free_before_the_upstream_s_stream_is_reset() {
             }
         }
     };
-    tokio::join!(refused, order);
+    tokio::join!(rejected, order);
 }
 
 #[tokio::test]
@@ -193,7 +194,7 @@ async fn a_client_that_resets_a_thousand_streams_leaks_no_slot() {
     ];
     for n in 0..1000 {
         let stream = 2 * n + 1;
-        // weir may have had enough of it, and may say so.
+        // weir may close the connection, and may respond before.
         if client
             .try_send(&RawFrame::request(stream, &head, true))
             .await
@@ -204,7 +205,7 @@ async fn a_client_that_resets_a_thousand_streams_leaks_no_slot() {
         }
     }
     drop(client);
-    // What reached the upstream is given up; what has not will not come.
+    // Requests that reached the upstream are cancelled. The others do not arrive.
     let mut client = weir.alice(HttpVersion::Http2);
     eventually("a free slot", async || {
         let mut call = client.send(TestRequest::get("/api/v1/nodes")).await;
@@ -233,7 +234,7 @@ async fn a_client_that_resets_a_thousand_streams_leaks_no_slot() {
     .await;
 }
 
-/// How long the upstream takes for a list: later ones are taken to take as long.
+/// The upstream's time for a list. weir expects later lists to take as long.
 const SERVICE_TIME: Duration = Duration::from_secs(3);
 
 const ABANDONED_METRIC: &str = "weir_abandoned_requests";
@@ -253,7 +254,7 @@ async fn a_request_cancelled_before_it_is_sent_releases_its_seat() {
         .await;
     assert_eq!(call.response().await.status, 200);
 
-    // Sent: the server may be working on it.
+    // Sent: the server may be executing it.
     let call = weir
         .alice(HttpVersion::Http1)
         .send(TestRequest::get(LIST))
@@ -265,7 +266,7 @@ async fn a_request_cancelled_before_it_is_sent_releases_its_seat() {
     weir.wait_for_metric(ABANDONED_METRIC, 0.0).await;
     drop(server);
 
-    // Not sent: its connection is not there yet.
+    // Not sent: its connection is not established yet.
     let call = weir
         .alice(HttpVersion::Http1)
         .send(TestRequest::get(LIST))
@@ -293,7 +294,8 @@ async fn a_cancelled_http1_request_that_ends_soon_keeps_its_connection() {
                 drop(call);
                 aborted += 1.0;
                 weir.wait_for_metric(ABORTED_METRIC, aborted).await;
-                // On a machine that stood still for a second its connection is closed by now: that costs another.
+                // If the machine pauses for a second, its connection is closed by now and another
+                // one is opened.
                 let _ = tokio::spawn(exchange.respond(200, "{}")).await;
                 weir.wait_for_metric(ABANDONED_METRIC, 0.0).await;
             }

@@ -1,4 +1,5 @@
-//! A request target goes on byte for byte, or is refused: what is classified is what the API server sees.
+//! A request target is forwarded byte for byte or rejected: weir classifies what the API server
+//! sees.
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
@@ -10,7 +11,7 @@ use crate::support::raw_http2::RawHttp2;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
-/// Odd, and right.
+/// Unusual but valid.
 const FORWARDED_TARGETS: [&str; 21] = [
     "/",
     "/?",
@@ -41,7 +42,7 @@ async fn start_with_http1_upstream() -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// A client and an upstream, and what becomes of one target after the other between them.
+/// A client and an upstream, to test one target after the other.
 struct TargetHarness {
     weir: Weir,
     upstream: FakeUpstream,
@@ -60,7 +61,8 @@ impl TargetHarness {
         }
     }
 
-    /// What becomes of `target` by HTTP/1.1: as the upstream sees it, or the code of the refusal.
+    /// The result of `target` over HTTP/1.1: the target at the upstream, or the code of the
+    /// rejection.
     async fn send_http1(&mut self, target: &str) -> Result<String, u16> {
         let mut wire = match self.http1.take() {
             Some(wire) => wire,
@@ -84,7 +86,7 @@ impl TargetHarness {
         }
     }
 
-    /// What becomes of `target` by HTTP/2: as the upstream sees it, or how it was refused.
+    /// The result of `target` over HTTP/2: the target at the upstream, or the kind of rejection.
     async fn send_http2(&mut self, target: &str) -> Result<String, RawFrame> {
         let (mut client, stream) = match self.http2.take() {
             Some(under_way) => under_way,
@@ -98,9 +100,9 @@ impl TargetHarness {
                 assert!(client.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
                 Ok(seen)
             }
-            refused = next_rejection(&mut client) => {
+            rejected = next_rejection(&mut client) => {
                 self.upstream.assert_no_request();
-                Err(refused)
+                Err(rejected)
             }
         };
         if became.as_ref().is_ok_and(|_| stream < 1000) {
@@ -110,7 +112,7 @@ impl TargetHarness {
     }
 }
 
-/// The frame that says no.
+/// The frame that rejects it.
 async fn next_rejection(client: &mut RawHttp2) -> RawFrame {
     loop {
         let frame = client.next_frame().await.unwrap();
@@ -200,7 +202,8 @@ async fn a_fragment_is_rejected_on_http1_and_dropped_on_http2() {
         ("/#", "/"),
     ] {
         assert_eq!(between.send_http1(target).await, Err(400), "{target}");
-        // The library cuts it off before anybody sees it: limits and the upstream see the same.
+        // The library cuts the fragment off before weir sees it: limits and the upstream see the
+        // same.
         assert_eq!(between.send_http2(target).await.as_deref(), Ok(without));
     }
 }
@@ -270,29 +273,32 @@ async fn invalid_targets_are_a_400() {
 #[tokio::test]
 async fn a_malformed_path_is_a_kubernetes_bad_request() {
     let (weir, mut upstream) = start_with_http1_upstream().await;
-    let answer = weir
+    let response = weir
         .anonymous(HttpVersion::Http2)
         .get("/api/v1/pods/%2")
         .await;
-    let told = answer.kube_status();
-    assert_eq!((answer.status, told.reason.as_str()), (400, "BadRequest"));
-    assert_eq!(told.cause, "weir/bad-request");
+    let kube_status = response.kube_status();
+    assert_eq!(
+        (response.status, kube_status.reason.as_str()),
+        (400, "BadRequest")
+    );
+    assert_eq!(kube_status.cause, "weir/bad-request");
     upstream.assert_no_request();
 }
 
 #[tokio::test]
 async fn paths_that_kube_apiserver_cannot_resolve_get_its_error() {
     let (weir, mut upstream) = start_with_http1_upstream().await;
-    let answer = weir
+    let response = weir
         .anonymous(HttpVersion::Http2)
         .get("/api/v1/watch")
         .await;
-    assert_eq!(answer.status, 500);
+    assert_eq!(response.status, 500);
     assert!(
-        answer
+        response
             .text()
             .starts_with("Internal Server Error: \"/api/v1/watch\":"),
-        "{answer:?}"
+        "{response:?}"
     );
     upstream.assert_no_request();
 }
@@ -307,8 +313,8 @@ async fn connect_is_a_405() {
     let mut client = weir.raw_http2().await;
     let head = [(":method", "CONNECT"), (":authority", "kube.example:443")];
     client.send(&RawFrame::request(1, &head, false)).await;
-    let refused = next_rejection(&mut client).await;
-    assert_eq!((refused.kind, refused.stream), (raw_http2::HEADERS, 1));
+    let rejected = next_rejection(&mut client).await;
+    assert_eq!((rejected.kind, rejected.stream), (raw_http2::HEADERS, 1));
     upstream.assert_no_request();
 }
 

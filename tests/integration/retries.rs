@@ -1,4 +1,4 @@
-//! A request is sent again only where it cannot have been executed, and then it is executed once.
+//! A request is retried only if it cannot have been executed, and it is executed once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,13 +35,13 @@ async fn accept_http2(upstream: &RawUpstream) -> RawHttp2 {
 #[tokio::test]
 async fn a_refused_stream_is_retried_and_executed_once() {
     for near in HttpVersion::BOTH {
-        for ask in [
+        for request in [
             TestRequest::get(LIST),
             TestRequest::new("DELETE", LIST),
             TestRequest::post(LIST, ""),
         ] {
             let (weir, upstream) = start().await;
-            let call = weir.alice(near).send(ask).await;
+            let call = weir.alice(near).send(request).await;
             let mut server = accept_http2(&upstream).await;
             let first = server.next_frame_of_kind(raw_http2::HEADERS).await;
             server
@@ -72,7 +72,7 @@ async fn a_stream_above_goaway_s_last_stream_id_is_retried_elsewhere_and_execute
         let again = other.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         other.send(&RawFrame::ok(again, true)).await;
         assert_eq!(second.response().await.status, 200);
-        // What was begun is served where it began.
+        // Requests in flight are completed on their connection.
         leaving.send(&RawFrame::ok(begun, true)).await;
         assert_eq!(first.response().await.status, 200);
         assert!(weir.metric(RETRIES_METRIC).await >= 1.0);
@@ -88,9 +88,9 @@ async fn a_stream_that_goaway_counts_as_processed_is_not_retried() {
         let begun = leaving.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         leaving.send(&RawFrame::go_away(begun, 0)).await;
         drop(leaving);
-        let answer = call.response().await;
-        assert_eq!(answer.status, 502);
-        assert_eq!(answer.kube_status().cause, "weir/upstream-reset");
+        let response = call.response().await;
+        assert_eq!(response.status, 502);
+        assert_eq!(response.kube_status().cause, "weir/upstream-reset");
         assert_eq!(weir.metric(RETRIES_METRIC).await, 0.0);
     }
 }
@@ -132,10 +132,10 @@ async fn a_request_whose_body_was_sent_is_not_retried() {
         let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         server.next_frame_of_kind(raw_http2::DATA).await;
         server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
-        let answer = call.response().await;
-        assert!(matches!(answer.status, 502 | 503), "{answer:?}");
+        let response = call.response().await;
+        assert!(matches!(response.status, 502 | 503), "{response:?}");
         assert_eq!(weir.metric(RETRIES_METRIC).await, 0.0);
-        // The next frame of a request is the next request's.
+        // The next frame of the stream belongs to the next request.
         let call = weir.alice(near).send(TestRequest::get(LIST)).await;
         let next = server.next_frame_of_kind(raw_http2::HEADERS).await;
         assert!(next.ends_stream());
@@ -161,11 +161,11 @@ async fn a_stream_that_is_refused_repeatedly_fails() {
             server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
         }
     };
-    let answer = tokio::select! {
-        answer = call.response() => answer,
+    let response = tokio::select! {
+        response = call.response() => response,
         () = refusing => unreachable!("it goes on as long as weir does"),
     };
-    assert!(matches!(answer.status, 502 | 503), "{answer:?}");
+    assert!(matches!(response.status, 502 | 503), "{response:?}");
     assert_eq!(weir.metric(RETRIES_METRIC).await, 2.0);
 }
 
@@ -192,7 +192,7 @@ async fn an_upstream_that_sends_goaway_on_every_connection_loses_no_request() {
         .start()
         .await;
     let mut client = weir.alice(HttpVersion::Http2);
-    // Six connections, each with room for more.
+    // Six connections with free streams.
     let mut lists = Vec::new();
     let mut peers = HashMap::new();
     while peers.len() < 6 {
@@ -230,7 +230,7 @@ async fn a_full_connection_after_goaway_does_not_block_requests() {
     listed.send_head(200, &[]).await;
     list.head().await;
     listed.connection.go_away();
-    // The item comes behind the GOAWAY, so weir has read that by then.
+    // The item arrives after the GOAWAY, so weir has read that by then.
     listed.send("item").await;
     assert_eq!(list.body().next_text().await, "item");
     let call = client.send(TestRequest::get(LIST)).await;

@@ -1,7 +1,9 @@
-//! Seats are estimated by what answers tell of how many objects there are and how large, in whatever way clients ask.
+//! Seats are estimated from the number and size of objects in responses, for every style of client
+//! requests.
 //!
-//! The styles are client-go's own: reflectors, paged lists, kubectl's tables, metadata informers, watch lists. Beside each
-//! stand the seats that kube-apiserver's formula comes to with the objects as they are stored.
+//! The styles are those of client-go: reflectors, paged lists, kubectl's tables, metadata
+//! informers, watch lists. Each is compared with the seats of kube-apiserver's formula for the
+//! stored objects.
 
 use std::io::Write;
 use std::time::Duration;
@@ -29,7 +31,7 @@ use crate::support::weir;
 use crate::support::weir::Weir;
 use crate::support::weir::WeirBuilder;
 
-/// Alice's group has a level in which nobody waits, and whose requests may be as wide as they like.
+/// The priority level of alice's group has no queues, and does not limit the seats of a request.
 const WIDE_MANIFEST: &str = "
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -54,7 +56,7 @@ pub(crate) struct StoredObjects {
     pub(crate) path: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) count: usize,
-    /// Of each object, in protobuf.
+    /// The size of each object, in protobuf.
     pub(crate) size: usize,
 }
 
@@ -94,7 +96,7 @@ const JSON: &str = "application/json";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
-/// What stands in an answer.
+/// The form of objects in a response.
 #[derive(Clone, Copy, PartialEq)]
 enum ListEncoding {
     Json,
@@ -103,7 +105,7 @@ enum ListEncoding {
     Table,
 }
 
-/// How a client asks.
+/// A style of client requests.
 #[derive(Clone, Copy)]
 struct RequestStyle {
     name: &'static str,
@@ -220,7 +222,7 @@ fn varint(mut number: u64) -> Vec<u8> {
     out
 }
 
-/// Text that gzip makes about a tenth of.
+/// Text that gzip compresses to about a tenth.
 fn compressible_text(length: usize, seed: usize) -> String {
     let mut rng = fastrand::Rng::with_seed(seed.try_into().unwrap());
     let mut text = String::new();
@@ -241,7 +243,7 @@ fn compressible_text(length: usize, seed: usize) -> String {
 }
 
 impl StoredObjects {
-    /// The objects in one answer of that form, which have so many bytes there.
+    /// The objects in one response of this form, with this size there.
     fn items(self, form: ListEncoding, size: usize, count: usize) -> Vec<Vec<u8>> {
         let written = |n: usize, text: &str| {
             match form {
@@ -261,17 +263,18 @@ impl StoredObjects {
         (0..count).map(object).collect()
     }
 
-    /// How long an object is in a list of that form.
+    /// The size of an object in a list of this form.
     fn encoded_length(self, form: ListEncoding) -> usize {
         match form {
-            // Without its kind and the rest of what is around it in storage, with its version.
+            // Without its kind and the rest of the storage envelope, with its version.
             ListEncoding::Protobuf => self.size - 19,
             ListEncoding::Json => self.size * 13 / 10,
             ListEncoding::Metadata | ListEncoding::Table => (self.size / 5).max(120) - 20,
         }
     }
 
-    /// An answer of kube-apiserver, with its type: a list's does not say that it is a table.
+    /// A response of kube-apiserver with its content type. That of a list does not tell that it is
+    /// a table.
     fn response(self, style: RequestStyle) -> (&'static str, Vec<u8>) {
         if style.is_watch() {
             return self.watch_response(style);
@@ -330,7 +333,7 @@ impl StoredObjects {
         }
     }
 
-    /// The initial events of a watch, and the mark where it is asked for.
+    /// The initial events of a watch, and the bookmark if it is requested.
     fn watch_response(self, style: RequestStyle) -> (&'static str, Vec<u8>) {
         let marked = style.query.contains("sendInitialEvents");
         let mark = "k8s.io/initial-events-end";
@@ -366,7 +369,7 @@ impl StoredObjects {
             let length = u32::try_from(event.len()).unwrap().to_be_bytes();
             [&length[..], &event].concat()
         };
-        // As it is stored, and with its version; the type around it takes so much.
+        // As it is stored, with its version. The type envelope takes this much.
         let around = 15 + self.kind.len();
         let items = self.items(style.encoding, self.size + 8 - around, self.count);
         let mut events: Vec<_> = items.iter().flat_map(|item| event("ADDED", item)).collect();
@@ -384,19 +387,19 @@ impl StoredObjects {
         ("application/vnd.kubernetes.protobuf;stream=watch", events)
     }
 
-    /// What kube-apiserver has counted.
+    /// The object count of kube-apiserver.
     fn object_stats(self) -> ObjectStats {
         ObjectStats::Counted {
             count: self.count.try_into().unwrap(),
             average_size: match self.path {
-                "/api/v1/events" => 0, // not in the watch cache, where sizes are taken
+                "/api/v1/events" => 0, // not in the watch cache, which measures sizes
                 _ => self.size.try_into().unwrap(),
             },
         }
     }
 }
 
-/// What kube-apiserver's formula asks.
+/// The inputs of kube-apiserver's formula.
 struct StoredEstimateContext(StoredObjects);
 
 impl EstimateContext for StoredEstimateContext {
@@ -426,10 +429,10 @@ fn gzip(body: &[u8]) -> Vec<u8> {
 
 /// Fairness with [`WIDE`].
 pub(crate) fn wide_limits() -> AdmissionConfig {
-    let mut faults = document::Diagnostics::default();
-    let nodes = document::parse_all("wide.yaml", WIDE_MANIFEST, &mut faults);
-    let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
-    assert!(!faults.has_errors(), "{faults}");
+    let mut errors = document::Diagnostics::default();
+    let nodes = document::parse_all("wide.yaml", WIDE_MANIFEST, &mut errors);
+    let objects = ::weir::api::flowcontrol::read(&nodes, &mut errors);
+    assert!(!errors.has_errors(), "{errors}");
     AdmissionConfig::Fairness {
         config: controller::ControllerConfig {
             server_concurrency_limit: 600,
@@ -469,14 +472,15 @@ impl SeatsHarness {
         }
     }
 
-    /// Asks in that style, and has it answered; the answer comes through unchanged. A watch goes on until it is dropped.
+    /// Sends a request in this style and answers it. The response must arrive unchanged. A watch
+    /// continues until it is dropped.
     async fn request(
         &mut self,
         style: RequestStyle,
         of: StoredObjects,
     ) -> Option<(TestCall, Exchange)> {
-        let ask = TestRequest::get(&style.target(of)).header("accept", style.accept);
-        let mut call = self.client.send(ask).await;
+        let list = TestRequest::get(&style.target(of)).header("accept", style.accept);
+        let mut call = self.client.send(list).await;
         let mut exchange = self.upstream.next_exchange().await;
         let (content_type, body) = of.response(style);
         let mut headers = vec![("content-type", content_type)];
@@ -503,23 +507,24 @@ impl SeatsHarness {
             tokio::join!(sending, receiving);
             return Some((call, exchange));
         }
-        let (answer, ()) = tokio::join!(
+        let (response, ()) = tokio::join!(
             call.response(),
             exchange.respond_with_headers(200, &headers, body.clone())
         );
-        assert!(answer.body == body, "{} of {}", style.name, of.kind);
+        assert!(response.body == body, "{} of {}", style.name, of.kind);
         None
     }
 
-    /// The seats of a request that is answered with nothing to learn.
+    /// The seats of a request, whose response teaches weir nothing.
     async fn seats(&mut self, target: &str) -> u32 {
         let call = self.client.send(TestRequest::get(target)).await;
         self.upstream.next_exchange().await.respond(200, "{}").await;
-        let answer = call.response().await;
-        answer.headers["x-weir-seats"].parse().unwrap()
+        let response = call.response().await;
+        response.headers["x-weir-seats"].parse().unwrap()
     }
 
-    /// Waits until a request has so many seats: what was compressed is read beside its way.
+    /// Waits until a request has this number of seats: compressed responses are read
+    /// asynchronously.
     async fn wait_for_seats(&mut self, target: &str, seats: u32, what: &str) {
         let mut last = 0;
         let coming = eventually("the seats", async || {
@@ -531,17 +536,18 @@ impl SeatsHarness {
     }
 }
 
-/// The table in docs/limits.md: where it has two numbers for a style, weir's differ from the server's.
+/// The table in docs/limits.md. Two numbers for a style: weir's estimate differs from
+/// kube-apiserver's.
 #[tokio::test]
 async fn seats_follow_observed_lists_in_every_request_style_of_client_go() {
     for style in STYLES {
-        let mut stand = SeatsHarness::start().await;
+        let mut harness = SeatsHarness::start().await;
         for of in [NODES, PODS, CONFIG_MAPS, LEASES, EVENTS] {
-            let _watch = stand.request(*style, of).await;
+            let _watch = harness.request(*style, of).await;
             let target = style.target(of);
             let server = expected_seats(&target, of);
             let weir = match (style.encoding, of.path) {
-                // 1.3 times as long as what is stored.
+                // 1.3 times the stored size.
                 (ListEncoding::Json, "/api/v1/configmaps") => server + 2,
                 (ListEncoding::Json, "/apis/coordination.k8s.io/v1/leases") => server + 1,
                 // A row is shorter than the object.
@@ -551,18 +557,18 @@ async fn seats_follow_observed_lists_in_every_request_style_of_client_go() {
                 _ => server,
             };
             let what = format!("{} of {}, server {server}", style.name, of.kind);
-            stand.wait_for_seats(&target, weir, &what).await;
+            harness.wait_for_seats(&target, weir, &what).await;
         }
     }
 }
 
 #[tokio::test]
 async fn tables_and_metadata_do_not_overwrite_object_sizes() {
-    let mut stand = SeatsHarness::start().await;
+    let mut harness = SeatsHarness::start().await;
     let full = "/api/v1/nodes?resourceVersion=0";
     let whole = STYLES.iter().find(|style| style.name == "full list, JSON");
-    stand.request(*whole.unwrap(), NODES).await;
-    assert_eq!(stand.seats(full).await, 10);
+    harness.request(*whole.unwrap(), NODES).await;
+    assert_eq!(harness.seats(full).await, 10);
     for (accept, form) in [
         (METADATA, ListEncoding::Metadata),
         (TABLE, ListEncoding::Table),
@@ -574,39 +580,40 @@ async fn tables_and_metadata_do_not_overwrite_object_sizes() {
             encoding: form,
             gzip: false,
         };
-        stand.request(style, NODES).await;
-        assert_eq!(stand.seats(full).await, 10, "{accept}");
+        harness.request(style, NODES).await;
+        assert_eq!(harness.seats(full).await, 10, "{accept}");
     }
 }
 
 #[tokio::test]
 async fn events_cost_upstream_s_default_before_any_list() {
-    let mut stand = SeatsHarness::start().await;
-    assert_eq!(stand.seats("/api/v1/events").await, 10);
+    let mut harness = SeatsHarness::start().await;
+    assert_eq!(harness.seats("/api/v1/events").await, 10);
     assert_eq!(
-        stand.seats("/api/v1/namespaces/a/events?limit=500").await,
+        harness.seats("/api/v1/namespaces/a/events?limit=500").await,
         10
     );
-    assert_eq!(stand.seats("/api/v1/events?watch=1").await, 10);
+    assert_eq!(harness.seats("/api/v1/events?watch=1").await, 10);
     assert_eq!(
-        stand
+        harness
             .seats("/api/v1/events?watch=1&resourceVersion=7")
             .await,
         1
     );
-    assert_eq!(stand.seats("/api/v1/events?continue=x").await, 100);
-    assert_eq!(stand.seats("/apis/events.k8s.io/v1/events").await, 1);
+    assert_eq!(harness.seats("/api/v1/events?continue=x").await, 100);
+    assert_eq!(harness.seats("/apis/events.k8s.io/v1/events").await, 1);
 }
 
-/// An object that somebody wrote cannot end a watch's initialization: the seats stay taken until the bookmark.
+/// An object of a client cannot end a watch's initialization: the seats are held until the
+/// bookmark.
 #[tokio::test]
 async fn an_annotation_in_an_object_does_not_end_the_initial_events() {
-    let mut stand = SeatsHarness::start().await;
+    let mut harness = SeatsHarness::start().await;
     let target =
         "/api/v1/configmaps?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     let series = r#"apiserver_flowcontrol_current_executing_seats{flow_schema="devs",priority_level="wide"}"#;
-    let mut call = stand.client.send(TestRequest::get(target)).await;
-    let mut exchange = stand.upstream.next_exchange().await;
+    let mut call = harness.client.send(TestRequest::get(target)).await;
+    let mut exchange = harness.upstream.next_exchange().await;
     exchange.send_head(200, &[("content-type", JSON)]).await;
     assert_eq!(call.head().await.status, 200);
     let event = |of: &str| {
@@ -617,22 +624,23 @@ async fn an_annotation_in_an_object_does_not_end_the_initial_events() {
     for of in ["ADDED", "MODIFIED"] {
         exchange.send(event(of)).await;
         assert_eq!(call.body().next_text().await, event(of));
-        stand.weir.wait_for_metric(series, 1.0).await;
+        harness.weir.wait_for_metric(series, 1.0).await;
     }
     exchange.send(event("BOOKMARK")).await;
     assert_eq!(call.body().next_text().await, event("BOOKMARK"));
-    stand.weir.wait_for_metric(series, 0.0).await;
+    harness.weir.wait_for_metric(series, 0.0).await;
 }
 
-/// What the API server has counted itself goes before what passes by, and what it does not name costs one seat.
+/// Counts from the API server take precedence over observed ones. A resource that it does not list
+/// costs one seat.
 #[tokio::test]
 async fn the_api_server_s_own_counts_are_read_from_its_metrics() {
-    let mut stand = SeatsHarness::start_with(|setup| {
+    let mut harness = SeatsHarness::start_with(|setup| {
         let setup = setup.own_token("weirs-own");
         setup.with(|config| config.object_count_poll_period = Duration::from_secs(3600))
     })
     .await;
-    let mut exchange = stand.upstream.next_exchange().await;
+    let mut exchange = harness.upstream.next_exchange().await;
     assert_eq!(exchange.request.target, "/metrics");
     assert_eq!(
         &exchange.request.headers["authorization"],
@@ -654,16 +662,16 @@ async fn the_api_server_s_own_counts_are_read_from_its_metrics() {
         exchange.send(piece.to_owned()).await;
     }
     exchange.end().await;
-    stand
+    harness
         .wait_for_seats("/api/v1/pods", 10, "counted by the server")
         .await;
     let json = STYLES.iter().find(|style| style.name == "full list, JSON");
     for of in [PODS, NODES] {
-        stand.request(*json.unwrap(), of).await;
+        harness.request(*json.unwrap(), of).await;
     }
-    assert_eq!(stand.seats("/api/v1/pods?resourceVersion=0").await, 10);
-    assert_eq!(stand.seats("/api/v1/pods?limit=500").await, 3);
-    assert_eq!(stand.seats("/api/v1/nodes").await, 1);
-    assert_eq!(stand.seats("/api/v1/events?continue=x").await, 45);
-    assert_eq!(stand.seats("/apis/events.k8s.io/v1/events").await, 1);
+    assert_eq!(harness.seats("/api/v1/pods?resourceVersion=0").await, 10);
+    assert_eq!(harness.seats("/api/v1/pods?limit=500").await, 3);
+    assert_eq!(harness.seats("/api/v1/nodes").await, 1);
+    assert_eq!(harness.seats("/api/v1/events?continue=x").await, 45);
+    assert_eq!(harness.seats("/apis/events.k8s.io/v1/events").await, 1);
 }

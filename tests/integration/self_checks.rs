@@ -1,4 +1,5 @@
-//! What weir asks the API server about itself: whether its front-proxy certificate is believed, and what its own credential may do.
+//! weir's checks of itself against the API server: whether its front proxy certificate is trusted,
+//! and its own permissions.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -22,10 +23,11 @@ const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const PROBE_USER: &str = "weir:front-proxy-probe";
 const ACCEPTED_METRIC: &str = "weir_front_proxy_accepted";
 
-/// What stands for a connection that breaks.
+/// The code that simulates a broken connection.
 const ABORT: u16 = 0;
 
-/// weir that probes without a pause, before an upstream that answers probes with the code that is set.
+/// weir that probes without pause, in front of an upstream that answers probes with the current
+/// code.
 async fn start_probing() -> (Weir, Arc<AtomicU16>) {
     let mut upstream = FakeUpstream::start().await.expose_self_checks();
     let weir = weir::builder(upstream.address)
@@ -33,12 +35,12 @@ async fn start_probing() -> (Weir, Arc<AtomicU16>) {
         .start()
         .await;
     let code = Arc::new(AtomicU16::new(201));
-    let told = Arc::clone(&code);
+    let shared_code = Arc::clone(&code);
     tokio::spawn(async move {
         loop {
             let exchange = upstream.next_exchange().await;
-            let answer = exchange.request.self_check_response();
-            let Some(answer) = answer else {
+            let response = exchange.request.self_check_response();
+            let Some(response) = response else {
                 exchange.respond(200, "ok").await;
                 continue;
             };
@@ -47,9 +49,9 @@ async fn start_probing() -> (Weir, Arc<AtomicU16>) {
             assert_eq!(certificate, Some("front-proxy-client"));
             assert_eq!(exchange.request.headers.all("x-remote-user"), [PROBE_USER]);
             assert_eq!(exchange.request.headers.get("authorization"), None);
-            match told.load(Ordering::SeqCst) {
+            match shared_code.load(Ordering::SeqCst) {
                 ABORT => drop(exchange),
-                201 => exchange.respond(201, answer).await,
+                201 => exchange.respond(201, response).await,
                 code => exchange.respond(code, "{}").await,
             }
         }
@@ -139,18 +141,29 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         ),
         ("/openid/v1/jwks", "system:service-account-issuer-discovery"),
     ] {
-        let mut asked = upstream.next_exchange().await;
-        assert!(asked.request.target.ends_with("/selfsubjectaccessreviews"));
-        assert_eq!(asked.request.headers.get("authorization"), Some("Bearer t"));
-        let review = String::from_utf8(asked.read_body().await.to_vec()).unwrap();
+        let mut exchange = upstream.next_exchange().await;
+        assert!(
+            exchange
+                .request
+                .target
+                .ends_with("/selfsubjectaccessreviews")
+        );
+        assert_eq!(
+            exchange.request.headers.get("authorization"),
+            Some("Bearer t")
+        );
+        let review = String::from_utf8(exchange.read_body().await.to_vec()).unwrap();
         assert!(review.contains(&format!("\"{resource}\"")), "{review}");
-        asked.respond(201, "{\"status\":{\"allowed\":false}}").await;
+        exchange
+            .respond(201, "{\"status\":{\"allowed\":false}}")
+            .await;
         let line = weir.next_log_line(resource).await;
         assert!(line.contains("WARN") && line.contains(role), "{line}");
     }
 }
 
-/// RBAC compares `userextras/KEY` as a whole (`ResourceMatches`), so that the right is asked for by the key that is asserted.
+/// RBAC compares `userextras/KEY` as a whole (`ResourceMatches`), so the permission is checked for
+/// the key that is asserted.
 #[tokio::test]
 async fn each_impersonation_permission_that_a_certificate_s_user_needs_is_checked() {
     let mut upstream = FakeUpstream::start().await.expose_self_checks();
@@ -164,19 +177,19 @@ async fn each_impersonation_permission_that_a_certificate_s_user_needs_is_checke
         "--client-ca-file=client-ca.crt",
     ];
     let mut weir = WeirProcess::start(files, &kubeconfig_flags(&more)).await;
-    let mut asked = Vec::new();
-    while asked.len() < 5 {
+    let mut reviews = Vec::new();
+    while reviews.len() < 5 {
         let mut exchange = upstream.next_exchange().await;
         let review =
             serde_json::from_slice::<Value>(&exchange.read_body().await).unwrap_or_default();
         let attributes = &review["spec"]["resourceAttributes"];
         if attributes["verb"] == "impersonate" {
             let text = |key: &str| attributes[key].as_str().unwrap().to_owned();
-            asked.push(["group", "resource", "subresource"].map(text).join(" "));
+            reviews.push(["group", "resource", "subresource"].map(text).join(" "));
         }
         let allowed = attributes["resource"] != "userextras";
-        let answer = format!("{{\"status\":{{\"allowed\":{allowed}}}}}");
-        exchange.respond(201, answer).await;
+        let response = format!("{{\"status\":{{\"allowed\":{allowed}}}}}");
+        exchange.respond(201, response).await;
     }
     let expected = [
         " users ",
@@ -185,7 +198,7 @@ async fn each_impersonation_permission_that_a_certificate_s_user_needs_is_checke
         "authentication.k8s.io uids ",
         "authentication.k8s.io userextras authentication.kubernetes.io/credential-id",
     ];
-    assert_eq!(asked, expected);
+    assert_eq!(reviews, expected);
     let line = weir
         .next_log_line("userextras.authentication.k8s.io/")
         .await;
@@ -201,13 +214,13 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
         &kubeconfig_yaml(upstream.address, "", "token: t"),
     );
     let code = Arc::new(AtomicU16::new(200));
-    let told = Arc::clone(&code);
+    let shared_code = Arc::clone(&code);
     tokio::spawn(async move {
         loop {
             let exchange = upstream.next_exchange().await;
             let own = exchange.request.headers.get("authorization") == Some("Bearer t");
             let code = if own {
-                told.load(Ordering::SeqCst)
+                shared_code.load(Ordering::SeqCst)
             } else {
                 200
             };
@@ -219,12 +232,15 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
     code.store(401, Ordering::SeqCst);
     let failed = "[-]own-credential failed, readiness not affected: the API server answers 401";
     wait_for_report(&weir, failed).await;
-    // Its tokens are to be reviewed, which is answered 401 as well.
+    // Its token reviews are answered 401 as well.
     for n in 0..3 {
         let token = format!("Bearer nobody-knows-{n}");
-        let ask = TestRequest::get("/api/v1/pods").header("authorization", &token);
+        let request = TestRequest::get("/api/v1/pods").header("authorization", &token);
         assert_eq!(
-            weir.anonymous(HttpVersion::Http2).request(ask).await.status,
+            weir.anonymous(HttpVersion::Http2)
+                .request(request)
+                .await
+                .status,
             200
         );
     }
@@ -247,7 +263,7 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
     assert_eq!(count("TokenReview"), 0, "{lines:#?}");
 }
 
-/// Waits until `/readyz` says this, being ready all the while.
+/// Waits until `/readyz` contains this text, and stays ready meanwhile.
 async fn wait_for_report(weir: &WeirProcess, text: &str) {
     loop {
         let report = weir.get_admin("/readyz?verbose").await;

@@ -1,4 +1,5 @@
-//! Going away in order: first unready, then no new connections, then requests and watches end, then exit code 0.
+//! Graceful shutdown: first unready, then no new connections, then requests and watches end, then
+//! exit code 0.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -28,7 +29,7 @@ async fn start(flags: &[&str]) -> (WeirProcess, FakeUpstream) {
     (weir, upstream)
 }
 
-/// The admin listener's `/readyz`, for which weir asks the upstream.
+/// The admin listener's `/readyz`, which sends a probe to the upstream.
 async fn get_readyz(weir: &WeirProcess, upstream: &mut FakeUpstream) -> FullResponse {
     let mut report = std::pin::pin!(weir.get_admin("/readyz"));
     loop {
@@ -39,7 +40,7 @@ async fn get_readyz(weir: &WeirProcess, upstream: &mut FakeUpstream) -> FullResp
     }
 }
 
-/// Waits until nobody can connect any more.
+/// Waits until new connections fail.
 async fn wait_until_listener_closed(weir: &WeirProcess) {
     eventually("the listener to close", async || {
         tokio::net::TcpStream::connect(weir.clients)
@@ -79,12 +80,12 @@ async fn sigterm_fails_readiness_at_once_and_weir_serves_until_the_delay_is_over
                     unready.text()
                 );
             }
-            // Newcomers, and whoever is there, are served as usual.
+            // New and existing connections are served as usual.
             let call = client.send(TestRequest::get(LIST)).await;
             upstream.next_exchange().await.respond(200, "{}").await;
-            let answer = call.response().await;
+            let response = call.response().await;
             assert_eq!(
-                (answer.status, answer.headers.get("connection")),
+                (response.status, response.headers.get("connection")),
                 (200, None)
             );
         }
@@ -102,23 +103,23 @@ async fn persistent_connections_are_closed_in_the_second_half_of_the_delay() {
     let mut http1 = weir.raw_http1().await;
     let mut http2 = weir.raw_http2().await;
     http2.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
-    let ask = format!(
+    let request = format!(
         "GET {LIST} HTTP/1.1\r\nhost: weir\r\n{}: {}\r\n\r\n",
         ALICE.0, ALICE.1
     );
-    http1.send(&*ask).await;
+    http1.send(&*request).await;
     let first = http1.read_response("GET").await.0;
     assert_eq!((first.status, first.headers.get("connection")), (200, None));
     weir.send_signal("TERM").await;
     weir.next_log_line(UNREADY_LINE).await;
     loop {
-        http1.send(&*ask).await;
-        let answer = http1.read_response("GET").await.0;
-        assert_eq!(answer.status, 200);
-        match answer.headers.get("connection") {
+        http1.send(&*request).await;
+        let response = http1.read_response("GET").await.0;
+        assert_eq!(response.status, 200);
+        match response.headers.get("connection") {
             None => {}
-            Some(told) => {
-                assert_eq!(told, "close");
+            Some(value) => {
+                assert_eq!(value, "close");
                 break;
             }
         }
@@ -129,7 +130,7 @@ async fn persistent_connections_are_closed_in_the_second_half_of_the_delay() {
         0,
         "NO_ERROR"
     );
-    // Who has nowhere else to go is served.
+    // A client without another server to connect to is served.
     assert_eq!(weir.alice(HttpVersion::Http2).get(LIST).await.status, 200);
     weir.next_log_line(CLOSING_LINE).await;
     assert_eq!(weir.wait_for_exit().await.code(), Some(0));
@@ -184,7 +185,7 @@ async fn an_in_flight_request_finishes_and_its_connection_closes_last() {
     weir.next_log_line(CLOSING_LINE).await;
     http2.next_frame_of_kind(raw_http2::GOAWAY).await;
     assert!(weir.is_running());
-    // There and back once more: the other connection has been told as well by then.
+    // One more round trip: the other connection has received its GOAWAY by then.
     second.send("part").await;
     assert_eq!(
         http2.next_frame_of_kind(raw_http2::DATA).await.payload,
@@ -226,7 +227,7 @@ async fn watches_end_cleanly_within_the_grace_period() {
                 open.push((call, exchange));
             }
         }
-        // A list under way goes first; watches wait for it, and still carry events.
+        // A list in flight ends first. Watches wait for it and still deliver events.
         let mut list = clients[1].send(TestRequest::get(LIST)).await;
         let listed = upstream.next_exchange().await;
         weir.send_signal("TERM").await;
@@ -250,10 +251,10 @@ async fn watches_end_cleanly_within_the_grace_period() {
 async fn a_tunnel_does_not_delay_shutdown() {
     let (mut weir, mut upstream) = start(&[]).await;
     let mut near = weir.raw_http1().await;
-    let ask = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec")
+    let request = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec")
         .header("connection", "upgrade")
         .header("upgrade", "SPDY/3.1");
-    near.send(ask.to_http1()).await;
+    near.send(request.to_http1()).await;
     let mut far: RawHttp1 = upstream.next_exchange().await.into_raw_http1();
     far.send(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: SPDY/3.1\r\n\r\n",
@@ -317,7 +318,7 @@ async fn startup_raises_and_logs_the_open_file_limit() {
         limit.parse::<u64>().is_ok_and(|limit| limit >= 1024),
         "{raised}"
     );
-    // It also says whom it cannot tell apart.
+    // A warning tells that requests with unverified tokens are classified as one user.
     assert!(
         weir.startup_lines
             .iter()
@@ -335,7 +336,7 @@ async fn a_watch_that_must_be_aborted_makes_the_exit_code_nonzero() {
     let mut exchange = upstream.next_exchange().await;
     exchange.send_head(200, &[]).await;
     call.head().await;
-    // Nobody reads it, so that it cannot be ended in order.
+    // Its client does not read, so it cannot be ended cleanly.
     let sent = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&sent);
     let flood = tokio::spawn(async move {

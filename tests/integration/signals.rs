@@ -1,9 +1,9 @@
-//! Signals that are not an order to stop.
+//! Signals that do not stop weir.
 
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
 
-/// The shipped unit.
+/// The systemd unit of the distribution.
 const SYSTEMD_UNIT: &str = include_str!("../../deploy/weir.service");
 
 #[tokio::test]

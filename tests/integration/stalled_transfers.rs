@@ -1,5 +1,5 @@
-//! What a request holds it holds only while the server works on it or its client goes on: each phase of the table in
-//! ARCHITECTURE.md ("Progress"), from the side of a client that does not.
+//! A request holds its resources only while the server works on it or its client makes progress.
+//! Tests each phase of the table in ARCHITECTURE.md ("Progress") with a client that stalls.
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use crate::support::within;
 const PODS: &str = "/api/v1/namespaces/a/pods";
 const LIST: &str = "/api/v1/pods";
 
-/// How far behind a transfer may fall here.
+/// How far a transfer may fall behind in these tests.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How often a client sends or takes a byte that goes on and does not get on: its pace, and nothing that is waited for.
+/// The interval at which a slow client sends or takes a byte. The tests do not wait for it.
 const TRICKLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// More than is awaited before a request takes a seat.
+/// More than is buffered before a request takes a seat.
 const LARGE_LENGTH: usize = 100 << 10;
 
 /// weir with one seat for writes and one for reads.
@@ -44,7 +44,8 @@ async fn with_one_seat(far: HttpVersion) -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// One client of each kind: anonymous, with a token that nothing vouches for, with a known token, with a certificate.
+/// One client of each kind: anonymous, with an unverifiable token, with a known token, with a
+/// certificate.
 fn clients_of_every_kind(weir: &Weir, near: HttpVersion) -> [(&'static str, TestClient); 4] {
     let made_up = ("authorization", "Bearer made-up");
     [
@@ -55,7 +56,7 @@ fn clients_of_every_kind(weir: &Weir, near: HttpVersion) -> [(&'static str, Test
     ]
 }
 
-/// A write of somebody else gets the one seat.
+/// Another client's write gets the only seat.
 async fn assert_another_is_served(weir: &Weir, upstream: &mut FakeUpstream) {
     let call = weir
         .alice(HttpVersion::Http2)
@@ -65,7 +66,7 @@ async fn assert_another_is_served(weir: &Weir, upstream: &mut FakeUpstream) {
     assert_eq!(call.response().await.status, 201);
 }
 
-/// Sends a byte now and then until the answer has come, and gives its status.
+/// Sends a byte from time to time until the response arrives. Returns its status.
 async fn trickle(mut call: TestCall) -> u16 {
     loop {
         tokio::select! {
@@ -81,13 +82,13 @@ async fn trickle(mut call: TestCall) -> u16 {
 async fn a_small_body_that_never_arrives_holds_no_seat_and_ends_with_408() {
     for_each_protocol_pair(async |near, far| {
         let (weir, mut upstream) = with_one_seat(far).await;
-        for (who, mut client) in clients_of_every_kind(&weir, near) {
+        for (kind, mut client) in clients_of_every_kind(&weir, near) {
             let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
             call.send("{").await;
             assert_another_is_served(&weir, &mut upstream).await;
-            let answer = call.response().await;
-            assert_eq!(answer.status, 408, "{who} {near:?} {far:?}");
-            assert_eq!(answer.kube_status().cause, "weir/body");
+            let response = call.response().await;
+            assert_eq!(response.status, 408, "{kind} {near:?} {far:?}");
+            assert_eq!(response.kube_status().cause, "weir/body");
         }
         upstream.assert_no_request();
     })
@@ -98,10 +99,10 @@ async fn a_small_body_that_never_arrives_holds_no_seat_and_ends_with_408() {
 async fn a_small_body_that_trickles_ends_with_408() {
     for_each_protocol_pair(async |near, far| {
         let (weir, mut upstream) = with_one_seat(far).await;
-        for (who, mut client) in clients_of_every_kind(&weir, near) {
+        for (kind, mut client) in clients_of_every_kind(&weir, near) {
             let call = client.send(TestRequest::new("POST", PODS).streamed()).await;
             let status = within("the end of a trickle", trickle(call)).await;
-            assert_eq!(status, 408, "{who} {near:?} {far:?}");
+            assert_eq!(status, 408, "{kind} {near:?} {far:?}");
         }
         upstream.assert_no_request();
     })
@@ -112,7 +113,7 @@ async fn a_small_body_that_trickles_ends_with_408() {
 async fn a_large_body_that_stalls_releases_its_seat_and_ends_with_408() {
     for_each_protocol_pair(async |near, far| {
         let (weir, mut upstream) = with_one_seat(far).await;
-        for (who, mut client) in clients_of_every_kind(&weir, near) {
+        for (kind, mut client) in clients_of_every_kind(&weir, near) {
             let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
             call.send(Bytes::from(vec![b' '; LARGE_LENGTH])).await;
             let mut exchange = upstream.next_exchange().await;
@@ -127,7 +128,7 @@ async fn a_large_body_that_stalls_releases_its_seat_and_ends_with_408() {
                     .len();
             }
             let status = within("the end of a trickle", trickle(call)).await;
-            assert_eq!(status, 408, "{who} {near:?} {far:?}");
+            assert_eq!(status, 408, "{kind} {near:?} {far:?}");
             assert!(
                 exchange.request_body.read_to_end().await.is_err(),
                 "no clean end"
@@ -144,7 +145,7 @@ async fn a_large_body_that_stalls_releases_its_seat_and_ends_with_408() {
                     }
                 };
                 exchange.respond(201, "{}").await;
-                // To its end, or the next request would meet it given up.
+                // Completely: otherwise the next request would find it cancelled.
                 assert_eq!(call.response().await.status, 201);
                 Some(())
             })
@@ -159,22 +160,26 @@ async fn a_large_body_that_stalls_releases_its_seat_and_ends_with_408() {
 #[tokio::test]
 async fn on_http1_an_unfinished_body_closes_the_upstream_connection() {
     let (weir, mut upstream) = with_one_seat(HttpVersion::Http1).await;
-    for (who, mut client) in clients_of_every_kind(&weir, HttpVersion::Http2) {
+    for (kind, mut client) in clients_of_every_kind(&weir, HttpVersion::Http2) {
         let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
         call.send(Bytes::from(vec![b' '; LARGE_LENGTH])).await;
         let exchange = upstream.next_exchange().await;
-        // Go's server answers such a request without waiting for the rest of its body.
+        // Go's server responds to such a request without waiting for the rest of its body.
         assert_eq!(
             exchange.request.headers.all("connection"),
             ["close"],
-            "{who}"
+            "{kind}"
         );
         drop(exchange);
         let call = client.send(TestRequest::post(PODS, "{}")).await;
         let exchange = upstream.next_exchange().await;
-        assert_eq!(exchange.request.headers.all("connection"), [""; 0], "{who}");
+        assert_eq!(
+            exchange.request.headers.all("connection"),
+            [""; 0],
+            "{kind}"
+        );
         exchange.respond(201, "{}").await;
-        assert_eq!(call.response().await.status, 201, "{who}");
+        assert_eq!(call.response().await.status, 201, "{kind}");
     }
 }
 
@@ -193,8 +198,8 @@ async fn get_head_and_upgrades_carry_a_complete_body_or_none() {
                 .send(TestRequest::new(method, target).streamed())
                 .await;
             call.send("{").await;
-            let answer = call.response().await;
-            assert_eq!(answer.status, 408, "{method} {target} {near:?}");
+            let response = call.response().await;
+            assert_eq!(response.status, 408, "{method} {target} {near:?}");
         }
         let mut call = weir
             .alice(near)
@@ -229,12 +234,12 @@ async fn a_client_that_does_not_read_its_response_is_disconnected() {
             "/api/v1/pods?watch=1",
             "/api/v1/namespaces/a/pods/b/log",
         ] {
-            for (who, mut client) in clients_of_every_kind(&weir, near) {
+            for (kind, mut client) in clients_of_every_kind(&weir, near) {
                 let mut call = client.send(TestRequest::get(target)).await;
                 let mut exchange = upstream.next_exchange().await;
                 exchange.send_head(200, &[]).await;
                 call.head().await;
-                // It ends only by being broken off, long before the request's own time.
+                // It ends only by a reset, long before the request's own deadline.
                 let flood = async {
                     let piece = Bytes::from_static(&[7; 64 << 10]);
                     while exchange.try_send(piece.clone()).await.is_ok() {}
@@ -242,7 +247,7 @@ async fn a_client_that_does_not_read_its_response_is_disconnected() {
                 within("the flood to be broken off", flood).await;
                 drop(call);
                 assert_another_is_served(&weir, &mut upstream).await;
-                println!("{target} {who} {near:?} {far:?}");
+                println!("{target} {kind} {near:?} {far:?}");
             }
         }
         let slow = "weir_slow_transfers_ended_total{phase=\"response_body\"}";
@@ -280,10 +285,10 @@ async fn a_tunnel_whose_client_does_not_read_ends_and_an_idle_one_stays() {
     let mut tunnels = Vec::new();
     for _ in 0..2 {
         let mut near = weir.raw_http1().await;
-        let ask = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec?command=sh")
+        let request = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec?command=sh")
             .header("connection", "upgrade")
             .header("upgrade", "SPDY/3.1");
-        near.send(ask.to_http1()).await;
+        near.send(request.to_http1()).await;
         let mut far = upstream.next_exchange().await.into_raw_http1();
         far.send(
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
@@ -329,7 +334,7 @@ async fn a_reset_stream_keeps_its_slot_until_the_upstream_has_processed_it() {
         first
     );
     let _next = client.send(TestRequest::get(LIST)).await;
-    // The PING stands behind the reset; the next request waits for its answer.
+    // The PING follows the reset. The next request waits for its acknowledgement.
     let ping = server.next_frame().await.unwrap();
     assert_eq!((ping.kind, ping.flags), (raw_http2::PING, 0));
     let pong = RawFrame::new(raw_http2::PING, raw_http2::ACK, 0, ping.payload);
@@ -349,14 +354,14 @@ async fn one_user_cannot_take_all_long_running_connections() {
     let log = "/api/v1/namespaces/a/pods/b/log?follow=true";
     let mut alice = weir.alice(HttpVersion::Http2);
     let mut open = Vec::new();
-    let refused = loop {
+    let rejected = loop {
         let mut call = alice.send(TestRequest::get(log)).await;
         tokio::select! {
             exchange = upstream.next_exchange() => open.push((call, exchange)),
             head = call.try_head() => break head.unwrap(),
         }
     };
-    assert_eq!((open.len(), refused.status), (8, 429), "half of sixteen");
+    assert_eq!((open.len(), rejected.status), (8, 429), "half of sixteen");
     let places = weir.get_admin("/debug/places").await;
     let line = "long-running\t8\t16\tuser \"alice\"";
     assert!(
@@ -369,15 +374,15 @@ async fn one_user_cannot_take_all_long_running_connections() {
         upstream.next_exchange().await.respond(200, "ok").await;
     });
     let status: serde_json::Value = serde_json::from_slice(&status.body).unwrap();
-    let shown = &status["upstream"]["places"][0];
+    let budget = &status["upstream"]["places"][0];
     assert_eq!(
-        (&shown["kind"], &shown["taken"]),
+        (&budget["kind"], &budget["taken"]),
         (&"long-running".into(), &8.into())
     );
     let alice_holds = serde_json::json!({"by": "user", "name": "alice", "taken": 8});
     assert!(
-        shown["holders"].as_array().unwrap().contains(&alice_holds),
-        "{shown}"
+        budget["holders"].as_array().unwrap().contains(&alice_holds),
+        "{budget}"
     );
     let taken = "weir_upstream_places_taken{kind=\"long-running\"}";
     assert_eq!(weir.metric(taken).await, 8.0);

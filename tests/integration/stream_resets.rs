@@ -1,4 +1,4 @@
-//! Clients that cancel requests faster than anybody needs to lose their HTTP/2 connection, and nobody else's.
+//! A client that cancels too many requests loses its HTTP/2 connection. Other clients keep theirs.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ const LIST: &str = "/api/v1/pods";
 const CANCEL: u32 = 8;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-/// Of one a second: so many may come at once.
+/// The burst for a rate of one a second.
 const BURST: u32 = 4;
 
-/// More than a loaded machine needs to come to the end of a burst that grows by one a second.
+/// More than a loaded machine needs to exhaust a burst that grows by one a second.
 const MAX_TRIES: u32 = 1000;
 
 const CLOSED_METRIC: &str = "weir_client_connections_closed_total{reason=\"resets\"}";
@@ -56,7 +56,7 @@ async fn assert_served(client: &mut RawHttp2, stream: u32, upstream: &mut FakeUp
 
 #[tokio::test]
 async fn a_client_that_resets_too_often_loses_its_connection_only() {
-    // Exempt paths are no way around.
+    // Exempt paths count as well.
     for path in [LIST, "/readyz", "/api/v1/pods?watch=1"] {
         let mut upstream = FakeUpstream::start().await;
         let weir = with_one_reset_per_second(&upstream).start().await;
@@ -74,7 +74,7 @@ async fn a_client_that_resets_too_often_loses_its_connection_only() {
         }
         assert_served(&mut client, stream, &mut upstream).await;
         assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
-        let told = loop {
+        let goaway = loop {
             stream += 2;
             let request = RawFrame::request(stream, &request_head(path), true);
             if client.try_send(&request).await.is_err() {
@@ -94,8 +94,8 @@ async fn a_client_that_resets_too_often_loses_its_connection_only() {
             }
             assert!(stream < 2 * MAX_TRIES, "it goes on for ever");
         };
-        assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM, "{path}");
-        assert!((1..=stream).contains(&told.u32_at(0)), "the last stream");
+        assert_eq!(goaway.u32_at(4), ENHANCE_YOUR_CALM, "{path}");
+        assert!((1..=stream).contains(&goaway.u32_at(0)), "the last stream");
         client.wait_for_close().await;
         weir.wait_for_metric(CLOSED_METRIC, 1.0).await;
         other
@@ -133,8 +133,8 @@ async fn cancelled_held_rejections_count_as_resets() {
             break;
         }
     }
-    let told = client.next_frame_of_kind(raw_http2::GOAWAY).await;
-    assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM);
+    let goaway = client.next_frame_of_kind(raw_http2::GOAWAY).await;
+    assert_eq!(goaway.u32_at(4), ENHANCE_YOUR_CALM);
 }
 
 async fn was_closed_for_resets(weir: &Weir) -> bool {

@@ -1,4 +1,4 @@
-//! Nothing is buffered and nothing is changed: what one side writes, the other reads, as it was written.
+//! Nothing is buffered and nothing is changed: bytes arrive as they were written.
 
 use bytes::Bytes;
 use sha2::Digest;
@@ -15,7 +15,7 @@ use crate::support::weir::Weir;
 
 const WATCH: &str = "/api/v1/pods?watch=1";
 
-/// A client and an upstream that speak these, and weir between them.
+/// A client and an upstream with these HTTP versions, and weir between them.
 async fn start_between(
     client: HttpVersion,
     upstream: HttpVersion,
@@ -104,7 +104,7 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
     let down: Bytes = up.iter().rev().copied().collect();
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
-        let asked = client.request(TestRequest::post(
+        let sent = client.request(TestRequest::post(
             "/api/v1/namespaces/a/configmaps",
             up.clone(),
         ));
@@ -115,18 +115,18 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
             exchange.respond(201, down.clone()).await;
             body
         };
-        let (answer, body) = tokio::join!(asked, served);
+        let (response, body) = tokio::join!(sent, served);
         assert_eq!(
             Sha256::digest(&body),
             Sha256::digest(&up),
             "{near:?} {far:?}"
         );
         assert_eq!(
-            Sha256::digest(&answer.body),
+            Sha256::digest(&response.body),
             Sha256::digest(&down),
             "{near:?} {far:?}"
         );
-        assert_eq!(&answer.headers["content-length"], "20000000");
+        assert_eq!(&response.headers["content-length"], "20000000");
     }
 }
 
@@ -134,11 +134,11 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
 async fn announced_trailers_pass_both_ways() {
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
-        let ask = TestRequest::new("POST", "/api/v1/upload")
+        let request = TestRequest::new("POST", "/api/v1/upload")
             .header("te", "trailers")
             .header("trailer", "x-sum")
             .streamed();
-        let mut call = client.send(ask).await;
+        let mut call = client.send(request).await;
         let mut exchange = upstream.next_exchange().await;
         assert_eq!(&exchange.request.headers["te"], "trailers");
         call.send("up").await;
@@ -152,10 +152,10 @@ async fn announced_trailers_pass_both_ways() {
         exchange.send_head(200, &[("trailer", "x-sum")]).await;
         exchange.send("down").await;
         exchange.end_with_trailers(&[("x-sum", "answered")]).await;
-        let answer = call.response().await;
-        assert_eq!(answer.text(), "down");
+        let response = call.response().await;
+        assert_eq!(response.text(), "down");
         assert_eq!(
-            answer.trailers.get("x-sum"),
+            response.trailers.get("x-sum"),
             Some("answered"),
             "{near:?} {far:?}"
         );
@@ -184,10 +184,10 @@ async fn a_body_s_encoding_and_bytes_pass_unchanged() {
     const GZIP: &[u8] = b"\x1f\x8b\x08\0not really\0\xff";
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
-        let ask = TestRequest::post("/api/v1/namespaces/a/pods", GZIP)
+        let request = TestRequest::post("/api/v1/namespaces/a/pods", GZIP)
             .header("content-encoding", "gzip")
             .header("accept-encoding", "gzip");
-        let call = client.send(ask).await;
+        let call = client.send(request).await;
         let mut exchange = upstream.next_exchange().await;
         assert_eq!(exchange.read_body().await, GZIP);
         assert_eq!(exchange.request.headers.all("content-encoding"), ["gzip"]);
@@ -198,10 +198,10 @@ async fn a_body_s_encoding_and_bytes_pass_unchanged() {
             ("vary", "Accept"),
         ];
         exchange.respond_with_headers(200, &headers, GZIP).await;
-        let answer = call.response().await;
-        assert_eq!(answer.body, GZIP);
+        let response = call.response().await;
+        assert_eq!(response.body, GZIP);
         for (name, value) in headers {
-            assert_eq!(answer.headers.all(name), [value]);
+            assert_eq!(response.headers.all(name), [value]);
         }
 
         let call = client.send(TestRequest::get("/api")).await;
@@ -220,12 +220,12 @@ async fn a_body_s_encoding_and_bytes_pass_unchanged() {
 async fn repeated_headers_stay_separate_and_in_order() {
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
-        let ask = TestRequest::get("/api")
+        let request = TestRequest::get("/api")
             .header("impersonate-user", "carol")
             .header("impersonate-group", "first")
             .header("impersonate-group", "second")
             .header("impersonate-group", "third, still");
-        let call = client.send(ask).await;
+        let call = client.send(request).await;
         let exchange = upstream.next_exchange().await;
         let groups = exchange.request.headers.all("impersonate-group");
         assert_eq!(
@@ -239,9 +239,9 @@ async fn repeated_headers_stay_separate_and_in_order() {
             ("warning", "299 - \"two\""),
         ];
         exchange.respond_with_headers(200, &headers, "{}").await;
-        let answer = call.response().await;
+        let response = call.response().await;
         assert_eq!(
-            answer.headers.all("warning"),
+            response.headers.all("warning"),
             ["299 - \"one\"", "299 - \"two\""]
         );
     }
@@ -257,8 +257,8 @@ async fn unknown_methods_pass() {
             let exchange = upstream.next_exchange().await;
             assert_eq!(exchange.request.method, method);
             exchange.respond(207, "multi").await;
-            let answer = call.response().await;
-            assert_eq!((answer.status, answer.text()), (207, "multi"));
+            let response = call.response().await;
+            assert_eq!((response.status, response.text()), (207, "multi"));
         }
     }
 }
@@ -280,15 +280,15 @@ async fn responses_without_a_body_end_with_their_head() {
                 .await;
             let mut exchange = upstream.next_exchange().await;
             exchange.send_head(status, headers).await;
-            let answer = call.response().await;
+            let response = call.response().await;
             assert_eq!(
-                (answer.status, answer.text()),
+                (response.status, response.text()),
                 (status, ""),
                 "{near:?} {far:?}"
             );
             for (name, value) in headers {
                 assert_eq!(
-                    answer.headers.all(name),
+                    response.headers.all(name),
                     [*value],
                     "{method} {status} {near:?} {far:?}"
                 );
@@ -302,14 +302,14 @@ async fn the_body_of_a_get_passes_with_or_without_a_length() {
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
         let target = "/api/v1/namespaces/a/services/search/proxy/_search";
-        for told in [true, false] {
-            let asked = async {
-                let mut ask = TestRequest::post(target, "query");
-                if !told {
-                    ask = ask.streamed();
+        for with_length in [true, false] {
+            let sent = async {
+                let mut request = TestRequest::post(target, "query");
+                if !with_length {
+                    request = request.streamed();
                 }
-                let mut call = client.send(ask.method("GET")).await;
-                if !told {
+                let mut call = client.send(request.method("GET")).await;
+                if !with_length {
                     call.send("query").await;
                     call.end().await;
                 }
@@ -321,9 +321,12 @@ async fn the_body_of_a_get_passes_with_or_without_a_length() {
                 exchange.respond(200, "found").await;
                 body
             };
-            let (answer, body) = tokio::join!(asked, served);
-            assert_eq!(answer.text(), "found");
-            assert_eq!(body, "query", "length told: {told}, {near:?} {far:?}");
+            let (response, body) = tokio::join!(sent, served);
+            assert_eq!(response.text(), "found");
+            assert_eq!(
+                body, "query",
+                "length told: {with_length}, {near:?} {far:?}"
+            );
         }
     }
 }
@@ -357,26 +360,33 @@ async fn a_response_delimited_by_close_ends_cleanly_if_its_connection_does() {
 
 #[tokio::test]
 async fn heads_of_nearly_1_mib_pass_both_ways() {
-    // 100 headers of 9000 bytes: more than the libraries take by default, less than Go's 1 MiB.
+    // 100 headers of 9000 bytes: more than the libraries' defaults, less than Go's 1 MiB.
     let value = "v".repeat(9000);
     let names: Vec<String> = (0..100).map(|n| format!("x-large-{n}")).collect();
     let large: Vec<(&str, &str)> = names.iter().map(|n| (n.as_str(), value.as_str())).collect();
     for (near, far) in HttpVersion::PAIRS {
         let (mut client, mut upstream, _weir) = start_between(near, far).await;
-        let ask = large
+        let request = large
             .iter()
-            .fold(TestRequest::get("/api"), |ask, (n, v)| ask.header(n, v));
-        let (call, exchange) = tokio::join!(client.send(ask), upstream.next_exchange());
+            .fold(TestRequest::get("/api"), |request, (n, v)| {
+                request.header(n, v)
+            });
+        let (call, exchange) = tokio::join!(client.send(request), upstream.next_exchange());
         for (name, value) in &large {
             assert_eq!(exchange.request.headers.all(name), [*value]);
         }
-        let (answer, ()) = tokio::join!(
+        let (response, ()) = tokio::join!(
             call.response(),
             exchange.respond_with_headers(200, &large, "{}")
         );
-        assert_eq!(answer.status, 200, "{near:?} {far:?}: {}", answer.text());
+        assert_eq!(
+            response.status,
+            200,
+            "{near:?} {far:?}: {}",
+            response.text()
+        );
         for (name, value) in &large {
-            assert_eq!(answer.headers.all(name), [*value]);
+            assert_eq!(response.headers.all(name), [*value]);
         }
     }
 }

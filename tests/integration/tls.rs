@@ -1,4 +1,5 @@
-//! TLS towards clients: both versions, either HTTP, and a certificate that counts for as long as its session does.
+//! TLS towards clients: both TLS versions, both HTTP versions, and client certificates in resumed
+//! sessions.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::support::weir;
 use crate::support::weir::Endpoints;
 use crate::support::weir::Weir;
 
-/// A client that speaks this version alone.
+/// A client of this TLS version only.
 fn tls_config(
     version: &'static SupportedProtocolVersion,
     alpn: &[&[u8]],
@@ -48,13 +49,13 @@ async fn start() -> (Weir, FakeUpstream) {
     (weir, upstream)
 }
 
-/// Sends a request on a connection of `tls`, and gives the user that the upstream is told of, and how the handshake went.
+/// Sends a request on a connection of `tls`. Returns the asserted user, and the kind of handshake.
 async fn connect_and_get_user(
-    door: &Endpoints,
+    endpoints: &Endpoints,
     upstream: &mut FakeUpstream,
     tls: &Arc<ClientConfig>,
 ) -> (Option<String>, HandshakeKind) {
-    let stream = door.connect_tls(Arc::clone(tls)).await;
+    let stream = endpoints.connect_tls(Arc::clone(tls)).await;
     let kind = stream.get_ref().1.handshake_kind().unwrap();
     let mut wire = RawHttp1::new(stream);
     wire.send(TestRequest::get("/api").to_http1()).await;
@@ -70,8 +71,8 @@ async fn connect_and_get_user(
     (user, kind)
 }
 
-async fn can_connect(door: &Endpoints, tls: Arc<ClientConfig>) -> bool {
-    let tcp = door.connect_tcp().await;
+async fn can_connect(endpoints: &Endpoints, tls: Arc<ClientConfig>) -> bool {
+    let tcp = endpoints.connect_tcp().await;
     let name = "127.0.0.1".try_into().unwrap();
     TlsConnector::from(tls).connect(name, tcp).await.is_ok()
 }
@@ -110,7 +111,7 @@ async fn a_resumed_session_keeps_its_certificate_s_user() {
     for version in [&TLS12, &TLS13] {
         let (weir, mut upstream) = start().await;
         let alice = tls_config(version, &[b"http/1.1"], Some(&pki().alice));
-        let nobody = tls_config(version, &[b"http/1.1"], None);
+        let without_certificate = tls_config(version, &[b"http/1.1"], None);
         let whole = HandshakeKind::Full;
         let again = HandshakeKind::Resumed;
         let alices = || Some("alice".to_owned());
@@ -119,7 +120,7 @@ async fn a_resumed_session_keeps_its_certificate_s_user() {
             (alices(), whole)
         );
         assert_eq!(
-            connect_and_get_user(&weir, &mut upstream, &nobody).await,
+            connect_and_get_user(&weir, &mut upstream, &without_certificate).await,
             (None, whole)
         );
         assert_eq!(
@@ -127,7 +128,7 @@ async fn a_resumed_session_keeps_its_certificate_s_user() {
             (alices(), again)
         );
         assert_eq!(
-            connect_and_get_user(&weir, &mut upstream, &nobody).await,
+            connect_and_get_user(&weir, &mut upstream, &without_certificate).await,
             (None, again)
         );
     }

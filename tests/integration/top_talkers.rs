@@ -1,4 +1,4 @@
-//! Who does most, as operators see it.
+//! Top talkers, as operators see them.
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ use crate::support::weir::Weir;
 const LIST: &str = "/apis/apps/v1/namespaces/shop/deployments";
 
 async fn top_talkers(weir: &Weir, parameters: &str) -> TopTalkersReport {
-    let answer = weir
+    let response = weir
         .get_admin(&format!("/debug/top_talkers?{parameters}"))
         .await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(&answer.headers["content-type"], "application/json");
-    serde_json::from_str(answer.text()).unwrap()
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(&response.headers["content-type"], "application/json");
+    serde_json::from_str(response.text()).unwrap()
 }
 
-/// Those who are shown once so many requests have ended.
+/// The top talkers, after this number of requests have ended.
 async fn wait_for_rows(weir: &Weir, parameters: &str, requests: u64) -> Vec<TalkerRow> {
     eventually("the requests are counted", async || {
         let top = top_talkers(weir, parameters).await;
@@ -72,8 +72,8 @@ async fn top_talkers_are_shown_by_every_grouping() {
         (HttpVersion::Http2, weir::ALICE, "kubectl", LIST),
         (HttpVersion::Http2, weir::ROOT, "curl", "/api/v1/nodes/n1"),
     ] {
-        let ask = TestRequest::get(target).header("user-agent", agent);
-        let call = weir.with_authorization(near, token).send(ask).await;
+        let request = TestRequest::get(target).header("user-agent", agent);
+        let call = weir.with_authorization(near, token).send(request).await;
         upstream
             .next_exchange()
             .await
@@ -104,7 +104,7 @@ async fn top_talkers_are_shown_by_every_grouping() {
     );
 }
 
-/// Sends requests with these tokens, has each answered, and tells the flows with the most requests.
+/// Sends requests with these tokens, answers each, and returns the flows with the most requests.
 async fn send_and_list_flows(
     weir: &Weir,
     upstream: &mut FakeUpstream,
@@ -126,7 +126,7 @@ async fn send_and_list_flows(
 async fn made_up_tokens_of_an_address_are_one_flow_and_an_accepted_token_is_another() {
     const KEYS: &[u8] =
         br#"{"keys":[{"kty":"EC","crv":"P-256","x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
-        "y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#; // of RFC 7517, appendix A.1
+        "y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#; // from RFC 7517, appendix A.1
     let mut upstream = FakeUpstream::start().await;
     let weir = start_fair_with(&upstream, |config| {
         let keys = KeySet::from_jwks(KEYS).unwrap();
@@ -146,7 +146,7 @@ async fn made_up_tokens_of_an_address_are_one_flow_and_an_accepted_token_is_anot
     assert_eq!(shared, "global-default/network:127.0.0.1");
     assert!(own.starts_with("global-default/token:"), "{own}");
 
-    // Where no token can be verified, one is as good as another.
+    // If no token can be verified, all tokens count alike.
     let weir = start_fair(&upstream).await;
     let flows_of = send_and_list_flows(&weir, &mut upstream, &tokens[..2]).await;
     assert_eq!(flows_of.len(), 2, "{flows_of:?}");
@@ -220,9 +220,9 @@ async fn rejections_are_counted_by_user() {
     for _ in 0..3 {
         assert_eq!(weir.alice(HttpVersion::Http2).get(LIST).await.status, 429);
     }
-    let refused = wait_for_rows(&weir, "sort=rejections", 3).await;
+    let rejected = wait_for_rows(&weir, "sort=rejections", 3).await;
     assert_eq!(
-        (row_names(&refused), refused[0].usage.rejections),
+        (row_names(&rejected), rejected[0].usage.rejections),
         (vec![("alice", 3)], 3)
     );
     exchange.respond(200, "{}").await;
@@ -243,12 +243,12 @@ async fn rejections_are_counted_by_user() {
 async fn invalid_parameters_are_a_400_that_lists_valid_ones() {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;
-    let answer = weir
+    let response = weir
         .get_admin("/debug/top_talkers?window=1h&by=pods&limit=1000")
         .await;
-    assert_eq!(answer.status, 400);
+    assert_eq!(response.status, 400);
     assert_eq!(
-        answer.text(),
+        response.text(),
         "window=1h: must be one of 1m, 5m, 60m\n\
          by=pods: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
          limit=1000: must be a number from 1 to 50\n"

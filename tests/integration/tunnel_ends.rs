@@ -1,4 +1,4 @@
-//! How tunnels end: one direction at a time, or both at once, and always for both sides.
+//! Ends of tunnels: one direction at a time, or both at once. Both sides always see the end.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -24,10 +24,10 @@ async fn start_with_tunnel() -> (Weir, RawHttp1, RawHttp1) {
 
 async fn open_tunnel(weir: &Weir, upstream: &mut FakeUpstream) -> (RawHttp1, RawHttp1) {
     let mut near = weir.raw_http1().await;
-    let ask = TestRequest::new("POST", EXEC)
+    let request = TestRequest::new("POST", EXEC)
         .header("connection", "upgrade")
         .header("upgrade", "SPDY/3.1");
-    near.send(ask.to_http1()).await;
+    near.send(request.to_http1()).await;
     let mut far = upstream.next_exchange().await.into_raw_http1();
     far.send(
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",

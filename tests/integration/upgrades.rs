@@ -1,5 +1,4 @@
-//! Requests that change the protocol: each on an HTTP/1.1 connection of its own, opaque after 101, an ordinary answer
-//! otherwise.
+//! Upgrades: each on its own HTTP/1.1 connection, opaque after 101, an ordinary response otherwise.
 
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
@@ -32,14 +31,14 @@ fn switching_response(protocol: &str) -> String {
     )
 }
 
-/// Both ends of a tunnel, just opened.
+/// Both ends of an open tunnel.
 async fn open_tunnel(
     weir: &Weir,
     upstream: &mut FakeUpstream,
-    ask: TestRequest,
+    request: TestRequest,
 ) -> (RawHttp1, RawHttp1) {
     let mut near = weir.raw_http1().await;
-    near.send(ask.to_http1()).await;
+    near.send(request.to_http1()).await;
     let mut far = upstream.next_exchange().await.into_raw_http1();
     far.send(switching_response("SPDY/3.1")).await;
     assert_eq!(near.read_response_head().await.status, 101);
@@ -118,7 +117,7 @@ async fn early_bytes_of_a_client_wait_for_the_101() {
     )
     .await;
     let mut far = upstream.next_exchange().await.into_raw_http1();
-    // Many other requests later there is still nothing but the head.
+    // After many other requests there is still nothing but the head.
     let mut others = weir.anonymous(HttpVersion::Http2);
     for _ in 0..20 {
         assert_eq!(others.get("/api/v1/watch").await.status, 500);
@@ -160,9 +159,9 @@ async fn a_response_other_than_101_passes_unchanged_and_closes_its_connection() 
         exchange
             .respond_with_headers(status, &headers, body.to_owned())
             .await;
-        let (answered, answer) = near.read_response("GET").await;
+        let (answered, response) = near.read_response("GET").await;
         assert_eq!(
-            (answered.status, answer.as_ref()),
+            (answered.status, response.as_ref()),
             (status, body.as_bytes())
         );
         for (name, value) in headers {
@@ -207,12 +206,12 @@ async fn protocol_versions_are_repeated_and_keep_their_order() {
     let (weir, mut upstream) = start().await;
     let mut near = weir.raw_http1().await;
     let versions = ["v4.channel.k8s.io", "v3.channel.k8s.io", "channel.k8s.io"];
-    let asked = versions
+    let request_with_versions = versions
         .iter()
-        .fold(upgrade_request("POST", "SPDY/3.1"), |ask, version| {
-            ask.header("X-Stream-Protocol-Version", version)
+        .fold(upgrade_request("POST", "SPDY/3.1"), |request, version| {
+            request.header("X-Stream-Protocol-Version", version)
         });
-    near.send(asked.to_http1()).await;
+    near.send(request_with_versions.to_http1()).await;
     let exchange = upstream.next_exchange().await;
     assert_eq!(
         exchange.request.headers.all("x-stream-protocol-version"),
@@ -232,7 +231,7 @@ async fn protocol_versions_are_repeated_and_keep_their_order() {
     assert_eq!(answered.headers.all("x-other"), ["c"]);
 }
 
-/// The way of an exchange: the certificate it came with, the token, and the user asserted.
+/// The authentication of an exchange: its certificate, its token, and the asserted user.
 fn auth_mode(exchange: &Exchange) -> (Option<&str>, Option<&str>, Option<&str>) {
     let headers = &exchange.request.headers;
     let certificate = exchange.connection.certificate.as_deref();
@@ -252,7 +251,7 @@ async fn an_upgrade_uses_the_auth_mode_of_its_credential() {
         .header("X_Remote_Group", "system:masters");
     let token = forged.clone().header(ALICE.0, ALICE.1);
     let mut numbers = Vec::new();
-    for (certificate, asked, expected) in [
+    for (certificate, request, expected) in [
         (
             Some(&pki().alice),
             &forged,
@@ -267,7 +266,7 @@ async fn an_upgrade_uses_the_auth_mode_of_its_credential() {
         (None, &forged, (None, None, None)),
     ] {
         let mut near = weir.raw_http1_with_certificate(certificate).await;
-        near.send(asked.to_http1()).await;
+        near.send(request.to_http1()).await;
         let exchange = upstream.next_exchange().await;
         assert_eq!(exchange.connection.http, HttpVersion::Http1);
         assert_eq!(auth_mode(&exchange), expected);
@@ -299,7 +298,7 @@ async fn an_upgrade_uses_the_auth_mode_of_its_credential() {
 #[tokio::test]
 async fn a_token_in_a_websocket_protocol_is_removed_for_a_certificate() {
     let (weir, mut upstream) = start().await;
-    let asked = upgrade_request("GET", "websocket")
+    let upgrade = upgrade_request("GET", "websocket")
         .header(
             "sec-websocket-protocol",
             "base64url.bearer.authorization.k8s.io.c2VjcmV0",
@@ -309,7 +308,7 @@ async fn a_token_in_a_websocket_protocol_is_removed_for_a_certificate() {
             "v5.channel.k8s.io, v4.channel.k8s.io",
         );
     let mut near = weir.raw_http1_with_certificate(Some(&pki().alice)).await;
-    near.send(asked.to_http1()).await;
+    near.send(upgrade.to_http1()).await;
     let exchange = upstream.next_exchange().await;
     let protocols = exchange
         .request
@@ -365,17 +364,18 @@ async fn a_tunnel_holds_no_slot_and_has_no_deadline() {
         .start()
         .await;
     let vnc = "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/vnc";
-    let ask = TestRequest::get(vnc)
+    let request = TestRequest::get(vnc)
         .header("connection", "Upgrade")
         .header("upgrade", "SPDY/3.1");
-    let (mut near, mut far) = open_tunnel(&weir, &mut upstream, ask).await;
+    let (mut near, mut far) = open_tunnel(&weir, &mut upstream, request).await;
     let mut client = weir.alice(HttpVersion::Http2);
     for _ in 0..2 {
         let call = client.send(TestRequest::get("/api/v1/pods")).await;
         let exchange = upstream.next_exchange().await;
-        // The second one's time is over when that of the tunnel's request is as well.
-        let answer = call.response().await;
-        assert_eq!(answer.status, 504, "and not 429");
+        // The deadline of the second request has passed only if that of the tunnel's request has as
+        // well.
+        let response = call.response().await;
+        assert_eq!(response.status, 504, "and not 429");
         drop(exchange);
     }
     eventually("nothing to be under way", async || {
@@ -406,7 +406,7 @@ async fn an_unrequested_protocol_switch_is_one_response() {
     assert!(counted[0].contains("code=\"502\""), "{counted:#?}");
 }
 
-/// More than a loaded machine needs to come to the end of a burst that grows by one a second.
+/// More than a loaded machine needs to exhaust a burst that grows by one a second.
 const MAX_TRIES: u32 = 1000;
 
 #[tokio::test]
@@ -423,7 +423,7 @@ async fn upgrades_with_unverified_credentials_are_limited_by_address() {
             .await;
         tokio::select! {
             exchange = upstream.next_exchange() => exchange.respond(403, "no").await,
-            answer = near.read_response("GET") => break answer,
+            response = near.read_response("GET") => break response,
         }
         assert_eq!(near.read_response_head().await.status, 403);
         passed += 1;
@@ -436,14 +436,14 @@ async fn upgrades_with_unverified_credentials_are_limited_by_address() {
     assert!(body.contains("weir/unproven-upgrades"), "{body}");
     let rejected = "weir_unproven_upgrades_rejected_total";
     assert_eq!(weir.metric(rejected).await, 1.0);
-    // What asks for no other protocol, or with a credential that is proven, is not counted.
-    for ask in [
+    // Requests without an upgrade, and those with an accepted credential, are not counted.
+    for request in [
         TestRequest::get(EXEC),
         upgrade_request("GET", "websocket").header(ALICE.0, ALICE.1),
     ] {
         for _ in 0..10 {
             let mut near = weir.raw_http1().await;
-            near.send(ask.to_http1()).await;
+            near.send(request.to_http1()).await;
             upstream.next_exchange().await.respond(403, "no").await;
             assert_eq!(near.read_response_head().await.status, 403);
         }

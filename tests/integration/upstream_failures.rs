@@ -1,4 +1,5 @@
-//! The upstream fails: the client is told which way, sees no clean end where there was none, and the next request works.
+//! Upstream failures: the client gets the matching error, a truncated response has no clean end,
+//! and the next request works.
 
 use std::time::Duration;
 
@@ -16,38 +17,38 @@ use crate::support::weir;
 
 const LIST: &str = "/api/v1/pods";
 
-/// It cannot have reached the API server.
-fn assert_not_sent(answer: &FullResponse, cause: &str) {
-    assert_503(answer, cause, &["1"]);
+/// The request cannot have reached the API server.
+fn assert_not_sent(response: &FullResponse, cause: &str) {
+    assert_503(response, cause, &["1"]);
 }
 
-/// It cannot have reached the API server, nor will it in a moment.
-fn assert_never_sent(answer: &FullResponse, cause: &str) {
-    assert_503(answer, cause, &[]);
+/// The request cannot have reached the API server, and a retry soon will not either.
+fn assert_never_sent(response: &FullResponse, cause: &str) {
+    assert_503(response, cause, &[]);
 }
 
-fn assert_503(answer: &FullResponse, cause: &str, retry_after: &[&str]) {
-    let told = answer.kube_status();
+fn assert_503(response: &FullResponse, cause: &str, retry_after: &[&str]) {
+    let kube_status = response.kube_status();
     assert_eq!(
-        (answer.status, told.reason.as_str()),
+        (response.status, kube_status.reason.as_str()),
         (503, "ServiceUnavailable"),
-        "{told:?}"
+        "{kube_status:?}"
     );
-    assert_eq!(told.cause, cause, "{told:?}");
-    assert_eq!(answer.headers.all("retry-after"), retry_after);
+    assert_eq!(kube_status.cause, cause, "{kube_status:?}");
+    assert_eq!(response.headers.all("retry-after"), retry_after);
 }
 
-/// It may have reached the API server.
-fn assert_possibly_sent(answer: &FullResponse, cause: &str) {
-    let told = answer.kube_status();
+/// The request may have reached the API server.
+fn assert_possibly_sent(response: &FullResponse, cause: &str) {
+    let kube_status = response.kube_status();
     assert_eq!(
-        (answer.status, told.reason.as_str()),
+        (response.status, kube_status.reason.as_str()),
         (502, "BadGateway"),
-        "{told:?}"
+        "{kube_status:?}"
     );
-    assert_eq!(told.cause, cause, "{told:?}");
+    assert_eq!(kube_status.cause, cause, "{kube_status:?}");
     assert_eq!(
-        answer.headers.get("retry-after"),
+        response.headers.get("retry-after"),
         None,
         "client-go would try again by itself"
     );
@@ -66,13 +67,13 @@ async fn an_unreachable_upstream_is_a_503_until_it_is_back() {
             weir.with_certificate(near, &pki().alice),
         ];
         for client in &mut clients {
-            // The listener may be closing yet.
-            let answer = client.get(LIST).await;
-            assert_not_sent(&answer, "weir/upstream-connect");
+            // The listener may still be closing.
+            let response = client.get(LIST).await;
+            assert_not_sent(&response, "weir/upstream-connect");
             assert!(
-                answer.kube_status().message.contains("refused"),
+                response.kube_status().message.contains("refused"),
                 "{:?}",
-                answer.kube_status()
+                response.kube_status()
             );
         }
         let mut upstream = FakeUpstream::restart_at(place).await;
@@ -94,11 +95,11 @@ async fn an_upstream_whose_certificate_is_not_trusted_is_a_503() {
             .await;
         let impostor = pki().untrusted_ca.issue_server();
         for mut client in [weir.alice(near), weir.anonymous(near)] {
-            let (answer, _) = tokio::join!(
+            let (response, _) = tokio::join!(
                 client.get(LIST),
                 upstream.accept_tls(HttpVersion::Http1, &impostor)
             );
-            assert_never_sent(&answer, "weir/upstream-tls");
+            assert_never_sent(&response, "weir/upstream-tls");
         }
     }
 }
@@ -117,8 +118,8 @@ async fn an_upstream_that_does_not_speak_tls_is_a_503() {
             .await;
         wire.reader.wait_for_close().await;
     };
-    let (answer, ()) = tokio::join!(client.get(LIST), answered);
-    assert_never_sent(&answer, "weir/upstream-tls");
+    let (response, ()) = tokio::join!(client.get(LIST), answered);
+    assert_never_sent(&response, "weir/upstream-tls");
 }
 
 #[tokio::test]
@@ -129,10 +130,10 @@ async fn an_upstream_that_closes_within_the_handshake_is_a_503() {
         .start()
         .await;
     let mut client = weir.anonymous(HttpVersion::Http2);
-    let (answer, ()) = tokio::join!(client.get(LIST), async {
+    let (response, ()) = tokio::join!(client.get(LIST), async {
         drop(upstream.accept_tcp().await)
     });
-    assert_not_sent(&answer, "weir/upstream-tls");
+    assert_not_sent(&response, "weir/upstream-tls");
 }
 
 #[tokio::test]
@@ -144,8 +145,8 @@ async fn a_connection_that_breaks_before_a_response_is_a_502() {
             .start()
             .await;
         let mut client = weir.alice(near);
-        for ask in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
-            let call = client.send(ask).await;
+        for request in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
+            let call = client.send(request).await;
             let mut exchange = upstream.next_exchange().await;
             exchange.read_body().await;
             exchange.cut();
@@ -193,7 +194,7 @@ async fn a_stream_that_is_reset_after_it_may_have_been_executed_is_a_502() {
 
 #[tokio::test]
 async fn a_malformed_response_is_a_502() {
-    for said in [
+    for bytes in [
         "220 smtp.example ESMTP\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: two\r\n\r\n{}",
         "HTTP/1.1 2000 OK\r\n\r\n",
@@ -210,7 +211,7 @@ async fn a_malformed_response_is_a_502() {
             .await;
         let mut wire = RawHttp1::new(upstream.accept_trusted(HttpVersion::Http1).await);
         wire.read_request_head().await;
-        wire.send(said).await;
+        wire.send(bytes).await;
         assert_possibly_sent(&call.response().await, "weir/upstream-reset");
     }
 }
@@ -230,8 +231,8 @@ async fn an_unrequested_protocol_switch_is_a_502() {
     wire.read_request_head().await;
     wire.send("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
         .await;
-    let answer = call.response().await;
-    assert_eq!(answer.status, 502);
+    let response = call.response().await;
+    assert_eq!(response.status, 502);
     wire.reader.wait_for_close().await;
 }
 
@@ -251,7 +252,7 @@ async fn a_truncated_list_reaches_the_client_as_truncated() {
             assert_eq!(call.head().await.status, 200);
             assert_eq!(call.body().next_text().await, "{\"items\":[");
             exchange.cut();
-            // Nothing is glued to what came, and what came is not taken for the whole.
+            // No bytes follow the received part, and the client does not take it for complete.
             let rest = call.body().next_chunk().await;
             assert!(matches!(rest, Some(Err(_))), "{near:?} {far:?}: {rest:?}");
         }
@@ -261,7 +262,7 @@ async fn a_truncated_list_reaches_the_client_as_truncated() {
 #[tokio::test]
 async fn an_aborted_watch_reaches_the_client_as_aborted() {
     for (near, far) in HttpVersion::PAIRS {
-        // Without an error a reset is no end either.
+        // A reset without an error is not a clean end either.
         for reason in [None, Some(Reason::INTERNAL_ERROR), Some(Reason::NO_ERROR)] {
             let mut upstream = FakeUpstream::preferring(far).await;
             let weir = weir::builder(upstream.address)
@@ -352,7 +353,8 @@ async fn the_request_after_a_failure_succeeds() {
     }
 }
 
-/// What weir answers in the API server's place is counted by code and cause; what the API server answers itself is not.
+/// weir's own responses in place of the API server's are counted by code and cause. Those of the
+/// API server are not.
 #[tokio::test]
 async fn responses_in_place_of_the_api_server_are_counted_by_cause() {
     let mut upstream = FakeUpstream::start().await;
@@ -382,14 +384,14 @@ async fn responses_in_place_of_the_api_server_are_counted_by_cause() {
         .request_timeout(Duration::from_millis(200))
         .start()
         .await;
-    let answer = hasty.alice(HttpVersion::Http2).get(LIST).await; // nothing answers it
-    assert_eq!(answer.status, 504);
+    let response = hasty.alice(HttpVersion::Http2).get(LIST).await; // never answered
+    assert_eq!(response.status, 504);
     hasty
         .wait_for_metric(&series(504, "request-timeout"), 1.0)
         .await;
     let place = upstream.reservation.clone();
     drop(upstream);
-    // The listener may be closing yet, and its connections.
+    // The listener and its connections may still be closing.
     let connect = series(503, "upstream-connect");
     eventually("a refused connection", async || {
         client.get(LIST).await;
@@ -426,8 +428,8 @@ async fn weir_survives_an_upstream_that_is_killed_with_requests_in_flight() {
         assert!(list.body().read_to_end().await.is_err());
         assert!(watch.body().read_to_end().await.is_err());
         assert!(matches!(upload.head().await.status, 502 | 503));
-        let answer = client.get(LIST).await;
-        assert!(matches!(answer.status, 502 | 503), "{answer:?}");
+        let response = client.get(LIST).await;
+        assert!(matches!(response.status, 502 | 503), "{response:?}");
         let mut upstream = FakeUpstream::restart_at(place).await;
         let call = client.send(TestRequest::get(LIST)).await;
         upstream.next_exchange().await.respond(200, "{}").await;
@@ -455,12 +457,15 @@ async fn errors_of_the_upstream_pass_unchanged() {
                 .await
                 .respond_with_headers(status, &headers, "its own words")
                 .await;
-            let answer = call.response().await;
-            assert_eq!((answer.status, answer.text()), (status, "its own words"));
+            let response = call.response().await;
+            assert_eq!(
+                (response.status, response.text()),
+                (status, "its own words")
+            );
             for (name, value) in headers {
-                assert_eq!(answer.headers.all(name), [value]);
+                assert_eq!(response.headers.all(name), [value]);
             }
-            let level = answer.headers.get("x-kubernetes-pf-prioritylevel-uid");
+            let level = response.headers.get("x-kubernetes-pf-prioritylevel-uid");
             assert_eq!(level, None, "it is the upstream's to name");
         }
     }

@@ -1,5 +1,5 @@
-//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 2 KiB (an
-//! event's with its message), however long its head, its body and what it names are.
+//! Memory of a delayed rejection, over that of any waiting request in the HTTP library: less than 2
+//! KiB (for an event: with its message), for any length of head, body and names.
 
 #![expect(
     clippy::too_many_lines,
@@ -46,21 +46,21 @@ use weir::limits::Permit;
 use weir::limits::max_in_flight;
 use weir::limits::rate;
 use weir::limits::rate::RateLimits;
-use weir::limits::rate::events::LimitedEventGroups;
-use weir::limits::rate::events::MAX_MESSAGE_BYTES;
+use weir::limits::rate::events::buckets::LimitedEventGroups;
+use weir::limits::rate::events::buckets::MAX_MESSAGE_BYTES;
 use weir::limits::rate::events::config::EventLimitConfig;
 use weir::limits::rate::events::config::LimitType;
 use weir::limits::rate::events::enforcer;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::metrics::Registry;
 use weir::minimum_rate::MinimumRate;
-use weir::pipeline::Peer;
 use weir::pipeline::Pipeline;
+use weir::pipeline::components::Impersonation;
 use weir::pipeline::connection::head_budget::HeadBudget;
-use weir::pipeline::impersonation::Impersonation;
-use weir::pipeline::reject::BodyDrainBudget;
-use weir::pipeline::reject::BodyDrainSlots;
-use weir::pipeline::reject::delay::HoldState;
+use weir::pipeline::connection::peer::BodyDrainSlots;
+use weir::pipeline::connection::peer::HoldState;
+use weir::pipeline::connection::peer::Peer;
+use weir::pipeline::reject::body_drain::BodyDrainBudget;
 use weir::pipeline::reject::delay::RejectionDelay;
 use weir::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::response::abandoned::AbandonedRequests;
@@ -74,25 +74,25 @@ use weir::request_info::RequestInfo;
 use weir::upstream;
 use weir::upstream::Upstream;
 use weir::upstream::body::memory_budget::MemoryBudget;
+use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::ConnectionBudget;
 use weir::upstream::connection::connection_budget::SlotMetrics;
-use weir::upstream::connection::connector::ServerAddress;
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
-/// Streams of the connection: half of them may be held.
+/// Streams of the connection. Half of them may be held.
 const STREAMS: u32 = 100;
 
-/// Requests that come too early: as many as may be held.
+/// Early requests: as many as may be held.
 const EARLY_REQUESTS: usize = 49;
 
-/// What each of them may take, in bytes.
+/// Maximum memory of each, in bytes.
 const MAX_BYTES: i64 = 2 << 10;
 
-/// What weir answers itself, at once.
+/// A path that weir answers itself, at once.
 const IMMEDIATE_PATH: &str = "/api/v1/watch";
 
-/// Looks on, and has nothing to say.
+/// An observer that does nothing.
 #[derive(Debug)]
 struct NoopObserver;
 
@@ -100,7 +100,7 @@ impl RequestObserver for NoopObserver {
     fn on_ended(&self, _: &Record, _: Instant) {}
 }
 
-/// A pipeline that lets one event through and one write, which is there already.
+/// A pipeline that admits one event and one write; the write is in flight already.
 async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
     let registry = Registry::new();
     let config = max_in_flight::MaxInFlightConfig {
@@ -193,7 +193,7 @@ async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
 
 type BoxedResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// What becomes of a request.
+/// The result of a request.
 type RequestHandler = Arc<dyn Fn(Request<Incoming>) -> BoxedResponse + Send + Sync>;
 
 fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
@@ -216,7 +216,7 @@ fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
     })
 }
 
-/// Keeps nothing of a request, and waits.
+/// Drops the request and waits for ever, except for the first requests and [`IMMEDIATE_PATH`].
 fn waiting_handler(waiting: &Arc<AtomicUsize>) -> RequestHandler {
     let waiting = Arc::clone(waiting);
     Arc::new(move |request| {
@@ -235,15 +235,15 @@ fn waiting_handler(waiting: &Arc<AtomicUsize>) -> RequestHandler {
     })
 }
 
-/// A client on a thread of its own, whose memory does not count. It sends `first` of these one by one, then all `EARLY_REQUESTS` when it is
-/// told to, and says when they are surely there.
+/// A client on its own thread, whose memory does not count. It sends `first` one by one, then all
+/// `EARLY_REQUESTS` on command, and reports when they have arrived.
 fn spawn_client(
     address: SocketAddr,
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
 ) -> (mpsc::Sender<()>, mpsc::Receiver<()>) {
-    let (go, mut told) = mpsc::channel(1);
-    let (says, said) = mpsc::channel(1);
+    let (start_sender, mut start) = mpsc::channel(1);
+    let (done_sender, done) = mpsc::channel(1);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -258,41 +258,41 @@ fn spawn_client(
                     .unwrap();
             tokio::spawn(connection);
             for _ in 0..first {
-                let answer = sender.send_request(request("?first")).await.unwrap();
-                answer.into_body().collect().await.unwrap();
+                let response = sender.send_request(request("?first")).await.unwrap();
+                response.into_body().collect().await.unwrap();
             }
-            says.send(()).await.unwrap();
-            told.recv().await;
+            done_sender.send(()).await.unwrap();
+            start.recv().await;
             for _ in 0..EARLY_REQUESTS {
                 tokio::spawn(sender.send_request(request("")));
             }
-            // What was sent before these has come before them, as good as surely.
+            // The requests before these have arrived by now, almost certainly.
             for _ in 0..50 {
-                let ask = Request::get(format!("http://weir{IMMEDIATE_PATH}"));
-                let ask = ask.body(Full::default()).unwrap();
-                sender.send_request(ask).await.unwrap();
+                let immediate = Request::get(format!("http://weir{IMMEDIATE_PATH}"));
+                let immediate = immediate.body(Full::default()).unwrap();
+                sender.send_request(immediate).await.unwrap();
             }
-            says.send(()).await.unwrap();
-            told.recv().await; // until the test is over
+            done_sender.send(()).await.unwrap();
+            start.recv().await; // until the test ends
         });
     });
-    (go, said)
+    (start_sender, done)
 }
 
-/// Bytes that requests take, all of those that are `waiting` at last together.
+/// Bytes of the requests, of all that are `waiting` at the end together.
 fn measure_requests(
     serve: RequestHandler,
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
     runtime: &tokio::runtime::Runtime,
 ) -> i64 {
-    let (go, mut said) = runtime.block_on(async {
+    let (start_sender, mut done) = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ends = spawn_client(listener.local_addr().unwrap(), first, request);
         let (tcp, _) = listener.accept().await.unwrap();
         let service = service_fn(move |request| {
-            let answer = serve(request);
-            async move { Ok::<_, Infallible>(answer.await) }
+            let response = serve(request);
+            async move { Ok::<_, Infallible>(response.await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .max_concurrent_streams(2 * STREAMS)
@@ -303,11 +303,11 @@ fn measure_requests(
         tokio::spawn(connection);
         ends
     });
-    runtime.block_on(said.recv()).unwrap();
+    runtime.block_on(done.recv()).unwrap();
     let taken = measure(|| {
         runtime.block_on(async {
-            go.send(()).await.unwrap();
-            said.recv().await.unwrap();
+            start_sender.send(()).await.unwrap();
+            done.recv().await.unwrap();
         });
     });
     taken.bytes_current
@@ -320,8 +320,8 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// What each held refusal of such requests takes, over one that only waits: the least of three measurements, as whatever else
-/// allocates meanwhile only adds to it.
+/// The memory of a delayed rejection of such a request, over that of a waiting request. The least
+/// of three measurements, because other allocations only add to it.
 fn bytes_per_rejection(
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Copy + Send + 'static,
@@ -344,7 +344,7 @@ fn measure_bytes_per_rejection(
     let (pipeline, _permit) = runtime.block_on(full_pipeline());
     let with = measure_requests(weir_handler(&pipeline), first, request, &runtime);
     let (held, ..) = pipeline.rejection_delay.snapshot();
-    // On a machine that is slow for seconds some are over already.
+    // On a slow machine some delays have ended already.
     assert!(held > EARLY_REQUESTS / 2, "{held} are held");
     (with - without) / i64::try_from(held).unwrap()
 }
@@ -368,7 +368,7 @@ fn a_held_rejection_keeps_neither_the_head_nor_the_body_of_its_request() {
 
 #[test]
 fn a_held_rejection_of_an_event_keeps_no_more_of_its_key_than_its_message() {
-    // Of two first ones the second is refused, and told when to come back.
+    // The second of two requests is rejected, with a `Retry-After`.
     let each = bytes_per_rejection(2, |query| {
         let event = format!(
             r#"{{"metadata":{{"name":"e"}},"source":{{"component":"{}"}}}}"#,

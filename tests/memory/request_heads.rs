@@ -1,5 +1,5 @@
-//! What a request's fields take of memory: no more than is reserved for them while it is looked up whose they are; and what weir adds
-//! to `CDN-Loop`, nothing as a rule.
+//! Memory of a request's fields: no more than is reserved while the request is authenticated. And
+//! the memory that weir adds for `CDN-Loop`: usually none.
 
 use allocation_counter::measure;
 use http::HeaderMap;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Requests that are given up cost weir hardly more than refusals, whether at once or while their refusals are held; and
-# the table of what is held keeps its bounds, of a connection and of all.
+# Cancelled requests cost weir hardly more than rejections, whether they are cancelled at once or
+# while their rejections are delayed. The table of delayed rejections keeps its bounds, for a
+# connection and in total.
 #
-# NIGHTLY=1: seven turns are measured instead of one, and what they cost is judged.
+# NIGHTLY=1: measures seven rounds instead of one, and checks the costs.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

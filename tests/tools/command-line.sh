@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the program says of itself: its version, completions as bash and zsh take them, and manual pages as man shows them.
+# Version, completions in bash and zsh, and manual pages in man.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

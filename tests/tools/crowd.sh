@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Thousands of connections that never back off: weir's memory stays within bounds, everything comes back, and a second
-# storm finds it as the first did.
+# Thousands of connections that never back off: weir's memory stays within bounds and is released,
+# and a second storm has the same effect as the first.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# curl (and nghttp, where curl gives up too early) through weir: both versions of HTTP, every kind of credential, uploads
-# and refusals.
+# curl (and nghttp, where curl stops too early) through weir: both versions of HTTP, every kind of
+# credential, uploads and rejections.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

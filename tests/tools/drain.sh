@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SIGTERM: not ready at once, everything else as usual for a while, then no new connections; what is under way finishes,
-# watches end cleanly, exit code 0.
+# SIGTERM: unready at once, otherwise served as usual for a while, then no new connections. Requests
+# in flight finish, watches end cleanly, exit code 0.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

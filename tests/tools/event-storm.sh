@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A real storm of events: what is accepted stays at the limit, the API server holds just that, and others hardly notice.
+# A real storm of events: accepted events stay at the limit, the API server stores exactly these,
+# and other clients are hardly affected.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

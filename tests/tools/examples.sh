@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What a user copies: the lines that the playground prints, the configurations and wrk scripts of examples/, and the
-# configuration and kubeconfig in deploy/kubernetes.yaml, with the playground's API server for the cluster.
+# Everything that users copy: the commands that the playground prints, the configurations and wrk
+# scripts of examples/, and the configuration and kubeconfig in deploy/kubernetes.yaml, with the
+# playground's API server as the cluster.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

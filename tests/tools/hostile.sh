@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Attacks on weir before the API server, each beside a polite user: none of the polite user's requests fails, its watch goes on,
-# and weir's memory stays within bounds. What the attack does to the times is printed.
+# Attacks on weir in front of the API server, each beside a polite client: none of its requests
+# fails, its watch continues, and weir's memory stays within bounds. The effect of the attack on
+# latencies is printed.
 #
-# hostile.sh [NAME...]   only the attacks whose names begin so (h1, h2-watch)
-# LONG=1                 attacks go on for longer
-# NIGHTLY=1              each three times, and the median of p99 with the attack is at most three times that without
+# hostile.sh [NAME...]   only attacks with these name prefixes (h1, h2-watch)
+# LONG=1                 longer attacks
+# NIGHTLY=1              three rounds each; the median p99 under attack is at most three times that without
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

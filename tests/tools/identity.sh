@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Who asks, with the real program: `weir serve --kubeconfig` and no flag about identity knows a service account by the API
-# server's keys and an opaque token by TokenReview; and who impersonates whom, by each of the ways to the API server.
+# Authentication in the real program: `weir serve --kubeconfig` without identity flags verifies a
+# service account token with the API server's keys and an opaque token by TokenReview. Also
+# impersonation in each mode.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

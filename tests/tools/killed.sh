@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An API server that is killed in the middle of a list, of a watch and of an upload: the client gets an error that it
-# can see, nothing hangs, and once the API server is back the next request succeeds.
+# An API server that is killed during a list, a watch and an upload: the client gets a visible
+# error, nothing hangs, and once the API server is back the next request succeeds.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

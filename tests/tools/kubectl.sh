@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# kubectl through weir, unmodified: the one of this machine and Debian's, by certificate and by token.
+# Unmodified kubectl through weir: the version of this machine and Debian's, with a certificate and
+# with a token.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

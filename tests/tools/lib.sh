@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What the scripts of this folder share: playgrounds in folders of their own, checks that print what was expected and
-# what came, and an end that stops what was started.
+# Shared by the scripts of this folder: playgrounds in their own folders, checks that print the
+# expected and the actual value, and a cleanup that stops all started processes.
 #
-# A script sources this file, checks, and ends with `summary`, whose last line is `NAME: N passed, M failed`. Nothing
-# waits for a time to pass: what is waited for is looked for again and again, up to a limit. A tool that is missing ends
+# A script sources this file, checks, and ends with `summary`, whose last line is `NAME: N passed, M
+# failed`. Nothing sleeps for a fixed time: conditions are polled up to a limit. A missing tool ends
 # the script as a failure.
 #
 # WEIR    the program under test (default: the release build of this checkout)
@@ -18,7 +18,7 @@ TOOLS=${TOOLS:-$ROOT/target/tools}
 SCRIPT=$(basename "$0")
 WORK=$(mktemp -d)
 
-# Seconds that anything may take; whatever takes longer hangs.
+# Limit in seconds for everything. Whatever takes longer hangs.
 LIMIT=30
 
 passed=0

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The limit holds and every refusal is counted: what weir's metrics say against what wrk and h2load saw.
+# The limit holds and every rejection is counted: weir's metrics against the results of wrk and
+# h2load.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A storm of clients that never back off does not cost the good work, nor does it go on at full speed when the API server is
-# gone: examples/storm.sh, and what it must show.
+# A storm of clients that never back off does not reduce the throughput of other clients, and slows
+# down when the API server is gone: examples/storm.sh and its expected results.
 #
-# NIGHTLY=1: by three rounds of 15 s instead of one of 5 s, and how much of the good work is left is judged.
+# NIGHTLY=1: three rounds of 15 s instead of one of 5 s, and the throughput that is left is checked.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

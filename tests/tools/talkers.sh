@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A hundred thousand users, and as many user agents: weir shows the ten of each that do most, its memory stays within bounds, and
-# it has no more series than before.
+# A hundred thousand users and as many user agents: weir shows the top ten of each, its memory stays
+# within bounds, and it has no more series than before.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What Prometheus says of refusals is what the clients saw: examples/throttling.sh, and what it must show.
+# Rejections in Prometheus equal those that clients received: examples/throttling.sh and its
+# expected results.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

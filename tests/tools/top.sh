@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `weir top` in a real terminal (tmux) and without one: it shows a flood, takes keys, outlives weir, and leaves the terminal
-# as it was.
+# `weir top` in a real terminal (tmux) and without one: it displays a flood, handles keys, survives
+# a restart of weir, and restores the terminal.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A watch holds while 700 connections overload everything else: each event arrives, once, in order and soon.
+# A watch continues while 700 connections overload everything else: each event arrives once, in
+# order and soon.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"

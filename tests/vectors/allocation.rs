@@ -1,4 +1,4 @@
-//! `compute_concurrency_allocation`: the solver by itself, with the cases it refuses.
+//! `compute_concurrency_allocation`: the solver alone, with the cases that it rejects.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! FlowSchema and PriorityLevelConfiguration: reading, defaults, validation.
+//! FlowSchema and PriorityLevelConfiguration: decoding, defaults, validation.
 
 #![expect(
     clippy::indexing_slicing,
@@ -31,7 +31,7 @@ use crate::support;
 fn objects_are_accepted_and_rejected_as_by_kubernetes() {
     let mut failed = Vec::new();
     for case in support::cases("apf_objects") {
-        // Once as kubectl would send it, once as somebody would keep it in a file.
+        // Once as kubectl sends it, once as a file may have it.
         for text in [
             case["input"]["manifest"].to_string(),
             to_yaml(&case["input"]["manifest"]),
@@ -122,7 +122,7 @@ fn has_whole_spec(errors: &[Value]) -> bool {
     errors.iter().any(|e| e["field"] == "spec")
 }
 
-/// As the message of a 422, which tells the same only once.
+/// The message of a 422, which has each error only once.
 fn status_message(manifest: &Manifest<'_>, errors: &[FieldError]) -> String {
     let mut lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let mut seen = HashSet::new();
@@ -145,7 +145,7 @@ fn expect_equal(what: &str, got: &Value, expected: &Value) -> Result<(), String>
     }
 }
 
-/// Upstream shows whole specs in Go's internal form, which is not imitated.
+/// Upstream prints whole specs in Go's internal form, which weir does not imitate.
 fn comparable_message(field: &str, body: &str) -> String {
     if field == "spec" {
         body.rsplit(": ").next().unwrap().to_owned()
@@ -154,7 +154,7 @@ fn comparable_message(field: &str, body: &str) -> String {
     }
 }
 
-/// Generation and the empty status are made by the server, and a list that was null stays so.
+/// Generation and the empty status are set by the server. A list that is null stays null.
 fn without_server_fields(object: &Value) -> Value {
     let mut object = object.clone();
     assert_eq!(object["status"], json!({}));
@@ -209,7 +209,7 @@ fn to_yaml(value: &Value) -> String {
     text + "\n"
 }
 
-/// As the API server would print it in the version in which it came.
+/// As the API server would print it, in the version of the input.
 fn to_json(manifest: &Manifest<'_>) -> Value {
     let metadata = manifest.object.metadata();
     let pairs = |pairs: &[(String, String)]| -> Value {
@@ -253,7 +253,7 @@ fn to_json(manifest: &Manifest<'_>) -> Value {
     })
 }
 
-/// Without what is null or empty, as `omitempty` has it.
+/// Without null and empty values, as with `omitempty`.
 fn omit_empty(value: Value) -> Value {
     let Value::Object(fields) = value else {
         return value;

@@ -1,4 +1,4 @@
-//! The objects that kube-apiserver makes for itself.
+//! The objects that kube-apiserver creates itself.
 
 use serde_json::json;
 use weir::api::flowcontrol;
@@ -26,10 +26,10 @@ fn the_built_in_objects_are_those_of_kubernetes() {
         } else {
             BootstrapClass::Suggested
         };
-        let mut faults = Diagnostics::default();
-        let documents = document::parse_all("case", &case["expected"].to_string(), &mut faults);
-        let expected = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
-        assert_eq!(faults.to_string(), "", "{}", case["name"]);
+        let mut errors = Diagnostics::default();
+        let documents = document::parse_all("case", &case["expected"].to_string(), &mut errors);
+        let expected = flowcontrol::decode(&documents[0], Strictness::Strict, &mut errors);
+        assert_eq!(errors.to_string(), "", "{}", case["name"]);
         let same =
             |(c, object): &(BootstrapClass, &_)| *c == class && **object == expected[0].object;
         let at = left.iter().position(same);

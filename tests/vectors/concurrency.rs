@@ -56,7 +56,7 @@ fn seats_are_lent_and_reclaimed_as_upstream() {
     }
 }
 
-/// A server's levels and what they are asked for.
+/// The priority levels of a server and their demand.
 struct ConcurrencyReplay {
     origin: Instant,
     concurrency: ConcurrencyLimits,
@@ -76,7 +76,7 @@ impl ConcurrencyReplay {
         server
     }
 
-    /// Mandatory levels that are not given are imagined, or stay as they are.
+    /// Mandatory levels that are not given get defaults, or stay as they are.
     fn configure(&mut self, now: Instant, levels: &Value) {
         let mut specs: Vec<LevelSpec> = levels.as_array().unwrap().iter().map(spec).collect();
         for (name, queuing, shares) in [
@@ -103,14 +103,14 @@ impl ConcurrencyReplay {
             ));
         }
         let demand = &mut self.demand;
-        let ask = |name: &str| {
+        let request = |name: &str| {
             demand
                 .entry(name.to_owned())
                 .or_insert_with(|| SeatDemand::new(now))
                 .reset(now)
         };
-        // Where the seats cannot be divided, upstream logs that and goes on.
-        let _ = self.concurrency.configure(specs, ask);
+        // If the seats cannot be divided, upstream logs that and continues.
+        let _ = self.concurrency.configure(specs, request);
     }
 
     fn step(&mut self, step: &Value) {
@@ -127,8 +127,8 @@ impl ConcurrencyReplay {
         match step["kind"].as_str().unwrap() {
             "adjust" => {
                 let demand = &mut self.demand;
-                let ask = |name: &str| demand.get_mut(name).unwrap().reset(now);
-                let _ = self.concurrency.adjust(ask);
+                let request = |name: &str| demand.get_mut(name).unwrap().reset(now);
+                let _ = self.concurrency.adjust(request);
             }
             "reconfigure" => self.configure(now, &step["priority_levels"]),
             kind => panic!("a step of kind {kind}"),

@@ -1,5 +1,5 @@
-//! `event_rate_limit_config`, `event_rate_limit_sequences`, `event_bodies`: what the plugin's configuration means, which
-//! events it refuses and in which words, and which key an event has.
+//! `event_rate_limit_config`, `event_rate_limit_sequences`, `event_bodies`: the meaning of the
+//! plugin's configuration, the events that it rejects with their messages, and the key of an event.
 
 #![expect(
     clippy::disallowed_methods,
@@ -14,18 +14,18 @@ use std::time::Instant;
 
 use serde_json::Value;
 use weir::document::Diagnostics;
-use weir::limits::rate::events::EventBucketKeys;
-use weir::limits::rate::events::EventLimits;
-use weir::limits::rate::events::EventWrite;
-use weir::limits::rate::events::LimitedEvent;
-use weir::limits::rate::events::LimitedEventGroups;
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::limits::rate::events::body::EventSchema;
+use weir::limits::rate::events::buckets::EventBucketKeys;
+use weir::limits::rate::events::buckets::EventLimits;
+use weir::limits::rate::events::buckets::EventWrite;
+use weir::limits::rate::events::buckets::LimitedEvent;
+use weir::limits::rate::events::buckets::LimitedEventGroups;
+use weir::limits::rate::events::buckets::rejection_message;
 use weir::limits::rate::events::config;
 use weir::limits::rate::events::config::EventLimitConfig;
 use weir::limits::rate::events::config::LimitType;
-use weir::limits::rate::events::rejection_message;
 use weir::limits::rate::lru::LruKeyHasher;
 use weir::request_info::RequestInfo;
 
@@ -42,13 +42,13 @@ fn u32_of(value: &Value) -> u32 {
 }
 
 fn limit_json(limit: &EventLimitConfig) -> Value {
-    let mut shown = serde_json::json!({
+    let mut json = serde_json::json!({
         "type": limit.limit_type.name(), "qps": limit.qps, "burst": limit.burst
     });
     if limit.limit_type != LimitType::Server {
-        shown["cache_size"] = limit.cache_size.into();
+        json["cache_size"] = limit.cache_size.into();
     }
-    shown
+    json
 }
 
 /// An error as upstream prints it, without the field.
@@ -69,7 +69,7 @@ fn configurations_are_read_as_upstream() {
     for case in support::cases("event_rate_limit_config") {
         let (name, expected) = (&case["name"], &case["expected"]);
         let Some(document) = case["input"]["document"].as_str() else {
-            // No document at all: the program says so, where it finds none.
+            // No document: the program reports this itself.
             assert_eq!(expected["accepted"], false);
             continue;
         };
@@ -78,13 +78,13 @@ fn configurations_are_read_as_upstream() {
         assert_eq!(expected["accepted"], read.is_some(), "{name}: {faults}");
         match read {
             Some(limits) => {
-                let shown: Vec<_> = limits.iter().map(limit_json).collect();
-                assert_eq!(expected["effective"], Value::from(shown), "{name}");
+                let decoded: Vec<_> = limits.iter().map(limit_json).collect();
+                assert_eq!(expected["effective"], Value::from(decoded), "{name}");
                 assert!(!faults.has_errors(), "{name}: {faults}");
             }
             None if expected.get("load_error").is_some() => assert!(faults.has_errors(), "{name}"),
             None => {
-                let told: Vec<_> = faults
+                let messages: Vec<_> = faults
                     .errors()
                     .map(|fault| (fault.field.clone(), fault.message.clone()))
                     .collect();
@@ -92,7 +92,7 @@ fn configurations_are_read_as_upstream() {
                 let errors: Vec<_> = errors
                     .map(|error| (text(&error["field"]).to_owned(), upstream_error_text(error)))
                     .collect();
-                assert_eq!(told, errors, "{name}");
+                assert_eq!(messages, errors, "{name}");
             }
         }
     }
@@ -118,7 +118,7 @@ fn limits_of(given: &Value) -> Vec<EventLimitConfig> {
     given.as_array().unwrap().iter().map(limit).collect()
 }
 
-/// The request that would bring such an event.
+/// The request that carries such an event.
 fn request(event: &Value) -> (&'static str, String) {
     let group = match text(&event["kind_group"]) {
         "" => "api/v1".to_owned(),
@@ -171,7 +171,7 @@ fn every_event_is_decided_as_upstream() {
         for (n, (event, expected)) in events.iter().zip(expected).enumerate() {
             let (method, target) = request(event);
             let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-            let mut refused = Vec::new();
+            let mut rejected = Vec::new();
             let described = LimitedEvent {
                 namespace: info.namespace(),
                 user: text(&event["user"]).as_bytes(),
@@ -181,18 +181,18 @@ fn every_event_is_decided_as_upstream() {
             if EventWrite::from_request(&info, LimitedEventGroups::Core).is_some() {
                 let now = base + Duration::from_nanos(event["t_ns"].as_u64().unwrap());
                 let charge = EventBucketKeys::from_event(&described, &keys);
-                limits.charge(&charge, now, |n, answer| {
-                    if answer.token.is_err() {
-                        refused.push(given[n].limit_type);
+                limits.charge(&charge, now, |n, response| {
+                    if response.token.is_err() {
+                        rejected.push(given[n].limit_type);
                     }
                 });
             }
-            let told = if refused.is_empty() {
+            let decision = if rejected.is_empty() {
                 Value::Bool(true)
             } else {
-                rejection_message(&described, refused).into()
+                rejection_message(&described, rejected).into()
             };
-            assert_eq!(told, *expected, "{name}, event {n}: {event}");
+            assert_eq!(decision, *expected, "{name}, event {n}: {event}");
         }
     }
 }

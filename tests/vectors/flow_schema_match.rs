@@ -1,4 +1,4 @@
-//! `flow_schema_match`: which schema, level and flow a request falls under, for many
+//! `flow_schema_match`: the flow schema, priority level and flow of a request, for many
 //! configurations.
 
 #![expect(
@@ -58,7 +58,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// The objects of a case, with the kind and version that some of them do not say.
+/// The objects of a case, with kind and version where they are missing.
 fn objects(input: &Value) -> Vec<Object> {
     let kinds = [
         ("flow_schemas", "FlowSchema"),
@@ -70,10 +70,10 @@ fn objects(input: &Value) -> Vec<Object> {
             let mut object = object.clone();
             object["apiVersion"] = json!(format!("{}/v1", flowcontrol::GROUP));
             object["kind"] = json!(kind);
-            let mut faults = Diagnostics::default();
-            let documents = document::parse_all("case", &object.to_string(), &mut faults);
-            let read = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
-            assert_eq!(faults.to_string(), "", "{object}");
+            let mut errors = Diagnostics::default();
+            let documents = document::parse_all("case", &object.to_string(), &mut errors);
+            let read = flowcontrol::decode(&documents[0], Strictness::Strict, &mut errors);
+            assert_eq!(errors.to_string(), "", "{object}");
             objects.extend(read.into_iter().map(|manifest| manifest.object));
         }
     }
@@ -114,7 +114,7 @@ fn classify(matcher: &Matcher, request: &Value) -> Value {
     })
 }
 
-/// Off resources, a verb is a method in lower case.
+/// For non-resource requests the verb is the method in lower case.
 fn verb(text: &str) -> Verb {
     if text.is_empty() {
         return Verb::None;

@@ -1,5 +1,5 @@
-//! `queueset_trace`: whole lives of a priority level, event by event. `queueset_upstream_crash`:
-//! lives in which upstream panics; here every request must come to some end.
+//! `queueset_trace`: complete traces of a priority level, event by event.
+//! `queueset_upstream_crash`: traces in which upstream panics. Here every request must end.
 
 #![expect(
     clippy::indexing_slicing,
@@ -171,7 +171,7 @@ impl TraceReplay {
         }
     }
 
-    /// Lets the next event happen and says which it was.
+    /// Executes the next event and returns which one it was.
     fn step(&mut self) -> Option<String> {
         let Reverse((t, event)) = self.events.pop()?;
         let now = self.origin + Duration::from_nanos(t);
@@ -248,8 +248,8 @@ impl TraceReplay {
                 let end = t + u64::try_from(time.as_nanos()).unwrap();
                 self.events.push(Reverse((end, TraceEvent::Release(index))));
             }
-            Departure::Released(who) => assert_eq!(who, index),
-            Departure::Ejected(who) => panic!("{who} had not started"),
+            Departure::Released(released) => assert_eq!(released, index),
+            Departure::Ejected(released) => panic!("{released} had not started"),
         }
     }
 
@@ -283,7 +283,7 @@ impl TraceReplay {
         assert_eq!(state, *expected, "{name}");
     }
 
-    /// Upstream forgets to take off some of the seats that it counted as waiting; weir does not.
+    /// Upstream does not subtract some of the seats that it counted as waiting. weir does.
     fn seats_waiting(&self, expected: &Value, leaks: bool) -> Value {
         if leaks {
             expected["seats_waiting"].clone()

@@ -1,4 +1,4 @@
-//! `RequestInfo` for requests as they stand on the request line.
+//! `RequestInfo` of request targets as sent on the request line.
 
 #![expect(clippy::unwrap_used, reason = "a case of another form fails the test")]
 
@@ -8,7 +8,7 @@ use weir::request_info::TargetError;
 
 use crate::support;
 
-/// Bytes, which a case gives as text or, if they are none, in hexadecimal.
+/// Bytes: text in a case, or hexadecimal if they are not text.
 fn bytes(value: &Value) -> Vec<u8> {
     if let Some(text) = value.as_str() {
         return text.as_bytes().to_vec();
@@ -72,7 +72,7 @@ fn requests_are_resolved_as_by_kubernetes() {
                 );
                 assert_fields(&info, expected, input);
             }
-            Err(TargetError::Malformed(fault)) => assert!(http_error, "{fault}: {input}"),
+            Err(TargetError::Malformed(error)) => assert!(http_error, "{error}: {input}"),
             Err(TargetError::Unresolvable(found)) => {
                 assert_eq!(
                     found.message(),

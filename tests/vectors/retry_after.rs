@@ -1,4 +1,4 @@
-//! `retry_after`: the header's value for each of a sequence of drops.
+//! `retry_after`: the header's value for each of a sequence of rejections.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ const NANOS_PER_SECOND: i64 = 1_000_000_000;
 fn every_dropped_request_gets_the_retry_after_of_upstream() {
     for case in support::cases("retry_after") {
         let mut levels: HashMap<&str, DroppedRequestsTracker> = HashMap::new();
-        let told: Vec<i64> = case["input"]["drops"]
+        let retry_after: Vec<i64> = case["input"]["drops"]
             .as_array()
             .unwrap()
             .iter()
@@ -26,7 +26,7 @@ fn every_dropped_request_gets_the_retry_after_of_upstream() {
             .collect();
         let expected = &case["expected"];
         assert_eq!(
-            serde_json::json!(told),
+            serde_json::json!(retry_after),
             expected["retry_after_s"],
             "{}",
             case["name"]

@@ -1,5 +1,4 @@
-//! `shuffle_shard`: hashes of flows and the hands they are dealt. `shuffle_shard_validation`: which
-//! hands can be dealt.
+//! `shuffle_shard`: hashes of flows and their hands. `shuffle_shard_validation`: valid hand sizes.
 
 use serde_json::Value;
 use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
@@ -41,13 +40,13 @@ fn dealers_are_valid_as_upstream() {
         let size = |name: &str| i32::try_from(case["input"][name].as_i64().unwrap()).unwrap();
         let (deck_size, hand_size) = (size("deck_size"), size("hand_size"));
         let expected = &case["expected"];
-        let made = Dealer::new(deck_size, hand_size);
+        let dealer = Dealer::new(deck_size, hand_size);
         assert_eq!(
-            made.is_ok(),
+            dealer.is_ok(),
             expected["dealer_ok"].as_bool().unwrap(),
             "{case}"
         );
-        if let Err(error) = made {
+        if let Err(error) = dealer {
             assert_eq!(error.to_string(), expected["dealer_error"], "{case}");
         }
         if let Some(bits) = expected.get("required_entropy_bits") {

@@ -7,7 +7,8 @@ use std::path::Path;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-/// All cases of `name`, from `NAME.json`, `NAME.json.gz` or both. Panics if neither is there or no case is in them.
+/// All cases of `name`, from `NAME.json`, `NAME.json.gz` or both. Panics if both are missing, or if
+/// there is no case.
 pub(crate) fn cases(name: &str) -> Vec<Value> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     let mut cases = Vec::new();

@@ -1,4 +1,4 @@
-//! `watch_tracker`: watches that come and go, and how many of them hear of a write.
+//! `watch_tracker`: watches that start and end, and the number that is interested in a write.
 
 #![expect(
     clippy::unwrap_used,

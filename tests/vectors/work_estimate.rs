@@ -1,4 +1,5 @@
-//! `work_estimate`: the seats of a request, and what had to be asked to tell.
+//! `work_estimate`: the seats of a request, and the object and watch counts that the estimate
+//! needed.
 
 #![expect(
     clippy::panic,
@@ -18,7 +19,7 @@ use weir::request_info::RequestInfo;
 
 use crate::support;
 
-/// Answers as the case says, and keeps what was asked.
+/// Returns the counts of a case, and records which ones were requested.
 struct CaseEstimateContext<'c> {
     input: &'c Value,
     object_count_key: RefCell<Option<String>>,
@@ -45,7 +46,7 @@ impl EstimateContext for CaseEstimateContext<'_> {
                     .unwrap_or(0),
             },
             "not_found" => ObjectStats::NotFound,
-            // What upstream puts in their place; weir has no counts that grow stale.
+            // Upstream's values for stale counts. weir's counts do not become stale.
             "stale" | "error" => ObjectStats::Counted {
                 count: 1_000_000_000,
                 average_size: 1_500_000,
@@ -68,7 +69,7 @@ fn text(bytes: &[u8]) -> &str {
 fn every_request_is_estimated_as_upstream() {
     for case in support::cases("work_estimate") {
         let input = &case["input"];
-        let told = CaseEstimateContext {
+        let context = CaseEstimateContext {
             input,
             object_count_key: RefCell::default(),
             watch_count_consulted: Cell::default(),
@@ -77,14 +78,14 @@ fn every_request_is_estimated_as_upstream() {
         let target = input["url"].as_str().unwrap();
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
         let max_seats = u32::try_from(input["max_seats"].as_u64().unwrap()).unwrap();
-        let work = estimate(&info, (max_seats != 0).then_some(max_seats), &told);
+        let work = estimate(&info, (max_seats != 0).then_some(max_seats), &context);
         let found = json!({
             "initial_seats": work.initial_seats,
             "final_seats": work.final_seats,
             "additional_latency_ns": u64::try_from(work.additional_latency.as_nanos()).unwrap(),
             "max_seats_occupied": work.max_seats(),
-            "object_count_key": told.object_count_key.take(),
-            "watch_count_consulted": told.watch_count_consulted.get(),
+            "object_count_key": context.object_count_key.take(),
+            "watch_count_consulted": context.watch_count_consulted.get(),
             "verb": info.verb().as_str(),
             "name": text(info.name()),
         });

@@ -1,10 +1,10 @@
-//! What fields mean that are left out: `pkg/apis/flowcontrol/v1/defaults.go` of Kubernetes 1.36 and
-//! its older siblings.
+//! Defaults of omitted fields: `pkg/apis/flowcontrol/v1/defaults.go` of Kubernetes 1.36 and its
+//! counterparts of older versions.
 //!
-//! A member struct that is left out stays out; only the fields of one that is there are filled in.
+//! An omitted member struct stays absent. Only the fields of a struct that is present get defaults.
 
-use super::FlowSchemaSpec;
-use super::manifest::Version;
+use super::types::FlowSchemaSpec;
+use super::types::Version;
 
 /// `spec.matchingPrecedence`
 const MATCHING_PRECEDENCE: i32 = 1000;
@@ -18,7 +18,7 @@ const QUEUE_LENGTH_LIMIT: i32 = 50;
 const SHARES: i32 = 30;
 
 impl Default for FlowSchemaSpec {
-    /// An empty spec.
+    /// An empty spec with the default precedence.
     fn default() -> Self {
         Self {
             priority_level_configuration: String::new(),
@@ -29,32 +29,32 @@ impl Default for FlowSchemaSpec {
     }
 }
 
-pub(super) fn matching_precedence(given: Option<i32>) -> i32 {
-    unless_zero(given, MATCHING_PRECEDENCE)
+pub(super) fn matching_precedence(value: Option<i32>) -> i32 {
+    unless_zero(value, MATCHING_PRECEDENCE)
 }
 
-pub(super) fn queues(given: Option<i32>) -> i32 {
-    unless_zero(given, QUEUES)
+pub(super) fn queues(value: Option<i32>) -> i32 {
+    unless_zero(value, QUEUES)
 }
 
-pub(super) fn hand_size(given: Option<i32>) -> i32 {
-    unless_zero(given, HAND_SIZE)
+pub(super) fn hand_size(value: Option<i32>) -> i32 {
+    unless_zero(value, HAND_SIZE)
 }
 
-pub(super) fn queue_length_limit(given: Option<i32>) -> i32 {
-    unless_zero(given, QUEUE_LENGTH_LIMIT)
+pub(super) fn queue_length_limit(value: Option<i32>) -> i32 {
+    unless_zero(value, QUEUE_LENGTH_LIMIT)
 }
 
-/// The shares of a limited level. Before v1 the field was no pointer, so zero and absent were the
-/// same, until v1beta3 got an annotation (`preserve_zero`) to tell that zero is meant.
-pub(super) fn shares(given: Option<i32>, version: Version, preserve_zero: bool) -> i32 {
+/// The shares of a limited level. Before v1 the field is not a pointer, so zero and absent are the
+/// same. In v1beta3 an annotation (`preserve_zero`) marks a zero that is meant.
+pub(super) fn shares(value: Option<i32>, version: Version, preserve_zero: bool) -> i32 {
     match version {
-        Version::V1 => given.unwrap_or(SHARES),
-        Version::V1Beta3 if preserve_zero => given.unwrap_or(0),
-        Version::V1Beta1 | Version::V1Beta2 | Version::V1Beta3 => unless_zero(given, SHARES),
+        Version::V1 => value.unwrap_or(SHARES),
+        Version::V1Beta3 if preserve_zero => value.unwrap_or(0),
+        Version::V1Beta1 | Version::V1Beta2 | Version::V1Beta3 => unless_zero(value, SHARES),
     }
 }
 
-fn unless_zero(given: Option<i32>, default: i32) -> i32 {
-    given.filter(|value| *value != 0).unwrap_or(default)
+fn unless_zero(value: Option<i32>, default: i32) -> i32 {
+    value.filter(|value| *value != 0).unwrap_or(default)
 }

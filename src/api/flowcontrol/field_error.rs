@@ -1,27 +1,27 @@
-//! What is wrong with a field, in the words of `k8s.io/apimachinery/pkg/util/validation/field`
-//! (Kubernetes 1.36).
+//! Errors of fields, in the words of `k8s.io/apimachinery/pkg/util/validation/field` (Kubernetes
+//! 1.36).
 
 use std::fmt;
 
-/// The kinds of fault.
+/// The type of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorType {
-    /// The value stands there already.
+    /// The value is already present.
     Duplicate,
-    /// The field may not be there.
+    /// The field must not be set.
     Forbidden,
     /// The value breaks a rule.
     Invalid,
-    /// The value is not one of those that may be.
+    /// The value is not one of the allowed values.
     NotSupported,
-    /// The field must be there.
+    /// The field must be set.
     Required,
     /// The value is too long.
     TooLong,
 }
 
 impl ErrorType {
-    /// As in the `causes` of a Status.
+    /// The reason, as in the `causes` of a Status.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -46,16 +46,16 @@ impl ErrorType {
     }
 }
 
-/// One fault of one field.
+/// One error of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    /// The kind.
+    /// The type of the error.
     pub error_type: ErrorType,
-    /// The path of the field, as `spec.rules[0].verbs`.
+    /// The path of the field, e.g. `spec.rules[0].verbs`.
     pub field: String,
-    /// The value as messages show it, where they do.
+    /// The value as messages print it, if they do.
     value: Option<String>,
-    /// What would be right; may be empty.
+    /// What a valid value looks like; may be empty.
     detail: String,
 }
 
@@ -82,8 +82,8 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// A list of faults that is being made. Values are given as messages show them: see [`quoted`] and
-/// [`json`].
+/// A list of errors under construction. Values are passed as messages print them: see [`go_quote`]
+/// and [`go_json`].
 #[derive(Default)]
 pub(super) struct FieldErrors(Vec<FieldError>);
 
@@ -110,19 +110,19 @@ impl FieldErrors {
         self.add(ErrorType::Required, field, None, detail.into());
     }
 
-    pub(super) fn too_long(&mut self, field: String, most: usize) {
-        let detail = format!("may not be more than {most} bytes");
+    pub(super) fn too_long(&mut self, field: String, max: usize) {
+        let detail = format!("may not be more than {max} bytes");
         self.add(ErrorType::TooLong, field, None, detail);
     }
 
-    /// An invalid string, once for each of the rules that it breaks.
+    /// Adds an invalid string, once for each rule that it breaks.
     pub(super) fn invalid_string(&mut self, field: &str, value: &str, broken: Vec<String>) {
         for detail in broken {
             self.invalid(field.to_owned(), go_quote(value), detail);
         }
     }
 
-    /// Something wrong as a whole, whose value would be too much to show.
+    /// Adds an error about a whole struct or list, whose value would be too long to print.
     pub(super) fn invalid_whole(&mut self, field: String, detail: String) {
         self.add(ErrorType::Invalid, field, None, detail);
     }
@@ -141,38 +141,39 @@ impl FieldErrors {
     }
 }
 
-/// A string as Go's `%q` shows it.
+/// Quotes a string as Go's `%q` does.
 pub(super) fn go_quote(text: &str) -> String {
-    let mut shown = String::from("\"");
+    let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
-            '"' => shown.push_str("\\\""),
-            '\\' => shown.push_str("\\\\"),
-            '\u{7}' => shown.push_str("\\a"),
-            '\u{8}' => shown.push_str("\\b"),
-            '\u{c}' => shown.push_str("\\f"),
-            '\n' => shown.push_str("\\n"),
-            '\r' => shown.push_str("\\r"),
-            '\t' => shown.push_str("\\t"),
-            '\u{b}' => shown.push_str("\\v"),
-            '\'' => shown.push(c),
-            c if c.is_ascii_control() => shown.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if is_printable(c) => shown.push(c),
-            c if u32::from(c) <= 0xffff => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => shown.push_str(&format!("\\U{:08x}", u32::from(c))),
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\'' => quoted.push(c),
+            c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if is_printable(c) => quoted.push(c),
+            c if u32::from(c) <= 0xffff => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
         }
     }
-    shown.push('"');
-    shown
+    quoted.push('"');
+    quoted
 }
 
-/// `unicode.IsPrint`: the standard library has the same table behind `escape_debug`; a letter in front keeps it from
-/// escaping marks, which Go prints as they are.
+/// `unicode.IsPrint`. The standard library has the same table behind `escape_debug`; a preceding
+/// letter keeps it from escaping marks, which Go prints unchanged.
 fn is_printable(c: char) -> bool {
     c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
 }
 
-/// Any other value, which Go shows as the JSON of its encoder: that escapes what HTML would mind.
+/// Formats any other value as Go prints it: as the JSON of its encoder, which escapes HTML
+/// characters.
 pub(super) fn go_json(value: &serde_json::Value) -> String {
     value
         .to_string()

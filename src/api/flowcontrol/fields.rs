@@ -1,27 +1,27 @@
-//! Reads the fields of either kind, in any version.
+//! Decoders for the fields of both kinds, in every version.
 
-use super::ExemptPriorityLevelConfiguration;
-use super::FlowSchema;
-use super::FlowSchemaSpec;
-use super::LimitResponse;
-use super::LimitedPriorityLevelConfiguration;
-use super::NonResourcePolicyRule;
-use super::ObjectMeta;
-use super::OwnerReference;
-use super::PolicyRulesWithSubjects;
-use super::PriorityLevelConfiguration;
-use super::PriorityLevelConfigurationSpec;
-use super::QueuingConfiguration;
-use super::ResourcePolicyRule;
-use super::ServiceAccountSubject;
-use super::Subject;
 use super::defaults;
-use super::manifest::Version;
+use super::types::ExemptPriorityLevelConfiguration;
+use super::types::FlowSchema;
+use super::types::FlowSchemaSpec;
+use super::types::LimitResponse;
+use super::types::LimitedPriorityLevelConfiguration;
+use super::types::NonResourcePolicyRule;
+use super::types::ObjectMeta;
+use super::types::OwnerReference;
+use super::types::PolicyRulesWithSubjects;
+use super::types::PriorityLevelConfiguration;
+use super::types::PriorityLevelConfigurationSpec;
+use super::types::QueuingConfiguration;
+use super::types::ResourcePolicyRule;
+use super::types::ServiceAccountSubject;
+use super::types::Subject;
+use super::types::Version;
 use crate::api::time::is_time;
 use crate::document::MappingDecoder;
 
-/// With it, a zero in `nominalConcurrencyShares` of a v1beta3 object is meant (Kubernetes 1.29,
-/// `PriorityLevelPreserveZeroConcurrencySharesKey`).
+/// The annotation that marks a zero in `nominalConcurrencyShares` of a v1beta3 object as intended
+/// (Kubernetes 1.29, `PriorityLevelPreserveZeroConcurrencySharesKey`).
 pub(super) const PRESERVE_ZERO_SHARES: &str =
     "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
 
@@ -37,14 +37,14 @@ fn decode_strings(fields: &mut MappingDecoder<'_>, name: &'static str) -> Vec<St
     fields.strings(name).unwrap_or_default()
 }
 
-/// Fields that are of no interest but for their type, of which a wrong one is a fault.
+/// Checks the types of string fields whose values are not used; a wrong type is an error.
 fn check_strings(fields: &mut MappingDecoder<'_>, names: &[&'static str]) {
     for name in names {
         fields.string(name);
     }
 }
 
-/// Likewise of a `metav1.Time`.
+/// Checks the type of a `metav1.Time` whose value is not used.
 fn check_time(fields: &mut MappingDecoder<'_>, name: &'static str) {
     fields.parse(name, |text| {
         let expected = "expected a time as 2006-01-02T15:04:05Z";
@@ -52,8 +52,8 @@ fn check_time(fields: &mut MappingDecoder<'_>, name: &'static str) {
     });
 }
 
-/// The fields of every object; `metadata.namespace` counts for nothing, as kube-apiserver clears it
-/// here.
+/// Decodes the metadata of any object. `metadata.namespace` is ignored, because kube-apiserver
+/// clears it here.
 fn decode_metadata(fields: &mut MappingDecoder<'_>) -> ObjectMeta {
     fields.mark_known(&["apiVersion", "kind"]);
     let read = |fields: &mut MappingDecoder<'_>| {

@@ -1,14 +1,13 @@
-//! The objects that always exist, and whose specs are fixed: `exempt` and `catch-all` of both
-//! kinds.
+//! The mandatory objects, whose specs are fixed: `exempt` and `catch-all` of both kinds.
 //!
-//! They stand here and not with the suggested ones because validation compares with them.
+//! They are here and not with the suggested objects because validation compares with them.
 
 use std::sync::LazyLock;
 
-use super::FlowSchema;
-use super::Object;
-use super::PriorityLevelConfiguration;
 use super::manifest::decode;
+use super::types::FlowSchema;
+use super::types::Object;
+use super::types::PriorityLevelConfiguration;
 use crate::document;
 use crate::document::Diagnostics;
 use crate::document::Strictness;
@@ -16,13 +15,13 @@ use crate::document::Strictness;
 static OBJECTS: LazyLock<Vec<Object>> =
     LazyLock::new(|| decode_embedded("mandatory.yaml", include_str!("mandatory.yaml")));
 
-/// All four, schemas first.
+/// All four objects, schemas first.
 #[must_use]
 pub fn objects() -> &'static [Object] {
     &OBJECTS
 }
 
-/// The mandatory schema of that name.
+/// The mandatory schema `name`.
 #[must_use]
 pub fn flow_schema(name: &str) -> Option<&'static FlowSchema> {
     objects().iter().find_map(|object| match object {
@@ -31,7 +30,7 @@ pub fn flow_schema(name: &str) -> Option<&'static FlowSchema> {
     })
 }
 
-/// The mandatory level of that name.
+/// The mandatory level `name`.
 #[must_use]
 pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration> {
     objects().iter().find_map(|object| match object {
@@ -40,14 +39,14 @@ pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration>
     })
 }
 
-/// The objects of a text that is part of the program. What cannot be read is left out, so a test
-/// has to count them.
+/// Decodes the objects of an embedded file. An object that cannot be read is left out, so a test
+/// must count them.
 #[must_use]
 pub fn decode_embedded(file: &str, text: &str) -> Vec<Object> {
-    let mut faults = Diagnostics::default();
-    let documents = document::parse_all(file, text, &mut faults);
+    let mut diagnostics = Diagnostics::default();
+    let documents = document::parse_all(file, text, &mut diagnostics);
     let decoded = documents
         .iter()
-        .flat_map(|node| decode(node, Strictness::Warn, &mut faults));
+        .flat_map(|node| decode(node, Strictness::Warn, &mut diagnostics));
     decoded.map(|manifest| manifest.object).collect()
 }

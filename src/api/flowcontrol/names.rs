@@ -1,32 +1,33 @@
-//! What names, labels and annotations may look like: the formats of
-//! `k8s.io/apimachinery/pkg/util/validation` (Kubernetes 1.36).
+//! The formats of names, labels and annotations: `k8s.io/apimachinery/pkg/util/validation`
+//! (Kubernetes 1.36).
 //!
-//! Each function gives the rules that a text breaks, in upstream's words; none if it is fine.
-//! Lengths are in bytes.
+//! Each check returns the rules that a string breaks, in upstream's words; the list is empty if the
+//! string is valid. Lengths are in bytes.
 
 const DNS_LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const QUALIFIED_NAME_FORMAT: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const QUALIFIED_NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must \
                               start and end with an alphanumeric character";
 
-/// Bounds of DNS, which label values and the name part of keys share.
+/// Maximum lengths of a DNS label and subdomain; label values and the name part of keys have the
+/// former too.
 const LABEL_MAX: usize = 63;
 const SUBDOMAIN_MAX: usize = 253;
 
-/// Bytes of a `generateName` that a generated name keeps (`maxGeneratedNameLength` of
-/// `k8s.io/apiserver/pkg/storage/names`).
+/// Maximum length of the part of `generateName` that a generated name keeps, in bytes
+/// (`maxGeneratedNameLength` of `k8s.io/apiserver/pkg/storage/names`).
 const GENERATED_PREFIX_MAX: usize = 58;
 
-/// Characters of the end of a generated name, and which they are (`k8s.io/apimachinery/pkg/util/rand`).
+/// Length of the suffix of a generated name and its alphabet (`k8s.io/apimachinery/pkg/util/rand`).
 const GENERATED_SUFFIX_LENGTH: usize = 5;
 const GENERATED_ALPHABET_SIZE: u64 = 27;
 const GENERATED_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// A name that begins with `prefix`. Its end is a hash of the prefix and the number, where the API server's is random: the
-/// same files give the same names at each start.
+/// Generates a name with this prefix. Its suffix is a hash of the prefix and the number, where the
+/// API server's is random, so that the same files give the same names at each start.
 pub(super) fn generate_name(prefix: &str, number: u64) -> String {
-    let kept = prefix.floor_char_boundary(GENERATED_PREFIX_MAX);
-    let mut name = prefix.get(..kept).unwrap_or_default().to_owned();
+    let prefix_length = prefix.floor_char_boundary(GENERATED_PREFIX_MAX);
+    let mut name = prefix.get(..prefix_length).unwrap_or_default().to_owned();
     // FNV-1a, 64 bits.
     let bytes = prefix.bytes().chain(number.to_be_bytes());
     let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -40,7 +41,8 @@ pub(super) fn generate_name(prefix: &str, number: u64) -> String {
     name
 }
 
-/// What is judged of a `generateName`: an end of `-` may be followed by more (`MaskTrailingDash`).
+/// The part of a `generateName` that is validated: a trailing `-` is allowed, because a suffix
+/// follows (`MaskTrailingDash`).
 pub(super) fn mask_trailing_dash(prefix: &str) -> String {
     match prefix.strip_suffix('-') {
         Some(before) if !before.is_empty() => {
@@ -53,7 +55,7 @@ pub(super) fn mask_trailing_dash(prefix: &str) -> String {
     }
 }
 
-/// A DNS label, as a namespace has.
+/// Checks a DNS label, such as a namespace's name.
 pub(super) fn check_dns_label(text: &str) -> Vec<String> {
     let mut broken = check_length(text, LABEL_MAX);
     if is_dns_label(text) {
@@ -69,7 +71,7 @@ pub(super) fn check_dns_label(text: &str) -> Vec<String> {
     broken
 }
 
-/// A DNS subdomain, as the objects here have for a name.
+/// Checks a DNS subdomain, such as the names of the objects here.
 pub(crate) fn check_dns_subdomain(text: &str) -> Vec<String> {
     let mut broken = check_length(text, SUBDOMAIN_MAX);
     if !is_dns_subdomain(text) {
@@ -81,7 +83,8 @@ pub(crate) fn check_dns_subdomain(text: &str) -> Vec<String> {
     broken
 }
 
-/// The key of a label, or a finalizer (`IsQualifiedName` is the same since 1.34); that of an annotation in lower case.
+/// Checks the key of a label, or a finalizer (`IsQualifiedName` is the same since 1.34). The key of
+/// an annotation is checked in lower case.
 pub(super) fn check_label_key(text: &str) -> Vec<String> {
     let rule = |start: &str| {
         let rule = format!("{start}{QUALIFIED_NAME_RULE}");
@@ -122,7 +125,7 @@ pub(super) fn check_label_key(text: &str) -> Vec<String> {
     broken
 }
 
-/// The value of a label.
+/// Checks the value of a label.
 pub(super) fn check_label_value(text: &str) -> Vec<String> {
     let mut broken = check_length(text, LABEL_MAX);
     if !text.is_empty() && !is_qualified_name(text) {
@@ -156,14 +159,14 @@ fn is_qualified_name(text: &str) -> bool {
         && text.chars().all(|c| alphanumeric(c) || "-_.".contains(c))
 }
 
-fn check_length(text: &str, most: usize) -> Vec<String> {
-    let long = text.len() > most;
-    long.then(|| format!("must be no more than {most} characters"))
+fn check_length(text: &str, max: usize) -> Vec<String> {
+    let long = text.len() > max;
+    long.then(|| format!("must be no more than {max} characters"))
         .into_iter()
         .collect()
 }
 
-/// `validation.RegexError`: the comma before "or" has two spaces behind it there too.
+/// `validation.RegexError`. Upstream too writes two spaces after the comma before "or".
 fn format_rule(rule: &str, format: &str, examples: &[&str]) -> String {
     let examples: Vec<String> = examples
         .iter()

@@ -1,12 +1,14 @@
-//! Rules with subjects outside of a FlowSchema: whatever else picks requests as one does.
+//! Rules with subjects outside a FlowSchema, for other settings that select requests in the same
+//! way.
 
-use super::PolicyRulesWithSubjects;
 use super::field_error::FieldErrors;
 use super::fields;
+use super::types::PolicyRulesWithSubjects;
 use super::validation;
 use crate::document::MappingDecoder;
 
-/// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would refuse in it.
+/// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would reject
+/// in it.
 pub fn read_rules(
     fields: &mut MappingDecoder<'_>,
     name: &'static str,
@@ -22,11 +24,11 @@ pub fn read_rules(
         let (node, path) = (value.node(), value.path().to_owned());
         for error in errors.into_vec() {
             let within = error.field.strip_prefix('[').unwrap_or(&error.field);
-            let place = node.locate(within);
+            let location = node.locate(within);
             let field = format!("{path}{}", error.field);
             value
                 .diagnostics()
-                .report_error(place, &field, error.body());
+                .report_error(location, &field, error.body());
         }
     }
     rules

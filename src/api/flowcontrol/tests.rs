@@ -1,34 +1,34 @@
-//! Manifests of every wrapping and version, and what is said of those that are wrong.
+//! Manifests in every form and version, and the reports on wrong ones.
 
-use super::LimitedPriorityLevelConfiguration;
-use super::Object;
-use super::PriorityLevelConfiguration;
 use super::manifest::decode;
-use super::read;
+use super::read::read;
+use super::types::LimitedPriorityLevelConfiguration;
+use super::types::Object;
+use super::types::PriorityLevelConfiguration;
 use crate::document::Diagnostics;
 use crate::document::Strictness;
 use crate::document::parse_all;
 
-/// The objects of a text, by kind and name, and what is reported.
+/// The objects of a text, by kind and name, and the report.
 fn read_text(text: &str) -> (Vec<String>, String) {
-    let mut faults = Diagnostics::default();
-    let documents = parse_all("f.yaml", text, &mut faults);
-    let objects = read(&documents, &mut faults);
+    let mut diagnostics = Diagnostics::default();
+    let documents = parse_all("f.yaml", text, &mut diagnostics);
+    let objects = read(&documents, &mut diagnostics);
     let name = |object: &Object| format!("{} {}", object.kind(), object.metadata().name);
-    (objects.iter().map(name).collect(), faults.to_string())
+    (objects.iter().map(name).collect(), diagnostics.to_string())
 }
 
-/// A limited level in the given version, and the faults that Kubernetes would find.
+/// A limited level in the given version, and the errors that Kubernetes would find.
 fn level(version: &str, annotations: &str, limited: &str) -> (PriorityLevelConfiguration, String) {
     let text = format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/{version}\nkind: PriorityLevelConfiguration\n\
          metadata: {{name: x, annotations: {{{annotations}}}}}\n\
          spec: {{type: Limited, limited: {{{limited}, limitResponse: {{type: Reject}}}}}}\n"
     );
-    let mut faults = Diagnostics::default();
-    let documents = parse_all("f", &text, &mut faults);
-    let mut found = decode(&documents[0], Strictness::Strict, &mut faults);
-    assert_eq!(faults.to_string(), "", "{text}");
+    let mut diagnostics = Diagnostics::default();
+    let documents = parse_all("f", &text, &mut diagnostics);
+    let mut found = decode(&documents[0], Strictness::Strict, &mut diagnostics);
+    assert_eq!(diagnostics.to_string(), "", "{text}");
     let manifest = found.remove(0);
     let errors: Vec<String> = manifest
         .validate()
@@ -171,7 +171,7 @@ items:
   kind: FlowSchema
 - x
 ";
-    let (objects, faults) = read_text(text);
+    let (objects, diagnostics) = read_text(text);
     assert_eq!(objects, [""; 0]);
     let start = "expected a FlowSchema or PriorityLevelConfiguration of flowcontrol.apiserver.k8s.io/v1 \
                  (or v1beta1 to v1beta3) or a list of them, got for kind";
@@ -194,20 +194,24 @@ items:
         "f.yaml:11:7: items[0].spec.rules[0]: Required value: at least one of resourceRules and nonResourceRules has \
          to be non-empty",
     ];
-    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(diagnostics.lines().collect::<Vec<_>>(), expected);
 }
 
-/// What is reported of a schema with this metadata beside its name, and this condition.
+/// The report on a schema with this metadata beside its name, and this condition.
 fn report_faults(metadata: &str, condition: &str) -> Diagnostics {
     let text = format!(
         r#"{{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema",
         "metadata":{{"name":"a"{metadata}}},"status":{{"conditions":[{{"type":"t"{condition}}}]}}}}"#
     );
-    let mut faults = Diagnostics::default();
-    let documents = parse_all("f", &text, &mut faults);
-    let found = decode(&documents[0], Strictness::Warn, &mut faults);
-    assert_eq!(found.is_empty(), faults.has_errors(), "{text}: {faults}");
-    faults
+    let mut diagnostics = Diagnostics::default();
+    let documents = parse_all("f", &text, &mut diagnostics);
+    let found = decode(&documents[0], Strictness::Warn, &mut diagnostics);
+    assert_eq!(
+        found.is_empty(),
+        diagnostics.has_errors(),
+        "{text}: {diagnostics}"
+    );
+    diagnostics
 }
 
 #[test]
@@ -235,8 +239,8 @@ fn metadata_and_conditions_must_have_upstream_types() {
         r#""selfLink":[]"#,
         r#""uid":true"#,
     ] {
-        let faults = report_faults(&format!(",{wrong}"), "");
-        assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
+        let diagnostics = report_faults(&format!(",{wrong}"), "");
+        assert_eq!(diagnostics.errors().count(), 1, "{wrong}: {diagnostics}");
     }
     for wrong in [
         r#""lastTransitionTime":"x""#,
@@ -244,14 +248,14 @@ fn metadata_and_conditions_must_have_upstream_types() {
         r#""reason":5"#,
         r#""status":true"#,
     ] {
-        let faults = report_faults("", &format!(",{wrong}"));
-        assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
+        let diagnostics = report_faults("", &format!(",{wrong}"));
+        assert_eq!(diagnostics.errors().count(), 1, "{wrong}: {diagnostics}");
     }
     let right = r#","creationTimestamp":null,"generation":-1,"finalizers":["x",null],"managedFields":
         [{"time":"2024-02-03T04:05:06Z","fieldsV1":{"f:spec":{}},"fieldsType":"FieldsV1"}],
         "ownerReferences":[{"controller":true,"uid":"u"}],"deletionGracePeriodSeconds":null"#;
-    let faults = report_faults(right, r#","lastTransitionTime":null,"status":"True""#);
-    assert_eq!(faults.to_string(), "");
+    let diagnostics = report_faults(right, r#","lastTransitionTime":null,"status":"True""#);
+    assert_eq!(diagnostics.to_string(), "");
 }
 
 #[test]
@@ -260,10 +264,10 @@ fn unknown_fields_are_reported_in_document_order() {
         "metadata":{"managedFields":[{"bogus":1}],"ownerReferences":[{"bogus":1}]},
         "spec":{"bogus":1,"rules":[{"bogus":1,"bogus":2}],"zero":0},
         "status":{"conditions":[{"bogus":1}]},"zero":0}"#;
-    let mut faults = Diagnostics::default();
-    let documents = parse_all("f", text, &mut faults);
-    decode(&documents[0], Strictness::Warn, &mut faults);
-    let fields: Vec<&str> = faults.warnings().map(|w| w.field.as_str()).collect();
+    let mut diagnostics = Diagnostics::default();
+    let documents = parse_all("f", text, &mut diagnostics);
+    decode(&documents[0], Strictness::Warn, &mut diagnostics);
+    let fields: Vec<&str> = diagnostics.warnings().map(|w| w.field.as_str()).collect();
     assert_eq!(
         fields,
         [
@@ -283,15 +287,15 @@ fn unknown_fields_are_reported_in_document_order() {
 fn two_objects_with_one_name_are_a_fault() {
     let one = "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: a}\n\
                spec: {priorityLevelConfiguration: {name: x}}\n";
-    let (objects, faults) = read_text(&format!("{one}---\n{one}"));
+    let (objects, diagnostics) = read_text(&format!("{one}---\n{one}"));
     assert_eq!(objects, ["FlowSchema a"]);
     assert_eq!(
-        faults,
+        diagnostics,
         "f.yaml:8:18: metadata.name: FlowSchema \"a\" is given twice, first at f.yaml:1:1"
     );
 }
 
-/// What is reported of a schema with this metadata.
+/// The report on a schema with this metadata.
 fn validate_metadata(metadata: &str) -> String {
     let text = format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {{{metadata}}}\n\
@@ -313,12 +317,12 @@ fn finalizers_are_validated_as_upstream_does() {
         validate_metadata("name: a, finalizers: [a.example/b, cleanup]"),
         format!("f.yaml:3:47: metadata.finalizers[1]: Invalid value: \"cleanup\": {unqualified}")
     );
-    let faults = validate_metadata("name: a, finalizers: [a_b!]");
-    let lines: Vec<&str> = faults.lines().collect();
+    let diagnostics = validate_metadata("name: a, finalizers: [a_b!]");
+    let lines: Vec<&str> = diagnostics.lines().collect();
     let invalid = "metadata.finalizers: Invalid value: \"a_b!\": name part must consist of";
-    assert!(lines[0].contains(invalid), "{faults}");
-    assert!(lines[1].ends_with(unqualified), "{faults}");
-    assert_eq!(lines.len(), 2, "{faults}");
+    assert!(lines[0].contains(invalid), "{diagnostics}");
+    assert!(lines[1].ends_with(unqualified), "{diagnostics}");
+    assert_eq!(lines.len(), 2, "{diagnostics}");
     let both = validate_metadata("name: a, finalizers: [orphan, foregroundDeletion]");
     assert!(
         both.ends_with("finalizer orphan and foregroundDeletion cannot be both set"),
@@ -336,9 +340,9 @@ fn owner_references_are_validated_as_upstream_does() {
         ""
     );
     let errors = |references: &str| -> Vec<String> {
-        let faults = validate_metadata(&format!("name: a, ownerReferences: [{references}]"));
+        let diagnostics = validate_metadata(&format!("name: a, ownerReferences: [{references}]"));
         let after_place = |line: &str| line.split_once(": ").unwrap().1.to_owned();
-        faults.lines().map(after_place).collect()
+        diagnostics.lines().map(after_place).collect()
     };
     assert_eq!(
         errors("{}"),
@@ -391,8 +395,8 @@ fn a_name_is_generated_from_generate_name_alone() {
         schema("generateName: team-, name: given"),
     ]
     .join("---\n");
-    let (objects, faults) = read_text(&text);
-    assert_eq!(faults, "");
+    let (objects, diagnostics) = read_text(&text);
+    assert_eq!(diagnostics, "");
     assert_eq!(read_text(&text).0, objects, "the same at each start");
     assert_eq!(objects[3], "FlowSchema given");
     assert_ne!(objects[0], objects[1]);
@@ -402,16 +406,16 @@ fn a_name_is_generated_from_generate_name_alone() {
             .unwrap();
         assert_eq!(end.len(), 5, "{object}");
     }
-    let faults = validate_metadata("generateName: Team-");
+    let diagnostics = validate_metadata("generateName: Team-");
     assert!(
-        faults.contains(
+        diagnostics.contains(
             "metadata.generateName: Invalid value: \"Team-\": a lowercase RFC 1123 subdomain"
         ),
-        "{faults}"
+        "{diagnostics}"
     );
     assert!(
-        faults.contains("metadata.name: Invalid value: \"Team-"),
-        "{faults}"
+        diagnostics.contains("metadata.name: Invalid value: \"Team-"),
+        "{diagnostics}"
     );
     assert_eq!(validate_metadata("generateName: a-").len(), 0);
     let neither = validate_metadata("labels: {}");

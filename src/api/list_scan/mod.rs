@@ -1,53 +1,37 @@
-//! How many objects an answer to a list holds, told from its bytes as they pass.
+//! Counts the objects in the response to a list request while its bytes pass.
 //!
-//! Keeps no part of the body: what it needs of memory is the same for every body, and how the body
-//! is cut into chunks makes no difference. Of a body that is no list, is malformed where it
-//! matters, or ended early there is no [`Summary`].
+//! The scan keeps no part of the body: it needs the same memory for every body, and the chunk
+//! boundaries do not matter. A body that is not a list, is malformed where it matters, or is
+//! truncated has no [`ListSummary`].
 //!
-//! Reads JSON and CBOR (lists of objects or of their metadata, and tables) and Kubernetes' protobuf.
-//! It checks only what it needs: the list around the objects, not what is in them, of which it
-//! follows strings and brackets, or lengths. It does not undo compression, and does not look at the
-//! status: the caller chooses the answers to hand in.
+//! The scan reads JSON and CBOR (lists of objects or of their metadata, and tables) and Kubernetes'
+//! protobuf. It checks only the list around the objects. Inside the objects it follows only strings
+//! and brackets, or lengths. It does not decompress and does not read the status code: the caller
+//! chooses the responses to scan.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `totals` |
+//! | 1 | `protobuf` `visitor` |
 
 mod protobuf;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod visitor;
 
+use crate::api::list_scan::totals::ListTotals;
 use crate::api::list_scan::visitor::ListVisitor;
+use crate::api::media_type::MediaType;
 use crate::api::walk::CborWalker;
 use crate::api::walk::JsonWalker;
 
-/// What a list told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListSummary {
-    /// The number of its items, or of its rows if it is a table.
-    pub items: u64,
-    /// Its `metadata.remainingItemCount`.
-    pub remaining_items: Option<u64>,
-    /// Whether its `metadata.continue` is there and not empty.
-    pub has_continue_token: bool,
-    /// The length of its body, in bytes.
-    pub bytes: u64,
-    /// Whether it is a table or a list of metadata: its length is not that of the objects. The
-    /// `Content-Type` of such answers does not say so, their kind does.
-    pub transformed: bool,
-    /// How it was written.
-    pub media_type: MediaType,
-}
+pub use crate::api::list_scan::totals::ListSummary;
+pub(super) use crate::api::list_scan::totals::is_transformed_kind;
 
-/// How objects are written in a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MediaType {
-    /// `application/cbor`.
-    Cbor,
-    /// `application/json`.
-    Json,
-    /// `application/vnd.kubernetes.protobuf`, in which built-in resources are stored as well.
-    Protobuf,
-}
-
-/// Reads one body, chunk by chunk.
+/// Scans one body, chunk by chunk.
 #[derive(Debug)]
 pub struct ListScan {
     decoder: ListDecoder,
@@ -61,96 +45,18 @@ enum ListDecoder {
     Protobuf(protobuf::ProtobufListScan),
 }
 
-/// What a list told, but for the length of its body.
-#[derive(Clone, Copy, Debug, Default)]
-struct ListTotals {
-    /// Those that have begun.
-    items: u64,
-    remaining_items: Option<u64>,
-    has_continue_token: bool,
-    transformed: bool,
-    has_metadata: bool,
-    /// Where the first item begins.
-    first_item_start: u64,
-    /// How many items have ended, and where the last of them did.
-    ended_items: u64,
-    last_item_end: u64,
-}
-
-impl MediaType {
-    /// The coding of a `Content-Type`, whatever its parameters. None if it is another.
-    #[must_use]
-    pub fn from_content_type(content_type: &[u8]) -> Option<Self> {
-        let media_type = content_type
-            .split(|byte| *byte == b';')
-            .next()?
-            .trim_ascii();
-        let is = |name: &[u8]| media_type.eq_ignore_ascii_case(name);
-        if is(b"application/json") {
-            Some(Self::Json)
-        } else if is(b"application/vnd.kubernetes.protobuf") {
-            Some(Self::Protobuf)
-        } else if is(b"application/cbor") || is(b"application/cbor-seq") {
-            Some(Self::Cbor)
-        } else {
-            None
-        }
-    }
-}
-
-impl ListTotals {
-    fn begin_item(&mut self, at: u64) {
-        if self.items == 0 {
-            self.first_item_start = at;
-        }
-        self.items = self.items.saturating_add(1);
-    }
-
-    fn end_item(&mut self, at: u64) {
-        self.ended_items = self.ended_items.saturating_add(1);
-        self.last_item_end = at;
-    }
-
-    /// How many items a body of that length has, if the others are as long as those that were seen.
-    fn estimate_items(&self, bytes: u64) -> Option<u64> {
-        let seen = self.last_item_end.checked_sub(self.first_item_start)?;
-        let all = bytes.checked_sub(self.first_item_start)?;
-        let items = u128::from(all).checked_mul(self.ended_items.into())?;
-        let items = items.checked_add(u128::from(seen / 2))?;
-        u64::try_from(items.checked_div(seen.into())?).ok()
-    }
-
-    const fn into_summary(self, bytes: u64, coding: MediaType) -> ListSummary {
-        ListSummary {
-            items: self.items,
-            remaining_items: self.remaining_items,
-            has_continue_token: self.has_continue_token,
-            bytes,
-            transformed: self.transformed,
-            media_type: coding,
-        }
-    }
-}
-
-/// Whether a list of that kind does not hold the objects as they are.
-pub(super) fn is_transformed_kind(kind: &[u8]) -> bool {
-    matches!(
-        kind,
-        b"Table" | b"PartialObjectMetadata" | b"PartialObjectMetadataList"
-    )
-}
-
 impl ListScan {
-    /// Begins a body of that `Content-Type`, parameters and all. None if it cannot be read.
+    /// Starts a scan of a body with this `Content-Type`; its parameters are ignored. `None` if the
+    /// media type cannot be read.
     #[must_use]
     pub fn for_content_type(content_type: &[u8]) -> Option<Self> {
         MediaType::from_content_type(content_type).map(Self::new)
     }
 
-    /// Begins a body in that coding.
+    /// Starts a scan of a body in this encoding.
     #[must_use]
-    pub fn new(coding: MediaType) -> Self {
-        let body = match coding {
+    pub fn new(media_type: MediaType) -> Self {
+        let body = match media_type {
             MediaType::Cbor => ListDecoder::Cbor(CborWalker::default(), ListVisitor::default()),
             MediaType::Json => ListDecoder::Json(JsonWalker::default(), ListVisitor::default()),
             MediaType::Protobuf => ListDecoder::Protobuf(protobuf::ProtobufListScan::default()),
@@ -161,55 +67,55 @@ impl ListScan {
         }
     }
 
-    /// Takes in the next part of the body, of any length.
+    /// Consumes the next chunk of the body, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
         let length = u64::try_from(chunk.len()).unwrap_or(u64::MAX);
         self.bytes = self.bytes.saturating_add(length);
         match &mut self.decoder {
-            ListDecoder::Cbor(walk, outline) => walk.feed(chunk, outline),
-            ListDecoder::Json(walk, outline) => walk.feed(chunk, outline),
+            ListDecoder::Cbor(walker, visitor) => walker.feed(chunk, visitor),
+            ListDecoder::Json(walker, visitor) => walker.feed(chunk, visitor),
             ListDecoder::Protobuf(scan) => scan.feed(chunk),
         }
     }
 
-    /// Takes note that the body is complete.
+    /// Ends the scan: the body is complete.
     #[must_use]
     pub fn finish(self) -> Option<ListSummary> {
-        let (coding, counts) = match self.decoder {
-            ListDecoder::Cbor(walk, outline) => (
+        let (media_type, totals) = match self.decoder {
+            ListDecoder::Cbor(walker, visitor) => (
                 MediaType::Cbor,
-                outline.finish().filter(|_| walk.is_between_documents())?,
+                visitor.finish().filter(|_| walker.is_between_documents())?,
             ),
-            ListDecoder::Json(walk, outline) => (
+            ListDecoder::Json(walker, visitor) => (
                 MediaType::Json,
-                outline.finish().filter(|_| walk.is_between_documents())?,
+                visitor.finish().filter(|_| walker.is_between_documents())?,
             ),
             ListDecoder::Protobuf(scan) => (MediaType::Protobuf, scan.finish()?),
         };
-        Some(counts.into_summary(self.bytes, coding))
+        Some(totals.into_summary(self.bytes, media_type))
     }
 
-    /// Estimates a body of `bytes` of which only the beginning was taken in. The items that were
-    /// not seen are taken to be as long as those that were. None if not even one was, or if the
-    /// list's metadata may still follow.
+    /// Estimates the summary of a body of `bytes` bytes of which only the beginning was scanned.
+    /// The remaining items are assumed to have the same mean length as those that were scanned.
+    /// `None` if no item was scanned, or if the list's metadata may still follow.
     #[must_use]
     pub fn extrapolate(self, bytes: u64) -> Option<ListSummary> {
-        let (coding, counts) = match self.decoder {
-            ListDecoder::Cbor(walk, outline) if !walk.is_stopped() => {
-                (MediaType::Cbor, outline.totals_so_far())
+        let (media_type, totals) = match self.decoder {
+            ListDecoder::Cbor(walker, visitor) if !walker.is_stopped() => {
+                (MediaType::Cbor, visitor.totals_so_far())
             }
-            ListDecoder::Json(walk, outline) if !walk.is_stopped() => {
-                (MediaType::Json, outline.totals_so_far())
+            ListDecoder::Json(walker, visitor) if !walker.is_stopped() => {
+                (MediaType::Json, visitor.totals_so_far())
             }
             ListDecoder::Protobuf(scan) => (MediaType::Protobuf, scan.totals_so_far()?),
             ListDecoder::Cbor(..) | ListDecoder::Json(..) => return None,
         };
-        let counts = ListTotals {
-            items: counts
+        let totals = ListTotals {
+            items: totals
                 .estimate_items(bytes)
-                .filter(|_| counts.has_metadata)?,
-            ..counts
+                .filter(|_| totals.has_metadata)?,
+            ..totals
         };
-        Some(counts.into_summary(bytes, coding))
+        Some(totals.into_summary(bytes, media_type))
     }
 }

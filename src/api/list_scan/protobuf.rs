@@ -1,20 +1,19 @@
-//! A list in Kubernetes' protobuf: four bytes of magic, then `runtime.Unknown` with the list
-//! inside.
+//! Lists in Kubernetes' protobuf: four magic bytes, then `runtime.Unknown` with the list inside.
 //!
-//! Follows `runtime.Unknown`, its `TypeMeta`, the list and its `ListMeta`; every other field is
-//! passed over by its length. Whether it is a list only the kind tells, which ends in `List`: an
-//! object on its own has fields of the same numbers. Groups, which Kubernetes does not use, are
-//! malformed.
+//! The scan reads `runtime.Unknown`, its `TypeMeta`, the list and its `ListMeta`; every other field
+//! is skipped by its length. Only the kind tells a list from an object, because a single object has
+//! fields of the same numbers: a list's kind ends in `List`. Groups, which Kubernetes does not use,
+//! are malformed.
 
-use super::ListTotals;
-use super::is_transformed_kind;
+use super::totals::ListTotals;
+use super::totals::is_transformed_kind;
 use crate::api::varint::VarintDecoder;
 use crate::api::varint::VarintProgress;
 use crate::api::walk::TokenBuffer;
 
-/// What precedes every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
+/// Magic bytes of every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: u32 = u32::from_be_bytes(*b"k8s\0");
-/// The end of a list's kind.
+/// Suffix of a list's kind.
 const LIST_SUFFIX: u32 = u32::from_be_bytes(*b"List");
 
 const VARINT: u64 = 0;
@@ -27,13 +26,13 @@ pub(super) struct ProtobufListScan {
     state: ProtobufListState,
     message: ListMessage,
     varint: VarintDecoder,
-    /// How much of the body was read.
+    /// Number of bytes read.
     offset: u64,
-    /// Where `TypeMeta` or `ListMeta` ends, while within.
+    /// Offset of the end of `TypeMeta` or `ListMeta`, while the scan is inside it.
     meta_end: u64,
-    /// Where the list ends, while within it or its `ListMeta`.
+    /// Offset of the end of the list, while the scan is inside it or its `ListMeta`.
     list_end: u64,
-    /// The last four bytes of what is to be compared: the magic, later the kind.
+    /// The last four bytes of the value that is compared: the magic, later the kind.
     last_bytes: u32,
     kind: TokenBuffer,
     has_list: bool,
@@ -43,20 +42,20 @@ pub(super) struct ProtobufListScan {
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
 enum ProtobufListState {
-    /// The magic, of which so many bytes are missing.
+    /// The magic, with the number of missing bytes.
     Magic(u8),
     Tag,
     Varint(ListField),
     Length(ListField),
-    /// The kind, of which so many bytes are missing.
+    /// The kind, with the number of missing bytes.
     Kind(u64),
-    /// Something else, of which so many bytes are missing.
+    /// A skipped value, with the number of missing bytes.
     Skip(u64),
-    /// Anything: it is no list.
+    /// The body is not a list; everything is ignored.
     NotAList,
 }
 
-/// Whose fields are read.
+/// The message whose fields are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListMessage {
     List,
@@ -122,7 +121,7 @@ impl ProtobufListScan {
         self.totals_so_far().filter(|_| complete && self.has_list)
     }
 
-    /// What is known so far, if it is a list: the kind precedes the objects.
+    /// The totals so far, if the body is a list: the kind precedes the objects.
     pub(super) fn totals_so_far(&self) -> Option<ListTotals> {
         let is_list =
             self.last_bytes == LIST_SUFFIX && !matches!(self.state, ProtobufListState::NotAList);
@@ -162,13 +161,13 @@ impl ProtobufListScan {
         }
     }
 
-    /// A varint is complete.
+    /// Handles a complete varint.
     fn on_varint(&mut self, number: u64) {
         match self.state {
             ProtobufListState::Tag => self.state = self.state_after_tag(number),
             ProtobufListState::Varint(field) => {
                 if let ListField::RemainingItemCount = field {
-                    // An int64, which is not negative.
+                    // The field is an int64 and never negative.
                     if i64::try_from(number).is_err() {
                         self.state = ProtobufListState::NotAList;
                         return;
@@ -217,7 +216,7 @@ impl ProtobufListScan {
         }
     }
 
-    /// A field of that length begins.
+    /// Begins a field of `length` bytes.
     fn begin_delimited(&mut self, field: ListField, length: u64) {
         let Some(end) = self.end_if_fits(length) else {
             self.state = ProtobufListState::NotAList;
@@ -257,13 +256,13 @@ impl ProtobufListScan {
         }
     }
 
-    /// Where a value of that length ends, if its message goes on for as long.
+    /// Offset of the end of a value of `length` bytes, if it fits in its message.
     fn end_if_fits(&self, length: u64) -> Option<u64> {
         let end = self.offset.checked_add(length)?;
         (end <= self.message_end()).then_some(end)
     }
 
-    /// Where the message that is read ends; the outermost does with the body.
+    /// Offset of the end of the current message; the outermost ends with the body.
     const fn message_end(&self) -> u64 {
         match self.message {
             ListMessage::List => self.list_end,
@@ -291,7 +290,7 @@ impl ProtobufListScan {
         }
     }
 
-    /// What comes next is another field, of the innermost message that goes on.
+    /// Ends a value: the next byte begins another field of the innermost open message.
     fn end_value(&mut self) {
         self.state = ProtobufListState::Tag;
         while self.offset == self.message_end() {

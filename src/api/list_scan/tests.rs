@@ -1,4 +1,4 @@
-//! Every body is read whole, byte by byte and cut at random; all must agree.
+//! Every body is scanned whole, byte by byte and in random chunks; all results must be equal.
 
 mod cbor;
 mod json;
@@ -38,7 +38,7 @@ fn scan_in_random_chunks(
     scan(content_type, std::iter::from_fn(cut))
 }
 
-/// What it told, as (items, remaining items, whether it continues).
+/// The result of the scan, as (items, remaining items, has a continue token).
 fn scan_all(content_type: &[u8], body: &[u8]) -> Option<(u64, Option<u64>, bool)> {
     let whole = scan(content_type, [body]);
     assert_eq!(scan(content_type, body.chunks(1)), whole, "byte by byte");
@@ -96,7 +96,8 @@ fn chunk_boundaries_do_not_matter_but_truncation_does() {
             let (head, tail) = body.split_at(at);
             assert_eq!(scan(content_type, [head, tail]), whole, "cut at {at}");
             let early = scan(content_type, [head]);
-            // Protobuf has no mark at its end: without its last fields, two bytes each, it is whole.
+            // Protobuf has no end marker: a body that lacks its last fields, of two bytes each, is
+            // complete.
             let whole_field = content_type == PROTOBUF && [2, 4].contains(&(body.len() - at));
             assert_eq!(early.is_some(), whole_field, "ended at {at}");
         }
@@ -139,7 +140,7 @@ fn corrupt_bodies_cause_no_panic_and_chunking_does_not_matter() {
     assert_eq!(scan(JSON, [&*long_name.concat()]).unwrap().items, 0);
 }
 
-/// As tables and metadata are answered with the `Content-Type` of any other JSON.
+/// Tables and metadata lists have the `Content-Type` of any other JSON.
 #[test]
 fn tables_and_partial_metadata_lists_are_recognized_by_kind() {
     let abridged = |content_type, body: &[u8]| scan(content_type, [body]).unwrap().transformed;

@@ -1,10 +1,10 @@
-//! A list in JSON or CBOR: its members and those of its metadata, and where items begin and end.
+//! Lists in JSON or CBOR: the list's members, those of its metadata, and the bounds of the items.
 //!
-//! A list is an object with an array of objects, or null, as `items` or `rows`. One with more than
-//! one `items`, `rows` or `metadata` is no list.
+//! A list is an object with an array of objects, or null, as `items` or `rows`. An object with more
+//! than one `items`, `rows` or `metadata` is not a list.
 
-use super::ListTotals;
-use super::is_transformed_kind;
+use super::totals::ListTotals;
+use super::totals::is_transformed_kind;
 use crate::api::walk::LeafValue;
 use crate::api::walk::ValueKind;
 use crate::api::walk::ValueStart;
@@ -30,12 +30,12 @@ pub(super) enum ListContext {
 }
 
 impl ListVisitor {
-    /// What is known so far.
+    /// The totals so far.
     pub(super) const fn totals_so_far(&self) -> ListTotals {
         self.totals
     }
 
-    /// What it told, if it is complete.
+    /// The totals, if the list is complete.
     pub(super) fn finish(&self) -> Option<ListTotals> {
         (self.finished && self.has_items).then_some(self.totals)
     }
@@ -63,15 +63,15 @@ impl ListVisitor {
     }
 }
 
-fn enter_or_stop(place: ListContext, allowed: bool) -> VisitAction<ListContext> {
+fn enter_or_stop(context: ListContext, allowed: bool) -> VisitAction<ListContext> {
     if allowed {
-        VisitAction::Enter(place)
+        VisitAction::Enter(context)
     } else {
         VisitAction::Stop
     }
 }
 
-/// Whether it is of that kind, or may be null.
+/// Whether the value is of the wanted kind or may be null.
 fn is_kind_or_null(kind: ValueKind, wanted: ValueKind) -> bool {
     kind == wanted || kind == ValueKind::Other
 }
@@ -81,12 +81,12 @@ impl Visitor for ListVisitor {
 
     fn visit(&mut self, value: ValueStart<'_, ListContext>) -> VisitAction<ListContext> {
         let ValueStart {
-            parent: within,
+            parent,
             name,
             kind,
             offset: at,
         } = value;
-        match (within, name) {
+        match (parent, name) {
             (None, _) => {
                 let again = std::mem::replace(&mut self.started, true);
                 enter_or_stop(ListContext::List, !again && kind == ValueKind::Map)
@@ -108,8 +108,8 @@ impl Visitor for ListVisitor {
         }
     }
 
-    fn visit_scalar(&mut self, place: ListContext, value: LeafValue<'_>) -> bool {
-        match (place, value) {
+    fn visit_scalar(&mut self, context: ListContext, value: LeafValue<'_>) -> bool {
+        match (context, value) {
             (ListContext::Items | ListContext::Metadata, LeafValue::Null) => {}
             (ListContext::Continue, LeafValue::Null) => self.totals.has_continue_token = false,
             (ListContext::Continue, LeafValue::Text(text)) => {
@@ -129,8 +129,8 @@ impl Visitor for ListVisitor {
         true
     }
 
-    fn end_value(&mut self, within: Option<ListContext>, at: u64) {
-        match within {
+    fn end_value(&mut self, parent: Option<ListContext>, at: u64) {
+        match parent {
             None => self.finished = true,
             Some(ListContext::Items) => self.totals.end_item(at),
             Some(_) => {}

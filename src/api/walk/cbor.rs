@@ -1,14 +1,15 @@
-//! CBOR as Kubernetes writes and takes it: strings of either kind (names are byte strings), lengths known or not, tags
-//! passed over. One document may follow another, as in a watch (`application/cbor-seq`).
+//! CBOR as Kubernetes writes and accepts it: text and byte strings (names are byte strings),
+//! definite and indefinite lengths; tags are skipped. One document may follow another, as in a
+//! watch (`application/cbor-seq`).
 
-use super::LeafValue;
-use super::TokenBuffer;
-use super::ValueKind;
-use super::ValueStart;
-use super::VisitAction;
-use super::Visitor;
+use super::token_buffer::TokenBuffer;
+use super::visitor::LeafValue;
+use super::visitor::ValueKind;
+use super::visitor::ValueStart;
+use super::visitor::VisitAction;
+use super::visitor::Visitor;
 
-/// Deeper than any object: even a schema within a schema has some dozens.
+/// Deeper than any object: even a schema within a schema has some dozens of levels.
 const MAX_DEPTH: usize = 256;
 
 const UNSIGNED: u8 = 0;
@@ -19,7 +20,7 @@ const ARRAY: u8 = 4;
 const MAP: u8 = 5;
 const TAG: u8 = 6;
 
-/// Ends what has no length.
+/// Ends an item of indefinite length.
 const BREAK: u8 = 0xff;
 
 const NULL: u64 = 22;
@@ -29,26 +30,26 @@ const UNDEFINED: u64 = 23;
 pub(in crate::api) struct CborWalker<P> {
     state: CborState,
     open_collections: Vec<CborFrame<P>>,
-    /// The place of the value that is read, if it was entered.
+    /// The visitor's context of the current value, if it was entered.
     context: Option<P>,
-    /// The string that is read comes in parts, of this major type.
+    /// The major type of the current string, if it comes in chunks.
     chunk_type: Option<u8>,
     token: TokenBuffer,
-    /// How many bytes were read.
+    /// Number of bytes read.
     offset: u64,
-    /// Where the item that is read began, tags included.
+    /// Offset of the current item, tags included.
     item_start: u64,
 }
 
-/// A collection that is open.
+/// An open collection.
 #[derive(Debug)]
 struct CborFrame<P> {
-    /// None if it is passed over.
+    /// `None` if the collection is skipped.
     context: Option<P>,
     is_map: bool,
-    /// The next item is a name.
+    /// Whether the next item is a name.
     expects_name: bool,
-    /// How many elements or pairs are missing, if that is known.
+    /// Number of missing elements or pairs; `None` for an indefinite length.
     remaining: Option<u64>,
 }
 
@@ -57,11 +58,11 @@ struct CborFrame<P> {
 enum CborState {
     /// The first byte of a head.
     Head,
-    /// The argument of a head: what was read of it, and how many bytes are missing.
+    /// The argument of a head: the value read so far and the number of missing bytes.
     Argument { initial: u8, read: u64, missing: u8 },
-    /// A string, of which so many bytes are missing.
+    /// A string, with the number of missing bytes.
     Text(u64),
-    /// Anything: it is malformed, or not what the visitor wants.
+    /// The input is malformed or the visitor stopped; everything is ignored.
     Stopped,
 }
 
@@ -121,12 +122,12 @@ impl<P: Copy> CborWalker<P> {
         }
     }
 
-    /// Whether it was malformed, or not what the visitor wants.
+    /// Whether the input was malformed or the visitor stopped.
     pub(in crate::api) const fn is_stopped(&self) -> bool {
         matches!(self.state, CborState::Stopped)
     }
 
-    /// Whether it is between two documents.
+    /// Whether the walker is between two documents.
     pub(in crate::api) const fn is_between_documents(&self) -> bool {
         self.open_collections.is_empty()
             && self.chunk_type.is_none()
@@ -153,7 +154,7 @@ impl<P: Copy> CborWalker<P> {
         }
     }
 
-    /// The end of what has no length.
+    /// Ends an item of indefinite length.
     fn end_indefinite(&mut self, visitor: &mut impl Visitor<Context = P>) {
         if self.chunk_type.take().is_some() {
             return self.end_text(visitor);
@@ -167,7 +168,7 @@ impl<P: Copy> CborWalker<P> {
         }
     }
 
-    /// A head is complete.
+    /// Handles a complete head.
     fn on_head(
         &mut self,
         initial: u8,
@@ -182,7 +183,7 @@ impl<P: Copy> CborWalker<P> {
                 _ => self.state = CborState::Stopped,
             }
         } else if major == TAG {
-            // What it tags follows.
+            // The tagged item follows.
         } else if self
             .open_collections
             .last()
@@ -212,7 +213,7 @@ impl<P: Copy> CborWalker<P> {
             _ => ValueKind::Other,
         };
         let frame = self.open_collections.last();
-        let begun = ValueStart {
+        let start = ValueStart {
             parent: frame.and_then(|frame| frame.context),
             name: frame
                 .filter(|frame| frame.is_map)
@@ -223,10 +224,10 @@ impl<P: Copy> CborWalker<P> {
         let step = if frame.is_some_and(|frame| frame.context.is_none()) {
             VisitAction::Skip
         } else {
-            visitor.visit(begun)
+            visitor.visit(start)
         };
         self.context = match step {
-            VisitAction::Enter(place) => Some(place),
+            VisitAction::Enter(context) => Some(context),
             VisitAction::Skip => None,
             VisitAction::Stop => {
                 self.state = CborState::Stopped;
@@ -277,12 +278,12 @@ impl<P: Copy> CborWalker<P> {
         }
     }
 
-    /// So many bytes of a string are missing.
+    /// Continues a string of which `missing` bytes are missing.
     fn continue_text(&mut self, missing: u64, visitor: &mut impl Visitor<Context = P>) {
         if missing > 0 {
             self.state = CborState::Text(missing);
         } else if self.chunk_type.is_some() {
-            self.state = CborState::Head; // the next part
+            self.state = CborState::Head; // the next chunk
         } else {
             self.end_text(visitor);
         }
@@ -300,7 +301,7 @@ impl<P: Copy> CborWalker<P> {
         let value = LeafValue::Text(self.token.as_bytes());
         if self
             .context
-            .is_some_and(|place| !visitor.visit_scalar(place, value))
+            .is_some_and(|context| !visitor.visit_scalar(context, value))
         {
             self.state = CborState::Stopped;
         } else {
@@ -317,7 +318,7 @@ impl<P: Copy> CborWalker<P> {
         };
         if self
             .context
-            .is_some_and(|place| !visitor.visit_scalar(place, value))
+            .is_some_and(|context| !visitor.visit_scalar(context, value))
         {
             self.state = CborState::Stopped;
         } else {
@@ -325,7 +326,7 @@ impl<P: Copy> CborWalker<P> {
         }
     }
 
-    /// A value has ended, and with it all that it was the last of.
+    /// Ends a value, and every collection whose last value it was.
     fn end_value(&mut self, visitor: &mut impl Visitor<Context = P>) {
         self.item_start = self.offset;
         loop {
@@ -337,7 +338,7 @@ impl<P: Copy> CborWalker<P> {
             }
             frame.expects_name = frame.is_map;
             match &mut frame.remaining {
-                Some(left) if *left > 1 => *left -= 1,
+                Some(remaining) if *remaining > 1 => *remaining -= 1,
                 Some(_) => {
                     self.open_collections.pop();
                     continue;

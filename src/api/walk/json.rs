@@ -1,16 +1,17 @@
-//! JSON: entered objects and arrays are checked as a parser would; whatever lies below the others is left to [`Nested`].
+//! JSON: entered objects and arrays are checked as a parser does; the content of skipped ones is
+//! left to [`NestedSkipper`].
 //!
-//! Names and texts are compared with their escapes undone. One document may follow another.
+//! Names and strings are compared with their escapes decoded. One document may follow another.
 
-use super::LeafValue;
-use super::TokenBuffer;
-use super::ValueKind;
-use super::ValueStart;
-use super::VisitAction;
-use super::Visitor;
 use super::nested_skipper::NestedSkipper;
+use super::token_buffer::TokenBuffer;
+use super::visitor::LeafValue;
+use super::visitor::ValueKind;
+use super::visitor::ValueStart;
+use super::visitor::VisitAction;
+use super::visitor::Visitor;
 
-/// Stands in a token for whatever is in no text of interest.
+/// Replaces bytes in a token that occur in no string of interest.
 const PLACEHOLDER: u8 = 0xff;
 
 #[derive(Debug)]
@@ -18,11 +19,11 @@ pub(in crate::api) struct JsonWalker<P> {
     state: JsonState,
     /// The entered collections that are open.
     open_collections: Vec<JsonFrame<P>>,
-    /// The place of the value that is read, if it was entered.
+    /// The visitor's context of the current value, if it was entered.
     context: Option<P>,
     is_name: bool,
     token: TokenBuffer,
-    /// How many bytes were read.
+    /// Number of bytes read.
     offset: u64,
 }
 
@@ -46,20 +47,20 @@ enum JsonState {
     Nested(NestedSkipper),
     /// A comma, or the end of the object or array.
     Separator,
-    /// Anything: it is malformed, or not what the visitor wants.
+    /// The input is malformed or the visitor stopped; everything is ignored.
     Stopped,
 }
 
-/// What the next byte of a name or of a simple value belongs to.
+/// What the next byte of a name or of a scalar belongs to.
 #[derive(Clone, Copy, Debug)]
 enum JsonTokenState {
     /// A number, `true`, `false` or `null`.
     Scalar,
-    /// Something in quotes.
+    /// A quoted string.
     Text,
-    /// What follows a backslash.
+    /// The character after a backslash.
     Escape,
-    /// The digits of `\u0000`: those read, and how many are missing.
+    /// The digits of `\u0000`: the value read so far and the number of missing digits.
     Unicode(u16, u8),
 }
 
@@ -82,8 +83,8 @@ impl<P: Copy> JsonWalker<P> {
         while let Some((byte, after)) = rest.split_first() {
             if let JsonState::Nested(nested) = &mut self.state {
                 let end = nested.skip(rest);
-                let left = end.map_or(0, <[u8]>::len);
-                self.advance(rest.len().saturating_sub(left));
+                let remaining = end.map_or(0, <[u8]>::len);
+                self.advance(rest.len().saturating_sub(remaining));
                 let Some(after) = end else {
                     return;
                 };
@@ -99,12 +100,12 @@ impl<P: Copy> JsonWalker<P> {
         }
     }
 
-    /// Whether it was malformed, or not what the visitor wants.
+    /// Whether the input was malformed or the visitor stopped.
     pub(in crate::api) const fn is_stopped(&self) -> bool {
         matches!(self.state, JsonState::Stopped)
     }
 
-    /// Whether it is between two documents.
+    /// Whether the walker is between two documents.
     pub(in crate::api) const fn is_between_documents(&self) -> bool {
         self.open_collections.is_empty() && matches!(self.state, JsonState::Value)
     }
@@ -118,7 +119,7 @@ impl<P: Copy> JsonWalker<P> {
         if let JsonState::Token(part) = self.state {
             match part {
                 JsonTokenState::Scalar if is_scalar_byte(byte) => return self.token.push(byte),
-                // This byte is the first after it.
+                // This byte is the first after the scalar.
                 JsonTokenState::Scalar => self.end_scalar(visitor),
                 JsonTokenState::Text => return self.on_text_byte(byte, visitor),
                 JsonTokenState::Escape => return self.on_escape_byte(byte),
@@ -161,7 +162,7 @@ impl<P: Copy> JsonWalker<P> {
         }
     }
 
-    /// The first byte of a value.
+    /// Handles the first byte of a value.
     fn begin_value(&mut self, byte: u8, visitor: &mut impl Visitor<Context = P>) {
         let kind = match byte {
             b'{' => ValueKind::Map,
@@ -173,17 +174,17 @@ impl<P: Copy> JsonWalker<P> {
                 return;
             }
         };
-        let within = self.open_collections.last();
-        let begun = ValueStart {
-            parent: within.map(|frame| frame.context),
-            name: within
+        let parent = self.open_collections.last();
+        let start = ValueStart {
+            parent: parent.map(|frame| frame.context),
+            name: parent
                 .filter(|frame| frame.is_map)
                 .and_then(|_| self.token.as_bytes()),
             kind,
             offset: self.offset.saturating_sub(1),
         };
-        self.context = match visitor.visit(begun) {
-            VisitAction::Enter(place) => Some(place),
+        self.context = match visitor.visit(start) {
+            VisitAction::Enter(context) => Some(context),
             VisitAction::Skip => None,
             VisitAction::Stop => {
                 self.state = JsonState::Stopped;
@@ -201,16 +202,13 @@ impl<P: Copy> JsonWalker<P> {
             (ValueKind::Map | ValueKind::List, None) => {
                 JsonState::Nested(NestedSkipper::after_open_bracket())
             }
-            (ValueKind::Map, Some(place)) => self.open_collection(place, true),
-            (ValueKind::List, Some(place)) => self.open_collection(place, false),
+            (ValueKind::Map, Some(context)) => self.open_collection(context, true),
+            (ValueKind::List, Some(context)) => self.open_collection(context, false),
         };
     }
 
-    fn open_collection(&mut self, place: P, is_map: bool) -> JsonState {
-        self.open_collections.push(JsonFrame {
-            context: place,
-            is_map,
-        });
+    fn open_collection(&mut self, context: P, is_map: bool) -> JsonState {
+        self.open_collections.push(JsonFrame { context, is_map });
         if is_map {
             JsonState::FirstName
         } else {
@@ -231,7 +229,7 @@ impl<P: Copy> JsonWalker<P> {
         };
         if self
             .context
-            .is_some_and(|place| !visitor.visit_scalar(place, value))
+            .is_some_and(|context| !visitor.visit_scalar(context, value))
         {
             self.state = JsonState::Stopped;
         } else {
@@ -253,7 +251,7 @@ impl<P: Copy> JsonWalker<P> {
         let value = LeafValue::Text(self.token.as_bytes());
         if self
             .context
-            .is_some_and(|place| !visitor.visit_scalar(place, value))
+            .is_some_and(|context| !visitor.visit_scalar(context, value))
         {
             self.state = JsonState::Stopped;
         } else {
@@ -261,11 +259,11 @@ impl<P: Copy> JsonWalker<P> {
         }
     }
 
-    /// A value has ended at that position.
+    /// Ends a value before offset `at`.
     fn end_value(&mut self, at: u64, visitor: &mut impl Visitor<Context = P>) {
-        let within = self.open_collections.last().map(|frame| frame.context);
-        visitor.end_value(within, at);
-        self.state = if within.is_some() {
+        let parent = self.open_collections.last().map(|frame| frame.context);
+        visitor.end_value(parent, at);
+        self.state = if parent.is_some() {
             JsonState::Separator
         } else {
             JsonState::Value
@@ -276,7 +274,8 @@ impl<P: Copy> JsonWalker<P> {
         self.state = match byte {
             b'u' => JsonState::Token(JsonTokenState::Unicode(0, 4)),
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => {
-                // Of these only the slash is in a text of interest, and Go does not escape it.
+                // Of these only the slash occurs in a string of interest, and Go does not escape
+                // it.
                 self.token
                     .push(if byte == b'/' { byte } else { PLACEHOLDER });
                 JsonState::Token(JsonTokenState::Text)

@@ -1,30 +1,30 @@
 //! Finds the end of a JSON object or array whose content does not matter, 64 bytes at a time.
 //!
-//! Each block becomes bit sets, one bit a byte: quotes, backslashes, brackets. From those follow
-//! the bytes in strings, and without a branch for each string or bracket how deep the block ends.
-//! Only brackets are counted: that each is closed by one of its own kind, and what stands between
-//! them, is not checked.
+//! Each block becomes bit sets with one bit per byte: quotes, backslashes, brackets. The bytes
+//! inside strings and the depth at the end of the block follow from them, without a branch for each
+//! string or bracket. Only brackets are counted. Whether each is closed by a bracket of its own
+//! kind, and what stands between them, is not checked.
 
-/// As many bytes as a `u64` has bits.
+/// The number of bits of a `u64`.
 const BLOCK_SIZE: usize = 64;
 const ODD_BITS: u64 = 0xaaaa_aaaa_aaaa_aaaa;
-/// For each of eight bytes the bit that it becomes.
+/// The bit that each of eight bytes becomes.
 const BIT_WEIGHTS: u64 = 0x8040_2010_0804_0201;
-/// Multiplied by it, eight bytes are summed up in the highest.
+/// A multiplication by it sums eight bytes into the highest one.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// Where in the value the scan is.
+/// The position of the scan within the value.
 #[derive(Debug)]
 pub(super) struct NestedSkipper {
-    /// How many brackets are open.
+    /// Number of open brackets.
     depth: u64,
     in_string: bool,
-    /// The next byte follows a backslash.
+    /// Whether the next byte follows a backslash.
     escaped: bool,
 }
 
 impl NestedSkipper {
-    /// Just after the first bracket.
+    /// The state after the opening bracket.
     pub(super) const fn after_open_bracket() -> Self {
         Self {
             depth: 1,
@@ -33,7 +33,8 @@ impl NestedSkipper {
         }
     }
 
-    /// Reads on to the end of the value. Gives what follows it, or nothing if it does not end here.
+    /// Skips to the end of the value. Returns the input after it, or `None` if the value does not
+    /// end in `input`.
     pub(super) fn skip<'i>(&mut self, input: &'i [u8]) -> Option<&'i [u8]> {
         let (blocks, tail) = input.as_chunks::<BLOCK_SIZE>();
         let mut rest = input;
@@ -52,8 +53,8 @@ impl NestedSkipper {
         tail.get(end..)
     }
 
-    /// Takes in the first `length` bytes of a block, at least one, which spaces follow. Gives the
-    /// position after the end of the value, if it ends in there.
+    /// Consumes the first `length` bytes of a block (at least one; spaces follow). Returns the
+    /// position after the end of the value, if it ends there.
     fn skip_block(&mut self, block: &[u8; BLOCK_SIZE], length: usize) -> Option<usize> {
         let escaped = self.escaped_bytes(bit_mask(block, |byte| byte == b'\\'), length);
         let quotes = bit_mask(block, |byte| byte == b'"') & !escaped;
@@ -84,12 +85,13 @@ impl NestedSkipper {
         None
     }
 
-    /// Which bytes of a block follow a backslash that is not itself escaped.
+    /// The bytes of a block that follow an unescaped backslash.
     fn escaped_bytes(&mut self, backslashes: u64, length: usize) -> u64 {
         let carried = u64::from(self.escaped);
         let runs = backslashes & !carried;
-        // Of a run, every other backslash escapes, from the first on. The subtraction makes a run
-        // all ones if it begins at an even place, else all zeros.
+        // In a run of backslashes every other one escapes, beginning with the first. The
+        // subtraction sets all bits of a run that begins at an even position, and clears all
+        // others.
         let filled = (runs << 1 | ODD_BITS).wrapping_sub(runs);
         let escaping = (filled ^ ODD_BITS) & runs;
         self.escaped = escaping >> (length - 1) == 1;
@@ -97,7 +99,7 @@ impl NestedSkipper {
     }
 }
 
-/// The bytes for which `wanted` holds. Written so that a compiler makes vector instructions of it.
+/// The bytes for which `wanted` is true. Written so that the compiler vectorizes it.
 fn bit_mask(block: &[u8; BLOCK_SIZE], wanted: impl Fn(u8) -> bool) -> u64 {
     let mut flags = [0; BLOCK_SIZE];
     for (flag, byte) in flags.iter_mut().zip(block) {
@@ -111,8 +113,8 @@ fn bit_mask(block: &[u8; BLOCK_SIZE], wanted: impl Fn(u8) -> bool) -> u64 {
     u64::from_le_bytes(set)
 }
 
-/// For each bit whether an odd number is set up to and with it: from an opening quote to just
-/// before its closing one.
+/// Sets each bit at which the number of set bits up to and including it is odd: from an opening
+/// quote to just before its closing one.
 const fn prefix_xor(mut bits: u64) -> u64 {
     let mut width = 1;
     while width < u64::BITS {

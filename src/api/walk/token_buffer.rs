@@ -1,11 +1,12 @@
-//! A short text that comes byte by byte.
+//! A buffer for a short string that arrives byte by byte.
 
 use serde::de::IgnoredAny;
 
-/// More than the longest text of interest has, `k8s.io/initial-events-end`, and than the longest number that Go writes.
+/// More than the length of the longest string of interest, `k8s.io/initial-events-end`, and of the
+/// longest number that Go writes.
 const CAPACITY: usize = 40;
 
-/// A short text; of a longer one it is only known that it is longer.
+/// A short string. Of a longer one, only the fact that it is too long is kept.
 #[derive(Debug)]
 pub(in crate::api) struct TokenBuffer {
     bytes: [u8; CAPACITY],
@@ -27,22 +28,22 @@ impl TokenBuffer {
     }
 
     pub(in crate::api) fn push(&mut self, byte: u8) {
-        if let Some(place) = self.bytes.get_mut(self.length) {
-            *place = byte;
+        if let Some(slot) = self.bytes.get_mut(self.length) {
+            *slot = byte;
         }
         self.length = self.length.saturating_add(1);
     }
 
-    /// Adds what there is room for.
+    /// Appends `bytes` if they fit; counts them in any case.
     pub(in crate::api) fn extend(&mut self, bytes: &[u8]) {
         let end = self.length.saturating_add(bytes.len());
-        if let Some(place) = self.bytes.get_mut(self.length..end) {
-            place.copy_from_slice(bytes);
+        if let Some(slot) = self.bytes.get_mut(self.length..end) {
+            slot.copy_from_slice(bytes);
         }
         self.length = end;
     }
 
-    /// All of it, if it is short.
+    /// The whole string, if it fits.
     pub(in crate::api) fn as_bytes(&self) -> Option<&[u8]> {
         self.bytes.get(..self.length)
     }
@@ -51,10 +52,10 @@ impl TokenBuffer {
         self.as_bytes() == Some(text)
     }
 
-    /// Whether it is a JSON number, `true`, `false` or `null`.
+    /// Whether the string is a JSON number, `true`, `false` or `null`.
     pub(super) fn is_json_scalar(&self) -> bool {
         self.as_bytes()
-            .is_some_and(|kept| serde_json::from_slice::<IgnoredAny>(kept).is_ok())
+            .is_some_and(|bytes| serde_json::from_slice::<IgnoredAny>(bytes).is_ok())
     }
 
     pub(super) fn int64(&self) -> Option<i64> {

@@ -1,12 +1,12 @@
-//! Events in Kubernetes' protobuf: each is a length of four bytes and a `metav1.WatchEvent`, whose object is a
-//! `runtime.RawExtension` of the magic and a `runtime.Unknown`, as in any other body.
+//! Events in Kubernetes' protobuf: each is a length of four bytes and a `metav1.WatchEvent`, whose
+//! object is a `runtime.RawExtension` of the magic and a `runtime.Unknown`, as in any other body.
 //!
-//! Only messages on the way to the kind and to the annotations are entered, the latter only of bookmarks; every other field
-//! is passed over by its length.
+//! Only the messages that contain the kind and the annotations are entered, the annotations only in
+//! bookmarks. Every other field is skipped by its length.
 
-use super::INITIAL_EVENTS_END;
-use super::WatchEventType;
-use super::WatchTotals;
+use super::totals::INITIAL_EVENTS_END;
+use super::totals::WatchEventType;
+use super::totals::WatchTotals;
 use crate::api::list_scan::is_transformed_kind;
 use crate::api::varint::VarintDecoder;
 use crate::api::varint::VarintProgress;
@@ -19,7 +19,7 @@ const FIXED64: u64 = 1;
 const LENGTH_DELIMITED: u64 = 2;
 const FIXED32: u64 = 5;
 
-/// As deep as messages are entered.
+/// Maximum depth of entered messages.
 const MAX_DEPTH: usize = 8;
 
 #[derive(Debug)]
@@ -28,10 +28,10 @@ pub(super) struct ProtobufWatchScan {
     varint: VarintDecoder,
     token: TokenBuffer,
     offset: u64,
-    /// The messages that are open, the innermost last, and where each ends.
+    /// The open messages, the innermost last, with the offset of the end of each.
     open_messages: Vec<(WatchMessage, u64)>,
     event_type: WatchEventType,
-    /// Of the annotation that is read: whether its name is the mark's.
+    /// Whether the key of the current annotation is `k8s.io/initial-events-end`.
     is_end_key: bool,
     has_end_annotation: bool,
     object_length: u64,
@@ -41,20 +41,20 @@ pub(super) struct ProtobufWatchScan {
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
 enum ProtobufWatchState {
-    /// The length of an event: what was read of it, and how many bytes are missing.
+    /// The length of an event: the value read so far and the number of missing bytes.
     FrameLength(u64, u8),
     Tag,
     Varint,
     Length(WatchField),
-    /// The magic, of which so many bytes were read.
+    /// The magic, with the number of bytes read.
     Magic(usize),
-    /// A text, of which so many bytes are missing.
+    /// A string, with the number of missing bytes.
     Text(WatchField, u64),
     Skip(u64),
     Malformed,
 }
 
-/// Whose fields are read.
+/// The message whose fields are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchMessage {
     Annotation,
@@ -68,7 +68,7 @@ enum WatchMessage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchField {
-    /// A message.
+    /// A message to enter.
     Enter(WatchMessage),
     Key,
     Kind,
@@ -166,7 +166,7 @@ impl ProtobufWatchScan {
         }
     }
 
-    /// An event of that length.
+    /// Begins an event of `length` bytes.
     fn begin_event(&mut self, length: u64) {
         (self.event_type, self.has_end_annotation) = (WatchEventType::Unknown, false);
         self.object_length = 0;
@@ -188,9 +188,9 @@ impl ProtobufWatchScan {
     }
 
     fn state_after_tag(&self, tag: u64) -> ProtobufWatchState {
-        let within = self.open_messages.last().map(|(within, _)| *within);
+        let message = self.open_messages.last().map(|(message, _)| *message);
         let is_bookmark = self.event_type == WatchEventType::Bookmark;
-        let field = match (within, tag >> 3) {
+        let field = match (message, tag >> 3) {
             (None, _) | (_, 0) => return ProtobufWatchState::Malformed,
             (Some(WatchMessage::Event), 1) => WatchField::Type,
             (Some(WatchMessage::Event), 2) => WatchField::Enter(WatchMessage::RawExtension),
@@ -215,7 +215,7 @@ impl ProtobufWatchScan {
         }
     }
 
-    /// A field of that length begins.
+    /// Begins a field of `length` bytes.
     fn begin_delimited(&mut self, field: WatchField, length: u64) {
         let end = self.offset.saturating_add(length);
         if !self.fits(length) {
@@ -224,12 +224,12 @@ impl ProtobufWatchScan {
         }
         match field {
             WatchField::Other => self.skip(length),
-            WatchField::Enter(within) => {
-                if within == WatchMessage::Unknown {
+            WatchField::Enter(message) => {
+                if message == WatchMessage::Unknown {
                     self.object_length = length;
                 }
-                self.is_end_key &= within != WatchMessage::Annotation;
-                self.enter_message(within, end);
+                self.is_end_key &= message != WatchMessage::Annotation;
+                self.enter_message(message, end);
             }
             WatchField::Type | WatchField::Kind | WatchField::Key | WatchField::Value => {
                 self.token.clear();
@@ -238,13 +238,13 @@ impl ProtobufWatchScan {
         }
     }
 
-    fn enter_message(&mut self, within: WatchMessage, end: u64) {
+    fn enter_message(&mut self, message: WatchMessage, end: u64) {
         if self.open_messages.len() >= MAX_DEPTH {
             self.state = ProtobufWatchState::Malformed;
             return;
         }
-        self.open_messages.push((within, end));
-        self.state = if within == WatchMessage::Unknown {
+        self.open_messages.push((message, end));
+        self.state = if message == WatchMessage::Unknown {
             ProtobufWatchState::Magic(0)
         } else {
             ProtobufWatchState::Tag
@@ -280,7 +280,7 @@ impl ProtobufWatchScan {
         self.end_value();
     }
 
-    /// Whether a value of that length ends within its message.
+    /// Whether a value of `length` bytes ends within its message.
     fn fits(&self, length: u64) -> bool {
         self.offset.saturating_add(length) <= self.message_end()
     }
@@ -294,7 +294,8 @@ impl ProtobufWatchScan {
         self.close_messages();
     }
 
-    /// What comes next is another field, of the innermost message that goes on, or another event.
+    /// Closes the messages that have ended: the next byte begins another field of the innermost
+    /// open message, or another event.
     fn close_messages(&mut self) {
         while !self.is_malformed() && self.offset == self.message_end() {
             if matches!(self.state, ProtobufWatchState::Magic(_)) {

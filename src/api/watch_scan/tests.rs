@@ -1,8 +1,8 @@
-//! Every stream is read whole, byte by byte and cut in two; all must agree.
+//! Every stream is scanned whole, byte by byte and cut in two; all results must be equal.
 
 use super::*;
 
-/// What a stream told: the events, and whether the mark has come.
+/// The result of the scan: the events, and whether the initial events have ended.
 fn scan_all(coding: MediaType, stream: &[u8]) -> (InitialEvents, bool) {
     let read = |chunks: &mut dyn Iterator<Item = &[u8]>| {
         let mut scan = WatchScan::new(coding);
@@ -83,7 +83,7 @@ mod protobuf_streams {
         [&[number << 3 | 2, low | 0x80, high], value].concat()
     }
 
-    /// An event, and how long its object is.
+    /// An event and the length of its object.
     fn event(event: &str, kind: &str, annotation: &str) -> (Vec<u8>, u64) {
         let annotation = [field(1, annotation.as_bytes()), field(2, b"true")].concat();
         let metadata = [field(1, b"name"), field(12, &annotation)].concat();

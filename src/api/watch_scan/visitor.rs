@@ -2,9 +2,9 @@
 //!
 //! A bookmark of a table has its object in a row.
 
-use super::INITIAL_EVENTS_END;
-use super::WatchEventType;
-use super::WatchTotals;
+use super::totals::INITIAL_EVENTS_END;
+use super::totals::WatchEventType;
+use super::totals::WatchTotals;
 use crate::api::list_scan::is_transformed_kind;
 use crate::api::walk::LeafValue;
 use crate::api::walk::ValueKind;
@@ -16,11 +16,11 @@ use crate::api::walk::Visitor;
 pub(super) struct WatchVisitor {
     totals: WatchTotals,
     event_type: WatchEventType,
-    /// It has the annotation.
+    /// Whether the event's object has the annotation.
     has_end_annotation: bool,
-    /// The kind of the first object was looked for.
+    /// Whether the kind of the first object was read.
     kind_checked: bool,
-    /// Where the object began, until it has ended.
+    /// Offset of the current object.
     object_start: Option<u64>,
     object_length: u64,
 }
@@ -71,9 +71,9 @@ impl WatchVisitor {
     }
 }
 
-fn enter_if(place: WatchContext, wanted: bool) -> VisitAction<WatchContext> {
+fn enter_if(context: WatchContext, wanted: bool) -> VisitAction<WatchContext> {
     if wanted {
-        VisitAction::Enter(place)
+        VisitAction::Enter(context)
     } else {
         VisitAction::Skip
     }
@@ -84,13 +84,13 @@ impl Visitor for WatchVisitor {
 
     fn visit(&mut self, value: ValueStart<'_, WatchContext>) -> VisitAction<WatchContext> {
         let ValueStart {
-            parent: within,
+            parent,
             name,
             kind,
             offset: at,
         } = value;
         let is_map = kind == ValueKind::Map;
-        match (within, name) {
+        match (parent, name) {
             (None, _) if is_map => {
                 (self.event_type, self.has_end_annotation) = (WatchEventType::Unknown, false);
                 self.object_length = 0;
@@ -119,9 +119,9 @@ impl Visitor for WatchVisitor {
         }
     }
 
-    fn visit_scalar(&mut self, place: WatchContext, value: LeafValue<'_>) -> bool {
+    fn visit_scalar(&mut self, context: WatchContext, value: LeafValue<'_>) -> bool {
         if let LeafValue::Text(text) = value {
-            match place {
+            match context {
                 WatchContext::Type => self.event_type = WatchEventType::from_name(text),
                 WatchContext::EndAnnotation => self.has_end_annotation |= text == Some(b"true"),
                 WatchContext::Kind => {
@@ -139,8 +139,8 @@ impl Visitor for WatchVisitor {
         true
     }
 
-    fn end_value(&mut self, within: Option<WatchContext>, at: u64) {
-        match within {
+    fn end_value(&mut self, parent: Option<WatchContext>, at: u64) {
+        match parent {
             None => self.totals.record_event(
                 self.event_type,
                 self.has_end_annotation,

@@ -1,7 +1,8 @@
 //! `--config FILE`: the same settings as the flags, in YAML.
 //!
-//! There is one parser, that of the flags: each entry of the file becomes the flag of its name and is checked as such, so
-//! that a fault names the file, the line and the field. A flag on the command line wins over the file's entry.
+//! Each entry of the file becomes the flag of its name and is checked by the flag's parser. An
+//! error names the file, the line and the field. A flag on the command line overrides the file's
+//! entry.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,40 +15,39 @@ use clap::parser::ValueSource;
 use serde_json::Value;
 
 use crate::cli::flags::origin;
+use crate::cli::flags::origin::AUTHENTICATION;
+use crate::cli::flags::origin::CLIENT_LIMITS;
 use crate::document;
 use crate::document::Content;
 use crate::document::Diagnostics;
 use crate::document::Node;
 use crate::document::SourceLocation;
 
-/// What stands in the file only.
-pub(in crate::cli) const CLIENT_LIMITS: &str = "clientLimits";
-pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
-
-/// What a file has.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct ConfigFile {
-    /// The flags that its entries stand for, without those that were typed.
+    /// The flags of the entries, without those that are on the command line.
     pub(in crate::cli) flags: Vec<OsString>,
-    /// Where each of them stands, by the flag's name.
+    /// The location of each flag's entry, by the flag's name.
     pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
-    /// What has no flag.
+    /// Settings that have no flag: key and value.
     pub(in crate::cli) file_only: Vec<(String, Value)>,
 }
 
-/// The settings of a file, without those that `typed` has already.
+/// The settings of a file, without those that `typed` has. Adds an error for each entry that is
+/// invalid.
 pub(in crate::cli) fn read(
     file: &str,
     text: &str,
     command: &Command,
     typed: &ArgMatches,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> ConfigFile {
-    let documents = document::parse_all(file, text, faults);
+    let documents = document::parse_all(file, text, diagnostics);
     let mut settings = ConfigFile::default();
     for (n, document) in documents.iter().enumerate() {
         if n > 0 {
-            faults.report_error(
+            diagnostics.report_error(
                 &document.location,
                 "",
                 "one document is expected, this is another",
@@ -55,7 +55,7 @@ pub(in crate::cli) fn read(
             continue;
         }
         let Content::Mapping(entries) = &document.content else {
-            faults.report_error(
+            diagnostics.report_error(
                 &document.location,
                 "",
                 "settings are expected here, such as securePort: 6443",
@@ -67,7 +67,7 @@ pub(in crate::cli) fn read(
             let key = entry.name.as_str();
             let name = flag_name(key);
             if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
-                faults.report_error(
+                diagnostics.report_error(
                     &entry.location,
                     key,
                     format!("this setting stands in line {} already", first.line),
@@ -79,9 +79,9 @@ pub(in crate::cli) fn read(
                 settings
                     .file_only
                     .push((key.to_owned(), origin::node_to_json(&entry.value)));
-                continue; // no flag's: `settings` reads it
+                continue; // has no flag: `config_resolver` reads it
             }
-            let flags = entry_flags(key, &name, &entry.value, command, typed, faults);
+            let flags = entry_flags(key, &name, &entry.value, command, typed, diagnostics);
             if !flags.is_empty() {
                 settings
                     .locations
@@ -93,7 +93,8 @@ pub(in crate::cli) fn read(
     settings
 }
 
-/// `maxRequestsInflight` and `max-requests-inflight` are the flag `max-requests-inflight`; `clientCAFile` is `client-ca-file`.
+/// The flag of a key: `maxRequestsInflight` and `max-requests-inflight` are the flag
+/// `max-requests-inflight`, `clientCAFile` is `client-ca-file`.
 pub(in crate::cli) fn flag_name(key: &str) -> String {
     let letters: Vec<char> = key.chars().collect();
     let mut name = String::with_capacity(key.len() + 8);
@@ -118,7 +119,7 @@ fn entry_flags(
     value: &Node,
     command: &Command,
     typed: &ArgMatches,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<OsString> {
     let argument = command
         .get_arguments()
@@ -126,9 +127,9 @@ fn entry_flags(
     let Some(argument) =
         argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
     else {
-        let near = closest_flag(name, command);
-        let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
-        faults.report_error(&value.location, key, format!("unknown setting{hint}"));
+        let closest = closest_flag(name, command);
+        let hint = closest.map_or_else(String::new, |flag| format!("; did you mean {flag}?"));
+        diagnostics.report_error(&value.location, key, format!("unknown setting{hint}"));
         return Vec::new();
     };
     if value.is_null() {
@@ -143,7 +144,7 @@ fn entry_flags(
         Content::Sequence(_) | Content::Mapping(_) => None,
     };
     let Some(texts) = texts else {
-        faults.report_error(
+        diagnostics.report_error(
             &value.location,
             key,
             format!("a single value is expected, got {}", value.kind()),
@@ -154,18 +155,18 @@ fn entry_flags(
         .iter()
         .map(|text| format!("--{name}={text}").into())
         .collect();
-    // Alone, so that what is wrong with it is told with its place.
+    // Parsed alone, so that its error is reported with its location.
     let alone = Arg::new("setting")
         .long(name.to_owned())
         .action(argument.get_action().clone())
         .value_parser(argument.get_value_parser().clone())
         .value_delimiter(argument.get_value_delimiter());
-    if let Err(fault) = Command::new("weir")
+    if let Err(error) = Command::new("weir")
         .no_binary_name(true)
         .arg(alone)
         .try_get_matches_from(&flags)
     {
-        faults.report_error(&value.location, key, clap_message(&fault));
+        diagnostics.report_error(&value.location, key, clap_message(&error));
         return Vec::new();
     }
     if typed.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine) {
@@ -174,23 +175,24 @@ fn entry_flags(
     flags
 }
 
-/// What the parser says, without how to call the program.
-pub(in crate::cli) fn clap_message(fault: &clap::Error) -> String {
-    let text = fault.to_string();
+/// The message of a parser error, on one line and without the usage.
+pub(in crate::cli) fn clap_message(error: &clap::Error) -> String {
+    let text = error.to_string();
     let sentence = text.split("\n\n").next().unwrap_or_default();
     sentence.trim_start_matches("error: ").replace('\n', " ")
 }
 
-/// The setting whose name looks most like `name`, if one looks like it at all.
+/// The flag whose name is most similar to `name`, if the similarity is more than 0.8.
 fn closest_flag(name: &str, command: &Command) -> Option<String> {
     let flags = command
         .get_arguments()
         .filter_map(Arg::get_long)
         .filter(|flag| *flag != "config");
-    let near = flags
+    let closest = flags
         .map(|flag| (strsim::jaro_winkler(name, flag), flag))
         .max_by(|a, b| a.0.total_cmp(&b.0));
-    near.filter(|(likeness, _)| *likeness > 0.8)
+    closest
+        .filter(|(similarity, _)| *similarity > 0.8)
         .map(|(_, flag)| flag.to_owned())
 }
 
@@ -199,7 +201,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::cli::flags::Cli;
+    use crate::cli::commands::Cli;
 
     fn read(text: &str, typed: &[&str]) -> (Vec<OsString>, String) {
         let command = Cli::command();
@@ -209,9 +211,9 @@ mod tests {
             command.find_subcommand("serve").unwrap(),
             matches.subcommand().unwrap().1,
         );
-        let mut faults = Diagnostics::default();
-        let settings = super::read("weir.yaml", text, serve, typed, &mut faults);
-        (settings.flags, faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let settings = super::read("weir.yaml", text, serve, typed, &mut diagnostics);
+        (settings.flags, diagnostics.to_string())
     }
 
     #[test]
@@ -234,17 +236,17 @@ mod tests {
     #[test]
     fn a_flag_on_the_command_line_wins() {
         let text = "maxRequestsInflight: 7\nrequestTimeout: 30s\n";
-        let (flags, faults) = read(text, &["--max-requests-inflight=9"]);
+        let (flags, errors) = read(text, &["--max-requests-inflight=9"]);
         assert_eq!(
-            (flags, faults.as_str()),
+            (flags, errors.as_str()),
             (vec!["--request-timeout=30s".into()], "")
         );
     }
 
     #[test]
     fn lists_are_repeated_flags() {
-        let (flags, faults) = read("trustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n", &[]);
-        assert_eq!(faults, "");
+        let (flags, errors) = read("trustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n", &[]);
+        assert_eq!(errors, "");
         assert_eq!(
             flags,
             [
@@ -257,25 +259,25 @@ mod tests {
     #[test]
     fn every_error_has_its_line_and_field() {
         let text = "maxRequestInflight: 7\nrequestTimeout: 30\nsecurePort: 1\nsecure-port: 2\nbindAddress: [a]\n";
-        let (_, faults) = read(text, &[]);
-        let lines: Vec<_> = faults.lines().collect();
-        assert_eq!(lines.len(), 4, "{faults}");
+        let (_, errors) = read(text, &[]);
+        let lines: Vec<_> = errors.lines().collect();
+        assert_eq!(lines.len(), 4, "{errors}");
         assert_eq!(
             lines[0],
             "weir.yaml:1:21: maxRequestInflight: unknown setting; did you mean max-requests-inflight?"
         );
         assert!(
             lines[1].starts_with("weir.yaml:2:17: requestTimeout: invalid value '30'"),
-            "{faults}"
+            "{errors}"
         );
-        assert!(lines[1].contains("missing unit"), "{faults}");
+        assert!(lines[1].contains("missing unit"), "{errors}");
         assert_eq!(
             lines[2],
             "weir.yaml:4:1: secure-port: this setting stands in line 3 already"
         );
         assert!(
             lines[3].starts_with("weir.yaml:5:14: bindAddress: a single value is expected"),
-            "{faults}"
+            "{errors}"
         );
     }
 }

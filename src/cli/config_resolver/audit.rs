@@ -1,10 +1,10 @@
-//! The audit log: its policy, and where it goes.
+//! The audit log: its policy and its file.
 
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::FlagErrors;
+use crate::cli::config_resolver::errors::FlagErrors;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
 use crate::document;
@@ -17,7 +17,7 @@ use crate::observe::spans;
 const PATH: &str = "audit-log-path";
 const POLICY: &str = "audit-policy-file";
 
-/// As lumberjack counts.
+/// A megabyte of lumberjack, which kube-apiserver rotates its log with.
 const MEGABYTE: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -58,14 +58,14 @@ impl FlagErrors {
             audit: audit.map(|(file, policy)| audit::AuditConfig { policy, file }),
             explain: explain_responses,
             spans,
-            dropped_lines: DroppedLineCounter::default(), // `logging` knows
+            dropped_lines: DroppedLineCounter::default(), // set by `Logging::attach_to`
         }
     }
 
     fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
         let text = String::from_utf8_lossy(&self.read_file(POLICY, file)?).into_owned();
-        let mut faults = document::Diagnostics::default();
-        let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut faults);
-        self.merge(POLICY, &faults).then_some(policy)?
+        let mut diagnostics = document::Diagnostics::default();
+        let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut diagnostics);
+        self.merge(POLICY, &diagnostics).then_some(policy)?
     }
 }

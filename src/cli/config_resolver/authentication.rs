@@ -1,14 +1,14 @@
-//! What the flags say about verifying tokens and about front proxies: reads the files that they name.
+//! Authentication flags: client certificates, tokens, front proxies and impersonation.
 
 use std::path::Path;
 
 use rustls::RootCertStore;
 
-use crate::cli::command_line::config_file::AUTHENTICATION;
-use crate::cli::config_resolver::FlagErrors;
+use crate::cli::config_resolver::errors::FlagErrors;
 use crate::cli::flags::AssertBy;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::UpstreamArgs;
+use crate::cli::flags::origin::AUTHENTICATION;
 use crate::config;
 use crate::config::IssuerKeys;
 use crate::document;
@@ -18,7 +18,7 @@ use crate::identity::jwt::KeySet;
 use crate::identity::jwt::authentication_config;
 use crate::identity::jwt::authentication_config::ConfiguredIssuer;
 use crate::identity::jwt::authentication_config::JwksLocation;
-use crate::upstream::headers::IdentityHeaders;
+use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::tls;
 
 const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";
@@ -28,12 +28,10 @@ const ASSERT_BY: &str = "assert-by";
 const AUTHENTICATION_CONFIG: &str = "authentication-config";
 const CONFIG: &str = "config";
 
-/// Whose certificates clients are asked for.
-pub(in crate::cli) fn client_certificate_roots(
-    who: &config::IdentityConfig,
-) -> Option<RootCertStore> {
-    let proxies = who.front_proxies.as_ref();
-    match (&who.client_ca, proxies) {
+/// The CAs of which the listener requests certificates: those of clients and of front proxies.
+pub(super) fn client_certificate_roots(identity: &config::IdentityConfig) -> Option<RootCertStore> {
+    let proxies = identity.front_proxies.as_ref();
+    match (&identity.client_ca, proxies) {
         (Some(clients), Some(proxies)) => {
             let mut roots = clients.clone();
             roots.extend(proxies.ca.roots.iter().cloned());
@@ -59,8 +57,8 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
 }
 
 impl FlagErrors {
-    /// Who asks.
-    pub(in crate::cli) fn resolve_identity(
+    /// How clients are authenticated. `file` is the `--config` file.
+    pub(super) fn resolve_identity(
         &mut self,
         args: &IdentityArgs,
         file: Option<&Path>,
@@ -91,8 +89,9 @@ impl FlagErrors {
         })
     }
 
-    /// Who may impersonate is for the API server to say, and weir must be somebody to ask it.
-    pub(in crate::cli) fn check_classification(
+    /// `--classify-impersonated` needs credentials: weir sends SubjectAccessReviews to the API
+    /// server.
+    pub(super) fn check_classification(
         &mut self,
         identity: &IdentityArgs,
         upstream: &UpstreamArgs,
@@ -113,10 +112,10 @@ impl FlagErrors {
         match TokenFile::parse(&text) {
             Ok(tokens) => Some(tokens),
             Err(lines) => {
-                for (line, what) in lines {
+                for (line, error) in lines {
                     self.add(
                         "token-auth-file",
-                        format!("{}:{line}: {what}", file.display()),
+                        format!("{}:{line}: {error}", file.display()),
                     );
                 }
                 None
@@ -124,8 +123,9 @@ impl FlagErrors {
         }
     }
 
-    /// Whether a certificate's user is asserted by impersonation, with what that takes.
-    pub(in crate::cli) fn resolve_impersonation(&mut self, args: &UpstreamArgs) -> bool {
+    /// Whether users of client certificates are asserted by impersonation. Adds an error if the
+    /// flags that this needs are missing.
+    pub(super) fn resolve_impersonation(&mut self, args: &UpstreamArgs) -> bool {
         if args.assert_by != AssertBy::Impersonation {
             return false;
         }
@@ -144,7 +144,7 @@ impl FlagErrors {
         true
     }
 
-    /// Front proxies before weir, if a CA is named for them.
+    /// The front proxies before weir, if their CA is given.
     fn resolve_front_proxies(&mut self, args: &IdentityArgs) -> Option<config::FrontProxyConfig> {
         let allowed = &args.requestheader_allowed_names;
         let Some(file) = &args.requestheader_client_ca_file else {
@@ -162,7 +162,8 @@ impl FlagErrors {
         })
     }
 
-    /// Clients and front proxies have different CAs, or front proxies have names: otherwise any client could name anybody.
+    /// Clients and front proxies need different CAs, unless front proxies are restricted by name.
+    /// Otherwise any client could assert any user.
     fn check_separate_cas(
         &mut self,
         client_ca: Option<&RootCertStore>,
@@ -181,28 +182,28 @@ impl FlagErrors {
         }
     }
 
-    /// How tokens are verified that are in no file.
+    /// The verification of tokens that are not in the token file.
     fn resolve_verification(
         &mut self,
         args: &IdentityArgs,
         file: Option<&Path>,
     ) -> Option<config::VerificationConfig> {
-        let account_keys = self.read_service_account_keys(args);
-        let here = file.map_or(Some(None), |file| self.issuers_from_config_file(file));
-        let issuers = match (&args.authentication_config, here?) {
+        let service_account_keys = self.read_service_account_keys(args);
+        let config_issuers = file.map_or(Some(None), |file| self.issuers_from_config_file(file));
+        let issuers = match (&args.authentication_config, config_issuers?) {
             (Some(file), None) => self.issuers_from_authentication_config(file),
-            (None, here) => Some(here.unwrap_or_default()),
+            (None, issuers) => Some(issuers.unwrap_or_default()),
             (Some(_), Some(_)) => {
-                let what = format!(
+                let error = format!(
                     "not together with {AUTHENTICATION} in the --config file: each names the issuers"
                 );
-                self.add(AUTHENTICATION_CONFIG, what);
+                self.add(AUTHENTICATION_CONFIG, error);
                 None
             }
         };
         Some(config::VerificationConfig {
             issuers: issuers?,
-            service_account_keys: account_keys,
+            service_account_keys,
             service_account_issuers: args.service_account_issuer.clone(),
             audiences: args.api_audiences.clone(),
             cache_ttl: args.authentication_token_webhook_cache_ttl,
@@ -217,45 +218,47 @@ impl FlagErrors {
                 format!("needed with --{SERVICE_ACCOUNT_KEYS}: whose tokens these keys sign"),
             );
         }
-        let mut all: Option<KeySet> = None;
+        let mut merged: Option<KeySet> = None;
         for file in &args.service_account_key_file {
             let pem = self.read_file(SERVICE_ACCOUNT_KEYS, file)?;
             let keys = KeySet::from_pem(&pem).map_err(|why| format!("{}: {why}", file.display()));
             let keys = self.check(SERVICE_ACCOUNT_KEYS, keys)?;
-            all = Some(match all {
+            merged = Some(match merged {
                 Some(others) => others.merge(keys),
                 None => keys,
             });
         }
-        all
+        merged
     }
 
-    /// Those of the `--config` file, if it names any. It was read for the flags already, and what is wrong with it as a whole was
-    /// told then.
+    /// The issuers of the `--config` file: `Some(None)` if it has none, `None` after an error.
+    /// `command_line` has read the file for its flags and has reported the errors of the file as a
+    /// whole.
     #[expect(
         clippy::option_option,
-        reason = "the outer one is for faults, as everywhere here"
+        reason = "the outer one is for errors, as everywhere here"
     )]
     fn issuers_from_config_file(
         &mut self,
         file: &Path,
     ) -> Option<Option<Vec<(JwtIssuer, IssuerKeys)>>> {
         let text = String::from_utf8_lossy(&self.read_file(CONFIG, file)?).into_owned();
-        let mut faults = document::Diagnostics::default();
-        let documents = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let mut diagnostics = document::Diagnostics::default();
+        let documents = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
         let first = documents.first();
-        let given = first.and_then(|first| first.field(AUTHENTICATION));
-        let Some(given) = given.filter(|given| !given.is_null()) else {
+        let section = first.and_then(|first| first.field(AUTHENTICATION));
+        let Some(section) = section.filter(|section| !section.is_null()) else {
             return Some(None);
         };
-        let configured = authentication_config::decode_section(given, AUTHENTICATION, &mut faults);
-        if !self.merge(CONFIG, &faults) {
+        let configured =
+            authentication_config::decode_section(section, AUTHENTICATION, &mut diagnostics);
+        if !self.merge(CONFIG, &diagnostics) {
             return None;
         }
         let folder = file.parent().unwrap_or_else(|| Path::new(""));
         let issuers: Option<_> = configured
             .into_iter()
-            .map(|issuer| self.resolve_issuer((CONFIG, folder), issuer))
+            .map(|issuer| self.resolve_issuer(CONFIG, folder, issuer))
             .collect();
         issuers.map(Some)
     }
@@ -266,31 +269,32 @@ impl FlagErrors {
     ) -> Option<Vec<(JwtIssuer, IssuerKeys)>> {
         let text =
             String::from_utf8_lossy(&self.read_file(AUTHENTICATION_CONFIG, file)?).into_owned();
-        let mut faults = document::Diagnostics::default();
-        let nodes = document::parse_all(&file.display().to_string(), &text, &mut faults);
-        let configured = authentication_config::decode_documents(&nodes, &mut faults);
-        if !self.merge(AUTHENTICATION_CONFIG, &faults) {
+        let mut diagnostics = document::Diagnostics::default();
+        let nodes = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
+        let configured = authentication_config::decode_documents(&nodes, &mut diagnostics);
+        if !self.merge(AUTHENTICATION_CONFIG, &diagnostics) {
             return None;
         }
         let folder = file.parent().unwrap_or_else(|| Path::new(""));
         configured
             .into_iter()
-            .map(|issuer| self.resolve_issuer((AUTHENTICATION_CONFIG, folder), issuer))
+            .map(|issuer| self.resolve_issuer(AUTHENTICATION_CONFIG, folder, issuer))
             .collect()
     }
 
     fn resolve_issuer(
         &mut self,
-        (flag, folder): (&str, &Path),
+        flag: &str,
+        folder: &Path,
         configured: ConfiguredIssuer,
     ) -> Option<(JwtIssuer, IssuerKeys)> {
         let ConfiguredIssuer {
             issuer,
-            jwks_location: keys,
+            jwks_location,
             certificate_authority,
-            location: place,
+            location,
         } = configured;
-        let keys = match keys {
+        let keys = match jwks_location {
             JwksLocation::File(file) => {
                 let file = folder.join(file);
                 let json = self.read_file(flag, &file)?;
@@ -300,11 +304,11 @@ impl FlagErrors {
             }
             JwksLocation::Url(url) => IssuerKeys::Url(
                 url,
-                self.issuer_root_certificates((flag, &place), certificate_authority)?,
+                self.issuer_root_certificates(flag, &location, certificate_authority)?,
             ),
             JwksLocation::Discovery(url) => IssuerKeys::Discovery(
                 url,
-                self.issuer_root_certificates((flag, &place), certificate_authority)?,
+                self.issuer_root_certificates(flag, &location, certificate_authority)?,
             ),
         };
         Some((issuer, keys))
@@ -312,12 +316,13 @@ impl FlagErrors {
 
     fn issuer_root_certificates(
         &mut self,
-        (flag, place): (&str, &document::SourceLocation),
+        flag: &str,
+        location: &document::SourceLocation,
         pem: Option<String>,
     ) -> Option<RootCertStore> {
         let roots = match pem {
             Some(pem) => tls::parse_roots(
-                &format!("{place}: issuer.certificateAuthority"),
+                &format!("{location}: issuer.certificateAuthority"),
                 pem.as_bytes(),
             ),
             None => tls::load_system_roots(),

@@ -1,4 +1,4 @@
-//! `--flowcontrol-config`: the files, and what is odd about them as a whole.
+//! `--flowcontrol-config`: reads the files, and warns about flow schemas without a priority level.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use tracing::warn;
 
-use super::FlagErrors;
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
+use crate::cli::config_resolver::errors::FlagErrors;
 use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
@@ -16,80 +16,79 @@ use crate::flowcontrol::matching::Matcher;
 const FLOWCONTROL: &str = "flowcontrol-config";
 
 impl FlagErrors {
-    /// The flow schemas and priority levels of files, and of the files of folders, each with its [`reference`] to a level.
-    ///
-    /// [`reference`]: flowcontrol::read_with_places
+    /// The flow schemas and priority levels of files and folders, each with the location that
+    /// [`flowcontrol::read_with_locations`] gives.
     pub(super) fn read_flowcontrol_objects(
         &mut self,
         paths: &[PathBuf],
     ) -> Option<Vec<(Object, SourceLocation)>> {
         const FLAG: &str = FLOWCONTROL;
-        let mut faults = document::Diagnostics::default();
+        let mut diagnostics = document::Diagnostics::default();
         let mut nodes = Vec::new();
         for path in paths {
             let files = self.check(FLAG, manifest_files(path))?;
             if files.is_empty() {
-                let place = SourceLocation::whole_file(&path.display().to_string());
+                let location = SourceLocation::whole_file(&path.display().to_string());
                 let why = "there is no file in this folder whose name ends in .yaml, .yml or .json";
-                faults.report_warning(&place, "", why);
+                diagnostics.report_warning(&location, "", why);
             }
             for file in files {
                 let text = String::from_utf8_lossy(&self.read_file(FLAG, &file)?).into_owned();
                 nodes.extend(document::parse_all(
                     &file.display().to_string(),
                     &text,
-                    &mut faults,
+                    &mut diagnostics,
                 ));
             }
         }
-        let objects = flowcontrol::read_with_locations(&nodes, &mut faults);
-        self.merge(FLAG, &faults).then_some(objects)
+        let objects = flowcontrol::read_with_locations(&nodes, &mut diagnostics);
+        self.merge(FLAG, &diagnostics).then_some(objects)
     }
 }
 
-/// Warns of each flow schema that is left out, since `all` has no such priority level.
-pub(super) fn warn_about_missing_levels(given: &[(Object, SourceLocation)], all: &[Object]) {
-    for (schema, level, place) in missing_levels(given, all) {
+/// Warns about each flow schema that is left out because `all` does not have its priority level.
+pub(super) fn warn_about_missing_levels(configured: &[(Object, SourceLocation)], all: &[Object]) {
+    for (schema, level, location) in missing_levels(configured, all) {
         warn!(
-            "--{FLOWCONTROL}: {place}: FlowSchema {schema:?} is left out: there is no priority level {level:?}"
+            "--{FLOWCONTROL}: {location}: FlowSchema {schema:?} is left out: there is no priority level {level:?}"
         );
     }
 }
 
-/// The given flow schemas that name a priority level which is not among `all`: schema, level, where it is named.
+/// The flow schemas whose priority level is not in `all`: schema, level, location of the reference.
 fn missing_levels<'o>(
-    given: &'o [(Object, SourceLocation)],
+    configured: &'o [(Object, SourceLocation)],
     all: &[Object],
 ) -> Vec<(&'o str, &'o str, &'o SourceLocation)> {
     let matcher = Matcher::new(all);
-    let missing = |(object, place): &'o (Object, SourceLocation)| match object {
+    let missing = |(object, location): &'o (Object, SourceLocation)| match object {
         Object::FlowSchema(schema) if matcher.dangling().contains(&schema.metadata.name) => Some((
             &*schema.metadata.name,
             &*schema.spec.priority_level_configuration,
-            place,
+            location,
         )),
         Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
     };
-    given.iter().filter_map(missing).collect()
+    configured.iter().filter_map(missing).collect()
 }
 
-/// The file itself, or the manifests of the folder, by name.
+/// The file itself, or the manifests of a folder, sorted by name.
 fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, String> {
-    let cannot = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
-    if !fs::metadata(path).map_err(cannot)?.is_dir() {
+    let cannot_read = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
+    if !fs::metadata(path).map_err(cannot_read)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let entries: Result<Vec<_>, _> = fs::read_dir(path).map_err(cannot)?.collect();
+    let entries: Result<Vec<_>, _> = fs::read_dir(path).map_err(cannot_read)?.collect();
     let mut files: Vec<_> = entries
-        .map_err(cannot)?
+        .map_err(cannot_read)?
         .into_iter()
         .map(|entry| entry.path())
         .collect();
-    let manifest = |file: &PathBuf| {
+    let is_manifest = |file: &PathBuf| {
         file.extension()
-            .is_some_and(|kind| ["json", "yaml", "yml"].iter().any(|known| kind == *known))
+            .is_some_and(|found| ["json", "yaml", "yml"].iter().any(|ext| found == *ext))
     };
-    files.retain(manifest);
+    files.retain(is_manifest);
     files.sort();
     Ok(files)
 }

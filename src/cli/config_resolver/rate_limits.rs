@@ -1,17 +1,18 @@
-//! The files of EventRateLimit, and `clientLimits` of the `--config` file.
+//! Rate limits: the configuration files of EventRateLimit, and `clientLimits` of the `--config`
+//! file.
 
 use std::path::Path;
 
-use super::FlagErrors;
-use crate::cli::command_line::config_file::CLIENT_LIMITS;
+use crate::cli::config_resolver::errors::FlagErrors;
 use crate::cli::flags::EventGroups;
 use crate::cli::flags::LimitArgs;
+use crate::cli::flags::origin::CLIENT_LIMITS;
 use crate::document;
 use crate::document::Node;
 use crate::limits::rate;
 use crate::limits::rate::clients;
 use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::events::LimitedEventGroups;
+use crate::limits::rate::events::buckets::LimitedEventGroups;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::config::EventLimitConfig;
 use crate::limits::rate::events::config::PluginConfigSource;
@@ -34,9 +35,9 @@ impl FlagErrors {
             (Some(file), None) => self.read_admission_config(file).map(Some),
             (None, Some(file)) => self.read_event_limits(EVENTS, file).map(Some),
             (Some(_), Some(_)) => {
-                let what =
+                let error =
                     format!("not together with --{ADMISSION}: each names the limits of events");
-                self.add(EVENTS, what);
+                self.add(EVENTS, error);
                 None
             }
         };
@@ -44,7 +45,7 @@ impl FlagErrors {
             Some(file) => self.read_client_limits(file),
             None => Some(Vec::new()),
         };
-        let enforced = |events| enforcer::EventRateLimitConfig {
+        let enforcer_config = |events| enforcer::EventRateLimitConfig {
             limits: events,
             groups: match limits.event_rate_limit_groups {
                 EventGroups::All => LimitedEventGroups::All,
@@ -53,7 +54,7 @@ impl FlagErrors {
             retry_after: limits.event_rate_limit_retry_after,
         };
         Some(rate::RateLimitsConfig {
-            events: events?.map(enforced),
+            events: events?.map(enforcer_config),
             clients: clients?,
         })
     }
@@ -65,27 +66,27 @@ impl FlagErrors {
 
     fn read_event_limits(&mut self, flag: &str, file: &Path) -> Option<Vec<EventLimitConfig>> {
         let (file, text) = self.read_text(flag, file)?;
-        let mut faults = document::Diagnostics::default();
-        let limits = config::parse_configuration(&file, &text, &mut faults);
-        self.merge(flag, &faults).then_some(limits)?
+        let mut diagnostics = document::Diagnostics::default();
+        let limits = config::parse_configuration(&file, &text, &mut diagnostics);
+        self.merge(flag, &diagnostics).then_some(limits)?
     }
 
     fn read_admission_config(&mut self, file: &Path) -> Option<Vec<EventLimitConfig>> {
         let (name, text) = self.read_text(ADMISSION, file)?;
-        let mut faults = document::Diagnostics::default();
-        let source = config::parse_admission_configuration(&name, &text, &mut faults);
+        let mut diagnostics = document::Diagnostics::default();
+        let source = config::parse_admission_configuration(&name, &text, &mut diagnostics);
         let inline = match &source {
             Some(PluginConfigSource::Inline(node, path)) => {
-                config::parse_limits(node, path, &mut faults)
+                config::parse_limits(node, path, &mut diagnostics)
             }
             Some(PluginConfigSource::Path(_)) | None => None,
         };
-        if !self.merge(ADMISSION, &faults) {
+        if !self.merge(ADMISSION, &diagnostics) {
             return None;
         }
         match source? {
             PluginConfigSource::Inline(..) => inline,
-            // Relative to the file that names it, as upstream has it.
+            // Relative to the file that names it, as in kube-apiserver.
             PluginConfigSource::Path(path) => {
                 let folder = file.parent().unwrap_or_else(|| Path::new(""));
                 self.read_event_limits(ADMISSION, &folder.join(path))
@@ -93,19 +94,20 @@ impl FlagErrors {
         }
     }
 
-    /// The file was read for the flags already, and what is wrong with it as a whole was told then.
+    /// The rules in the `--config` file. `command_line` has read the file for its flags and has
+    /// reported the errors of the file as a whole.
     fn read_client_limits(&mut self, file: &Path) -> Option<Vec<ClientLimitRule>> {
         let (name, text) = self.read_text("config", file)?;
-        let mut faults = document::Diagnostics::default();
-        let documents = document::parse_all(&name, &text, &mut faults);
-        let given = documents
+        let mut diagnostics = document::Diagnostics::default();
+        let documents = document::parse_all(&name, &text, &mut diagnostics);
+        let limits = documents
             .first()
             .and_then(|first| first.field(CLIENT_LIMITS));
-        let Some(given) = given.filter(|given| !Node::is_null(given)) else {
+        let Some(limits) = limits.filter(|limits| !Node::is_null(limits)) else {
             return Some(Vec::new());
         };
-        let rules = clients::config::parse_rules(given, CLIENT_LIMITS, &mut faults);
-        self.merge("config", &faults).then_some(rules)
+        let rules = clients::config::parse_rules(limits, CLIENT_LIMITS, &mut diagnostics);
+        self.merge("config", &diagnostics).then_some(rules)
     }
 }
 
@@ -116,17 +118,17 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::flags::Cli;
-    use crate::cli::flags::Command;
+    use crate::cli::commands::Cli;
+    use crate::cli::commands::Command;
 
     fn resolve(flags: &[&str], config: Option<&Path>) -> (Option<rate::RateLimitsConfig>, String) {
         let line = ["weir", "serve"].iter().chain(flags);
         let Command::Serve(args) = Cli::parse_from(line).command else {
             panic!("not serve")
         };
-        let mut faults = FlagErrors::default();
-        let rates = faults.resolve_rate_limits(&args.proxy.limits, config);
-        (rates, faults.to_string())
+        let mut errors = FlagErrors::default();
+        let rates = errors.resolve_rate_limits(&args.proxy.limits, config);
+        (rates, errors.to_string())
     }
 
     const LIMITS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\n\
@@ -141,8 +143,8 @@ mod tests {
                      plugins: [{name: EventRateLimit, path: events.yaml}]\n";
         fs::write(&admission, names).unwrap();
         let flag = format!("--admission-control-config-file={}", admission.display());
-        let (rates, faults) = resolve(&[&flag, "--event-rate-limit-groups=core"], None);
-        assert_eq!(faults, "");
+        let (rates, errors) = resolve(&[&flag, "--event-rate-limit-groups=core"], None);
+        assert_eq!(errors, "");
         let events = rates.unwrap().events.unwrap();
         assert_eq!((events.limits.len(), events.limits[0].burst), (1, 7));
         assert_eq!(
@@ -157,16 +159,16 @@ mod tests {
         let file = folder.path().join("events.yaml");
         fs::write(&file, LIMITS.replace("qps: 5", "qps: -5")).unwrap();
         let flag = format!("--event-rate-limit-config={}", file.display());
-        let (none, faults) = resolve(&[&flag], None);
-        let place = format!(
+        let (rates, errors) = resolve(&[&flag], None);
+        let location = format!(
             "--event-rate-limit-config: {}:3:30: limits[0].qps",
             file.display()
         );
-        assert!(none.is_none() && faults.starts_with(&place), "{faults}");
-        let (none, faults) = resolve(&[&flag, "--admission-control-config-file=a"], None);
+        assert!(rates.is_none() && errors.starts_with(&location), "{errors}");
+        let (rates, errors) = resolve(&[&flag, "--admission-control-config-file=a"], None);
         assert!(
-            none.is_none() && faults.contains("not together with"),
-            "{faults}"
+            rates.is_none() && errors.contains("not together with"),
+            "{errors}"
         );
     }
 
@@ -177,14 +179,14 @@ mod tests {
         let text = "securePort: 1\nclientLimits:\n- name: all\n  rules:\n  - subjects: [{kind: Group, group: {name: '*'}}]\n    \
                     nonResourceRules: [{verbs: ['*'], nonResourceURLs: ['*']}]\n";
         fs::write(&file, text).unwrap();
-        let (found, faults) = resolve(&[], Some(&file));
-        assert_eq!(faults, "");
-        assert_eq!(found.unwrap().clients[0].name, "all");
+        let (rates, errors) = resolve(&[], Some(&file));
+        assert_eq!(errors, "");
+        assert_eq!(rates.unwrap().clients[0].name, "all");
         fs::write(&file, text.replace("name: all", "nmae: all")).unwrap();
-        let (none, faults) = resolve(&[], Some(&file));
+        let (rates, errors) = resolve(&[], Some(&file));
         assert!(
-            none.is_none() && faults.contains("clientLimits[0].nmae: unknown field"),
-            "{faults}"
+            rates.is_none() && errors.contains("clientLimits[0].nmae: unknown field"),
+            "{errors}"
         );
     }
 }

@@ -1,9 +1,16 @@
-//! The flags, in one place: each with its name (kube-apiserver's own wherever it has one), its default and its text.
+//! The flags: name (kube-apiserver's own where it has one), default and help text of each.
 //!
-//! Form only: what a flag means to the program is `settings`' to say. The same names stand in a `--config` file (see
-//! `config_file`), and the table in docs/reference/flags.md is made from here.
+//! `config_resolver` gives flags their meaning. A `--config` file has settings of the same names (see
+//! `command_line::config_file`). The table in docs/reference/flags.md is generated from this module.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `origin` `values` |
 
 pub mod origin;
+pub(in crate::cli) mod values;
 
 use std::net::IpAddr;
 use std::net::SocketAddr;
@@ -11,42 +18,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use clap::Parser;
-use clap::Subcommand;
 use clap::ValueEnum;
 use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::flags::values::parse_duration;
+use crate::cli::flags::values::parse_goaway_chance;
+use crate::cli::flags::values::parse_positive_duration;
+use crate::cli::flags::values::parse_rejection_hold;
+use crate::cli::flags::values::parse_request_timeout;
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
-use crate::request_info::go_duration;
-
-/// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
-#[derive(Debug, Parser)]
-#[command(name = "weir", version, max_term_width = 100)]
-pub struct Cli {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// What weir can do.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Stand in front of an API server.
-    Serve(Box<ServeArgs>),
-    /// Show what an operator sees, live, from weir's admin address.
-    Top(crate::cli::top::TopArgs),
-    /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
-    #[cfg(feature = "playground")]
-    Playground(Box<crate::cli::playground::PlaygroundArgs>),
-    /// Print the version, the Kubernetes release that weir follows, and the features of this build.
-    Version(crate::cli::version::VersionArgs),
-    /// Print a shell's completion script.
-    Completions(crate::cli::completions::CompletionsArgs),
-    /// Write manual pages.
-    Man(crate::cli::man::ManArgs),
-}
 
 /// `weir serve`.
 #[derive(Args, Clone, Debug)]
@@ -477,49 +459,4 @@ pub enum LoggingFormat {
     Text,
     /// An object a line.
     Json,
-}
-
-/// A duration as Go writes it: `1m30s`, `500ms`.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let nanos = go_duration::parse(text.as_bytes())
-        .map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
-    u64::try_from(nanos)
-        .map(Duration::from_nanos)
-        .map_err(|_| "it must not be negative".to_owned())
-}
-
-fn parse_positive_duration(text: &str) -> Result<Duration, String> {
-    let duration = parse_duration(text)?;
-    if duration.is_zero() {
-        return Err("it must be longer than 0s".to_owned());
-    }
-    Ok(duration)
-}
-
-/// Zero would answer every request 504.
-fn parse_request_timeout(text: &str) -> Result<Duration, String> {
-    let limit = parse_duration(text)?;
-    if limit.is_zero() {
-        return Err("it must be more than 0s: every request would be answered 504".to_owned());
-    }
-    Ok(limit)
-}
-
-/// Longer ones would outlast the time that clients give a request.
-const MAX_REJECTION_HOLD: Duration = Duration::from_secs(60);
-
-fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
-    let hold = parse_duration(text)?;
-    if hold > MAX_REJECTION_HOLD {
-        return Err("it must not be longer than 1m".to_owned());
-    }
-    Ok(hold)
-}
-
-fn parse_goaway_chance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
-        // kube-apiserver's own wording.
-        _ => Err("--goaway-chance can not be less than 0 or greater than 0.02".to_owned()),
-    }
 }

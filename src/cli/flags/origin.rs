@@ -1,4 +1,4 @@
-//! What was given, as a whole: where each setting stands, and what all of them come to.
+//! Where settings come from, and the effective configuration that `/configz` and `/flagz` show.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,22 +14,28 @@ use crate::document::ResolvedScalar;
 use crate::document::SourceLocation;
 use crate::observe::admin::zpages::EffectiveConfig;
 
-/// What was given besides the flags' values.
+/// The key of the client limits in a `--config` file. They have no flag.
+pub(in crate::cli) const CLIENT_LIMITS: &str = "clientLimits";
+
+/// The key of the JWT issuers in a `--config` file. They have no flag of this name.
+pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
+
+/// Where the settings come from, and the effective configuration.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigOrigin {
-    /// Where the settings of the `--config` file stand that are in force, by their flags.
+    /// Locations of the settings of the `--config` file that are in effect, by the flag's name.
     pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
-    /// What `/configz` and `/flagz` show.
+    /// The configuration that `/configz` and `/flagz` show.
     pub(in crate::cli) effective: EffectiveConfig,
 }
 
 impl ConfigOrigin {
-    /// Of a command's flags as they were parsed in the end; `places` are those of the `--config` file, and `file_only` what stands
-    /// there without a flag.
+    /// From the parsed flags of a command. `locations` are those of the `--config` file,
+    /// `file_only` its settings that have no flag.
     pub(in crate::cli) fn from_matches(
         command: &Command,
         matches: &ArgMatches,
-        places: BTreeMap<String, SourceLocation>,
+        locations: BTreeMap<String, SourceLocation>,
         file_only: Vec<(String, Value)>,
     ) -> Self {
         let mut effective = EffectiveConfig::default();
@@ -60,22 +66,22 @@ impl ConfigOrigin {
         }
         effective.settings.extend(file_only);
         Self {
-            locations: places,
+            locations,
             effective,
         }
     }
 }
 
-/// A flag's name as it stands in a `--config` file.
+/// A flag's name in camelCase, as in a `--config` file.
 pub(in crate::cli) fn camel_case(name: &str) -> String {
     let mut words = name.split('-');
-    let mut all = words.next().unwrap_or_default().to_owned();
+    let mut key = words.next().unwrap_or_default().to_owned();
     for word in words {
         let mut letters = word.chars();
-        all.extend(letters.next().map(|first| first.to_ascii_uppercase()));
-        all.push_str(letters.as_str());
+        key.extend(letters.next().map(|first| first.to_ascii_uppercase()));
+        key.push_str(letters.as_str());
     }
-    all
+    key
 }
 
 fn scalar_value(text: &str) -> Value {
@@ -88,7 +94,7 @@ fn scalar_value(text: &str) -> Value {
     }
 }
 
-/// A part of a document as JSON.
+/// A node of a document as JSON.
 pub(in crate::cli) fn node_to_json(node: &Node) -> Value {
     match &node.content {
         Content::Mapping(entries) => {
@@ -114,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::flags::Cli;
+    use crate::cli::commands::Cli;
 
     #[test]
     fn settings_keep_their_types_and_flags_are_strings() {
@@ -127,9 +133,10 @@ mod tests {
         ];
         let matches = command.clone().try_get_matches_from(line).unwrap();
         let serve = command.find_subcommand("serve").unwrap();
-        let chosen = matches.subcommand().unwrap().1;
+        let submatches = matches.subcommand().unwrap().1;
         let limits = vec![("clientLimits".to_owned(), json!([]))];
-        let given = ConfigOrigin::from_matches(serve, chosen, BTreeMap::new(), limits).effective;
+        let effective =
+            ConfigOrigin::from_matches(serve, submatches, BTreeMap::new(), limits).effective;
         for (name, value) in [
             ("workers", json!(2)),
             ("enablePriorityAndFairness", json!(true)),
@@ -137,18 +144,18 @@ mod tests {
             ("trustedProxies", json!(["10.0.0.0/8", "::/0"])),
             ("clientLimits", json!([])),
         ] {
-            assert_eq!(given.settings.get(name), Some(&value), "{name}");
+            assert_eq!(effective.settings.get(name), Some(&value), "{name}");
         }
-        assert_eq!(given.settings.get("upstream"), None);
-        assert_eq!(given.flags["trusted-proxies"], "10.0.0.0/8,::/0");
-        assert_eq!(given.flags["upstream"], "");
+        assert_eq!(effective.settings.get("upstream"), None);
+        assert_eq!(effective.flags["trusted-proxies"], "10.0.0.0/8,::/0");
+        assert_eq!(effective.flags["upstream"], "");
     }
 
     #[test]
     fn a_yaml_node_converts_to_the_same_json() {
-        let mut faults = crate::document::Diagnostics::default();
+        let mut diagnostics = crate::document::Diagnostics::default();
         let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\n";
-        let nodes = crate::document::parse_all("f", text, &mut faults);
+        let nodes = crate::document::parse_all("f", text, &mut diagnostics);
         assert_eq!(
             node_to_json(&nodes[0]),
             json!({"a": [1, 2.5, "x", true, null, "1"], "b": {"c": false}})

@@ -1,4 +1,5 @@
-//! The playground's API server with priority and fairness: weir's own engine, behind the server instead of before it.
+//! Priority and fairness of the playground's API server: weir's own flow controller, inside the
+//! server instead of in front of it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -25,15 +26,15 @@ use crate::playground::TooManyRequests;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-/// kube-apiserver's `--request-timeout`: a request may wait a quarter of it in a queue.
+/// kube-apiserver's default `--request-timeout`. A request may wait a quarter of it in a queue.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The engine, with the mandatory and the suggested objects.
+/// The flow controller with the mandatory and the suggested objects.
 #[derive(Debug)]
 pub(super) struct ServerFairness(Arc<Controller>);
 
 impl ServerFairness {
-    /// With so many seats for all priority levels together.
+    /// `seats` is the total of all priority levels.
     pub(super) fn new(seats: NonZeroU32) -> Self {
         let config = ControllerConfig {
             server_concurrency_limit: seats.get(),
@@ -42,7 +43,7 @@ impl ServerFairness {
             consistent_reads_from_cache: true,
         };
         let objects = bootstrap::add_missing(Vec::new());
-        // What it counts is not shown: the server's counters are the playground's.
+        // Its metrics are not served. The playground has counters of its own.
         Self(Controller::new(config, &objects, &Registry::new()))
     }
 
@@ -115,8 +116,12 @@ mod tests {
 
     type PendingAdmission<'a> = BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>>;
 
-    fn poll(asked: &mut PendingAdmission<'_>) -> Poll<Result<Option<SeatGuard>, TooManyRequests>> {
-        asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    fn poll(
+        admission: &mut PendingAdmission<'_>,
+    ) -> Poll<Result<Option<SeatGuard>, TooManyRequests>> {
+        admission
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
     }
 
     fn user(name: &str, groups: &[&str]) -> ApiUser {
@@ -138,29 +143,30 @@ mod tests {
         let node = user("system:node:n", &["system:nodes", "system:authenticated"]);
         let admin = user("admin", &["system:masters", "system:authenticated"]);
         let get = Method::GET;
-        let ask = |uri, user| fairness.admit(&get, uri, user);
+        let admit = |uri, user| fairness.admit(&get, uri, user);
         let (mut seated, mut queued) = (Vec::new(), Vec::new());
         let rejected = loop {
-            let mut asked = ask(&pods, &alice);
-            match poll(&mut asked) {
+            let mut admission = admit(&pods, &alice);
+            match poll(&mut admission) {
                 Poll::Ready(Ok(seat)) => seated.push(seat.expect("a seat")),
                 Poll::Ready(Err(rejected)) => break rejected,
-                Poll::Pending => queued.push(asked),
+                Poll::Pending => queued.push(admission),
             }
             assert!(queued.len() < 1000, "and no end");
         };
-        // And what others lend from the start; then a hand of 6 queues of 50 requests each.
+        // 49 seats plus those that other levels lend from the start; then a hand of 6 queues with
+        // 50 requests each.
         assert!((49..200).contains(&seated.len()), "{}", seated.len());
         assert_eq!(queued.len(), 300);
         assert!(rejected.retry_after >= 1);
         assert_eq!(rejected.classification, seated[0].classification);
-        // Another level has seats of its own, and system:masters needs none.
+        // Another level has its own seats, and system:masters is exempt.
         for other in [&node, &admin] {
-            let seat = poll(&mut ask(&pods, other));
+            let seat = poll(&mut admit(&pods, other));
             assert!(matches!(seat, Poll::Ready(Ok(Some(_)))), "{other:?}");
         }
-        // What runs long and is no watch is not asked about.
-        let seat = poll(&mut ask(&log, &alice));
+        // A long-running request that is not a watch is not admitted by fairness.
+        let seat = poll(&mut admit(&log, &alice));
         assert!(matches!(seat, Poll::Ready(Ok(None))), "{seat:?}");
     }
 }

@@ -1,10 +1,9 @@
-//! `weir playground`: weir and a small API server behind it, with certificates made on the spot.
+//! `weir playground`: weir in front of a small API server, with generated certificates.
 //!
-//! The two know nothing of each other but an address and files, as in a real installation.
+//! As in a real installation, weir and the API server share only an address and files.
 
 mod fairness;
 
-use std::fmt;
 use std::fs;
 use std::fs::DirBuilder;
 use std::io;
@@ -25,16 +24,17 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::CommandError;
 use crate::cli::config_resolver;
-use crate::cli::flags;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::UpstreamArgs;
+use crate::cli::flags::values::parse_duration;
 use crate::cli::playground::fairness::ServerFairness;
+use crate::cli::process::exit::CommandError;
+use crate::cli::process::exit::exit_code;
 use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
-use crate::cli::serve;
+use crate::cli::process::signals;
 use crate::playground::Certificates;
 use crate::playground::Fairness;
 use crate::playground::ISSUER;
@@ -43,7 +43,7 @@ use crate::playground::PlaygroundSettings;
 use crate::playground::auth::kubeconfig;
 use crate::server::acceptor;
 
-/// The mode of a folder for one user.
+/// The mode of a folder that only its owner can use.
 const OWNER_ONLY: u32 = 0o700;
 
 /// `weir playground`.
@@ -78,7 +78,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     pub capacity: Option<NonZeroUsize>,
     /// How long the API server takes to serve a request at full speed.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub service_time: Duration,
     /// The API server's own limit of requests in flight, for comparisons; refuses as kube-apiserver does.
     #[arg(long, value_name = "N")]
@@ -89,10 +89,10 @@ pub struct ServerArgs {
     #[arg(long, value_name = "SEATS", conflicts_with = "max_in_flight")]
     pub apiserver_concurrency_limit: Option<NonZeroU32>,
     /// CPU time that the API server burns for each answer.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub service_cpu: Duration,
     /// CPU time that the API server burns for each refusal of its own.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub refusal_cpu: Duration,
 }
 
@@ -103,43 +103,31 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
         Ok(logging) => logging,
         Err(why) => return why.report(format),
     };
-    serve::raise_open_file_limit();
+    signals::raise_open_file_limit();
     let PlaygroundArgs { server, mut proxy } = args;
-    // Its tokens are for everybody who reads the folder: not for the network, unless it is asked for.
+    // Loopback by default: every process that reads the folder has its tokens.
     let address = *proxy
         .serving
         .bind_address
         .get_or_insert(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let address = SocketAddr::new(address, proxy.serving.secure_port);
-    let ended = prepare(&server).and_then(|made| {
+    let result = prepare(&server).and_then(|prepared| {
         if server.apiserver_only {
-            run_api_server_only(made, address)
+            run_api_server_only(prepared, address)
         } else {
-            run_with_weir(made, proxy, &logging)
+            run_with_weir(prepared, proxy, &logging)
         }
     });
-    drop(logging); // what was logged comes before what is said of the end
-    ended.unwrap_or_else(|why| why.report(format))
+    drop(logging); // prints all log lines before the error
+    result.unwrap_or_else(|why| why.report(format))
 }
 
-impl CommandError {
-    fn startup_error(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
-        move |why| Self::Startup(format!("{what}: {why}"))
-    }
-}
-
-impl From<io::Error> for CommandError {
-    fn from(why: io::Error) -> Self {
-        Self::Startup(why.to_string())
-    }
-}
-
-/// The folder, what is in it, and the API server, not yet running.
+/// The folder with its files, and the API server, which does not serve yet.
 struct PreparedPlayground {
     folder: PathBuf,
     certificates: Certificates,
     server: PlaygroundServer,
-    /// CPU time of an answer and of a refusal.
+    /// CPU time of a response and of a rejection.
     cpu_times: [Duration; 2],
 }
 
@@ -148,27 +136,28 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         Some(folder) => folder.clone(),
         None => std::env::temp_dir().join(format!("weir-playground-{:08x}", fastrand::u32(..))),
     };
-    let cannot =
+    let cannot_use =
         |why: io::Error| CommandError::Startup(format!("cannot use {}: {why}", folder.display()));
     match &args.dir {
         Some(folder) => fs::create_dir_all(folder),
-        // In a folder that everybody may write to: one that is there already is somebody else's.
+        // The parent is writable for all users: a folder that exists already may belong to another
+        // one.
         None => DirBuilder::new().mode(OWNER_ONLY).create(&folder),
     }
-    .map_err(cannot)?;
+    .map_err(cannot_use)?;
     for stale in ["ready", "address", "admin-address"] {
         match fs::remove_file(folder.join(stale)) {
-            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(cannot(why)),
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(cannot_use(why)),
             _ => {}
         }
     }
     let certificates = match Certificates::read_from(&folder) {
         Some(certificates) => certificates,
         None => {
-            let made = Certificates::generate()
+            let generated = Certificates::generate()
                 .map_err(|why| CommandError::startup_error("cannot make certificates")(&why))?;
-            made.write_to(&folder).map_err(cannot)?;
-            made
+            generated.write_to(&folder).map_err(cannot_use)?;
+            generated
         }
     };
     let settings = PlaygroundSettings {
@@ -196,13 +185,13 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
 }
 
 impl PreparedPlayground {
-    /// Tells where it is served: for people, and in files for programs. `ready` comes last.
+    /// Prints the addresses, and writes them to files for programs. `ready` is written last.
     fn announce(&self, address: SocketAddr, admin: Option<SocketAddr>) -> io::Result<()> {
         let Self {
             folder,
             certificates,
             server: _,
-            cpu_times: [answer, refusal],
+            cpu_times: [response, rejection],
         } = self;
         let url = format!("https://{address}");
         kubeconfig::write(&folder.join("kubeconfig"), &url, certificates)?;
@@ -210,20 +199,22 @@ impl PreparedPlayground {
         if let Some(admin) = admin {
             fs::write(folder.join("admin-address"), admin.to_string())?;
         }
-        // Not the admin's: system:masters is never refused.
+        // Not the admin's token: system:masters is never rejected.
         let alice = certificates.users.iter().find(|user| user.name == "alice");
         let token = alice.map_or("", |alice| alice.token.as_str());
-        let here = folder.display();
-        if !(answer.is_zero() && refusal.is_zero()) {
+        let folder_name = folder.display();
+        if !(response.is_zero() && rejection.is_zero()) {
             println!(
-                "The API server works {answer:?} of CPU for an answer, and {refusal:?} for a refusal of its own."
+                "The API server works {response:?} of CPU for an answer, and {rejection:?} for a refusal of its own."
             );
         }
-        println!("The API server is at {url}; everything about it is in {here}. Try:\n");
-        println!("  kubectl --kubeconfig {here}/kubeconfig get nodes");
-        println!("  kubectl --kubeconfig {here}/kubeconfig --context alice get pods -n default");
+        println!("The API server is at {url}; everything about it is in {folder_name}. Try:\n");
+        println!("  kubectl --kubeconfig {folder_name}/kubeconfig get nodes");
         println!(
-            "  curl --cacert {here}/ca.crt -H 'Authorization: Bearer {token}' {url}/api/v1/nodes"
+            "  kubectl --kubeconfig {folder_name}/kubeconfig --context alice get pods -n default"
+        );
+        println!(
+            "  curl --cacert {folder_name}/ca.crt -H 'Authorization: Bearer {token}' {url}/api/v1/nodes"
         );
         println!("  wrk -t 2 -c 700 -d 10s -H 'Authorization: Bearer {token}' {url}/api/v1/nodes");
         if let Some(admin) = admin {
@@ -233,88 +224,88 @@ impl PreparedPlayground {
         fs::write(folder.join("ready"), "")
     }
 
-    /// Nothing is served any more; whoever starts here again waits for a new `ready`.
+    /// Called when nothing is served any more. The next start in this folder writes a new `ready`.
     fn remove_ready_file(&self) {
-        // What cannot be removed is removed at the next start, or told there.
+        // The next start removes a file that stays, or reports that it cannot.
         let _ = fs::remove_file(self.folder.join("ready"));
     }
 }
 
-/// The API server with nothing in front.
+/// Runs the API server without weir.
 fn run_api_server_only(
-    made: PreparedPlayground,
+    prepared: PreparedPlayground,
     address: SocketAddr,
 ) -> Result<ExitCode, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        serve::ignore_other_signals();
+        signals::ignore_other_signals();
         let listener = acceptor::bind(address)
             .and_then(tokio::net::TcpListener::from_std)
             .map_err(|why| CommandError::Startup(format!("cannot listen on {address}: {why}")))?;
-        let stop = serve::stop_signal();
-        made.announce(listener.local_addr()?, None)?;
-        made.server.run(listener, stop).await;
-        made.remove_ready_file();
+        let stop = signals::stop_signal();
+        prepared.announce(listener.local_addr()?, None)?;
+        prepared.server.run(listener, stop).await;
+        prepared.remove_ready_file();
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// The API server on a runtime of its own and weir in front of it, each as if the other were far away.
+/// Runs the API server on its own thread and runtime, and weir in front of it.
 fn run_with_weir(
-    made: PreparedPlayground,
+    prepared: PreparedPlayground,
     proxy: ProxyArgs,
     logging: &Logging,
 ) -> Result<ExitCode, CommandError> {
     let listener = acceptor::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
-    let args = serve_args(&made.folder, listener.local_addr()?, proxy);
+    let args = serve_args(&prepared.folder, listener.local_addr()?, proxy);
     let mut config =
-        config_resolver::resolve(args).map_err(|faults| CommandError::Usage(faults.to_string()))?;
+        config_resolver::resolve(args).map_err(|errors| CommandError::Usage(errors.to_string()))?;
     logging.attach_to(&mut config);
 
-    let server = made.server.clone();
-    let (end, ended) = oneshot::channel::<()>();
-    let behind = tokio::runtime::Builder::new_multi_thread()
+    let server = prepared.server.clone();
+    let (stop_server, server_stopped) = oneshot::channel::<()>();
+    let server_runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let serving = thread::spawn(move || {
-        behind.block_on(async {
+        server_runtime.block_on(async {
             let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
-                return; // weir then says that nobody answers
+                return; // weir then reports that the API server is not reachable
             };
             let stop = async {
-                let _ = ended.await;
+                let _ = server_stopped.await;
             };
             server.run(listener, stop).await;
         });
     });
 
-    let control = tokio::runtime::Builder::new_current_thread()
+    let weir_runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let code = control.block_on(async {
-        serve::ignore_other_signals();
+    let outcome = weir_runtime.block_on(async {
+        signals::ignore_other_signals();
         let app = App::bind(config)
             .await
             .map_err(|why| CommandError::Startup(why.to_string()))?;
         let addresses = app.addresses();
-        let (stop, at_once) = (serve::stop_signal(), serve::second_stop_signal());
-        made.announce(addresses.clients, Some(addresses.admin))?;
-        let ended = app.run(stop, at_once).await;
-        made.remove_ready_file();
-        Ok::<_, CommandError>(ended)
+        let (stop, second_stop) = (signals::stop_signal(), signals::second_stop_signal());
+        prepared.announce(addresses.clients, Some(addresses.admin))?;
+        let outcome = app.run(stop, second_stop).await;
+        prepared.remove_ready_file();
+        Ok::<_, CommandError>(outcome)
     });
-    drop(end);
+    drop(stop_server);
     if serving.join().is_err() {
         return Err(CommandError::Startup(
             "the API server ended in a panic".to_owned(),
         ));
     }
-    code.map(serve::exit_code)
+    outcome.map(exit_code)
 }
 
-/// The flags of a weir that stands in front of the API server at `upstream`, as an operator would give them.
+/// The flags of weir in front of the API server at `upstream`. Flags that the operator gave stay.
 fn serve_args(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs {
     let file = |name: &str| folder.join(name);
     let (serving, identity) = (&mut proxy.serving, &mut proxy.identity);

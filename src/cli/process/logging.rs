@@ -1,4 +1,4 @@
-//! Logs: to the standard error, a line for people or an object a line.
+//! Logs to the standard error: text lines, or one JSON object a line.
 
 use std::io;
 use std::io::IsTerminal;
@@ -10,22 +10,24 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::CommandError;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::OperationArgs;
+use crate::cli::process::exit::CommandError;
 use crate::config::Config;
 use crate::observe::admin::log_level;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::logging::non_blocking::NonBlockingWriter;
 
-/// A log that has begun. Dropping it writes what was logged last, if that does not take long; no more is logged then.
+/// The running log. Dropping it writes the lines that are still buffered, for a limited time, and
+/// ends the log.
 pub(in crate::cli) struct Logging {
     level: Arc<LogLevel>,
     lines: NonBlockingWriter,
 }
 
 impl Logging {
-    /// The admin listener shows it, and changes what is logged.
+    /// Gives the admin listener the log level, which it shows and changes, and the count of dropped
+    /// lines.
     pub(in crate::cli) fn attach_to(&self, config: &mut Config) {
         config.admin.log_level = Some(Arc::clone(&self.level));
         config.reporting.dropped_lines = self.lines.dropped_lines();
@@ -38,13 +40,13 @@ impl Drop for Logging {
     }
 }
 
-/// Begins to log; what is logged can be changed from then on.
+/// Starts logging. The filter can be changed later.
 ///
 /// # Errors
-/// If the filter cannot be read, or there is no thread to be had.
+/// If the filter does not parse, or if the log's thread cannot be started.
 pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, CommandError> {
-    let written = &operation.log_level;
-    let filter = log_level::parse_filter(written)
+    let directives = &operation.log_level;
+    let filter = log_level::parse_filter(directives)
         .map_err(|why| CommandError::Usage(format!("--log-level: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let lines = NonBlockingWriter::start(io::stderr())
@@ -56,12 +58,12 @@ pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, Comman
         LoggingFormat::Json => layer.json().boxed(),
         LoggingFormat::Text => layer.boxed(),
     };
-    // Fails only where somebody logs already: then they do.
+    // Fails only if a subscriber is set already. That one stays.
     let _ = tracing_subscriber::registry()
         .with(filter)
         .with(layer)
         .try_init();
-    let level = LogLevel::new(written, move |filter| {
+    let level = LogLevel::new(directives, move |filter| {
         handle.reload(filter).map_err(|why| why.to_string())
     });
     Ok(Logging {

@@ -1,4 +1,4 @@
-//! Asks weir's admin listener: one answer, or the events for as long as they come, and again when they end.
+//! Client of weir's admin listener: fetches one snapshot, or streams events and reconnects.
 
 use std::fmt;
 use std::future::Future;
@@ -23,19 +23,19 @@ use tokio::time::timeout;
 use crate::cli::top::model::StatusUpdate;
 use crate::observe::status::snapshot::StatusSnapshot;
 
-/// weir sends an event each second; five without one, or without a connection, and it is taken for lost.
+/// Timeout of a connection, a response and an event. weir sends an event each second.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long until it is tried again.
+/// Delay before a reconnect.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// More than a history of a thousand levels, in bytes.
+/// Maximum size of an event or a response, in bytes. A history of a thousand levels is smaller.
 const MAX_BYTES: usize = 32 << 20;
 
-/// Where an admin listener is.
+/// The address of an admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminUrl {
-    /// As it was typed, without a `/` at its end.
+    /// The URL without a `/` at its end.
     base: String,
     authority: String,
     host: String,
@@ -43,12 +43,12 @@ pub struct AdminUrl {
 }
 
 impl AdminUrl {
-    /// Reads `http://HOST[:PORT][/PATH]`; the path for who comes through another proxy.
+    /// Parses `http://HOST[:PORT][/PATH]`. The path serves listeners behind another proxy.
     ///
     /// # Errors
-    /// What it should look like.
+    /// If it is not such a URL. The message has an example.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong =
+        let invalid =
             |why: &str| format!("{text:?}: {why}; it should look like http://127.0.0.1:6480");
         let with_scheme = match text.contains("://") {
             true => text.to_owned(),
@@ -56,21 +56,21 @@ impl AdminUrl {
         };
         let uri: Uri = with_scheme
             .parse()
-            .map_err(|why| wrong(&format!("{why}")))?;
+            .map_err(|why| invalid(&format!("{why}")))?;
         if uri.scheme_str() != Some("http") {
-            return Err(wrong("the admin listener speaks plain http"));
+            return Err(invalid("the admin listener speaks plain http"));
         }
         if uri.query().is_some() {
-            return Err(wrong("it has no query"));
+            return Err(invalid("it has no query"));
         }
-        let authority = uri.authority().ok_or_else(|| wrong("there is no host"))?;
+        let authority = uri.authority().ok_or_else(|| invalid("there is no host"))?;
         let port = match authority.as_str().strip_prefix(authority.host()) {
             Some("") => 80,
             Some(port) => port
                 .strip_prefix(':')
                 .and_then(|port| port.parse().ok())
-                .ok_or_else(|| wrong("its port is no number from 1 to 65535"))?,
-            None => return Err(wrong("it takes no user")),
+                .ok_or_else(|| invalid("its port is no number from 1 to 65535"))?,
+            None => return Err(invalid("it takes no user")),
         };
         let host = authority
             .host()
@@ -91,42 +91,45 @@ impl fmt::Display for AdminUrl {
     }
 }
 
-/// One snapshot.
+/// Fetches one snapshot.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason, if there is no response, or if the response is not a snapshot.
 ///
 /// # Cancel safety
-/// Nothing is lost.
+/// The connection ends with the future. Nothing is lost.
 pub async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String> {
-    let answer = with_timeout(get(address, "/status.json")).await?;
-    let body = Limited::new(answer.into_body(), MAX_BYTES).collect();
+    let response = with_timeout(get(address, "/status.json")).await?;
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
     serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not a status: {why}"))
 }
 
-/// Tells `to` what comes, and when nothing does, until nobody listens to that.
+/// Sends updates and connection failures to `updates`, until its receiver is dropped.
 ///
 /// # Cancel safety
 /// The connection ends with the future.
-pub async fn stream_updates(address: AdminUrl, to: mpsc::Sender<StatusUpdate>) {
+pub async fn stream_updates(address: AdminUrl, updates: mpsc::Sender<StatusUpdate>) {
     loop {
-        let Err(why) = read_events(&address, &to).await else {
+        let Err(why) = read_events(&address, &updates).await else {
             return;
         };
-        if to.send(StatusUpdate::Disconnected(why)).await.is_err() {
+        if updates.send(StatusUpdate::Disconnected(why)).await.is_err() {
             return;
         }
         tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
-/// Until the connection ends; `Ok` if nobody listens any more.
-async fn read_events(address: &AdminUrl, to: &mpsc::Sender<StatusUpdate>) -> Result<(), String> {
+/// Sends updates until the connection ends. `Ok` if the receiver of `updates` was dropped.
+async fn read_events(
+    address: &AdminUrl,
+    updates: &mpsc::Sender<StatusUpdate>,
+) -> Result<(), String> {
     let mut body = with_timeout(get(address, "/status/events"))
         .await?
         .into_body();
-    let mut reader = EventStreamParser::default();
+    let mut parser = EventStreamParser::default();
     loop {
         let frame = timeout(TIMEOUT, body.frame())
             .await
@@ -136,8 +139,8 @@ async fn read_events(address: &AdminUrl, to: &mpsc::Sender<StatusUpdate>) -> Res
         let Ok(data) = frame.into_data() else {
             continue;
         };
-        for message in reader.push(&data)? {
-            if to.send(message).await.is_err() {
+        for update in parser.push(&data)? {
+            if updates.send(update).await.is_err() {
                 return Ok(());
             }
         }
@@ -152,17 +155,17 @@ async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, Strin
         .await
         .map_err(|why| why.to_string())?;
     tokio::spawn(async move {
-        let _ = connection.await; // whoever reads the answer is told
+        let _ = connection.await; // its error also ends the response
     });
     let base: Uri = address.base.parse().map_err(|why| format!("{why}"))?;
     let request = Request::get(format!("{}{path}", base.path().trim_end_matches('/')))
         .header(header::HOST, &address.authority)
         .body(Empty::<Bytes>::new())
         .map_err(|why| why.to_string())?;
-    let answer = sender.send_request(request).await;
-    let answer = answer.map_err(|why| why.to_string())?;
-    match answer.status() {
-        StatusCode::OK => Ok(answer),
+    let response = sender.send_request(request).await;
+    let response = response.map_err(|why| why.to_string())?;
+    match response.status() {
+        StatusCode::OK => Ok(response),
         StatusCode::NOT_FOUND => {
             Err("it has no status page: is this weir's admin address?".to_owned())
         }
@@ -172,35 +175,35 @@ async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, Strin
 }
 
 async fn with_timeout<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let answer = timeout(TIMEOUT, work).await;
-    answer.unwrap_or_else(|_| Err(format!("no answer within {}s", TIMEOUT.as_secs())))
+    let result = timeout(TIMEOUT, work).await;
+    result.unwrap_or_else(|_| Err(format!("no answer within {}s", TIMEOUT.as_secs())))
 }
 
-/// Puts events together from what arrives, however it is cut.
+/// Parses server-sent events from chunks of any size.
 #[derive(Debug, Default)]
 struct EventStreamParser {
-    /// The beginning of a line.
+    /// A line without its end.
     line: Vec<u8>,
     event: String,
     data: String,
 }
 
 impl EventStreamParser {
-    /// The events that are whole now. Those that are not known are passed over.
+    /// The events that are complete with these bytes. Unknown events are skipped.
     fn push(&mut self, bytes: &[u8]) -> Result<Vec<StatusUpdate>, String> {
-        let mut messages = Vec::new();
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            self.line.extend_from_slice(piece);
+        let mut updates = Vec::new();
+        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(chunk);
             if self.line.len() + self.data.len() > MAX_BYTES {
                 return Err("an event without end".to_owned());
             }
-            if piece.last() == Some(&b'\n') {
+            if chunk.last() == Some(&b'\n') {
                 let line = std::mem::take(&mut self.line);
                 let line = String::from_utf8_lossy(&line);
-                messages.extend(self.finish_line(line.trim_end_matches(['\r', '\n']))?);
+                updates.extend(self.finish_line(line.trim_end_matches(['\r', '\n']))?);
             }
         }
-        Ok(messages)
+        Ok(updates)
     }
 
     fn finish_line(&mut self, line: &str) -> Result<Option<StatusUpdate>, String> {
@@ -216,13 +219,13 @@ impl EventStreamParser {
             std::mem::take(&mut self.event),
             std::mem::take(&mut self.data),
         );
-        let wrong = |why: serde_json::Error| format!("not a status: {why}");
+        let invalid = |why: serde_json::Error| format!("not a status: {why}");
         Ok(match event.as_str() {
             "history" => Some(StatusUpdate::History(
-                serde_json::from_str(&data).map_err(wrong)?,
+                serde_json::from_str(&data).map_err(invalid)?,
             )),
             "snapshot" => Some(StatusUpdate::Snapshot(
-                serde_json::from_str(&data).map_err(wrong)?,
+                serde_json::from_str(&data).map_err(invalid)?,
             )),
             _ => None,
         })
@@ -256,24 +259,24 @@ mod tests {
     fn events_are_parsed_whole_from_chunks_of_any_size() {
         let text = b"retry: 2000\n\nevent: history\ndata: {\"everySeconds\":5}\n\nevent: news\ndata: 1\n\nevent: snapshot\ndata: {\"version\":\"1\"}\n\n";
         for size in 1..text.len() {
-            let mut reader = EventStreamParser::default();
+            let mut parser = EventStreamParser::default();
             let chunks = text.chunks(size);
-            let messages: Vec<_> = chunks
-                .flat_map(|chunk| reader.push(chunk).unwrap())
+            let updates: Vec<_> = chunks
+                .flat_map(|chunk| parser.push(chunk).unwrap())
                 .collect();
             assert!(
-                matches!(&messages[..], [StatusUpdate::History(history), StatusUpdate::Snapshot(snapshot)]
+                matches!(&updates[..], [StatusUpdate::History(history), StatusUpdate::Snapshot(snapshot)]
                     if history.every_seconds == 5 && snapshot.version == "1"),
-                "in pieces of {size}: {messages:?}"
+                "in pieces of {size}: {updates:?}"
             );
         }
     }
 
     #[test]
     fn an_event_without_end_is_an_error() {
-        let mut reader = EventStreamParser::default();
+        let mut parser = EventStreamParser::default();
         let piece = vec![b'x'; 1 << 20];
-        assert!((0..64).any(|_| reader.push(&piece).is_err()));
-        assert!(reader.line.len() <= MAX_BYTES + piece.len());
+        assert!((0..64).any(|_| parser.push(&piece).is_err()));
+        assert!(parser.line.len() <= MAX_BYTES + piece.len());
     }
 }

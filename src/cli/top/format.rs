@@ -1,20 +1,21 @@
-//! Numbers and names as `weir top` writes them.
+//! Formatting of numbers and names for `weir top`.
 
 use crate::cli::top::view_model::to_f64;
-use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
 
-/// The blocks that small plots are made of, the lowest first.
+/// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What `--flowcontrol-enforcement=DryRun` means, for who sees rejections.
+/// Explains rejection counts under `--flowcontrol-enforcement=DryRun`.
 pub const DRY_RUN_LABEL: &str = "dry run: levels refuse nothing";
 
-/// Text that a client may have chosen, for a terminal: nothing in it moves the cursor or turns the line round.
+/// Makes text that a client may have chosen safe for a terminal: replaces characters that move the
+/// cursor or change the direction of the line.
 #[must_use]
 pub fn sanitize(text: &str) -> String {
-    let harmless = |c: char| match c {
+    let replace = |c: char| match c {
         '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}'
@@ -22,10 +23,10 @@ pub fn sanitize(text: &str) -> String {
         c if c.is_control() => '·',
         c => c,
     };
-    text.chars().map(harmless).collect()
+    text.chars().map(replace).collect()
 }
 
-/// Something a second.
+/// A rate.
 #[must_use]
 pub fn rate(rate: f64) -> String {
     match rate {
@@ -37,7 +38,7 @@ pub fn rate(rate: f64) -> String {
     }
 }
 
-/// How many.
+/// A count.
 #[must_use]
 pub fn count(count: u64) -> String {
     match count {
@@ -47,7 +48,7 @@ pub fn count(count: u64) -> String {
     }
 }
 
-/// A time that something took.
+/// A duration, given in seconds.
 #[must_use]
 pub fn duration(seconds: f64) -> String {
     match seconds {
@@ -59,7 +60,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A time that goes on, in seconds.
+/// An uptime, given in seconds.
 #[must_use]
 pub fn uptime(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -71,7 +72,7 @@ pub fn uptime(seconds: u64) -> String {
     }
 }
 
-/// So much data.
+/// An amount of data, given in bytes.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     let mut rest = to_f64(bytes);
@@ -84,7 +85,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{rest:.0} TiB")
 }
 
-/// Seats that are borrowed, or lent.
+/// Borrowed seats. Negative: seats that are lent.
 #[must_use]
 pub fn borrowed(seats: i64) -> String {
     match seats {
@@ -94,7 +95,7 @@ pub fn borrowed(seats: i64) -> String {
     }
 }
 
-/// A level's seats.
+/// Executing seats and the current limit of a priority level.
 #[must_use]
 pub fn seats(in_use: u64, limit: Option<u32>) -> String {
     match limit {
@@ -103,22 +104,22 @@ pub fn seats(in_use: u64, limit: Option<u32>) -> String {
     }
 }
 
-/// The last values as blocks, as many as there is room for; nothing is drawn as nothing.
+/// The last `width` values as blocks, relative to `max`. Zero is a space.
 #[must_use]
-pub fn plot(values: &[f32], most: f32, width: usize) -> String {
+pub fn plot(values: &[f32], max: f32, width: usize) -> String {
     let from = values.len().saturating_sub(width);
-    let shown = values.get(from..).unwrap_or_default();
-    let blocks = shown.iter().map(|&value| plot_block(value, most));
-    let blank = std::iter::repeat_n(' ', width.saturating_sub(shown.len()));
+    let visible = values.get(from..).unwrap_or_default();
+    let blocks = visible.iter().map(|&value| plot_block(value, max));
+    let blank = std::iter::repeat_n(' ', width.saturating_sub(visible.len()));
     blank.chain(blocks).collect()
 }
 
 #[expect(clippy::as_conversions, reason = "between 0 and 7, and it saturates")]
-fn plot_block(value: f32, most: f32) -> char {
-    if value <= 0.0 || most <= 0.0 {
+fn plot_block(value: f32, max: f32) -> char {
+    if value <= 0.0 || max <= 0.0 {
         return ' ';
     }
-    let height = (value / most * 8.0).ceil() as usize;
+    let height = (value / max * 8.0).ceil() as usize;
     let last = PLOT_BLOCKS.len() - 1;
     PLOT_BLOCKS
         .get(height.saturating_sub(1).min(last))
@@ -126,7 +127,7 @@ fn plot_block(value: f32, most: f32) -> char {
         .unwrap_or(' ')
 }
 
-/// The sum of one class of codes.
+/// The responses of one class of status codes, such as 2 for 2xx.
 #[must_use]
 pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
     let codes = snapshot.requests.by_code.iter();
@@ -136,14 +137,14 @@ pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
         .sum()
 }
 
-/// A limit's name, and whether it only counts.
+/// The name of a limit, marked if it has a dry run.
 #[must_use]
 pub fn limit_name(limit: &RateLimitSnapshot) -> String {
-    let counts_only = if limit.dry_run { " (dry run)" } else { "" };
-    format!("{}{counts_only}", sanitize(&limit.name))
+    let dry_run = if limit.dry_run { " (dry run)" } else { "" };
+    format!("{}{dry_run}", sanitize(&limit.name))
 }
 
-/// Whom a limit refused most, and how often.
+/// The key with most rejections of a limit, and their count.
 #[must_use]
 pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
     let first = limit.top.first();
@@ -153,29 +154,32 @@ pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
     )
 }
 
-/// The kind of places that is fullest, and what holds most of it; nothing where none is taken.
+/// The connection budget with the highest usage, and its largest holder. `None` if all are unused.
 #[must_use]
 pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
-    let taken = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
-    let fullest = taken.max_by(|one, other| {
-        let fullness =
-            |of: &SlotsStatus| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
-        fullness(one).cmp(&fullness(other))
+    let used = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
+    let fullest = used.max_by(|a, b| {
+        let usage = |of: &SlotsStatus| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
+        usage(a).cmp(&usage(b))
     })?;
-    let of = format!(
+    let usage = format!(
         "{} {}/{}",
         sanitize(&fullest.kind),
         fullest.taken,
         fullest.total
     );
-    let most = fullest.holders.iter().find(|holder| holder.by != "watches");
-    Some(match most {
-        Some(most) => format!("{of} (most: {} {})", sanitize(&most.name), most.taken),
-        None => of,
+    let largest = fullest.holders.iter().find(|holder| holder.by != "watches");
+    Some(match largest {
+        Some(holder) => format!(
+            "{usage} (most: {} {})",
+            sanitize(&holder.name),
+            holder.taken
+        ),
+        None => usage,
     })
 }
 
-/// What `/readyz` says, and whether that is good.
+/// The state of `/readyz` as text, and whether it is healthy.
 #[must_use]
 pub fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
     let readiness = &snapshot.readiness;

@@ -1,7 +1,18 @@
-//! `weir top`: the status page in a terminal, for who sits on a bastion.
+//! `weir top`: the status page in a terminal, for example on a bastion host.
 //!
-//! What it knows ([`model`]), what of that is shown ([`view_model`], [`view_options`]) and how that looks ([`view`]) are apart from where it comes from ([`client`]) and from the
-//! terminal, which is given back as it was however this ends.
+//! The state ([`model`]), the rows that are displayed ([`view_model`], [`view_options`]) and their
+//! drawing ([`view`]) are independent of the connection to weir ([`client`]) and of the terminal.
+//! The terminal is restored however the command ends.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `view_options` |
+//! | 1 | `view_model` |
+//! | 2 | `format` `model` |
+//! | 3 | `client` `panels` `text_table` |
+//! | 4 | `view` |
 
 pub mod client;
 pub mod format;
@@ -28,10 +39,10 @@ use ratatui::crossterm::event;
 use ratatui::crossterm::event::Event;
 use tokio::sync::mpsc;
 
-use crate::cli::exit_with_failure;
-use crate::cli::exit_with_usage_error;
 use crate::cli::flags::LoggingFormat;
-use crate::cli::serve;
+use crate::cli::process::exit::exit_with_failure;
+use crate::cli::process::exit::exit_with_usage_error;
+use crate::cli::process::signals;
 use crate::cli::top::client::AdminUrl;
 use crate::cli::top::model::KeyOutcome;
 use crate::cli::top::model::StatusUpdate;
@@ -42,10 +53,10 @@ use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::UsageMeasure;
 use crate::observe::top_talkers::Window;
 
-/// What has come and was not drawn yet: a second brings one.
+/// Updates or key events that are not handled yet. weir sends one update a second.
 const CHANNEL_CAPACITY: usize = 16;
 
-/// Time between the two looks of `--once -o table`, from which rates are made.
+/// Time between the two snapshots of `--once -o table`, from which rates are computed.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `weir top`.
@@ -72,14 +83,14 @@ pub struct TopArgs {
     sort: Option<UsageMeasure>,
 }
 
-/// One of these by its name, as /debug/top_talkers takes it.
+/// Parses one of `all` by its name, as `/debug/top_talkers` does.
 fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
     all: [T; N],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(all.map(name)).try_map(move |text| {
-        let one = all.into_iter().find(|one| name(*one) == text);
-        one.ok_or("there is no such thing")
+        let found = all.into_iter().find(|value| name(*value) == text);
+        found.ok_or("there is no such thing")
     })
 }
 
@@ -103,7 +114,7 @@ enum TopFormat {
     Table,
 }
 
-/// Runs the command.
+/// Runs the command until the user quits, or until the table is printed with `--once`.
 pub(super) fn run(args: TopArgs) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -121,22 +132,22 @@ pub(super) fn run(args: TopArgs) -> ExitCode {
             LoggingFormat::Text,
         );
     }
-    let ended = runtime.block_on(run_live(args));
-    // Who reads keys waits for one: it is not waited for.
+    let result = runtime.block_on(run_live(args));
+    // The thread that reads keys is blocked in a read: do not wait for it.
     runtime.shutdown_background();
-    match ended {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => exit_with_failure(&why, LoggingFormat::Text),
     }
 }
 
 async fn run_once(args: &TopArgs) -> ExitCode {
-    let printed = match args.output {
+    let output = match args.output {
         TopFormat::Json => fetch_json(args).await,
         TopFormat::Table => fetch_table(args).await,
     };
-    match printed {
-        // Fails where nobody reads it any more.
+    match output {
+        // Fails if the reader has closed the pipe.
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(why) => exit_with_failure(&why, LoggingFormat::Text),
@@ -157,8 +168,8 @@ async fn fetch_json(args: &TopArgs) -> Result<String, String> {
 
 async fn fetch_table(args: &TopArgs) -> Result<String, String> {
     let mut model = TopModel::new(args.view_options());
-    for look in 0..2 {
-        if look > 0 {
+    for n in 0..2 {
+        if n > 0 {
             tokio::time::sleep(SAMPLE_INTERVAL).await;
         }
         let snapshot = client::fetch_snapshot(&args.admin).await?;
@@ -168,41 +179,41 @@ async fn fetch_table(args: &TopArgs) -> Result<String, String> {
 }
 
 async fn run_live(args: TopArgs) -> io::Result<()> {
-    // Sets a hook as well that gives the terminal back before a panic is printed.
+    // Also sets a hook that restores the terminal before a panic is printed.
     let mut terminal = ratatui::try_init()?;
-    let ended = event_loop(&mut terminal, args).await;
+    let result = event_loop(&mut terminal, args).await;
     ratatui::try_restore()?;
-    ended
+    result
 }
 
 async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result<()> {
-    let shown = args.admin.to_string();
+    let address = args.admin.to_string();
     let mut model = TopModel::new(args.view_options());
-    let (tell, mut messages) = mpsc::channel(CHANNEL_CAPACITY);
-    let (press, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
-    tokio::spawn(client::stream_updates(args.admin, tell));
+    let (update_sender, mut updates) = mpsc::channel(CHANNEL_CAPACITY);
+    let (key_sender, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
+    tokio::spawn(client::stream_updates(args.admin, update_sender));
     thread::spawn(move || {
         while let Ok(event) = event::read() {
-            if press.blocking_send(event).is_err() {
+            if key_sender.blocking_send(event).is_err() {
                 return;
             }
         }
     });
-    let mut stop = std::pin::pin!(serve::stop_signal());
+    let mut stop = std::pin::pin!(signals::stop_signal());
     loop {
-        let mut most = ScrollOffsets::default();
-        terminal.draw(|frame| most = view::draw(frame, &model, &shown))?;
-        model.options.clamp_scroll_offsets(most);
+        let mut max_offsets = ScrollOffsets::default();
+        terminal.draw(|frame| max_offsets = view::draw(frame, &model, &address))?;
+        model.options.clamp_scroll_offsets(max_offsets);
         tokio::select! {
-            Some(message) = messages.recv() => model.handle_update(message),
+            Some(update) = updates.recv() => model.handle_update(update),
             event = keys.recv() => match event {
                 Some(Event::Key(key)) => {
                     if model.handle_key(key) == KeyOutcome::Quit {
                         return Ok(());
                     }
                 }
-                Some(_) => {} // another size: it is drawn anew
-                None => return Ok(()), // the terminal has gone
+                Some(_) => {} // a resize: drawn again
+                None => return Ok(()), // the terminal was closed
             },
             () = &mut stop => return Ok(()),
         }

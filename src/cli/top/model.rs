@@ -1,4 +1,4 @@
-//! What `weir top` knows: what comes, and which keys are pressed. Nothing here reads, waits or draws.
+//! The state of `weir top`, changed by status updates and keys. No I/O, no waiting, no drawing.
 
 use std::collections::VecDeque;
 
@@ -14,40 +14,41 @@ use crate::observe::status::history::ROW_SECONDS;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 
-/// Rates are over so long: calm enough to read, quick enough to show a flood. In milliseconds.
+/// The interval of rates in milliseconds: long enough to read, short enough to show a flood.
 const RATE_INTERVAL_MS: u64 = 2500;
 
-/// Snapshots that are kept for rates: one a second comes, more than enough.
+/// Snapshots that are kept for rates. One a second arrives: these cover more than
+/// [`RATE_INTERVAL_MS`].
 const MAX_SNAPSHOTS: usize = 8;
 
-/// What comes from weir, or does not.
+/// An update from weir, or the loss of the connection.
 #[derive(Clone, Debug)]
 pub enum StatusUpdate {
-    /// What was before.
+    /// The history before the first snapshot.
     History(StatusHistory),
-    /// It is not reachable, and why.
+    /// weir is not reachable. Holds the reason.
     Disconnected(String),
-    /// How it is now.
+    /// The current status.
     Snapshot(Box<StatusSnapshot>),
 }
 
-/// What to do after a key.
+/// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOutcome {
-    /// Go on.
+    /// Continue.
     Redraw,
-    /// End.
+    /// End the program.
     Quit,
 }
 
-/// Everything.
+/// The state of the program.
 #[derive(Debug, Default)]
 pub struct TopModel {
-    /// How to show it.
+    /// What the operator has chosen to see.
     pub options: ViewOptions,
-    /// What is shown.
+    /// The data that is displayed.
     pub view_model: ViewModel,
-    /// Why nothing comes, if nothing comes.
+    /// Why the connection is lost, if it is.
     pub disconnect_reason: Option<String>,
     snapshots: VecDeque<StatusSnapshot>,
     ring: HistoryRing,
@@ -55,18 +56,18 @@ pub struct TopModel {
 }
 
 impl TopModel {
-    /// Nothing has come yet.
+    /// A model without any update.
     #[must_use]
-    pub fn new(ui: ViewOptions) -> Self {
+    pub fn new(options: ViewOptions) -> Self {
         Self {
-            options: ui,
+            options,
             ..Self::default()
         }
     }
 
-    /// Takes what has come.
-    pub fn handle_update(&mut self, message: StatusUpdate) {
-        match message {
+    /// Applies an update.
+    pub fn handle_update(&mut self, update: StatusUpdate) {
+        match update {
             StatusUpdate::History(history) => {
                 self.last_row_ms = history.unix_ms.last().copied().unwrap_or_default();
                 self.ring = HistoryRing::from_history(&history);
@@ -88,7 +89,8 @@ impl TopModel {
         if self.snapshots.back().is_some_and(restarted) {
             self.snapshots.clear();
         }
-        // As weir itself makes them, give or take a tick; the first is what the next is counted from.
+        // The interval of weir's own history rows, 200 ms tolerance. The first snapshot is the base
+        // of the next one's differences.
         let since = snapshot.unix_ms.saturating_sub(self.last_row_ms);
         if self.snapshots.is_empty() || since + 200 >= ROW_SECONDS * 1000 {
             self.ring.add(&snapshot);
@@ -114,7 +116,7 @@ impl TopModel {
         };
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
             return KeyOutcome::Redraw;
@@ -136,8 +138,8 @@ impl TopModel {
             self.toggle_frozen();
             return KeyOutcome::Redraw;
         }
-        let blocks = self.view_model.panels(&self.options);
-        self.options.handle_key(key.code, &blocks);
+        let panels = self.view_model.panels(&self.options);
+        self.options.handle_key(key.code, &panels);
         KeyOutcome::Redraw
     }
 

@@ -1,4 +1,4 @@
-//! Keys, rates and orders, from snapshots that are made up.
+//! Keys, rates and orders, from constructed snapshots.
 
 use super::*;
 use crate::cli::top::view_model::talker_rows;
@@ -7,7 +7,7 @@ use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::MAX_FILTER_LENGTH;
 use crate::cli::top::view_options::Panel;
 use crate::cli::top::view_options::ScrollOffsets;
-use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;

@@ -1,4 +1,4 @@
-//! Draws the blocks below the levels: event and client limits, and top talkers.
+//! Draws the panels below the priority levels: event and client limits, and top talkers.
 
 use ratatui::Frame;
 use ratatui::layout::Constraint;
@@ -23,62 +23,66 @@ use crate::cli::top::view_options;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers::UsageMeasure;
 
-/// The lines of limits, with the head, where something else is in focus.
+/// Maximum lines of limits, with border and header, while another panel has the focus.
 const UNFOCUSED_LIMIT_LINES: u16 = 6;
 
-/// The lines of talkers, likewise.
+/// Maximum lines of top talkers while another panel has the focus.
 const UNFOCUSED_TALKER_LINES: u16 = 12;
 
-/// A block's border, its head, and a row: with fewer lines there is nothing to be seen of it.
+/// Border, header and one row. A panel with fewer lines is not drawn.
 const MIN_PANEL_LINES: u16 = 3;
 
-/// The same for levels, which always have them.
+/// Lines that priority levels always have.
 const MIN_LEVEL_LINES: u16 = 3;
 
-/// From this width on limits have all their columns.
+/// The width from which limits have all their columns.
 const ALL_COLUMNS_WIDTH: u16 = 120;
 
-/// The lines of limits and talkers, of `rest` lines that are for levels as well. What is in focus has more.
+/// The heights of limits and of top talkers. `rest` lines are shared with the priority levels. The
+/// panel with the focus gets more.
 pub(super) fn panel_heights(
     rest: u16,
     limits: usize,
     talkers: usize,
     focus: view_options::Panel,
 ) -> (u16, u16) {
-    let wanted = |rows: usize| match rows {
+    let full_height = |rows: usize| match rows {
         0 => 0,
         rows => u16::try_from(rows.saturating_add(2)).unwrap_or(u16::MAX),
     };
     let room = rest.saturating_sub(MIN_LEVEL_LINES);
-    let (limits, talkers) = (wanted(limits).min(room), wanted(talkers).min(room));
-    let seen = |lines: u16| if lines < MIN_PANEL_LINES { 0 } else { lines };
-    let third = |taken: u16| rest.saturating_sub(taken) / 3;
+    let (limits, talkers) = (
+        full_height(limits).min(room),
+        full_height(talkers).min(room),
+    );
+    let visible = |lines: u16| if lines < MIN_PANEL_LINES { 0 } else { lines };
+    let third = |used: u16| rest.saturating_sub(used) / 3;
     match focus {
         view_options::Panel::Levels => {
-            let talkers = seen(talkers.min(UNFOCUSED_TALKER_LINES).min(rest.div_ceil(2)));
+            let talkers = visible(talkers.min(UNFOCUSED_TALKER_LINES).min(rest.div_ceil(2)));
             (
-                seen(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
+                visible(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
                 talkers,
             )
         }
         view_options::Panel::Limits => {
-            let limits = seen(limits.min(rest.div_ceil(2)));
+            let limits = visible(limits.min(rest.div_ceil(2)));
             (
                 limits,
-                seen(talkers.min(UNFOCUSED_TALKER_LINES).min(third(limits))),
+                visible(talkers.min(UNFOCUSED_TALKER_LINES).min(third(limits))),
             )
         }
         view_options::Panel::Talkers => {
-            let talkers = seen(talkers.min(rest.saturating_mul(2) / 3));
+            let talkers = visible(talkers.min(rest.saturating_mul(2) / 3));
             (
-                seen(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
+                visible(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
                 talkers,
             )
         }
     }
 }
 
-/// A block with this title, which stands out while arrows scroll it.
+/// A block with this title, reversed while the panel has the focus.
 pub(super) fn panel_block(
     title: String,
     of: view_options::Panel,
@@ -93,10 +97,10 @@ pub(super) fn panel_block(
         .title(Span::styled(title, style))
 }
 
-/// Draws the limits; how far they can be scrolled.
+/// Draws the limits. Returns their maximum scroll offset.
 pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -> usize {
     let rows = model.view_model.limit_rows(&model.options);
-    let (from, most) = scroll_range(rows.len(), area, model.options.scroll_offsets.limits);
+    let (from, max) = scroll_range(rows.len(), area, model.options.scroll_offsets.limits);
     let wide = area.width >= ALL_COLUMNS_WIDTH;
     let name = rows
         .iter()
@@ -108,7 +112,7 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
         Constraint::Length(13),
         Constraint::Fill(1),
     );
-    // Title, width, whether it is text, whether it is always there.
+    // Title, width, whether it is text, whether narrow terminals show it.
     let columns = [
         ("LIMIT", name, true, true),
         ("PASSED/S", number, false, true),
@@ -120,45 +124,45 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
         ("ALLOWS", rest, true, false),
     ];
     let columns = columns.into_iter().filter(|(.., always)| wide || *always);
-    let (head, widths): (Vec<_>, Vec<_>) = columns
+    let (header, widths): (Vec<_>, Vec<_>) = columns
         .map(|(title, width, text, _)| match text {
             true => (Cell::from(title), width),
             false => (right_aligned(title.to_owned()), width),
         })
         .unzip();
-    let shown = rows.iter().skip(from).map(|row| limit_row(row, wide));
+    let visible = rows.iter().skip(from).map(|row| limit_row(row, wide));
     let title = format!(" event and client limits {} ", rows.len());
-    let table = Table::new(shown, widths)
-        .header(Row::new(head).dim())
+    let table = Table::new(visible, widths)
+        .header(Row::new(header).dim())
         .block(panel_block(title, view_options::Panel::Limits, model));
     frame.render_widget(table, area);
-    most
+    max
 }
 
 fn limit_row(row: &LimitRow<'_>, wide: bool) -> Row<'static> {
     let limit = row.limit;
-    let refused = right_aligned(format::rate(row.rejected));
-    let refused = match (row.rejected > 0.0, limit.dry_run) {
-        (true, false) => refused.style(Style::new().red().bold()),
-        (true, true) => refused.style(Style::new().yellow().bold()),
-        (false, _) => refused.dim(),
+    let rejected = right_aligned(format::rate(row.rejected));
+    let rejected = match (row.rejected > 0.0, limit.dry_run) {
+        (true, false) => rejected.style(Style::new().red().bold()),
+        (true, true) => rejected.style(Style::new().yellow().bold()),
+        (false, _) => rejected.dim(),
     };
     let mut cells = vec![
         Cell::from(format::limit_name(limit)),
         right_aligned(format::rate(row.passed)),
     ];
     cells.extend(wide.then(|| right_aligned(format::rate(row.delayed))));
-    cells.extend([refused, right_aligned(format::count(limit.rejected))]);
+    cells.extend([rejected, right_aligned(format::count(limit.rejected))]);
     cells.extend(wide.then(|| {
-        let (keys, most) = (format::count(limit.keys), format::count(limit.most_keys));
-        right_aligned(format!("{keys}/{most}"))
+        let (keys, max_keys) = (format::count(limit.keys), format::count(limit.most_keys));
+        right_aligned(format!("{keys}/{max_keys}"))
     }));
     cells.push(Cell::from(format::top_rejected_key(limit)));
     cells.extend(wide.then(|| Cell::from(sanitize(&limit.allows))));
     Row::new(cells)
 }
 
-/// Draws who does most; how far they can be scrolled.
+/// Draws the top talkers. Returns their maximum scroll offset.
 pub(super) fn draw_talkers(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -166,24 +170,24 @@ pub(super) fn draw_talkers(
     model: &TopModel,
 ) -> usize {
     let rows = talker_rows(list, &model.options);
-    let (from, most) = scroll_range(rows.len(), area, model.options.scroll_offsets.talkers);
+    let (from, max) = scroll_range(rows.len(), area, model.options.scroll_offsets.talkers);
     let minutes = list.window_seconds / 60;
     let (by, count) = (sanitize(&list.by), rows.len());
     let title = format!(" top talkers by {by}, {minutes}m, {count} ");
-    let head = [
+    let header = [
         ("REQUESTS", UsageMeasure::Requests),
         ("SEAT-S", UsageMeasure::SeatSeconds),
         ("WAITED", UsageMeasure::QueueWait),
         ("BYTES", UsageMeasure::Bytes),
         ("REJECTED", UsageMeasure::Rejections),
     ];
-    let head = head.map(|(title, sort)| {
+    let header = header.map(|(title, sort)| {
         highlight_sorted(
             right_aligned(title.to_owned()),
             sort == model.options.talker_sort,
         )
     });
-    let head = Row::new([Cell::from("NAME")].into_iter().chain(head)).dim();
+    let header = Row::new([Cell::from("NAME")].into_iter().chain(header)).dim();
     let rows = rows.into_iter().skip(from).map(|row| {
         let rejected = right_aligned(format::count(row.rejections));
         Row::new([
@@ -201,32 +205,32 @@ pub(super) fn draw_talkers(
     });
     let widths = [9, 8, 8, 9, 9].map(Constraint::Length);
     let widths = [Constraint::Min(12)].into_iter().chain(widths);
-    let table = Table::new(rows, widths).header(head).block(panel_block(
+    let table = Table::new(rows, widths).header(header).block(panel_block(
         title,
         view_options::Panel::Talkers,
         model,
     ));
     frame.render_widget(table, area);
-    most
+    max
 }
 
-/// From which row on so many rows are drawn under a border and a head, and from which one at most.
-pub(super) fn scroll_range(rows: usize, area: Rect, wanted: usize) -> (usize, usize) {
+/// The first visible row and the maximum scroll offset of `rows` rows under a border and a header.
+pub(super) fn scroll_range(rows: usize, area: Rect, offset: usize) -> (usize, usize) {
     let room = usize::from(area.height.saturating_sub(2)).max(1);
-    let most = rows.saturating_sub(room);
-    (wanted.min(most), most)
+    let max = rows.saturating_sub(room);
+    (offset.min(max), max)
 }
 
-/// The head of the column that rows are sorted by stands out.
-pub(super) fn highlight_sorted(cell: Cell<'static>, is: bool) -> Cell<'static> {
-    if is {
+/// Highlights the header cell of the column that rows are sorted by.
+pub(super) fn highlight_sorted(cell: Cell<'static>, sorted: bool) -> Cell<'static> {
+    if sorted {
         cell.style(Modifier::BOLD | Modifier::UNDERLINED)
     } else {
         cell
     }
 }
 
-/// A cell with its text at the right.
+/// A cell with right-aligned text.
 pub(super) fn right_aligned(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }

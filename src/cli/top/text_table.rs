@@ -1,4 +1,4 @@
-//! `weir top --once`: the same as one table, for a script or a look through a narrow door.
+//! `weir top --once`: the status as plain text, for scripts and for hosts without a terminal.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,26 +15,27 @@ use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::UsageMeasure;
 use crate::observe::top_talkers::Window;
 
-/// Everything as text, in lines.
+/// The whole status as lines of text.
 #[must_use]
-pub fn render_table(shown: &ViewModel, ui: &ViewOptions) -> String {
-    let Some((now, _)) = &shown.now else {
+pub fn render_table(view_model: &ViewModel, options: &ViewOptions) -> String {
+    let Some((now, _)) = &view_model.now else {
         return String::new();
     };
-    let mut text = render_overview(now, shown);
-    text.push_str(&render_levels(now, shown, ui));
+    let mut text = render_overview(now, view_model);
+    text.push_str(&render_levels(now, view_model, options));
     if !now.rate_limits.is_empty() {
         text.push('\n');
-        text.push_str(&render_limits(shown, ui));
+        text.push_str(&render_limits(view_model, options));
     }
-    if let Some(list) = shown.talker_list(ui) {
+    if let Some(list) = view_model.talker_list(options) {
         text.push('\n');
-        text.push_str(&render_talkers(list, ui));
+        text.push_str(&render_talkers(list, options));
     }
     text
 }
 
-/// The lists that are asked for, in the order that is asked for; without a wish all, as they came.
+/// Keeps the lists of this grouping and window, and sorts their rows. `None` keeps all lists and
+/// their order.
 pub fn select_lists(
     lists: &mut Vec<TopTalkersStatus>,
     by: Option<Dimension>,
@@ -52,10 +53,10 @@ pub fn select_lists(
     }
 }
 
-fn render_overview(now: &StatusSnapshot, shown: &ViewModel) -> String {
+fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     let (ready, _) = format::readiness(now);
     let codes = (2..=5_u16).map(|class| {
-        let rate = shown.rate(|snapshot| format::responses_of_class(snapshot, class));
+        let rate = view_model.rate(|snapshot| format::responses_of_class(snapshot, class));
         format!("{class}xx {}/s", format::rate(rate))
     });
     let dry_run = match now.dry_run {
@@ -73,11 +74,11 @@ fn render_overview(now: &StatusSnapshot, shown: &ViewModel) -> String {
             now.requests.watches
         ),
     ];
-    lines.extend(reason_lines("rejections", shown, |snapshot| {
+    lines.extend(reason_lines("rejections", view_model, |snapshot| {
         &snapshot.rejections
     }));
     if now.dry_run {
-        let would_be = reason_lines("would-be rejections", shown, |snapshot| {
+        let would_be = reason_lines("would-be rejections", view_model, |snapshot| {
             &snapshot.would_be_rejections
         });
         lines.extend(would_be);
@@ -85,25 +86,25 @@ fn render_overview(now: &StatusSnapshot, shown: &ViewModel) -> String {
     lines.push(format!(
         "upstream: {open} connections, {failed} requests without an answer"
     ));
-    lines.extend(format::fullest_connection_budget(now).map(|places| format!("places: {places}")));
+    lines.extend(format::fullest_connection_budget(now).map(|usage| format!("places: {usage}")));
     lines.push("\n".to_owned());
     lines.join("\n")
 }
 
 fn reason_lines(
     title: &str,
-    shown: &ViewModel,
+    view_model: &ViewModel,
     of: fn(&StatusSnapshot) -> &BTreeMap<String, u64>,
 ) -> Vec<String> {
-    let all = shown.rate(|snapshot| of(snapshot).values().sum());
-    let mut lines = vec![format!("{title}: {}/s", format::rate(all))];
-    let reasons = shown.now.iter().flat_map(|(now, _)| of(now));
+    let total = view_model.rate(|snapshot| of(snapshot).values().sum());
+    let mut lines = vec![format!("{title}: {}/s", format::rate(total))];
+    let reasons = view_model.now.iter().flat_map(|(now, _)| of(now));
     lines.extend(reasons.map(|(reason, count)| format!("  {}: {count} in all", sanitize(reason))));
     lines
 }
 
-fn render_levels(now: &StatusSnapshot, shown: &ViewModel, ui: &ViewOptions) -> String {
-    let rows = shown.level_rows(ui).into_iter().map(|row| {
+fn render_levels(now: &StatusSnapshot, view_model: &ViewModel, options: &ViewOptions) -> String {
+    let rows = view_model.level_rows(options).into_iter().map(|row| {
         let level = row.level;
         vec![
             sanitize(&level.name),
@@ -120,7 +121,7 @@ fn render_levels(now: &StatusSnapshot, shown: &ViewModel, ui: &ViewOptions) -> S
         true => ("WOULD-BE/S", "WOULD-BE"),
         false => ("REJECTED/S", "REJECTED"),
     };
-    let head = [
+    let header = [
         "LEVEL",
         "SEATS",
         "BORROWED",
@@ -130,11 +131,11 @@ fn render_levels(now: &StatusSnapshot, shown: &ViewModel, ui: &ViewOptions) -> S
         rate,
         count,
     ];
-    render_columns(&head, 1, rows.collect())
+    render_columns(&header, 1, rows.collect())
 }
 
-fn render_limits(shown: &ViewModel, ui: &ViewOptions) -> String {
-    let rows = shown.limit_rows(ui).into_iter().map(|row| {
+fn render_limits(view_model: &ViewModel, options: &ViewOptions) -> String {
+    let rows = view_model.limit_rows(options).into_iter().map(|row| {
         let limit = row.limit;
         vec![
             format::limit_name(limit),
@@ -147,7 +148,7 @@ fn render_limits(shown: &ViewModel, ui: &ViewOptions) -> String {
             format::top_rejected_key(limit),
         ]
     });
-    let head = [
+    let header = [
         "LIMIT",
         "ALLOWS",
         "PASSED/S",
@@ -157,13 +158,13 @@ fn render_limits(shown: &ViewModel, ui: &ViewOptions) -> String {
         "KEYS",
         "REFUSED MOST",
     ];
-    render_columns(&head, 2, rows.collect())
+    render_columns(&header, 2, rows.collect())
 }
 
-fn render_talkers(list: &TopTalkersStatus, ui: &ViewOptions) -> String {
+fn render_talkers(list: &TopTalkersStatus, options: &ViewOptions) -> String {
     let minutes = list.window_seconds / 60;
     let by = format!("{} ({minutes}m)", sanitize(&list.by).to_uppercase());
-    let head = [
+    let header = [
         by.as_str(),
         "REQUESTS",
         "SEAT-SECONDS",
@@ -172,7 +173,7 @@ fn render_talkers(list: &TopTalkersStatus, ui: &ViewOptions) -> String {
         "REJECTED",
         "UP TO SO MANY MORE",
     ];
-    let rows = talker_rows(list, ui).into_iter().map(|row| {
+    let rows = talker_rows(list, options).into_iter().map(|row| {
         vec![
             sanitize(&row.name),
             row.requests.to_string(),
@@ -183,13 +184,13 @@ fn render_talkers(list: &TopTalkersStatus, ui: &ViewOptions) -> String {
             row.error.to_string(),
         ]
     });
-    render_columns(&head, 1, rows.collect())
+    render_columns(&header, 1, rows.collect())
 }
 
-/// Cells in columns: the first `texts` to the left, the others to the right.
-fn render_columns(head: &[&str], texts: usize, rows: Vec<Vec<String>>) -> String {
-    let head = head.iter().map(|&title| title.to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+/// Cells in columns: the first `texts` columns left-aligned, the others right-aligned.
+fn render_columns(header: &[&str], texts: usize, rows: Vec<Vec<String>>) -> String {
+    let header = header.iter().map(|&title| title.to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
     let mut widths: Vec<usize> = Vec::new();
     for row in &rows {
         widths.resize(row.len(), 0);
@@ -200,10 +201,10 @@ fn render_columns(head: &[&str], texts: usize, rows: Vec<Vec<String>>) -> String
     let mut text = String::new();
     for row in rows {
         for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let between = if at > 0 { "  " } else { "" };
+            let separator = if at > 0 { "  " } else { "" };
             let _ = match at < texts {
-                true => write!(text, "{between}{cell:width$}"),
-                false => write!(text, "{between}{cell:>width$}"),
+                true => write!(text, "{separator}{cell:width$}"),
+                false => write!(text, "{separator}{cell:>width$}"),
             };
         }
         text.push('\n');
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
     use crate::cli::top::model::StatusUpdate;
     use crate::cli::top::model::TopModel;
-    use crate::limits::rate::RateLimitSnapshot;
+    use crate::limits::rate::snapshot::RateLimitSnapshot;
     use crate::observe::status::snapshot::SlotHolderStatus;
     use crate::observe::status::snapshot::SlotsStatus;
     use crate::observe::status::snapshot::TalkerStatus;

@@ -1,4 +1,4 @@
-//! Draws what `weir top` knows: from a [`Model`] and a frame's size alone.
+//! Draws a [`TopModel`]. The result depends on the model and on the size of the frame only.
 
 use std::collections::BTreeMap;
 
@@ -32,20 +32,21 @@ use crate::cli::top::view_options::ScrollOffsets;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::StatusSnapshot;
 
-/// The smallest terminal on which more than a line is drawn.
+/// The smallest terminal on which the status is drawn.
 const MIN_SIZE: (u16, u16) = (40, 8);
 
-/// The bar of a level's seats, in columns; the small one where there is less room.
+/// Width of the seat bar in columns, and its width on narrow terminals.
 const BAR_WIDTH: usize = 10;
 const NARROW_BAR_WIDTH: usize = 5;
 
-/// What all columns of levels take but the first and the plot, with what stands between them.
+/// Width of all columns of priority levels except the first and the plot, with the gaps between
+/// columns.
 const ALL_COLUMNS_WIDTH: u16 = 72;
 
-/// From this width on there is room for plots.
+/// The width from which plots are drawn.
 const PLOT_MIN_WIDTH: u16 = 100;
 
-/// The lines of the header and of the footer.
+/// Lines of the header and of the footer.
 const HEADER_LINES: u16 = 4;
 const FOOTER_LINES: u16 = 1;
 
@@ -62,47 +63,47 @@ const KEY_HELP: &[(&str, &str)] = &[
     ("q, Ctrl-C", "quit"),
 ];
 
-/// Draws everything; how far each block can be scrolled.
+/// Draws the screen. Returns the maximum scroll offset of each panel.
 pub fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOffsets {
     let area = frame.area();
-    let mut most = ScrollOffsets::default();
+    let mut max_offsets = ScrollOffsets::default();
     if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
         frame.render_widget(Paragraph::new("weir top: too small"), area);
-        return most;
+        return max_offsets;
     }
     let Some((now, _)) = &model.view_model.now else {
         draw_waiting(frame, area, model, address);
-        return most;
+        return max_offsets;
     };
     let talkers = model.view_model.talker_list(&model.options);
     let rest = area.height.saturating_sub(HEADER_LINES + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
-    let (limits, talking) =
+    let (limits, talker_lines) =
         panels::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
-    let [head, levels, limits, talking, keys] = Layout::vertical([
+    let [header, levels, limits, talker_area, footer] = Layout::vertical([
         Constraint::Length(HEADER_LINES),
         Constraint::Min(3),
         Constraint::Length(limits),
-        Constraint::Length(talking),
+        Constraint::Length(talker_lines),
         Constraint::Length(FOOTER_LINES),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(header_text(now, model, address)), head);
-    most.levels = draw_levels(frame, levels, now, model);
+    frame.render_widget(Paragraph::new(header_text(now, model, address)), header);
+    max_offsets.levels = draw_levels(frame, levels, now, model);
     if limits.height > 0 {
-        most.limits = panels::draw_limits(frame, limits, model);
+        max_offsets.limits = panels::draw_limits(frame, limits, model);
     }
-    if let Some(list) = talkers.filter(|_| talking.height > 0) {
-        most.talkers = panels::draw_talkers(frame, talking, list, model);
+    if let Some(list) = talkers.filter(|_| talker_area.height > 0) {
+        max_offsets.talkers = panels::draw_talkers(frame, talker_area, list, model);
     }
-    frame.render_widget(footer_line(model), keys);
+    frame.render_widget(footer_line(model), footer);
     if model.options.help {
         draw_help(frame, area);
     }
-    most
+    max_offsets
 }
 
-/// Nothing has come yet.
+/// Draws the screen before the first snapshot.
 fn draw_waiting(frame: &mut Frame<'_>, area: Rect, model: &TopModel, address: &str) {
     let text = match &model.disconnect_reason {
         None => Line::from(format!("asking {address}")),
@@ -116,14 +117,14 @@ fn draw_waiting(frame: &mut Frame<'_>, area: Rect, model: &TopModel, address: &s
 }
 
 fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'static> {
-    let (ready, good) = format::readiness(now);
+    let (ready, healthy) = format::readiness(now);
     let mut first = vec![
         Span::from(format!("weir {}", sanitize(&now.version))).bold(),
         Span::from(format!(
             "  up {}  ",
             format::uptime(whole_seconds(now.uptime_seconds))
         )),
-        if good {
+        if healthy {
             Span::from(ready).green()
         } else {
             Span::from(ready).red()
@@ -150,10 +151,10 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
     lines.into()
 }
 
-fn rejections_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
+fn rejections_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static> {
     let mut line = vec![Span::from("rejections  ").dim()];
     line.extend(reason_spans(
-        shown,
+        view_model,
         |snapshot| &snapshot.rejections,
         Style::new().red(),
     ));
@@ -161,7 +162,7 @@ fn rejections_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
         line.push(Span::from("  would be  ").dim());
         let yellow = Style::new().yellow();
         line.extend(reason_spans(
-            shown,
+            view_model,
             |snapshot| &snapshot.would_be_rejections,
             yellow,
         ));
@@ -169,17 +170,22 @@ fn rejections_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
     Line::from(line)
 }
 
-/// All of them a second, which stands out if there are any, and each reason.
+/// The total rate, highlighted unless it is zero, and the rate of each reason.
 fn reason_spans(
-    shown: &ViewModel,
+    view_model: &ViewModel,
     of: fn(&StatusSnapshot) -> &BTreeMap<String, u64>,
     hot: Style,
 ) -> Vec<Span<'static>> {
-    let all = shown.rate(|snapshot| of(snapshot).values().sum());
-    let style = if all > 0.0 { hot.bold() } else { Style::new() };
-    let mut line = vec![Span::styled(format!("{}/s", format::rate(all)), style)];
-    for (reason, count) in shown.now.iter().flat_map(|(now, _)| of(now)) {
-        let rate = shown.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
+    let total = view_model.rate(|snapshot| of(snapshot).values().sum());
+    let style = if total > 0.0 {
+        hot.bold()
+    } else {
+        Style::new()
+    };
+    let mut line = vec![Span::styled(format!("{}/s", format::rate(total)), style)];
+    for (reason, count) in view_model.now.iter().flat_map(|(now, _)| of(now)) {
+        let rate =
+            view_model.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
         line.push(Span::from(format!(
             "  {} {}/s ({})",
             sanitize(reason),
@@ -190,11 +196,11 @@ fn reason_spans(
     line
 }
 
-fn requests_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
+fn requests_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static> {
     let mut line = vec![Span::from("requests    ").dim()];
     for class in 2..=5_u16 {
-        let of = shown.rate(|snapshot| format::responses_of_class(snapshot, class));
-        line.push(Span::from(format!("{class}xx {}/s  ", format::rate(of))));
+        let rate = view_model.rate(|snapshot| format::responses_of_class(snapshot, class));
+        line.push(Span::from(format!("{class}xx {}/s  ", format::rate(rate))));
     }
     line.push(Span::from(format!(
         "in flight {}  watches {}  held refusals {}  connections {}",
@@ -213,8 +219,8 @@ fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
             format::count(failed)
         )),
     ];
-    if let Some(places) = format::fullest_connection_budget(now) {
-        line.push(Span::from(format!("  places {places}")));
+    if let Some(usage) = format::fullest_connection_budget(now) {
+        line.push(Span::from(format!("  places {usage}")));
     }
     if let Some(last) = &now.upstream.last_failure {
         line.push(
@@ -229,7 +235,7 @@ fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
     Line::from(line)
 }
 
-/// The columns of the levels' table, for a width.
+/// The columns of the priority levels, for a width.
 #[derive(Clone, Copy)]
 struct LevelColumns {
     name: u16,
@@ -264,7 +270,7 @@ impl LevelColumns {
         self.visible(all.map(Constraint::Length))
     }
 
-    /// What there is room for: name, seats, waiting, rejected at least.
+    /// The columns that fit. Name, seats, waiting and rejected are always visible.
     fn visible<T>(self, all: [T; 8]) -> Vec<T> {
         let least = [true, true, false, true, false, false, true, false];
         let kept = all.into_iter().zip(least);
@@ -275,21 +281,22 @@ impl LevelColumns {
 
 fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &StatusSnapshot, model: &TopModel) -> usize {
     let rows = model.view_model.level_rows(&model.options);
-    let (from, most) = panels::scroll_range(rows.len(), area, model.options.scroll_offsets.levels);
+    let (from, max_offset) =
+        panels::scroll_range(rows.len(), area, model.options.scroll_offsets.levels);
     let columns = LevelColumns::for_width(&rows, area.width);
     let title = match now.mode {
         AdmissionMode::MaxInFlight => "max in flight",
         AdmissionMode::PriorityAndFairness => "priority levels",
     };
-    let on_paper = if now.dry_run { "on paper " } else { "" };
-    let title = format!(" {title} {}/{} {on_paper}", rows.len(), now.levels.len());
+    let dry_run = if now.dry_run { "on paper " } else { "" };
+    let title = format!(" {title} {}/{} {dry_run}", rows.len(), now.levels.len());
     let hot = match now.dry_run {
         true => Style::new().yellow(),
         false => Style::new().red(),
     };
-    let shown = rows.iter().skip(from);
-    let shown = shown.map(|row| level_row(row, model, columns, hot));
-    let table = Table::new(shown, columns.widths())
+    let visible = rows.iter().skip(from);
+    let visible = visible.map(|row| level_row(row, model, columns, hot));
+    let table = Table::new(visible, columns.widths())
         .header(level_header(now, model, columns))
         .block(panels::panel_block(
             title,
@@ -297,7 +304,7 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &StatusSnapshot, model: &
             model,
         ));
     frame.render_widget(table, area);
-    most
+    max_offset
 }
 
 fn level_header(now: &StatusSnapshot, model: &TopModel, columns: LevelColumns) -> Row<'static> {
@@ -331,7 +338,7 @@ fn level_header(now: &StatusSnapshot, model: &TopModel, columns: LevelColumns) -
     Row::new(columns.visible(cells)).dim()
 }
 
-/// `hot`: how rejections look.
+/// `hot` is the style of rejections.
 fn level_row(
     row: &LevelRow<'_>,
     model: &TopModel,
@@ -374,23 +381,23 @@ fn level_row(
     ]))
 }
 
-/// The seats of the last 15 minutes, as a part of the most there were.
+/// The seats of the last 15 minutes, relative to the highest number of seats or limit in that time.
 fn seat_history(row: &LevelRow<'_>, model: &TopModel) -> Vec<f32> {
     let Some(history) = model.view_model.history.levels.get(&row.level.name) else {
         return Vec::new();
     };
     let all = history.seats.iter().chain(&history.limit);
-    let most = all.max().copied().unwrap_or_default().max(1);
+    let max = all.max().copied().unwrap_or_default().max(1);
     let seats = history.seats.iter();
-    seats.map(|&seats| to_f32(seats) / to_f32(most)).collect()
+    seats.map(|&seats| to_f32(seats) / to_f32(max)).collect()
 }
 
 fn footer_line(model: &TopModel) -> Line<'static> {
-    let ui = &model.options;
-    if ui.editing_filter {
-        return Line::from(format!("filter: {}_", sanitize(&ui.filter))).cyan();
+    let options = &model.options;
+    if options.editing_filter {
+        return Line::from(format!("filter: {}_", sanitize(&options.filter))).cyan();
     }
-    let filter = match ui.filter.as_str() {
+    let filter = match options.filter.as_str() {
         "" => String::new(),
         filter => format!("  [filter: {}]", sanitize(filter)),
     };
@@ -412,35 +419,35 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(text).block(block), area);
 }
 
-/// Of so many blocks as many as seats are taken of those there are.
+/// A bar of `blocks` characters, filled in proportion to the executing seats.
 #[expect(clippy::as_conversions, reason = "small, and it saturates")]
 fn seat_bar(row: &LevelRow<'_>, blocks: usize) -> String {
     if row.level.current_limit.is_none() {
         return " ".repeat(blocks);
     }
-    let full = ((row.utilization() * blocks as f64).ceil() as usize).min(blocks);
-    "█".repeat(full) + &"░".repeat(blocks - full)
+    let filled = ((row.utilization() * blocks as f64).ceil() as usize).min(blocks);
+    "█".repeat(filled) + &"░".repeat(blocks - filled)
 }
 
-/// The time of day, by the calendar of UTC: the terminal's own is not known here.
+/// The time of day in UTC. The time zone of the terminal is not known.
 fn time_of_day(unix_ms: u64) -> String {
-    let of_day = unix_ms / 1000 % 86_400;
+    let seconds = unix_ms / 1000 % 86_400;
     format!(
         "{:02}:{:02}:{:02}Z",
-        of_day / 3600,
-        of_day / 60 % 60,
-        of_day % 60
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
     )
 }
 
 #[expect(clippy::as_conversions, reason = "it saturates")]
-const fn whole_seconds(of: f64) -> u64 {
-    of as u64
+const fn whole_seconds(value: f64) -> u64 {
+    value as u64
 }
 
 #[expect(clippy::as_conversions, reason = "a plot needs no more")]
-const fn to_f32(of: u32) -> f32 {
-    of as f32
+const fn to_f32(value: u32) -> f32 {
+    value as f32
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What is shown: rows, their rates and their order, from two snapshots.
+//! The displayed data: rows, their rates and their order, computed from two snapshots.
 
 use std::cmp::Ordering;
 
 use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::Panel;
 use crate::cli::top::view_options::ViewOptions;
-use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -13,43 +13,43 @@ use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers;
 
-/// It stays while it is frozen.
+/// The displayed data. It does not change while the view is frozen.
 #[derive(Clone, Debug, Default)]
 pub struct ViewModel {
-    /// The newest, and the one that rates are from.
+    /// The newest snapshot, and the earlier one that rates are computed from.
     pub now: Option<(StatusSnapshot, Option<StatusSnapshot>)>,
-    /// What was before.
+    /// The history of the last minutes.
     pub history: StatusHistory,
 }
 
-/// A level, and how fast what grows does.
+/// A priority level and its rates.
 #[derive(Clone, Debug)]
 pub struct LevelRow<'s> {
-    /// As it is.
+    /// Its current status.
     pub level: &'s LevelStatus,
-    /// Requests let through, a second.
+    /// Dispatched requests a second.
     pub dispatched: f64,
-    /// Requests rejected, a second.
+    /// Rejected requests a second.
     pub rejected: f64,
-    /// How long requests waited lately, on average; none where none did.
+    /// Average wait in queue between the two snapshots, in seconds. `None` if no request waited.
     pub wait: Option<f64>,
 }
 
-/// A limit, and how fast what grows does.
+/// An event or client limit and its rates.
 #[derive(Clone, Debug)]
 pub struct LimitRow<'s> {
-    /// As it is.
+    /// Its current status.
     pub limit: &'s RateLimitSnapshot,
-    /// Requests that passed, a second.
+    /// Passed requests a second.
     pub passed: f64,
-    /// Requests delayed, a second.
+    /// Delayed requests a second.
     pub delayed: f64,
-    /// Requests refused, a second.
+    /// Rejected requests a second.
     pub rejected: f64,
 }
 
 impl ViewModel {
-    /// A second's part of what grew from `then` to `now`.
+    /// The growth of a counter between the two snapshots, a second. 0 without two snapshots.
     #[must_use]
     pub fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
         let Some((now, Some(then))) = &self.now else {
@@ -58,9 +58,9 @@ impl ViewModel {
         per_second(of(now).saturating_sub(of(then)), self.interval_millis())
     }
 
-    /// The levels that are wanted, in the order that is wanted.
+    /// The priority levels that pass the filter, in the chosen order.
     #[must_use]
-    pub fn level_rows(&self, ui: &ViewOptions) -> Vec<LevelRow<'_>> {
+    pub fn level_rows(&self, options: &ViewOptions) -> Vec<LevelRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
@@ -69,25 +69,29 @@ impl ViewModel {
             levels.find(|level| level.name == name)
         };
         let millis = self.interval_millis();
-        let wanted = now
+        let visible = now
             .levels
             .iter()
-            .filter(|level| ui.matches_filter(&level.name));
-        let mut rows: Vec<_> = wanted
+            .filter(|level| options.matches_filter(&level.name));
+        let mut rows: Vec<_> = visible
             .map(|level| LevelRow::new(level, before(&level.name), millis))
             .collect();
         rows.sort_by(|a, b| {
-            let order = a.compare(b, ui.sort);
-            let order = if ui.reversed { order.reverse() } else { order };
+            let order = a.compare(b, options.sort);
+            let order = if options.reversed {
+                order.reverse()
+            } else {
+                order
+            };
             order.then_with(|| a.level.name.cmp(&b.level.name))
         });
         rows
     }
 
-    /// The limits that are wanted: who refuses most first, those that only count after the others, then in the order of the
-    /// configuration.
+    /// The limits that pass the filter: by rejected requests, limits with a dry run last, then in
+    /// the order of the configuration.
     #[must_use]
-    pub fn limit_rows(&self, ui: &ViewOptions) -> Vec<LimitRow<'_>> {
+    pub fn limit_rows(&self, options: &ViewOptions) -> Vec<LimitRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
@@ -96,46 +100,48 @@ impl ViewModel {
             let mut limits = then.iter().flat_map(|then| &then.rate_limits);
             limits.find(|limit| limit.name == name)
         };
-        let wanted = now
+        let visible = now
             .rate_limits
             .iter()
-            .filter(|limit| ui.matches_filter(&limit.name));
-        let mut rows: Vec<_> = wanted
+            .filter(|limit| options.matches_filter(&limit.name));
+        let mut rows: Vec<_> = visible
             .map(|limit| LimitRow::new(limit, before(&limit.name), millis))
             .collect();
-        let refused = |row: &LimitRow<'_>| if row.limit.dry_run { 0.0 } else { row.rejected };
+        let enforced_rejections =
+            |row: &LimitRow<'_>| if row.limit.dry_run { 0.0 } else { row.rejected };
         rows.sort_by(|a, b| {
-            let order = refused(b).total_cmp(&refused(a));
+            let order = enforced_rejections(b).total_cmp(&enforced_rejections(a));
             order.then_with(|| b.rejected.total_cmp(&a.rejected))
         });
         rows
     }
 
-    /// The list of talkers that is chosen, if there is one.
+    /// The chosen list of top talkers, if weir has it.
     #[must_use]
-    pub fn talker_list(&self, ui: &ViewOptions) -> Option<&TopTalkersStatus> {
+    pub fn talker_list(&self, options: &ViewOptions) -> Option<&TopTalkersStatus> {
         let (now, _) = self.now.as_ref()?;
         let chosen = |list: &&TopTalkersStatus| {
-            list.by == ui.by.name() && list.window_seconds == ui.window.duration().as_secs()
+            list.by == options.by.name()
+                && list.window_seconds == options.window.duration().as_secs()
         };
         now.talkers.iter().find(chosen)
     }
 
-    /// What there is to scroll, from above.
+    /// The panels on the screen, from top to bottom.
     #[must_use]
-    pub fn panels(&self, ui: &ViewOptions) -> Vec<Panel> {
+    pub fn panels(&self, options: &ViewOptions) -> Vec<Panel> {
         let limits = self.now.iter().any(|(now, _)| !now.rate_limits.is_empty());
-        let talkers = self.talker_list(ui).is_some();
+        let talkers = self.talker_list(options).is_some();
         let all = [
             (Panel::Levels, true),
             (Panel::Limits, limits),
             (Panel::Talkers, talkers),
         ];
-        let there = all.into_iter().filter(|(_, there)| *there);
-        there.map(|(block, _)| block).collect()
+        let present = all.into_iter().filter(|(_, present)| *present);
+        present.map(|(panel, _)| panel).collect()
     }
 
-    /// How far the two snapshots are apart; 0 if there are none.
+    /// Milliseconds between the two snapshots. 0 without two snapshots.
     fn interval_millis(&self) -> u64 {
         match &self.now {
             Some((now, Some(then))) => now.unix_ms.saturating_sub(then.unix_ms),
@@ -144,19 +150,19 @@ impl ViewModel {
     }
 }
 
-/// Who is wanted of them, in the order that is wanted.
+/// The top talkers that pass the filter, in the chosen order.
 #[must_use]
-pub fn talker_rows<'s>(list: &'s TopTalkersStatus, ui: &ViewOptions) -> Vec<&'s TalkerStatus> {
+pub fn talker_rows<'s>(list: &'s TopTalkersStatus, options: &ViewOptions) -> Vec<&'s TalkerStatus> {
     let mut rows: Vec<_> = list
         .rows
         .iter()
-        .filter(|row| ui.matches_filter(&row.name))
+        .filter(|row| options.matches_filter(&row.name))
         .collect();
-    rows.sort_by(|a, b| compare_talkers(ui.talker_sort, a, b));
+    rows.sort_by(|a, b| compare_talkers(options.talker_sort, a, b));
     rows
 }
 
-/// The order by what one has done; of those who have done as much, by name.
+/// Compares by a measure, descending, then by name.
 pub(super) fn compare_talkers(
     sort: top_talkers::UsageMeasure,
     a: &TalkerStatus,
@@ -208,7 +214,7 @@ impl<'s> LevelRow<'s> {
         }
     }
 
-    /// Seats taken to seats there are.
+    /// The ratio of executing seats to the current limit. 0 without a limit.
     #[must_use]
     pub fn utilization(&self) -> f64 {
         match self.level.current_limit {
@@ -217,13 +223,13 @@ impl<'s> LevelRow<'s> {
         }
     }
 
-    /// Names ascend, numbers descend.
+    /// Names in ascending, numbers in descending order.
     fn compare(&self, other: &Self, sort: LevelSort) -> Ordering {
         let waiting = || other.level.waiting.cmp(&self.level.waiting);
-        let fullness = || other.utilization().total_cmp(&self.utilization());
+        let utilization = || other.utilization().total_cmp(&self.utilization());
         match sort {
             LevelSort::Name => self.level.name.cmp(&other.level.name),
-            LevelSort::Seats => fullness(),
+            LevelSort::Seats => utilization(),
             LevelSort::Borrowed => other
                 .level
                 .borrowed_seats()
@@ -236,7 +242,7 @@ impl<'s> LevelRow<'s> {
             LevelSort::Dispatched => other.dispatched.total_cmp(&self.dispatched),
             LevelSort::Rejected => (other.rejected.total_cmp(&self.rejected))
                 .then_with(waiting)
-                .then_with(fullness),
+                .then_with(utilization),
         }
     }
 }
@@ -248,7 +254,7 @@ fn per_second(count: u64, millis: u64) -> f64 {
     to_f64(count) * 1000.0 / to_f64(millis)
 }
 
-/// Counts as they are shown: to a few digits.
+/// A count as a float, for display with a few digits.
 #[expect(clippy::as_conversions, reason = "shown to a few digits")]
 pub const fn to_f64(count: u64) -> f64 {
     count as f64

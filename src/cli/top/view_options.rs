@@ -1,4 +1,4 @@
-//! How the operator wants to see it, and what a key changes of that.
+//! What the operator has chosen to see, and the keys that change it.
 
 use ratatui::crossterm::event::KeyCode;
 
@@ -6,34 +6,34 @@ use crate::observe::top_talkers;
 use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::Window;
 
-/// The longest filter that is taken, in characters.
+/// Maximum length of the filter, in characters.
 pub(super) const MAX_FILTER_LENGTH: usize = 64;
 
-/// What PgUp and PgDn scroll.
+/// Rows that `PgUp` and `PgDn` scroll.
 const PAGE_ROWS: usize = 10;
 
-/// By what levels are sorted. The order is that of the columns.
+/// The column that priority levels are sorted by, in the order of the columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LevelSort {
-    /// Its name.
+    /// By name.
     Name,
-    /// Seats taken to seats there are.
+    /// By the ratio of executing seats to the current limit.
     Seats,
-    /// Seats of others.
+    /// By borrowed seats.
     Borrowed,
-    /// Requests that wait.
+    /// By queued requests.
     Waiting,
-    /// How long they do.
+    /// By the average wait in queue.
     Wait,
-    /// Requests let through.
+    /// By dispatched requests.
     Dispatched,
-    /// Requests rejected; where none are, those that wait.
+    /// By rejected requests, then by queued ones.
     #[default]
     Rejected,
 }
 
 impl LevelSort {
-    /// All, in the order of the columns.
+    /// All columns, in their order.
     pub const ALL: [Self; 7] = [
         Self::Name,
         Self::Seats,
@@ -45,7 +45,7 @@ impl LevelSort {
     ];
 }
 
-/// What is scrolled on its own.
+/// A part of the screen that is scrolled on its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Panel {
     /// Priority levels.
@@ -57,51 +57,48 @@ pub enum Panel {
     Talkers,
 }
 
-/// Rows that are scrolled away, by block.
+/// The number of rows above the first visible one, for each panel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrollOffsets {
-    /// Of the levels.
+    /// Of priority levels.
     pub levels: usize,
-    /// Of the limits.
+    /// Of event and client limits.
     pub limits: usize,
-    /// Of the talkers.
+    /// Of top talkers.
     pub talkers: usize,
 }
 
-/// How the operator wants to see it.
+/// What the operator has chosen to see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// By what levels are sorted.
+    /// The column that priority levels are sorted by.
     pub sort: LevelSort,
-    /// The least first.
+    /// Reverse the order.
     pub reversed: bool,
-    /// Only what has this in its name.
+    /// Show only rows whose name contains this text. Case is ignored.
     pub filter: String,
-    /// The filter is being typed.
+    /// Keys edit the filter.
     pub editing_filter: bool,
-    /// Nothing moves.
+    /// Updates are not displayed.
     pub frozen: bool,
-    /// The keys are shown.
+    /// The help is displayed.
     pub help: bool,
-    /// What talkers are told apart by.
+    /// The grouping of top talkers.
     pub by: Dimension,
-    /// Over how long.
+    /// The time window of top talkers.
     pub window: Window,
-    /// Which of them are the first.
+    /// The measure that top talkers are sorted by.
     pub talker_sort: top_talkers::UsageMeasure,
-    /// What arrows scroll.
+    /// The panel that the arrow keys scroll.
     pub focus: Panel,
-    /// How far.
+    /// How far each panel is scrolled.
     pub scroll_offsets: ScrollOffsets,
 }
 
 impl ViewOptions {
-    /// Takes a key that changes how things are shown; one that means nothing does nothing.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "a key that means nothing does nothing"
-    )]
-    pub(super) fn handle_key(&mut self, key: KeyCode, blocks: &[Panel]) {
+    /// Handles a key outside the filter. `panels` are those on the screen. Other keys are ignored.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys are ignored")]
+    pub(super) fn handle_key(&mut self, key: KeyCode, panels: &[Panel]) {
         match key {
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('?' | 'h') => self.help = true,
@@ -117,7 +114,7 @@ impl ViewOptions {
                     next_after(&top_talkers::UsageMeasure::DISPLAY_ORDER, self.talker_sort)
             }
             KeyCode::Char(digit @ '1'..='9') => self.sort_by_column(digit),
-            KeyCode::Tab => self.focus = next_after(blocks, self.focus),
+            KeyCode::Tab => self.focus = next_after(panels, self.focus),
             KeyCode::Down | KeyCode::Char('j') => {
                 *self.focused_offset() = self.focused_offset().saturating_add(1)
             }
@@ -131,7 +128,7 @@ impl ViewOptions {
                 *self.focused_offset() = self.focused_offset().saturating_sub(PAGE_ROWS)
             }
             KeyCode::Home => *self.focused_offset() = 0,
-            KeyCode::End => *self.focused_offset() = usize::MAX, // as far as there are rows
+            KeyCode::End => *self.focused_offset() = usize::MAX, // limited to the last row by `clamp_scroll_offsets`
             _ => {}
         }
         if matches!(key, KeyCode::Char('b' | 'w' | 't')) {
@@ -139,11 +136,8 @@ impl ViewOptions {
         }
     }
 
-    /// Takes a key while the filter is typed.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "a key that means nothing does nothing"
-    )]
+    /// Handles a key while the filter is edited.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys are ignored")]
     pub(super) fn handle_filter_key(&mut self, code: KeyCode) {
         match code {
             KeyCode::Enter => self.editing_filter = false,
@@ -162,12 +156,12 @@ impl ViewOptions {
         self.scroll_offsets = ScrollOffsets::default();
     }
 
-    /// So far each block can be scrolled: beyond its end there is nothing to come back from.
-    pub fn clamp_scroll_offsets(&mut self, most: ScrollOffsets) {
-        let at = &mut self.scroll_offsets;
-        at.levels = at.levels.min(most.levels);
-        at.limits = at.limits.min(most.limits);
-        at.talkers = at.talkers.min(most.talkers);
+    /// Limits the offsets to `max`, so that no panel is scrolled beyond its end.
+    pub fn clamp_scroll_offsets(&mut self, max: ScrollOffsets) {
+        let offsets = &mut self.scroll_offsets;
+        offsets.levels = offsets.levels.min(max.levels);
+        offsets.limits = offsets.limits.min(max.limits);
+        offsets.talkers = offsets.talkers.min(max.talkers);
     }
 
     fn focused_offset(&mut self) -> &mut usize {
@@ -178,7 +172,7 @@ impl ViewOptions {
         }
     }
 
-    /// The column of that number; the same again turns it round.
+    /// Sorts by the column of that number. The same column again reverses the order.
     fn sort_by_column(&mut self, digit: char) {
         let column = digit.to_digit(10).and_then(|n| usize::try_from(n).ok());
         let sort = column.and_then(|n| LevelSort::ALL.get(n.checked_sub(1)?));
@@ -188,16 +182,16 @@ impl ViewOptions {
         }
     }
 
-    /// Whether the filter lets that name through.
+    /// Whether `name` passes the filter.
     #[must_use]
     pub fn matches_filter(&self, name: &str) -> bool {
         self.filter.is_empty() || name.to_lowercase().contains(&self.filter.to_lowercase())
     }
 }
 
-/// The next of them, and after the last the first; the first as well if this is none of them.
-fn next_after<T: Copy + Default + PartialEq>(all: &[T], one: T) -> T {
-    let at = all.iter().position(|known| *known == one);
+/// The value after `current`. The first one after the last, and if `current` is not in `all`.
+fn next_after<T: Copy + Default + PartialEq>(all: &[T], current: T) -> T {
+    let at = all.iter().position(|value| *value == current);
     let next = at.and_then(|at| all.get(at + 1)).or_else(|| all.first());
     next.copied().unwrap_or_default()
 }

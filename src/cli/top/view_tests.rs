@@ -1,4 +1,4 @@
-//! What is on the screen, from models that are made up.
+//! The screen, drawn from constructed models.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -9,7 +9,7 @@ use ratatui::crossterm::event::KeyModifiers;
 use super::*;
 use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::view_options::Panel;
-use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::top_keys::TopKey;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
@@ -74,7 +74,7 @@ fn press(model: &mut TopModel, key: char) {
     model.handle_key(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE));
 }
 
-/// What is drawn, as lines.
+/// The screen as lines.
 fn render_lines(model: &TopModel, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal
@@ -240,7 +240,7 @@ fn talkers_are_grouped_by_the_selected_key() {
     );
 }
 
-/// A model with limits, and with more talkers than there is room for.
+/// A model with limits, and with more top talkers than fit on the screen.
 fn crowded_model(dry_run: bool) -> TopModel {
     let mut model = TopModel::default();
     for second in 0..12 {
@@ -313,7 +313,7 @@ fn every_talker_can_be_scrolled_to() {
     }
     assert_eq!(seen.len(), 40, "{seen:?}");
     for _ in 0..3 {
-        press(&mut model, 't'); // by bytes; from the top again
+        press(&mut model, 't'); // by bytes; scrolled back to the top
     }
     let lines = render_lines(&model, 100, 30);
     let first = lines.iter().find(|line| line.starts_with("user-"));

@@ -1,10 +1,10 @@
-//! The metrics one by one. Their help texts begin with Kubernetes' stability mark.
+//! The definitions of the metrics. Their help texts begin with Kubernetes' stability mark.
 
 use prometheus::proto::MetricType;
 
-use super::LevelMetricFamily;
-use super::add_nonempty_histogram;
-use super::to_f64;
+use super::view::LevelMetricFamily;
+use super::view::add_nonempty_histogram;
+use super::view::to_f64;
 use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::metrics::samples::MetricSpec;
 
@@ -23,7 +23,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[BETA] Requests that run now (watches only until they are initialized)",
         },
-        collect: |view, samples| view.add_gauges(samples, has_run, |row| row.executing),
+        collect: |view, samples| view.add_gauges(samples, has_run, |counters| counters.executing),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -32,7 +32,9 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[BETA] Seats taken now, by requests that run (watches only until they are initialized) and by what follows from those that ran",
         },
-        collect: |view, samples| view.add_gauges(samples, has_run, |row| row.executing_seats),
+        collect: |view, samples| {
+            view.add_gauges(samples, has_run, |counters| counters.executing_seats)
+        },
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -41,7 +43,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[BETA] Requests that wait now",
         },
-        collect: |view, samples| view.add_gauges(samples, has_queued, |row| row.waiting),
+        collect: |view, samples| view.add_gauges(samples, has_queued, |counters| counters.waiting),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -50,7 +52,9 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[ALPHA] Seats that waiting requests will need",
         },
-        collect: |view, samples| view.add_gauges(samples, has_queued, |row| row.waiting_seats),
+        collect: |view, samples| {
+            view.add_gauges(samples, has_queued, |counters| counters.waiting_seats)
+        },
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -142,7 +146,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[BETA] Requests that were let through",
         },
-        collect: |view, samples| view.add_counters(samples, |row| row.dispatched),
+        collect: |view, samples| view.add_counters(samples, |counters| counters.dispatched),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -250,8 +254,12 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             help: "[BETA] Requests that were refused",
         },
         collect: |view, samples| {
-            for ([schema, level], row) in view.schema_counters() {
-                for (reason, times) in row.rejected.into_iter().filter(|(_, times)| *times > 0) {
+            for ([schema, level], counters) in view.schema_counters() {
+                for (reason, times) in counters
+                    .rejected
+                    .into_iter()
+                    .filter(|(_, times)| *times > 0)
+                {
                     samples.add_value(&[schema, level, reason.label()], to_f64(times));
                 }
             }
@@ -264,7 +272,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[ALPHA] Times that the request whose turn it was found too few seats free",
         },
-        collect: |view, samples| view.add_counters(samples, |row| row.no_accommodation),
+        collect: |view, samples| view.add_counters(samples, |counters| counters.no_accommodation),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -274,12 +282,12 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             help: "[ALPHA] Time that requests ran (watches: until they were initialized)",
         },
         collect: |view, samples| {
-            for ([schema, level], row) in view.schema_counters() {
-                add_nonempty_histogram(samples, &[schema, level, "regular"], &row.executions);
+            for ([schema, level], counters) in view.schema_counters() {
+                add_nonempty_histogram(samples, &[schema, level, "regular"], &counters.executions);
                 add_nonempty_histogram(
                     samples,
                     &[schema, level, "watch"],
-                    &row.watch_initializations,
+                    &counters.watch_initializations,
                 );
             }
         },
@@ -291,7 +299,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[ALPHA] Length of the queue that a request joined, as it found it with itself",
         },
-        collect: |view, samples| view.add_histograms(samples, |row| &row.queue_lengths),
+        collect: |view, samples| view.add_histograms(samples, |counters| &counters.queue_lengths),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -301,9 +309,13 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             help: "[BETA] Time that requests spent in a queue",
         },
         collect: |view, samples| {
-            for ([schema, level], row) in view.schema_counters() {
-                add_nonempty_histogram(samples, &["false", schema, level], &row.rejected_waits);
-                add_nonempty_histogram(samples, &["true", schema, level], &row.waits);
+            for ([schema, level], counters) in view.schema_counters() {
+                add_nonempty_histogram(
+                    samples,
+                    &["false", schema, level],
+                    &counters.rejected_waits,
+                );
+                add_nonempty_histogram(samples, &["true", schema, level], &counters.waits);
             }
         },
     },
@@ -341,7 +353,7 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[ALPHA] Watches that a write concerns, as estimated",
         },
-        collect: |view, samples| view.add_histograms(samples, |row| &row.watch_counts),
+        collect: |view, samples| view.add_histograms(samples, |counters| &counters.watch_counts),
     },
     LevelMetricFamily {
         spec: MetricSpec {
@@ -350,14 +362,14 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: SCHEMA_LABELS,
             help: "[ALPHA] Seats that requests were estimated to need, the more of while they run and after it",
         },
-        collect: |view, samples| view.add_histograms(samples, |row| &row.estimated_seats),
+        collect: |view, samples| view.add_histograms(samples, |counters| &counters.estimated_seats),
     },
 ];
 
-fn has_run(row: &SchemaCounters) -> bool {
-    row.dispatched > 0
+fn has_run(counters: &SchemaCounters) -> bool {
+    counters.dispatched > 0
 }
 
-fn has_queued(row: &SchemaCounters) -> bool {
-    row.queue_lengths.count() > 0
+fn has_queued(counters: &SchemaCounters) -> bool {
+    counters.queue_lengths.count() > 0
 }

@@ -1,59 +1,49 @@
-//! `apiserver_flowcontrol_*`: what kube-apiserver 1.36 shows of API Priority and Fairness, under the
-//! same names, with the same labels and buckets.
+//! The `apiserver_flowcontrol_*` metrics of kube-apiserver 1.36, under the same names, with the
+//! same labels and buckets.
 //!
-//! Everything is read from the levels when somebody looks; each level's numbers are of one instant.
+//! All values are read from the levels at each scrape. The values of one level are of one instant.
 //! As upstream, a series begins with the first event that it counts, and does not end with its
-//! level. Left out are the metrics that upstream hides by default since they are deprecated.
-//! `read_vs_write_current_requests` is shown by `in_flight`.
+//! level. The metrics that upstream deprecates and hides by default are left out.
+//! `metrics::in_flight` exposes `read_vs_write_current_requests`.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `view` |
+//! | 1 | `families` |
 
 mod families;
-#[cfg(test)]
-mod tests;
+mod view;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use prometheus::core::Collector;
 use prometheus::core::Desc;
 use prometheus::proto::MetricFamily;
 
 use self::families::FAMILIES;
-
+use self::view::LevelsView;
 use crate::clock::Clock;
-use crate::flowcontrol::concurrency::LevelSeats as Seats;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::level::LevelMetrics;
-use crate::flowcontrol::level::SchemaCounters;
-use crate::flowcontrol::metrics::histogram::Histogram;
-use crate::flowcontrol::metrics::samples::MetricSamples;
-use crate::flowcontrol::metrics::samples::MetricSpec;
+use crate::flowcontrol::level::PriorityLevel;
 use crate::metrics::Registry;
 
-/// A metric, and how to find its samples.
-struct LevelMetricFamily {
-    spec: MetricSpec,
-    collect: fn(&mut LevelsView, &mut MetricSamples),
-}
+/// Returns all levels that exist or have existed, and the `seat_fair_frac` of the last adjustment.
+type ReadLevels = dyn Fn() -> (Vec<Arc<PriorityLevel>>, f64) + Send + Sync;
 
-/// All levels at (almost) one instant.
-struct LevelsView {
-    now: Instant,
-    levels: Vec<(String, LevelMetrics)>,
-    fair_fraction: f64,
-}
-
-/// Shows all families of one controller.
+/// Exposes all families of one controller.
 struct LevelCollector {
-    controller: Arc<Controller>,
+    read_levels: Box<ReadLevels>,
     descs: Vec<Desc>,
 }
 
-/// Shows the controller in `registry`.
-pub(super) fn register(controller: &Arc<Controller>, registry: &Registry) {
+/// Registers a collector in `registry` that calls `read_levels` at each scrape.
+pub(super) fn register(
+    registry: &Registry,
+    read_levels: impl Fn() -> (Vec<Arc<PriorityLevel>>, f64) + Send + Sync + 'static,
+) {
     registry.register_collector(LevelCollector {
-        controller: Arc::clone(controller),
+        read_levels: Box::new(read_levels),
         descs: FAMILIES.iter().map(|family| family.spec.desc()).collect(),
     });
 }
@@ -64,7 +54,7 @@ impl Collector for LevelCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let (levels, fair_fraction) = self.controller.levels_and_fair_fraction();
+        let (levels, fair_fraction) = (self.read_levels)();
         let mut view = LevelsView {
             now: Clock.now(),
             levels: levels
@@ -80,87 +70,4 @@ impl Collector for LevelCollector {
         });
         families.collect()
     }
-}
-
-impl LevelsView {
-    fn schema_counters(&self) -> impl Iterator<Item = ([&str; 2], &SchemaCounters)> {
-        self.levels.iter().flat_map(|(name, level)| {
-            let rows = level.counters.schemas.iter();
-            rows.map(move |row| ([row.flow_schema.as_str(), name.as_str()], row))
-        })
-    }
-
-    /// A counter of each row in which anything was counted.
-    fn add_counters(&self, samples: &mut MetricSamples, count: fn(&SchemaCounters) -> u64) {
-        for (labels, row) in self.schema_counters().filter(|(_, row)| count(row) > 0) {
-            samples.add_value(&labels, to_f64(count(row)));
-        }
-    }
-
-    /// A gauge of each row that has ever `begun`.
-    fn add_gauges(
-        &self,
-        samples: &mut MetricSamples,
-        begun: fn(&SchemaCounters) -> bool,
-        value: fn(&SchemaCounters) -> u64,
-    ) {
-        for (labels, row) in self.schema_counters().filter(|(_, row)| begun(row)) {
-            samples.add_value(&labels, to_f64(value(row)));
-        }
-    }
-
-    fn add_histograms(
-        &self,
-        samples: &mut MetricSamples,
-        histogram: fn(&SchemaCounters) -> &Histogram,
-    ) {
-        for (labels, row) in self.schema_counters() {
-            add_nonempty_histogram(samples, &labels, histogram(row));
-        }
-    }
-
-    /// A gauge of what a level's seats were when they were last divided.
-    fn add_seat_gauges(&self, samples: &mut MetricSamples, value: fn(&Seats) -> f64) {
-        for (name, level) in &self.levels {
-            if let Some(seats) = &level.counters.seats {
-                samples.add_value(&[name], value(seats));
-            }
-        }
-    }
-
-    fn add_dispatch_gauges(
-        &self,
-        samples: &mut MetricSamples,
-        time: fn(&LastDispatch) -> SeatSeconds,
-    ) {
-        for (name, level) in &self.levels {
-            if let Some(last) = &level.last_dispatch {
-                samples.add_value(&[name], time(last).as_f64());
-            }
-        }
-    }
-
-    fn add_bounds_gauges(
-        &self,
-        samples: &mut MetricSamples,
-        bounds: fn(&LastDispatch) -> (SeatSeconds, SeatSeconds),
-    ) {
-        for (name, level) in &self.levels {
-            if let Some((least, greatest)) = level.last_dispatch.as_ref().map(bounds) {
-                samples.add_value(&["min", name], least.as_f64());
-                samples.add_value(&["max", name], greatest.as_f64());
-            }
-        }
-    }
-}
-
-fn add_nonempty_histogram(samples: &mut MetricSamples, labels: &[&str], histogram: &Histogram) {
-    if histogram.count() > 0 {
-        samples.add_histogram(labels, histogram);
-    }
-}
-
-#[expect(clippy::as_conversions, reason = "a metric is a float")]
-const fn to_f64(count: u64) -> f64 {
-    count as f64
 }

@@ -1,40 +1,40 @@
-//! Divides a sum among classes in proportion to what each would like, within bounds.
+//! Divides a sum among classes in proportion to their targets, within bounds.
 //!
-//! The one problem that borrowing has to solve: every class has a target, a least and a greatest
-//! allocation, and all of the sum is to be given away, no more and no less. The answer is one
-//! proportion p such that class i gets
+//! This is the one problem that borrowing has to solve. Every class has a target, a lower and an
+//! upper bound, and the whole sum must be allocated. The solution is one proportion p such that
+//! class i gets
 //!
-//! 1. p × targetᵢ, if that lies within its bounds;
+//! 1. p × targetᵢ, if that is within its bounds;
 //! 2. its lower bound, if that is more;
 //! 3. its upper bound, if that is less;
 //!
-//! and these add up to the sum. It exists whenever the sum lies between those of the bounds, and
-//! the allocations are then unique. This is `computeConcurrencyAllocation` of Kubernetes 1.36,
-//! operation by operation, since the results are rounded to seats afterwards.
+//! and the allocations add up to the sum. It exists whenever the sum is between the sums of the
+//! bounds, and the allocations are then unique. This is `computeConcurrencyAllocation` of
+//! Kubernetes 1.36, operation by operation, because the results are rounded to seats afterwards.
 //!
-//! Pure arithmetic: what the classes are is not known here.
+//! This module is pure arithmetic and knows nothing of priority levels.
 
 use std::fmt;
 
-/// Targets below this count as this, so that idle classes share what nobody asked for.
+/// Targets below this count as this, so that idle classes share what no class wants.
 const MIN_TARGET: f64 = 0.001;
 
-/// Sums that differ by less are equal: far above the rounding errors of a few dozen terms, far
-/// below a seat.
+/// Sums that differ by less are equal. It is far above the rounding errors of a few dozen terms,
+/// and far below a seat.
 const EPSILON: f64 = 1e-7;
 
-/// One of those among whom the sum is divided.
+/// One of the classes that share the sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllocationClass {
-    /// The least it gets; not negative.
+    /// The least allocation. Not negative.
     pub lower_bound: f64,
-    /// The most it gets; not less than the lower bound.
+    /// The greatest allocation. Not less than the lower bound.
     pub upper_bound: f64,
-    /// What it would like; not less than the lower bound.
+    /// The wanted allocation. Not less than the lower bound.
     pub target: f64,
 }
 
-/// Who gets what.
+/// The result of a division.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
     /// One for each class, in their order.
@@ -43,7 +43,7 @@ pub struct Allocation {
     pub fair_proportion: f64,
 }
 
-/// Why the sum cannot be divided; the wording is upstream's.
+/// The errors of a division, in upstream's wording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the class at fault and the numbers that are")]
 pub enum AllocationError {
@@ -51,31 +51,32 @@ pub enum AllocationError {
     NegativeSum,
     /// A lower bound is negative.
     NegativeLowerBound { class: usize, lower_bound: f64 },
-    /// A class would like less than it must get.
+    /// A target is below its lower bound.
     TargetBelowLowerBound {
         class: usize,
         target: f64,
         lower_bound: f64,
     },
-    /// A class may not get what it must.
+    /// An upper bound is below its lower bound.
     UpperBelowLowerBound {
         class: usize,
         upper_bound: f64,
         lower_bound: f64,
     },
-    /// All together must get more than there is.
+    /// The lower bounds add up to more than the sum.
     SumTooLow {
         lower_bounds: f64,
         required_sum: i64,
     },
-    /// All together may not get all there is.
+    /// The upper bounds add up to less than the sum.
     SumTooHigh {
         upper_bounds: f64,
         required_sum: i64,
     },
 }
 
-/// A value of p at which a class begins (at its lower bound) or ceases (at its upper) to follow it.
+/// A value of p from which on a class follows p (above its lower bound) or no longer does (at its
+/// upper bound).
 struct Breakpoint {
     proportion: f64,
     target: f64,
@@ -86,7 +87,7 @@ struct Breakpoint {
 ///
 /// # Errors
 ///
-/// If the classes contradict themselves, or no division satisfies all bounds.
+/// The bounds of a class are inconsistent, or no division satisfies all bounds.
 #[expect(clippy::as_conversions, reason = "a number of seats is far below 2^53")]
 pub fn allocate(
     required_sum: i64,
@@ -152,15 +153,16 @@ pub fn allocate(
 fn build_allocation(
     classes: &[AllocationClass],
     fair_proportion: f64,
-    share: impl Fn(&AllocationClass) -> f64,
+    allocation: impl Fn(&AllocationClass) -> f64,
 ) -> Allocation {
     Allocation {
-        allocations: classes.iter().map(share).collect(),
+        allocations: classes.iter().map(allocation).collect(),
         fair_proportion,
     }
 }
 
-/// Follows the sum of the allocations as p grows, bend by bend, to where it is `required`.
+/// Follows the sum of the allocations as p grows, breakpoint by breakpoint, to where it is
+/// `required`.
 fn find_proportion(
     required: f64,
     lower_bounds: f64,
@@ -188,7 +190,7 @@ fn find_proportion(
     bends.sort_by(|a, b| a.proportion.total_cmp(&b.proportion));
     let mut p = lowest;
     let mut allocated = lower_bounds;
-    let mut slope = 0.0; // the targets of those who follow p
+    let mut slope = 0.0; // the sum of the targets of the classes that follow p
     let mut following = 0_u32;
     for bend in bends {
         if bend.proportion > p {
@@ -244,9 +246,9 @@ fn validate(index: usize, class: &AllocationClass) -> Result<(), AllocationError
     Ok(())
 }
 
-/// From the first class to the last, so that the rounding is upstream's.
-fn sum(classes: &[AllocationClass], of: impl Fn(&AllocationClass) -> f64) -> f64 {
-    classes.iter().map(of).fold(0.0, |sum, term| sum + term)
+/// Adds from the first class to the last, so that the rounding is upstream's.
+fn sum(classes: &[AllocationClass], value: impl Fn(&AllocationClass) -> f64) -> f64 {
+    classes.iter().map(value).fold(0.0, |sum, term| sum + term)
 }
 
 impl AllocationClass {
@@ -254,12 +256,12 @@ impl AllocationClass {
         self.target.max(MIN_TARGET)
     }
 
-    /// The p from which on it gets more than its lower bound.
+    /// The p above which the class gets more than its lower bound.
     fn relative_lower(&self) -> f64 {
         self.lower_bound / self.floored_target()
     }
 
-    /// The p from which on it gets no more.
+    /// The p above which the class gets no more.
     fn relative_upper(&self) -> f64 {
         self.upper_bound / self.floored_target()
     }
@@ -314,7 +316,8 @@ impl fmt::Display for AllocationError {
     }
 }
 
-/// As Go's `%v` shows a number: with an exponent of two digits or more below 1e-4 and from 1e6 on, as its shortest `%g` has it.
+/// Formats a number as Go's `%v` does: as shortest `%g`, with an exponent of two digits or more
+/// below 1e-4 and from 1e6 on.
 fn format_go_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e');
@@ -419,7 +422,7 @@ mod tests {
         );
     }
 
-    /// The properties in the header, for a grid of problems.
+    /// Checks the properties of the module documentation for a grid of problems.
     #[test]
     fn the_whole_sum_is_allocated_at_one_proportion_within_the_bounds() {
         let sizes = [

@@ -1,12 +1,12 @@
-//! Moves seats from levels that do not need theirs to levels that do, as often as it is asked.
+//! Moves seats from levels that do not need theirs to levels that do. One call is one adjustment.
 //!
-//! Each level keeps what it currently needs of its own seats; what is left goes where demand is, in
-//! proportion to it. What an exempt level uses comes first, for it cannot be limited: the others
-//! share the rest, and only if it does not suffice for what they need are they cut, down to what
-//! they never lend. `updateBorrowingLocked` of Kubernetes 1.36.
+//! Each level keeps what it currently needs of its own seats. The remaining seats are distributed
+//! in proportion to demand. The seats that an exempt level uses come first, because exempt levels
+//! cannot be limited. The other levels share the rest. Only if that does not cover their needs are
+//! they cut, down to their lower limits. This is `updateBorrowingLocked` of Kubernetes 1.36.
 //!
-//! One call is one adjustment, and has no memory; demand is smoothed in
-//! [`demand`](crate::flowcontrol::concurrency::demand).
+//! An adjustment has no state. [`demand`](crate::flowcontrol::concurrency::demand) smooths the
+//! demand.
 
 use crate::flowcontrol::concurrency::allocation::AllocationClass;
 use crate::flowcontrol::concurrency::allocation::AllocationError;
@@ -14,58 +14,58 @@ use crate::flowcontrol::concurrency::allocation::allocate;
 use crate::flowcontrol::concurrency::demand::SmoothedDemand;
 use crate::flowcontrol::concurrency::level_limits::LevelLimits;
 
-/// What a level brings to an adjustment.
+/// The input of an adjustment for one level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BorrowingInput {
     /// Whether the level is exempt.
     pub exempt: bool,
-    /// Its limits by configuration.
+    /// The limits by configuration, in seats.
     pub limits: LevelLimits,
-    /// What it wants.
+    /// The demand of the level, in seats.
     pub demand: SmoothedDemand,
 }
 
-/// What one level takes away from an adjustment.
+/// The result of an adjustment for one level.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SeatAllocation {
-    /// `minCurrentCL`: what it needs of its own seats now.
+    /// `minCurrentCL`: the seats that the level needs now of its own.
     pub min_current: u32,
-    /// What it would have if seats could be had without limit.
+    /// The seats that the level would have if seats were unlimited.
     pub target: f64,
-    /// `currentCL`: the seats it has until the next adjustment. None: as many as before.
+    /// `currentCL`: the seats of the level until the next adjustment. `None`: as many as before.
     pub current: Option<u32>,
 }
 
-/// The outcome of an adjustment.
+/// The result of an adjustment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adjustment {
-    /// One for each claim, in their order.
+    /// One for each input, in their order.
     pub allocations: Vec<SeatAllocation>,
-    /// The part of its target that an unbounded level got; 0 when seats were too scarce to share.
+    /// The part of its target that an unbounded level got. 0 if there were too few seats to share.
     pub fair_fraction: f64,
-    /// Why the limited levels keep what they have: their configuration leaves no way to divide the
-    /// seats (it allows them, all together, to borrow less than is left).
+    /// The limited levels keep the seats they have, because their configuration permits no division
+    /// (together they may borrow less than is left).
     pub error: Option<AllocationError>,
 }
 
-/// Divides the seats anew.
+/// Computes the seats of all levels until the next adjustment.
 #[must_use]
-pub fn compute_adjustment(claims: &[BorrowingInput]) -> Adjustment {
-    let mut shares: Vec<SeatAllocation> = claims
+pub fn compute_adjustment(inputs: &[BorrowingInput]) -> Adjustment {
+    let mut allocations: Vec<SeatAllocation> = inputs
         .iter()
         .map(BorrowingInput::initial_allocation)
         .collect();
-    let nominal: i64 = claims
+    let nominal: i64 = inputs
         .iter()
-        .map(|claim| i64::from(claim.limits.nominal))
+        .map(|input| i64::from(input.limits.nominal))
         .sum();
     let (mut remaining, mut lower, mut needed) = (nominal, 0, 0);
-    for (claim, share) in claims.iter().zip(&shares) {
-        if claim.exempt {
-            remaining -= i64::from(share.min_current);
+    for (input, allocated) in inputs.iter().zip(&allocations) {
+        if input.exempt {
+            remaining -= i64::from(allocated.min_current);
         } else {
-            lower += i64::from(claim.limits.lower);
-            needed += i64::from(share.min_current);
+            lower += i64::from(input.limits.lower);
+            needed += i64::from(allocated.min_current);
         }
     }
     let mut adjustment = Adjustment {
@@ -73,36 +73,38 @@ pub fn compute_adjustment(claims: &[BorrowingInput]) -> Adjustment {
         fair_fraction: 0.0,
         error: None,
     };
-    let limited = claims
+    let limited = inputs
         .iter()
-        .zip(&mut shares)
-        .filter(|(claim, _)| !claim.exempt);
+        .zip(&mut allocations)
+        .filter(|(input, _)| !input.exempt);
     if remaining <= lower {
-        limited.for_each(|(claim, share)| share.current = Some(claim.limits.lower));
+        limited.for_each(|(input, allocated)| allocated.current = Some(input.limits.lower));
     } else if remaining <= needed {
-        let part = ratio(remaining - lower, needed - lower);
-        limited.for_each(|(claim, share)| share.current = Some(claim.scale_down(share, part)));
+        let fraction = ratio(remaining - lower, needed - lower);
+        limited.for_each(|(input, allocated)| {
+            allocated.current = Some(input.scale_down(allocated, fraction))
+        });
     } else {
-        // Of all the nominal seats, although an exempt level may be using some: so it is upstream.
+        // Of all the nominal seats, although an exempt level may be using some, as upstream.
         let (classes, limited): (Vec<AllocationClass>, Vec<&mut SeatAllocation>) = limited
-            .map(|(claim, share)| (claim.allocation_class(share), share))
+            .map(|(input, allocated)| (input.allocation_class(allocated), allocated))
             .unzip();
         match allocate(nominal, &classes) {
             Ok(allocation) => {
                 adjustment.fair_fraction = allocation.fair_proportion;
-                for (share, seats) in limited.into_iter().zip(allocation.allocations) {
-                    share.current = Some(round(seats));
+                for (allocated, seats) in limited.into_iter().zip(allocation.allocations) {
+                    allocated.current = Some(round(seats));
                 }
             }
             Err(error) => adjustment.error = Some(error),
         }
     }
-    adjustment.allocations = shares;
+    adjustment.allocations = allocations;
     adjustment
 }
 
 impl BorrowingInput {
-    /// What the level needs and wants. An exempt one has what it needs at once.
+    /// The seats that the level needs, and its target. An exempt level gets its need at once.
     fn initial_allocation(&self) -> SeatAllocation {
         let Self {
             exempt,
@@ -118,18 +120,18 @@ impl BorrowingInput {
         }
     }
 
-    fn allocation_class(&self, share: &SeatAllocation) -> AllocationClass {
+    fn allocation_class(&self, allocated: &SeatAllocation) -> AllocationClass {
         AllocationClass {
-            lower_bound: f64::from(share.min_current),
+            lower_bound: f64::from(allocated.min_current),
             upper_bound: f64::from(self.limits.upper),
-            target: share.target,
+            target: allocated.target,
         }
     }
 
-    /// What it never lends, and a part of what it needs beyond.
-    fn scale_down(&self, share: &SeatAllocation, part: f64) -> u32 {
+    /// The lower limit, and a part of the need above it.
+    fn scale_down(&self, allocated: &SeatAllocation, fraction: f64) -> u32 {
         let lower = self.limits.lower;
-        lower + round(f64::from(share.min_current - lower) * part)
+        lower + round(f64::from(allocated.min_current - lower) * fraction)
     }
 }
 
@@ -138,7 +140,7 @@ fn ratio(part: i64, whole: i64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// Half away from zero.
+/// Rounds half away from zero.
 #[expect(
     clippy::as_conversions,
     reason = "an allocation lies between two numbers of seats"
@@ -168,7 +170,8 @@ mod tests {
         }
     }
 
-    /// `workload-high`, `workload-low`, `catch-all` and `exempt` of a server with 870 seats.
+    /// The levels `workload-high`, `workload-low`, `catch-all` and `exempt` of a server with 870
+    /// seats.
     fn levels(high: u32, low: u32, catch_all: u32, exempt: u32) -> [BorrowingInput; 4] {
         [
             input(false, 240, 120, high),
@@ -178,27 +181,27 @@ mod tests {
         ]
     }
 
-    fn current(claims: &[BorrowingInput]) -> Vec<Option<u32>> {
-        compute_adjustment(claims)
+    fn current(inputs: &[BorrowingInput]) -> Vec<Option<u32>> {
+        compute_adjustment(inputs)
             .allocations
             .iter()
-            .map(|share| share.current)
+            .map(|allocated| allocated.current)
             .collect()
     }
 
     #[test]
     fn levels_keep_their_lower_limits_whatever_exempt_levels_use() {
-        let claims = levels(970, 970, 970, 970);
-        assert_eq!(current(&claims), [Some(120), Some(60), Some(30), Some(970)]);
-        assert_eq!(compute_adjustment(&claims).fair_fraction, 0.0);
+        let inputs = levels(970, 970, 970, 970);
+        assert_eq!(current(&inputs), [Some(120), Some(60), Some(30), Some(970)]);
+        assert_eq!(compute_adjustment(&inputs).fair_fraction, 0.0);
     }
 
     #[test]
     fn seats_short_of_all_needs_are_reduced_in_proportion() {
         let halfway = 870 - (180 + 330 + 30);
-        let claims = levels(970, 970, 970, halfway);
+        let inputs = levels(970, 970, 970, halfway);
         assert_eq!(
-            current(&claims),
+            current(&inputs),
             [Some(180), Some(330), Some(30), Some(halfway)]
         );
     }
@@ -213,11 +216,11 @@ mod tests {
 
     #[test]
     fn seats_are_divided_in_proportion_to_demand() {
-        let claims = [input(false, 100, 10, 300), input(false, 100, 10, 20)];
-        let divided = compute_adjustment(&claims);
+        let inputs = [input(false, 100, 10, 300), input(false, 100, 10, 20)];
+        let divided = compute_adjustment(&inputs);
         assert_eq!(divided.fair_fraction, 0.6);
         assert_eq!(
-            current(&claims),
+            current(&inputs),
             [Some(180), Some(20)],
             "the second keeps what it needs"
         );
@@ -225,9 +228,9 @@ mod tests {
 
     #[test]
     fn seats_that_no_level_may_borrow_change_nothing() {
-        let mut claims = [input(false, 100, 100, 0), input(true, 50, 0, 0)];
-        claims[0].limits.upper = 100;
-        let divided = compute_adjustment(&claims);
+        let mut inputs = [input(false, 100, 100, 0), input(true, 50, 0, 0)];
+        inputs[0].limits.upper = 100;
+        let divided = compute_adjustment(&inputs);
         assert_eq!(divided.allocations[0].current, None);
         assert_eq!(divided.allocations[1].current, Some(0));
         assert!(matches!(

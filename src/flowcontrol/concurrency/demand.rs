@@ -1,20 +1,21 @@
-//! How many seats a level wants: measured without gaps, then smoothed.
+//! The number of seats that a level wants: measured without gaps, then smoothed.
 //!
-//! The measure is an integral over time, so a burst counts for as long as it lasted, however rarely
-//! anybody looks. The smoothing jumps up at once and forgets slowly: a level that may need its
-//! seats again should not have to wait for them. `fairqueuing/integrator.go` and
+//! The measure is an integral over time. A burst counts for its whole duration, however rarely the
+//! integral is read. The smoothed value rises at once and falls slowly, so that a level that needs
+//! its seats again does not have to wait for them. These are `fairqueuing/integrator.go` and
 //! `seatDemandStats.update` of Kubernetes 1.36, in their order of operations: the deviation is a
 //! small difference of large numbers.
 //!
-//! What is done with the demand is [`borrowing`](crate::flowcontrol::concurrency::borrowing)'s business.
+//! [`borrowing`](crate::flowcontrol::concurrency::borrowing) uses the demand.
 
 use std::time::Instant;
 
-/// What is left of an old demand after one period. At a period of 10 s half of it is gone in five
-/// minutes.
+/// The part of an old demand that is left after one period. With periods of 10 s, half of it is
+/// gone after five minutes.
 const DECAY: f64 = 0.977;
 
-/// The rest, for the new one. Written out, since 1 - 0.977 is not this number in floating point.
+/// The weight of the new demand. Written out, because 1 - 0.977 is not this number in floating
+/// point.
 const DECAY_COMPLEMENT: f64 = 0.023;
 
 /// Integrates a level's seat demand over the time since the last reset.
@@ -37,26 +38,26 @@ struct Integral {
 /// The demand over one period.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DemandPeriod {
-    /// Its length in seconds.
+    /// The length of the period in seconds.
     pub seconds: f64,
-    /// The least demand.
+    /// The least demand, in seats.
     pub min: f64,
-    /// The greatest.
+    /// The greatest demand, in seats.
     pub max: f64,
-    /// Average and deviation over time; none for a period of no length.
+    /// Average and deviation over time. `None` for a period of length 0.
     pub moments: Option<Moments>,
 }
 
 /// Time-weighted statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moments {
-    /// The average.
+    /// The average, in seats.
     pub average: f64,
-    /// The standard deviation; 0 where rounding would make it imaginary.
+    /// The standard deviation. 0 where rounding makes the variance negative.
     pub deviation: f64,
 }
 
-/// What borrowing remembers of a level's demand from period to period.
+/// The demand statistics of a level that borrowing keeps from period to period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SmoothedDemand {
     /// The greatest demand of the last period.
@@ -65,12 +66,12 @@ pub struct SmoothedDemand {
     pub average: f64,
     /// The standard deviation of the last period.
     pub deviation: f64,
-    /// What the level is taken to want: high demand at once, low demand in the end.
+    /// The smoothed demand: it rises at once and falls slowly.
     pub smoothed: f64,
 }
 
 impl SeatDemand {
-    /// Of a level that wants nothing yet.
+    /// Starts without demand.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -82,7 +83,7 @@ impl SeatDemand {
         }
     }
 
-    /// From `now` on the level wants so many seats. To be called when that changes.
+    /// Sets the demand from `now` on. The caller calls this on each change.
     #[expect(clippy::as_conversions, reason = "a number of seats is far below 2^53")]
     pub fn set(&mut self, now: Instant, seats: u64) {
         self.advance(now);
@@ -111,7 +112,8 @@ impl SeatDemand {
         }
     }
 
-    /// The same, and a new period begins with the demand of now.
+    /// Returns the statistics since the last reset, and begins a new period with the current
+    /// demand.
     pub fn reset(&mut self, now: Instant) -> DemandPeriod {
         let period = self.read(now);
         self.integral = Integral::default();
@@ -129,7 +131,7 @@ impl SeatDemand {
 }
 
 impl SmoothedDemand {
-    /// Takes in one more period. One of no length only tells how high demand is now.
+    /// Adds one more period. A period of length 0 only raises the current demand.
     #[expect(
         clippy::as_conversions,
         reason = "saturates; the demand is a number of seats"

@@ -1,37 +1,37 @@
-//! From shares to seats: the limits that a configuration gives each level, before anyone borrows.
+//! Converts shares to seats: the limits that the configuration gives each level, before borrowing.
 //!
 //! The server's seats are divided in proportion to shares and rounded up, so that a level with any
-//! share has a seat; the sum may pass the server's total by less than one for each level. A level
-//! lends at most a part of its seats, and borrows at most a multiple of them. Kubernetes 1.36:
-//! `finishQueueSetReconfigsLocked` and `max_seats.go`.
+//! share has a seat. The sum may exceed the server's total by less than one for each level. A level
+//! lends at most a percentage of its seats, and borrows at most a percentage of them. Kubernetes
+//! 1.36: `finishQueueSetReconfigsLocked` and `max_seats.go`.
 
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 
-/// The part of a level's seats that one request may have, at most.
+/// The greatest fraction of a level's seats that one request may occupy.
 const MAX_SEATS_FRACTION: f64 = 0.15;
 
-/// A priority level as far as seats are concerned.
+/// The attributes of a priority level that determine its seats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LevelSpec {
-    /// The name, which is also its identity.
+    /// The name. It identifies the level.
     pub name: String,
-    /// Exempt, or what it does with requests that find no seat.
+    /// Exempt, or how the level treats requests that find no free seat.
     pub queuing: Queuing,
-    /// How much of the server it is worth, compared with the others; 0 for an exempt level that
-    /// does not say.
+    /// The shares of the server's seats, relative to the other levels. 0 for an exempt level that
+    /// does not set them.
     pub nominal_concurrency_shares: u32,
-    /// The part of its nominal limit that others may use; 0 if it does not say.
+    /// The percentage of the nominal limit that other levels may borrow. 0 if not set.
     pub lendable_percent: u32,
-    /// The part of its nominal limit that it may use of others, in addition; none: no bound.
+    /// The percentage of the nominal limit that the level may borrow in addition. `None`: no bound.
     pub borrowing_limit_percent: Option<u32>,
 }
 
-/// The seats that a level has by right, and how few and how many it may come to have.
+/// The limits of a level in seats: nominal, least and greatest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelLimits {
     /// `nominalCL`.
     pub nominal: u32,
-    /// `minCL`: what it keeps whatever others need.
+    /// `minCL`: the seats that the level never lends.
     pub lower: u32,
     /// `maxCL`.
     pub upper: u32,
@@ -56,8 +56,7 @@ impl LevelLimits {
     }
 }
 
-/// The most seats that a request of the level may be estimated at; none where nothing waits in
-/// queues.
+/// The greatest estimate of a request of the level, in seats. `None` for a level without queues.
 #[must_use]
 #[expect(
     clippy::as_conversions,
@@ -67,12 +66,12 @@ pub fn max_seats(queuing: Queuing, nominal: u32) -> Option<u32> {
     let Queuing::Queue { dealer, .. } = queuing else {
         return None;
     };
-    let part = (f64::from(nominal) * MAX_SEATS_FRACTION).ceil() as u32;
-    // Wider, and one flow with a wide request in each queue of its hand would fill the level.
-    Some(part.min(nominal / dealer.hand_size() as u32).max(1))
+    let by_fraction = (f64::from(nominal) * MAX_SEATS_FRACTION).ceil() as u32;
+    // With more, one flow with a wide request in each queue of its hand would fill the level.
+    Some(by_fraction.min(nominal / dealer.hand_size() as u32).max(1))
 }
 
-/// Multiplied first, then divided, then rounded up: so it is upstream.
+/// Multiplies first, then divides, then rounds up, as upstream.
 #[expect(
     clippy::as_conversions,
     reason = "at most the server's limit; sums of shares are exact"
@@ -85,7 +84,7 @@ fn nominal_limit(spec: &LevelSpec, share_sum: u64, server_concurrency_limit: u32
     (f64::from(server_concurrency_limit) * shares / share_sum as f64).ceil() as u32
 }
 
-/// Rounded half away from zero.
+/// Rounds half away from zero.
 #[expect(
     clippy::as_conversions,
     reason = "saturates: a limit past 2^32 is none"

@@ -1,11 +1,17 @@
-//! The seats of all priority levels: what the configuration gives each, and what it has at the
-//! moment.
+//! The seats of all priority levels: configured limits and current limits.
 //!
-//! This is the whole of the arithmetic that stands between the configuration objects and the
-//! levels' queue sets. Its owner tells it the levels when they change and calls
-//! [`Concurrency::adjust`] every [`BORROWING_ADJUSTMENT_PERIOD`]; it then installs each level's
-//! `current_limit`. Which objects are valid, which levels are imagined or still draining, is
-//! decided before; all that have or may yet have requests are to be given.
+//! This module has all the arithmetic between the configuration objects and the levels' queue sets.
+//! The [controller](crate::flowcontrol::controller) passes the levels when they change, and calls
+//! [`ConcurrencyLimits::adjust`] every [`BORROWING_ADJUSTMENT_PERIOD`]. It then applies each
+//! level's `current_limit`. The caller decides which objects are valid and which levels are
+//! imagined or draining. It passes all levels that have requests or may still receive some.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `allocation` `demand` `level_limits` |
+//! | 1 | `borrowing` |
 
 pub mod allocation;
 pub mod borrowing;
@@ -25,10 +31,10 @@ use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::concurrency::level_limits::max_seats;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 
-/// How long levels keep what they have borrowed: `borrowingAdjustmentPeriod`.
+/// The time for which levels keep borrowed seats: `borrowingAdjustmentPeriod`.
 pub const BORROWING_ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
 
-/// How the seats of one server stand divided.
+/// The seats of one server, divided among its levels.
 #[derive(Clone, Debug)]
 pub struct ConcurrencyLimits {
     server_concurrency_limit: u32,
@@ -36,28 +42,28 @@ pub struct ConcurrencyLimits {
     fair_fraction: f64,
 }
 
-/// One level's part.
+/// The seats of one level.
 #[derive(Clone, Debug)]
 pub struct LevelSeats {
-    /// What was configured.
+    /// The configured attributes.
     pub spec: LevelSpec,
-    /// What follows from that and all other levels' shares.
+    /// The limits that follow from the shares of all levels.
     pub limits: LevelLimits,
-    /// The most seats that one of its requests may be estimated at, if that is bounded. A level
-    /// that ceases to queue keeps the bound it had: so it is upstream.
+    /// The greatest estimate of a request of the level, if that is bounded. A level that stops
+    /// queuing keeps its bound, as upstream.
     pub max_seats: Option<u32>,
-    /// The statistics of its demand.
+    /// The demand statistics.
     pub demand: SmoothedDemand,
-    /// What it needs of its own seats.
+    /// The seats that the level needs of its own.
     pub min_current_limit: u32,
-    /// What it would have if seats could be had without limit.
+    /// The seats that the level would have if seats were unlimited.
     pub target: f64,
-    /// The seats it has until the next adjustment.
+    /// The seats of the level until the next adjustment.
     pub current_limit: u32,
 }
 
 impl ConcurrencyLimits {
-    /// Of a server with so many seats, and no levels yet.
+    /// A server with this many seats, without levels.
     #[must_use]
     pub const fn new(server_concurrency_limit: u32) -> Self {
         Self {
@@ -67,15 +73,14 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Changes the number of seats. It takes effect with the next
-    /// [`configure`](Self::configure).
+    /// Changes the number of seats. It takes effect with the next [`configure`](Self::configure).
     pub const fn set_server_concurrency_limit(&mut self, server_concurrency_limit: u32) {
         self.server_concurrency_limit = server_concurrency_limit;
     }
 
     /// Divides the seats among these levels from now on, and adjusts.
     ///
-    /// A level that was there before, by name, keeps the memory of its demand.
+    /// A level that existed before, by name, keeps its demand statistics.
     ///
     /// # Errors
     ///
@@ -108,13 +113,12 @@ impl ConcurrencyLimits {
         self.adjust(demand)
     }
 
-    /// Ends a period: takes in each level's demand, which `demand` is asked for once by name, and
-    /// divides the seats anew.
+    /// Ends a period: reads each level's demand and divides the seats again. `demand` is called
+    /// once per level, with its name.
     ///
     /// # Errors
     ///
-    /// If the configuration leaves no way to divide the seats; then the limited levels keep what
-    /// they have.
+    /// The configuration permits no division. The limited levels keep the seats they have.
     pub fn adjust(
         &mut self,
         mut demand: impl FnMut(&str) -> DemandPeriod,
@@ -122,28 +126,28 @@ impl ConcurrencyLimits {
         for level in &mut self.levels {
             level.demand.update(demand(&level.spec.name));
         }
-        let claims: Vec<BorrowingInput> = self
+        let inputs: Vec<BorrowingInput> = self
             .levels
             .iter()
             .map(LevelSeats::borrowing_input)
             .collect();
-        let adjustment = compute_adjustment(&claims);
-        for (level, share) in self.levels.iter_mut().zip(adjustment.allocations) {
-            level.min_current_limit = share.min_current;
-            level.target = share.target;
-            level.current_limit = share.current.unwrap_or(level.current_limit);
+        let adjustment = compute_adjustment(&inputs);
+        for (level, allocation) in self.levels.iter_mut().zip(adjustment.allocations) {
+            level.min_current_limit = allocation.min_current;
+            level.target = allocation.target;
+            level.current_limit = allocation.current.unwrap_or(level.current_limit);
         }
         self.fair_fraction = adjustment.fair_fraction;
         adjustment.error.map_or(Ok(()), Err)
     }
 
-    /// The levels, in the order in which they were given.
+    /// The levels, in the order of [`configure`](Self::configure).
     #[must_use]
     pub fn levels(&self) -> &[LevelSeats] {
         &self.levels
     }
 
-    /// The sum of the nominal limits, which rounding makes larger than the server's limit.
+    /// The sum of the nominal limits. Rounding makes it larger than the server's limit.
     #[must_use]
     pub fn nominal_limit_sum(&self) -> u64 {
         self.levels
@@ -158,8 +162,8 @@ impl ConcurrencyLimits {
         self.fair_fraction
     }
 
-    /// What the ratio metrics of a level divide by: its current limit, or a tenth of the server's
-    /// if it has none.
+    /// The denominator of a level's utilization metrics: its current limit, or a tenth of the
+    /// server's if the level has none.
     #[must_use]
     pub fn utilization_denominator(&self, level: &LevelSeats) -> u32 {
         if level.current_limit > 0 {

@@ -1,9 +1,9 @@
-//! From objects to levels: which there are, which are going, and how many seats each has.
+//! Turns configuration objects into levels: opens and drains them, and allocates their seats.
 //!
-//! The digest of `apf_controller.go` (Kubernetes 1.36). Its owner keeps it under a lock that no
-//! request takes. Levels that stay keep their queues and their memory. One that is gone from the
-//! objects drains first, without giving up its seats; after that it is closed, and only what was
-//! counted of it remains.
+//! This is the digest of `apf_controller.go` (Kubernetes 1.36). The controller keeps it under a
+//! lock that no request takes. Levels that stay keep their queues and statistics. A level that is
+//! removed from the objects first drains, and keeps its seats meanwhile. Then it is closed, and
+//! only its counters remain.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::snapshot::ConfigSnapshot;
+use super::snapshot::LevelEntry;
 use crate::flowcontrol::concurrency::ConcurrencyLimits;
 use crate::flowcontrol::concurrency::allocation::AllocationError;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level::PriorityLevel;
-use crate::flowcontrol::matching;
+use crate::flowcontrol::matching::CompiledLevel;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
@@ -30,19 +30,10 @@ use crate::request_info::RequestKind;
 pub(super) struct Configuration {
     matcher: Arc<Matcher>,
     concurrency: ConcurrencyLimits,
-    /// All levels that have ever been, by name.
+    /// All levels that exist or have existed, by name.
     levels: BTreeMap<String, LevelEntry>,
     in_flight: Arc<InFlightMetrics>,
     drained: Arc<Notify>,
-}
-
-#[derive(Debug)]
-pub(super) struct LevelEntry {
-    pub(super) level: Arc<PriorityLevel>,
-    /// Its object's; empty if there is none.
-    pub(super) uid: String,
-    /// What its object says, or said last.
-    spec: LevelSpec,
 }
 
 impl Configuration {
@@ -65,7 +56,7 @@ impl Configuration {
         (configuration, snapshot)
     }
 
-    /// Goes by these objects from now on.
+    /// Replaces the configured objects.
     pub(super) fn set_matcher(
         &mut self,
         now: Instant,
@@ -76,7 +67,7 @@ impl Configuration {
         self.digest(now, published);
     }
 
-    /// Divides so many seats from now on.
+    /// Changes the number of seats that the levels share.
     pub(super) fn set_server_concurrency_limit(
         &mut self,
         now: Instant,
@@ -87,26 +78,27 @@ impl Configuration {
         self.digest(now, published);
     }
 
-    /// Takes in the objects (again), and lets go of levels that have drained.
+    /// Applies the objects (again), and closes levels that have drained.
     ///
-    /// Seats are divided before anybody can come by the new configuration, and levels are closed
-    /// after nobody comes by the old one. Only who was on the way in between meets a closed level.
+    /// Seats are allocated before a request can see the new snapshot. Levels are closed after the
+    /// new snapshot has replaced the old one. Only a request that loaded the old snapshot meets a
+    /// closed level.
     pub(super) fn digest(&mut self, now: Instant, published: &ArcSwap<ConfigSnapshot>) {
         self.allocate_seats(now);
         published.store(Arc::new(ConfigSnapshot::new(&self.matcher, &self.levels)));
-        let mut late = false;
-        for known in self.levels.values() {
-            if known.level.is_in_use() && !self.is_configured(known.level.name()) {
-                let was_idle = !self.has_seats(known.level.name());
-                late |= !known.level.close(now) && was_idle;
+        let mut is_stale = false;
+        for entry in self.levels.values() {
+            if entry.level.is_in_use() && !self.is_configured(entry.level.name()) {
+                let was_idle = !self.has_seats(entry.level.name());
+                is_stale |= !entry.level.close(now) && was_idle;
             }
         }
-        if late {
-            self.allocate_seats(now); // a request slipped into a level that was taken to have gone
+        if is_stale {
+            self.allocate_seats(now); // a request arrived at a level that was taken to be idle
         }
     }
 
-    /// Ends a period of borrowing.
+    /// Ends a borrowing period.
     pub(super) fn adjust(&mut self, now: Instant) {
         let levels = &self.levels;
         let adjusted = self
@@ -121,11 +113,11 @@ impl Configuration {
         levels.filter(|level| level.is_in_use()).collect()
     }
 
-    /// Also those that are gone, by name.
+    /// All levels, also closed ones, by name.
     pub(super) fn all_levels(&self) -> Vec<Arc<PriorityLevel>> {
         self.levels
             .values()
-            .map(|known| Arc::clone(&known.level))
+            .map(|entry| Arc::clone(&entry.level))
             .collect()
     }
 
@@ -138,18 +130,18 @@ impl Configuration {
         for level in matcher.levels() {
             self.open_level(now, level);
         }
-        let draining = |known: &&LevelEntry| known.level.is_in_use() && !known.level.is_idle();
+        let draining = |entry: &&LevelEntry| entry.level.is_in_use() && !entry.level.is_idle();
         let specs = self
             .levels
             .values()
-            .filter(|known| self.is_configured(known.level.name()) || draining(known))
-            .map(|known| known.spec.clone())
+            .filter(|entry| self.is_configured(entry.level.name()) || draining(entry))
+            .map(|entry| entry.spec.clone())
             .collect();
         let levels = &self.levels;
-        let divided = self
+        let result = self
             .concurrency
             .configure(specs, |name| end_demand_period(levels, now, name));
-        self.apply_limits(now, divided);
+        self.apply_limits(now, result);
         let limits = UtilizationLimits {
             executing: Some(self.concurrency.nominal_limit_sum()),
             waiting: Some(self.queue_capacity()),
@@ -159,37 +151,37 @@ impl Configuration {
         }
     }
 
-    fn open_level(&mut self, now: Instant, level: &matching::CompiledLevel) {
+    fn open_level(&mut self, now: Instant, level: &CompiledLevel) {
         let spec = &level.spec;
         match self.levels.get_mut(&spec.name) {
-            // What it was when there was an object.
-            Some(known) if level.imagined && known.level.is_in_use() => {}
-            Some(known) => {
-                known.level.open(now, spec.queuing);
-                (known.uid, known.spec) = (level.uid.clone(), spec.clone());
+            // Keeps the spec of its last object.
+            Some(entry) if level.imagined && entry.level.is_in_use() => {}
+            Some(entry) => {
+                entry.level.open(now, spec.queuing);
+                (entry.uid, entry.spec) = (level.uid.clone(), spec.clone());
             }
             None => {
                 let Self {
                     in_flight, drained, ..
                 } = self;
-                let known = LevelEntry {
+                let entry = LevelEntry {
                     level: PriorityLevel::new(&spec.name, now, spec.queuing, in_flight, drained),
                     uid: level.uid.clone(),
                     spec: spec.clone(),
                 };
-                self.levels.insert(spec.name.clone(), known);
+                self.levels.insert(spec.name.clone(), entry);
             }
         }
     }
 
-    fn apply_limits(&self, now: Instant, divided: Result<(), AllocationError>) {
-        if let Err(why) = divided {
+    fn apply_limits(&self, now: Instant, result: Result<(), AllocationError>) {
+        if let Err(why) = result {
             warn!(%why, "priority levels keep the seats they have: these cannot be divided");
         }
         for seats in self.concurrency.levels() {
-            if let Some(known) = self.levels.get(&seats.spec.name) {
+            if let Some(entry) = self.levels.get(&seats.spec.name) {
                 let denominator = self.concurrency.utilization_denominator(seats);
-                known.level.apply_limits(now, seats, denominator);
+                entry.level.apply_limits(now, seats, denominator);
             }
         }
     }
@@ -206,21 +198,21 @@ impl Configuration {
         levels.any(|level| level.spec.name == name)
     }
 
-    /// The requests that all queues together may hold.
+    /// The number of requests that all queues together can hold.
     fn queue_capacity(&self) -> u64 {
         let levels = self.concurrency.levels().iter();
-        let places = levels.map(|level| match level.spec.queuing {
+        let capacities = levels.map(|level| match level.spec.queuing {
             Queuing::Queue {
                 dealer,
                 queue_length_limit,
             } => dealer.deck_size().saturating_mul(queue_length_limit),
             Queuing::Exempt | Queuing::Reject => 0,
         });
-        u64::try_from(places.fold(0, usize::saturating_add)).unwrap_or(u64::MAX)
+        u64::try_from(capacities.fold(0, usize::saturating_add)).unwrap_or(u64::MAX)
     }
 }
 
-/// The demand since the last period's end; of a level that is unknown, none.
+/// The demand since the end of the last period. No demand for an unknown level.
 fn end_demand_period(
     levels: &BTreeMap<String, LevelEntry>,
     now: Instant,
@@ -233,6 +225,6 @@ fn end_demand_period(
             max: 0.0,
             moments: None,
         },
-        |known| known.level.end_demand_period(now),
+        |entry| entry.level.end_demand_period(now),
     )
 }

@@ -1,9 +1,10 @@
-//! A request that runs at once, and queues on paper.
+//! Dry run: a request that executes at once, and is simulated in its queue.
 //!
-//! On paper it waits its turn in the same queue as any other, leaves it when its time to wait is
-//! up, and once it has its seats keeps them for as long as it really runs. The levels do not know
-//! of any of this: a task holds the place, and is told when the request has ended. The log tells of
-//! some of those that are refused on paper; the metrics count them all.
+//! The simulated request waits in the same queue as any other, and leaves it at its deadline. Once
+//! dispatched, it keeps its seats for as long as the real request executes. The levels do not
+//! distinguish it from a real request. A task holds the seat permit, and receives the execution
+//! time when the real request has ended. Some of the simulated rejections are logged. The metrics
+//! count all of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,31 +21,31 @@ use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::level::SeatPermit;
 use crate::log_limiter::LogLimiter;
 
-/// The real request. Its drop is its end.
+/// The handle of the real request. Its drop is the end of the request.
 #[derive(Debug)]
 pub(super) struct SimulatedRequest {
     started: Instant,
-    /// Takes the time for which it ran.
+    /// Sends the execution time of the real request.
     run_time_tx: Option<oneshot::Sender<Duration>>,
 }
 
 impl SimulatedRequest {
-    /// Plays the part of a request that really began `now` and waits at most `until`.
+    /// Starts the simulation of a request that starts `now` and may wait until `until`.
     pub(super) fn start(
-        place: SeatPermit,
+        permit: SeatPermit,
         now: Instant,
         until: Instant,
         log: &Arc<LogLimiter>,
     ) -> Self {
-        let (ran, told) = oneshot::channel();
-        tokio::spawn(simulate(place, until, told, Arc::clone(log)));
+        let (run_time_tx, run_time_rx) = oneshot::channel();
+        tokio::spawn(simulate(permit, until, run_time_rx, Arc::clone(log)));
         Self {
             started: now,
-            run_time_tx: Some(ran),
+            run_time_tx: Some(run_time_tx),
         }
     }
 
-    /// Whether it has left the queue on paper.
+    /// Whether the simulated request has left the queue.
     pub(super) fn is_timed_out(&self) -> bool {
         self.run_time_tx
             .as_ref()
@@ -52,9 +53,9 @@ impl SimulatedRequest {
     }
 
     fn finish(&mut self, end: Instant) {
-        if let Some(ran) = self.run_time_tx.take() {
-            // If nobody listens, it was refused on paper.
-            let _ = ran.send(end.saturating_duration_since(self.started));
+        if let Some(run_time_tx) = self.run_time_tx.take() {
+            // Without a receiver, the simulated request has been rejected.
+            let _ = run_time_tx.send(end.saturating_duration_since(self.started));
         }
     }
 }
@@ -67,7 +68,7 @@ impl Drop for SimulatedRequest {
     }
 }
 
-/// Says what would have become of a request, if nothing has been said for a while.
+/// Logs a simulated rejection, rate-limited.
 pub(super) fn log_rejection(
     log: &LogLimiter,
     now: Instant,
@@ -86,19 +87,19 @@ pub(super) fn log_rejection(
 }
 
 async fn simulate(
-    mut place: SeatPermit,
+    mut permit: SeatPermit,
     until: Instant,
-    ran: oneshot::Receiver<Duration>,
+    run_time_rx: oneshot::Receiver<Duration>,
     log: Arc<LogLimiter>,
 ) {
-    let turn = timeout_at(until.into(), place.wait_for_dispatch()).await;
+    let dispatched = timeout_at(until.into(), permit.wait_for_dispatch()).await;
     let now = Clock.now();
-    if turn.is_err() && place.cancel(now).is_some() {
-        log_rejection(&log, now, place.route(), RejectReason::TimeOut);
+    if dispatched.is_err() && permit.cancel(now).is_some() {
+        log_rejection(&log, now, permit.route(), RejectReason::TimeOut);
         return;
     }
-    if let Ok(time) = ran.await {
-        sleep_until((now + time).into()).await;
+    if let Ok(run_time) = run_time_rx.await {
+        sleep_until((now + run_time).into()).await;
     }
-    drop(place);
+    drop(permit);
 }

@@ -1,9 +1,9 @@
 //! The three dumps of `/debug/api_priority_and_fairness/`, in kube-apiserver's format (1.36,
 //! `apf_controller_debug.go`).
 //!
-//! Each level is asked in turn and waits for nobody meanwhile, so a dump may show one level a little
-//! later than another. Control characters, which a path may hold, are escaped: a client must not be
-//! able to write lines of its own.
+//! The levels are read one after another without a common lock, so a dump may show one level a
+//! little later than another. Control characters, which a path may contain, are escaped, so that a
+//! client cannot inject lines.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -11,8 +11,8 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 
+use super::apf_controller::Controller;
 use crate::clock::Clock;
-use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::level::DetailColumn;
 use crate::flowcontrol::level::DumpedRequest;
 use crate::request_info::go_duration;
@@ -66,7 +66,7 @@ const DETAIL_COLUMNS: &[&str] = &[
     "SubResource",
 ];
 
-/// What these columns are filled with.
+/// The values of these columns.
 const DETAIL_CELLS: [DetailColumn; 8] = [
     DetailColumn::UserName,
     DetailColumn::Verb,
@@ -84,7 +84,7 @@ const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 /// The least width of a column.
 const MIN_WIDTH: usize = 8;
 
-/// What connects the clock by which levels go with the date.
+/// One instant on the monotonic clock and on the wall clock.
 #[derive(Clone, Copy)]
 struct WallClockAnchor {
     now: Instant,
@@ -92,17 +92,17 @@ struct WallClockAnchor {
 }
 
 impl Controller {
-    /// `dump_priority_levels`: one line a level, by name.
+    /// `dump_priority_levels`: one line per level, by name.
     #[must_use]
     pub fn dump_priority_levels(&self) -> String {
         let lines = self.levels().into_iter().map(|level| {
-            let shown = level.dump();
-            let totals = shown.totals;
+            let dump = level.dump();
+            let totals = dump.totals;
             vec![
                 level.name().to_owned(),
-                shown.active_queues.to_string(),
-                shown.is_idle.to_string(),
-                shown.is_quiescing.to_string(),
+                dump.active_queues.to_string(),
+                dump.is_idle.to_string(),
+                dump.is_quiescing.to_string(),
                 totals.requests_waiting.to_string(),
                 totals.requests_executing.to_string(),
                 totals.dispatched.to_string(),
@@ -114,7 +114,7 @@ impl Controller {
         format_table(PRIORITY_LEVEL_COLUMNS.iter(), lines.collect())
     }
 
-    /// `dump_queues`: one line a queue; levels without queues have none.
+    /// `dump_queues`: one line per queue. Levels without queues have none.
     #[must_use]
     pub fn dump_queues(&self) -> String {
         let lines = self.levels().into_iter().flat_map(|level| {
@@ -136,25 +136,25 @@ impl Controller {
         format_table(QUEUE_COLUMNS.iter(), lines.collect())
     }
 
-    /// `dump_requests`: one line a request that waits or runs, with `includeRequestDetails` or
-    /// without.
+    /// `dump_requests`: one line per waiting or executing request, with or without
+    /// `includeRequestDetails`.
     #[must_use]
     pub fn dump_requests(&self, details: bool) -> String {
-        let today = WallClockAnchor {
+        let anchor = WallClockAnchor {
             now: Clock.now(),
             wall: Clock.wall(),
         };
-        self.dump_requests_at(today, details)
+        self.dump_requests_at(anchor, details)
     }
 
-    fn dump_requests_at(&self, today: WallClockAnchor, details: bool) -> String {
+    fn dump_requests_at(&self, anchor: WallClockAnchor, details: bool) -> String {
         let columns: &[&str] = if details { DETAIL_COLUMNS } else { &[] };
         let lines = self.levels().into_iter().flat_map(|level| {
             let requests = level.dump_requests().into_iter();
             requests.map(move |request| {
-                let mut line = request_row(level.name(), &request, today);
-                let more = columns.iter().zip(DETAIL_CELLS);
-                line.extend(more.map(|(_, part)| escape(request.details.column(part))));
+                let mut line = request_row(level.name(), &request, anchor);
+                let detail_columns = columns.iter().zip(DETAIL_CELLS);
+                line.extend(detail_columns.map(|(_, part)| escape(request.details.column(part))));
                 line
             })
         });
@@ -163,7 +163,7 @@ impl Controller {
 }
 
 impl WallClockAnchor {
-    /// RFC 3339 in UTC, to the nanosecond if need be.
+    /// RFC 3339 in UTC, with up to nine decimals.
     fn format_time(self, then: Instant) -> String {
         let ago = self.now.saturating_duration_since(then);
         let ahead = then.saturating_duration_since(self.now);
@@ -176,16 +176,16 @@ impl WallClockAnchor {
     }
 }
 
-fn request_row(level: &str, request: &DumpedRequest, today: WallClockAnchor) -> Vec<String> {
+fn request_row(level: &str, request: &DumpedRequest, anchor: WallClockAnchor) -> Vec<String> {
     let index = |index: Option<usize>| index.map_or_else(|| "-1".to_owned(), |at| at.to_string());
-    let started = request.started.map(|at| today.format_time(at));
+    let started = request.started.map(|at| anchor.format_time(at));
     vec![
         level.to_owned(),
         request.flow_schema.clone(),
         index(request.queue),
         index(request.position),
         escape(request.details.column(DetailColumn::FlowDistinguisher)),
-        today.format_time(request.arrived),
+        anchor.format_time(request.arrived),
         request.work.initial_seats.to_string(),
         request.work.final_seats.to_string(),
         go_duration::format(request.work.additional_latency),
@@ -193,8 +193,8 @@ fn request_row(level: &str, request: &DumpedRequest, today: WallClockAnchor) -> 
     ]
 }
 
-/// Lays out cells as upstream's tab writer does: each with its comma, padded by at least a blank to
-/// the width of its column, except for the last of a line.
+/// Formats cells as upstream's tab writer does. Each cell has a comma and is padded by at least one
+/// blank to the width of its column, except for the last of a line.
 fn format_table<'c>(
     columns: impl Iterator<Item = &'c &'c str>,
     mut lines: Vec<Vec<String>>,
@@ -213,7 +213,7 @@ fn format_table<'c>(
             continue;
         };
         for (cell, width) in cells.iter().zip(&widths) {
-            let _ = write!(text, "{:width$}", format!("{cell},")); // a string takes anything
+            let _ = write!(text, "{:width$}", format!("{cell},")); // writing to a string never fails
         }
         text.push_str(last);
         text.push('\n');

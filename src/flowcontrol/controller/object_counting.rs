@@ -1,62 +1,26 @@
-//! Object counts that weir asks for: which resources are listed through it, and what was answered.
+//! Object counts that weir requests: records which resources are listed, and the results of the
+//! calls.
 
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
-use prometheus::IntCounterVec;
-use tokio::sync::Notify;
-
+use super::apf_controller::Controller;
+use super::apf_controller::lock;
 use crate::clock::Clock;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::lock;
 use crate::flowcontrol::work_estimator::count_schedule::CountCall;
 use crate::flowcontrol::work_estimator::count_schedule::CountOutcome;
-use crate::flowcontrol::work_estimator::count_schedule::CountSchedule;
 use crate::flowcontrol::work_estimator::count_schedule::CountableResource;
 use crate::flowcontrol::work_estimator::count_schedule::NextCountCall;
 use crate::flowcontrol::work_estimator::depends_on_count;
 use crate::flowcontrol::work_estimator::object_counts::lists_objects;
-use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 
-/// What the controller keeps for it.
-pub(super) struct ObjectCounting {
-    /// Whether counts are asked for at all. Nothing is noted before.
-    enabled: AtomicBool,
-    schedule: Mutex<CountSchedule>,
-    /// A resource was listed for the first time.
-    resource_listed: Notify,
-    calls: IntCounterVec,
-}
-
-impl ObjectCounting {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let calls = registry.counters(
-            "weir_object_count_calls_total",
-            "Calls to the API server for object counts that its metrics do not tell, by result: reviews of whether weir may list (allowed, denied, no-reviews), and lists of one object (counted, uncountable, denied); failed is either.",
-            &["result"],
-        );
-        Self {
-            enabled: AtomicBool::new(false),
-            schedule: Mutex::new(CountSchedule::new(Clock.now())),
-            resource_listed: Notify::new(),
-            calls,
-        }
-    }
-
-    fn is_enabled(&self) -> bool {
-        self.enabled.load(Ordering::Relaxed)
-    }
-}
-
 impl Controller {
-    /// Notes from now on which resources are listed, for [`Controller::next_count_call`].
+    /// Starts to record which resources are listed, for [`Controller::next_count_call`].
     pub fn enable_object_counting(&self) {
         self.object_counting.enabled.store(true, Ordering::Relaxed);
     }
 
-    /// Takes in that the API server answered this request 200.
+    /// Records that the API server answered this list with 200.
     pub fn record_listed_resource(&self, info: &RequestInfo<'_>) {
         if !self.object_counting.is_enabled() || !lists_objects(info) || !depends_on_count(info) {
             return;
@@ -66,8 +30,7 @@ impl Controller {
         }
     }
 
-    /// Whether a list of a part of the objects tells something: how large they are, where only their
-    /// number is known.
+    /// Whether a partial list is useful: the number of objects is known, but not their size.
     #[must_use]
     pub fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
         self.object_counting.is_enabled()
@@ -75,16 +38,20 @@ impl Controller {
             && lock(&self.object_counts).lacks_size(info.api_group(), info.resource())
     }
 
-    /// What to ask the API server next, and when.
+    /// The next call to the API server, and when to make it.
     #[must_use]
     pub fn next_count_call(&self) -> NextCountCall {
         let now = Clock.now();
-        lock(&self.object_counting.schedule).next(now, |of| {
-            lock(&self.object_counts).needs_count(now, of.group.as_bytes(), of.resource.as_bytes())
+        lock(&self.object_counting.schedule).next(now, |resource| {
+            lock(&self.object_counts).needs_count(
+                now,
+                resource.group.as_bytes(),
+                resource.resource.as_bytes(),
+            )
         })
     }
 
-    /// Takes in how that call ended.
+    /// Records the result of that call.
     pub fn finish_count_call(&self, call: &CountCall, outcome: CountOutcome) {
         let result = match outcome {
             CountOutcome::Allowed => "allowed",
@@ -101,16 +68,16 @@ impl Controller {
         lock(&self.object_counting.schedule).record_outcome(Clock.now(), call, outcome);
     }
 
-    /// Takes in how many objects there are of a resource that was asked about.
-    pub fn record_polled_count(&self, of: &CountableResource, count: u64) {
-        let (group, resource) = (of.group.as_bytes(), of.resource.as_bytes());
+    /// Records a polled number of objects.
+    pub fn record_polled_count(&self, resource: &CountableResource, count: u64) {
+        let (group, resource) = (resource.group.as_bytes(), resource.resource.as_bytes());
         lock(&self.object_counts).record_polled_count(Clock.now(), group, resource, count);
     }
 
     /// Waits until a resource is listed for the first time.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// No notification is lost.
     pub async fn wait_for_new_resource(&self) {
         self.object_counting.resource_listed.notified().await;
     }

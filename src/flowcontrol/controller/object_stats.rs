@@ -1,27 +1,28 @@
-//! What is learned of the number and the size of objects, by which later requests are estimated.
+//! Records the number and size of objects, which determine the estimates of later requests.
 
 use std::sync::Arc;
 
 use tokio::time::sleep;
 
+use super::apf_controller::Controller;
+use super::apf_controller::lock;
 use crate::api::list_scan::ListSummary;
-use crate::api::list_scan::MediaType;
+use crate::api::media_type::MediaType;
 use crate::api::watch_scan::InitialEvents;
 use crate::clock::Clock;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::lock;
 use crate::flowcontrol::work_estimator::list_samples::ListRequest;
 use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
 use crate::flowcontrol::work_estimator::object_counts::ListResponse;
 use crate::flowcontrol::work_estimator::object_counts::SizeAccuracy;
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
-/// What an object in protobuf is longer by in storage than in a list: `k8s`, apiVersion and kind are around it there (15 bytes
-/// and their lengths), the list's own tag (3) and the version (about 8) are not.
+/// The bytes that an object in protobuf is longer in storage than in a list. In storage, `k8s`,
+/// apiVersion and kind are added (15 bytes and their lengths). The list's own tag (3) and the
+/// version (about 8) are not stored.
 const STORAGE_OVERHEAD_BYTES: u64 = 16;
 
 impl Controller {
-    /// Takes in the answer to a list.
+    /// Records the response to a list.
     pub fn record_list_response(&self, list: &ListRequest, summary: ListSummary) {
         let ListSummary {
             items,
@@ -48,8 +49,8 @@ impl Controller {
         }
     }
 
-    /// Takes in what a watch sent of what there was when it began: all of it if that is `complete`, at least so much if it is
-    /// not.
+    /// Records the initial events of a watch. If not `complete`, there are at least as many
+    /// objects.
     pub fn record_initial_events(
         &self,
         watch: &ListRequest,
@@ -69,18 +70,21 @@ impl Controller {
         }
     }
 
-    /// Takes in what kube-apiserver has counted itself: it goes before what is learned from answers for three minutes.
+    /// Records the counts from kube-apiserver's metrics. For three minutes they take precedence
+    /// over counts from responses.
     pub fn record_server_counts(&self, metrics: &ResourceMetrics) {
         lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
     }
 
-    /// Begins a compressed answer to a list; it is read by [`Controller::run`] when it has ended.
+    /// Starts to sample a compressed response to a list. [`Controller::run`] reads the sample after
+    /// the response has ended.
     #[must_use]
     pub fn start_list_sample(&self, list: ListRequest, coding: MediaType) -> ListSampleBuilder {
         Arc::clone(&self.list_samples).start_sample(list, coding)
     }
 
-    /// Reads compressed answers, one after another, at a bounded rate. Runs until it is dropped.
+    /// Reads the samples of compressed responses, one after another, at a bounded rate. Runs until
+    /// it is dropped.
     pub(super) async fn process_list_samples(&self) {
         loop {
             let sample = self.list_samples.next().await;
@@ -91,7 +95,7 @@ impl Controller {
             if let Some(summary) = summary {
                 self.record_list_response(sample.list(), summary);
             }
-            drop(sample); // it takes room
+            drop(sample); // frees its share of the memory
             sleep(time).await;
         }
     }

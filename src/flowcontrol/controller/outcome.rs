@@ -15,7 +15,7 @@ use crate::flowcontrol::matching::FlowDistinguisherMethod;
 use crate::flowcontrol::work_estimator::watch_tracker::Registration;
 use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
 
-/// A request that may run. Dropping it gives back what it holds; its seats may linger after that.
+/// Permission to execute a request. On drop it releases the request's seats, which may linger.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     pub(super) seat_permit: SeatPermit,
@@ -25,27 +25,27 @@ pub struct AdmissionPermit {
     pub(super) queue_wait: Duration,
 }
 
-/// A request that may not run.
+/// A rejected request.
 #[derive(Clone, Debug)]
 pub struct AdmissionRejection {
     pub(super) route: Arc<SchemaRoute>,
-    /// Why.
+    /// The reason of the rejection.
     pub reason: RejectReason,
-    /// The seconds of `Retry-After`.
+    /// The `Retry-After` in seconds.
     pub retry_after: u32,
-    /// What it was estimated to cost.
+    /// The estimated work.
     pub work: WorkEstimate,
-    /// How long it was in the queue.
+    /// The time in the queue.
     pub queue_wait: Duration,
 }
 
-/// What was decided about a request, for those who are told of it afterwards.
+/// The decision about a request, for logs, metrics and audit.
 #[derive(Clone, Debug)]
 pub struct FlowControlDecision {
     route: Arc<SchemaRoute>,
-    /// The most seats that it was estimated to take at a time.
+    /// The most seats that the request occupies at a time, by its estimate.
     pub seats: u32,
-    /// How long it was in the queue.
+    /// The time in the queue.
     pub queue_wait: Duration,
 }
 
@@ -58,37 +58,37 @@ impl FlowControlDecision {
         }
     }
 
-    /// The schema that matched.
+    /// The flow schema that matched.
     #[must_use]
     pub fn flow_schema(&self) -> &ObjectId {
         &self.route.flow_schema
     }
 
-    /// What tells the flows of that schema apart.
+    /// The flow distinguisher of the schema.
     #[must_use]
     pub fn distinguisher_method(&self) -> FlowDistinguisherMethod {
         self.route.distinguisher_method
     }
 
-    /// The level that it leads to.
+    /// The priority level of the schema.
     #[must_use]
     pub fn priority_level(&self) -> &ObjectId {
         &self.route.priority_level
     }
 }
 
-/// How a request fares that runs all the same.
+/// The simulated outcome of a request that executes at once.
 #[derive(Debug)]
 pub(super) enum DryRun {
-    /// As in truth.
+    /// The request is admitted, as in reality.
     Admitted,
-    /// It had to queue.
+    /// The request is queued.
     Queued(SimulatedRequest),
-    /// It is refused.
+    /// The request is rejected.
     Rejected(RejectReason),
 }
 
-/// A watch that is counted until this is dropped.
+/// Counts a watch until it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchGuard {
     pub(super) tracker: Arc<Mutex<WatchTracker>>,
@@ -96,47 +96,47 @@ pub(super) struct WatchGuard {
 }
 
 impl AdmissionPermit {
-    /// The schema that matched.
+    /// The flow schema that matched.
     #[must_use]
     pub fn flow_schema(&self) -> &ObjectId {
         &self.seat_permit.route().flow_schema
     }
 
-    /// The level that it leads to.
+    /// The priority level of the schema.
     #[must_use]
     pub fn priority_level(&self) -> &ObjectId {
         &self.seat_permit.route().priority_level
     }
 
-    /// What was decided.
+    /// The decision that admitted the request.
     #[must_use]
     pub fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(self.seat_permit.route(), self.work, self.queue_wait)
     }
 
-    /// What the request was estimated to cost.
+    /// The estimated work.
     #[must_use]
     pub const fn work(&self) -> WorkEstimate {
         self.work
     }
 
-    /// How long it was in the queue.
+    /// The time in the queue.
     #[must_use]
     pub const fn queue_wait(&self) -> Duration {
         self.queue_wait
     }
 
-    /// Why it would have been refused by now, if nothing but the enforcement were different.
+    /// The reason of the simulated rejection, if the request has been rejected by now.
     pub(super) fn dry_run_rejection(&self) -> Option<RejectReason> {
         match &self.dry_run {
             DryRun::Admitted => None,
-            DryRun::Queued(played) => played.is_timed_out().then_some(RejectReason::TimeOut),
+            DryRun::Queued(simulated) => simulated.is_timed_out().then_some(RejectReason::TimeOut),
             DryRun::Rejected(reason) => Some(*reason),
         }
     }
 
-    /// A watch has sent what there was when it began: that was its work. It gives its seats back
-    /// and is counted as a watch from here on.
+    /// Marks a watch whose initial events have been sent. They were its work: the watch releases
+    /// its seats and is counted as a watch from here on.
     pub fn mark_initialized(&mut self) {
         self.seat_permit.release();
         self.dry_run = self
@@ -146,19 +146,19 @@ impl AdmissionPermit {
 }
 
 impl AdmissionRejection {
-    /// What was decided.
+    /// The decision that rejected the request.
     #[must_use]
     pub fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(&self.route, self.work, self.queue_wait)
     }
 
-    /// The schema that matched.
+    /// The flow schema that matched.
     #[must_use]
     pub fn flow_schema(&self) -> &ObjectId {
         &self.route.flow_schema
     }
 
-    /// The level that it leads to.
+    /// The priority level of the schema.
     #[must_use]
     pub fn priority_level(&self) -> &ObjectId {
         &self.route.priority_level

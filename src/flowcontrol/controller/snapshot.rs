@@ -1,4 +1,4 @@
-//! What a request is classified by: made when the configuration changes, and never changed.
+//! The configuration that requests are classified by: immutable, built on each change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,13 +8,14 @@ use http::HeaderValue;
 use sha2::Digest;
 use sha2::Sha256;
 
-use super::configuration::LevelEntry;
 use crate::api::flowcontrol::GROUP;
+use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::level::ObjectId;
+use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::matching::Matcher;
 
-/// Schemas and where each leads.
+/// The compiled schemas and their routes.
 #[derive(Debug)]
 pub(super) struct ConfigSnapshot {
     pub(super) matcher: Arc<Matcher>,
@@ -22,22 +23,31 @@ pub(super) struct ConfigSnapshot {
     pub(super) routes: Box<[Arc<SchemaRoute>]>,
 }
 
+#[derive(Debug)]
+pub(super) struct LevelEntry {
+    pub(super) level: Arc<PriorityLevel>,
+    /// The UID of the level's object. Empty without one.
+    pub(super) uid: String,
+    /// The spec of the level's object, or of its last one.
+    pub(super) spec: LevelSpec,
+}
+
 impl ConfigSnapshot {
-    /// `levels` has all that the matcher leads to.
+    /// `levels` must contain all levels of the matcher.
     pub(super) fn new(matcher: &Arc<Matcher>, levels: &BTreeMap<String, LevelEntry>) -> Self {
         let routes = matcher.schemas().iter().filter_map(|schema| {
             let level = matcher.levels().get(schema.level)?;
-            let known = levels.get(&level.spec.name)?;
+            let entry = levels.get(&level.spec.name)?;
             Some(Arc::new(SchemaRoute {
                 flow_schema: object_id("FlowSchema", &schema.name, &schema.uid),
                 distinguisher_method: schema.distinguisher_method(),
                 priority_level: object_id(
                     "PriorityLevelConfiguration",
                     &level.spec.name,
-                    &known.uid,
+                    &entry.uid,
                 ),
-                counters_index: known.level.register_schema(&schema.name),
-                level: Arc::clone(&known.level),
+                counters_index: entry.level.register_schema(&schema.name),
+                level: Arc::clone(&entry.level),
             }))
         });
         Self {
@@ -47,14 +57,14 @@ impl ConfigSnapshot {
     }
 }
 
-/// An object from a file has no UID. Clients are told one all the same, always the same for the
-/// same object: a UUID of version 8 made of its kind and name.
+/// An object from a file has no UID. It gets a derived one, which is always the same for the same
+/// object: a UUID of version 8 of its kind and name.
 fn object_id(kind: &str, name: &str, uid: &str) -> ObjectId {
-    let given = Some(uid).filter(|uid| !uid.is_empty());
-    let given = given.and_then(|uid| HeaderValue::from_str(uid).ok());
+    let configured = Some(uid).filter(|uid| !uid.is_empty());
+    let configured = configured.and_then(|uid| HeaderValue::from_str(uid).ok());
     ObjectId {
         name: name.to_owned(),
-        uid: given.unwrap_or_else(|| derive_uid(kind, name)),
+        uid: configured.unwrap_or_else(|| derive_uid(kind, name)),
     }
 }
 
@@ -72,7 +82,7 @@ fn derive_uid(kind: &str, name: &str) -> HeaderValue {
         } else {
             ""
         };
-        let _ = write!(uid, "{dash}{byte:02x}"); // a string takes anything
+        let _ = write!(uid, "{dash}{byte:02x}"); // writing to a string never fails
     }
     HeaderValue::try_from(uid).unwrap_or_else(|_| HeaderValue::from_static("")) // never: hex and dashes
 }

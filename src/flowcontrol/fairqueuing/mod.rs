@@ -1,4 +1,14 @@
-//! TODO
+//! Fair queuing: seats and work, shuffle sharding, and the queue set of one priority level.
+//!
+//! This is `util/flowcontrol/fairqueuing` of Kubernetes 1.36. The [theory](crate::flowcontrol) is
+//! in the parent module. All modules are pure.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `seats` `shuffle_sharding` |
+//! | 1 | `queue_set` |
 
 pub mod queue_set;
 pub mod seats;

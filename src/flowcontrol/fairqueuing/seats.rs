@@ -1,50 +1,52 @@
-//! The units of fair queuing: seats, and seats held for a time.
+//! The units of fair queuing: seats, and seats times seconds.
 //!
-//! A request occupies seats (most occupy one) for as long as it runs, so what it costs is a
-//! product, in seat-seconds. Work and virtual time are both counted in them, as unsigned fixed
-//! point that wraps: the progress meter of a busy level only ever grows, and differences stay right
+//! A request occupies seats (most occupy one) for as long as it executes, so its cost is a product,
+//! in seat-seconds. Work and virtual time are both measured in seat-seconds, as unsigned fixed
+//! point that wraps. The virtual time of a busy level only grows, and differences stay correct
 //! across the wrap. The arithmetic is that of `fairqueuing/queueset` and `flowcontrol/request` in
-//! Kubernetes 1.36, to the last unit, because two queues that differ by one unit are served in
-//! another order.
+//! Kubernetes 1.36, to the last unit, because two queues that differ by one unit are served in a
+//! different order.
 //!
-//! Pure arithmetic. How many seats a request needs is not decided here.
+//! This module is pure arithmetic. The number of seats of a request comes from the
+//! `work_estimator`.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How long a request is taken to run until it has: `estimatedServiceDuration`, the G of KEP-1040.
+/// The assumed execution time of a request until it ends: `estimatedServiceDuration`, the G of
+/// KEP-1040.
 ///
-/// The guess is put right when the request ends, so it only matters for the order of requests that
-/// are dispatched before the first of them ends; 3 ms is what Kubernetes measured.
+/// The estimate is corrected when the request ends, so it only affects the order of requests that
+/// are dispatched before the first of them ends. 3 ms is Kubernetes' measurement.
 pub const ESTIMATED_SERVICE_DURATION: Duration = Duration::from_millis(3);
 
 /// Work, or virtual time, in units of 1e-8 seat-seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeatSeconds(u64);
 
-/// What a request is expected to cost.
+/// The expected cost of a request.
 ///
-/// It runs with `initial_seats` until it is answered; what it causes afterwards (watchers told of a
-/// write) keeps `final_seats` busy for `additional_latency` more. It is given the larger of the two
-/// for the whole of that time.
+/// The request executes with `initial_seats` until it is answered. Its consequences (events that
+/// watches receive after a write) occupy `final_seats` for `additional_latency` more. The request
+/// occupies the larger of the two for the whole of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkEstimate {
-    /// Seats for the main phase, until the answer is out.
+    /// The seats of the main phase, until the response is sent.
     pub initial_seats: u32,
-    /// Seats for the time after it; 0 if nothing follows.
+    /// The seats of the final phase. 0 without a final phase.
     pub final_seats: u32,
-    /// How long the seats linger after the answer.
+    /// The time for which the seats linger after the response.
     pub additional_latency: Duration,
 }
 
 impl SeatSeconds {
-    /// Nothing.
+    /// No work.
     pub const ZERO: Self = Self(0);
 
     const PER_SEAT_SECOND: u64 = 100_000_000;
     const NANOSECONDS_PER_UNIT: f64 = 10.0;
 
-    /// `seats` held for `span`, rounded half away from zero; `seats` may be a share of a seat.
+    /// The work of `seats` for `span`, rounded half away from zero. `seats` may be fractional.
     #[must_use]
     #[expect(
         clippy::as_conversions,
@@ -54,7 +56,7 @@ impl SeatSeconds {
         Self((seats * span.as_nanos() as f64 / Self::NANOSECONDS_PER_UNIT).round() as u64)
     }
 
-    /// The number of units, as the debug endpoints and the golden traces write it.
+    /// From a number of units, as in the debug endpoints and the golden traces.
     #[must_use]
     pub const fn from_units(units: u64) -> Self {
         Self(units)
@@ -66,14 +68,14 @@ impl SeatSeconds {
         self.0
     }
 
-    /// For gauges: the value in seat-seconds.
+    /// The value in seat-seconds, for gauges.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a gauge is a float")]
     pub fn as_f64(self) -> f64 {
         self.0 as f64 / Self::PER_SEAT_SECOND as f64
     }
 
-    /// How long `seats` are busy with this much work: the whole nanoseconds of it.
+    /// The time for which this much work occupies `seats`, truncated to whole nanoseconds.
     #[must_use]
     #[expect(
         clippy::as_conversions,
@@ -96,14 +98,14 @@ impl SeatSeconds {
         Self(self.0.wrapping_sub(other.0))
     }
 
-    /// The difference modulo 2^64, and whether it had to wrap.
+    /// The difference modulo 2^64, and whether it wrapped.
     #[must_use]
     pub const fn overflowing_sub(self, other: Self) -> (Self, bool) {
         let (units, wrapped) = self.0.overflowing_sub(other.0);
         (Self(units), wrapped)
     }
 
-    /// The sum modulo 2^64, and whether it had to wrap.
+    /// The sum modulo 2^64, and whether it wrapped.
     #[must_use]
     pub const fn overflowing_add(self, other: Self) -> (Self, bool) {
         let (units, wrapped) = self.0.overflowing_add(other.0);
@@ -111,7 +113,7 @@ impl SeatSeconds {
     }
 }
 
-/// As the debug endpoints write it: `0.00300000ss`.
+/// The format of the debug endpoints: `0.00300000ss`.
 impl fmt::Display for SeatSeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.0 / Self::PER_SEAT_SECOND;
@@ -127,20 +129,20 @@ impl WorkEstimate {
         self.initial_seats.max(self.final_seats)
     }
 
-    /// The work after the answer.
+    /// The work of the final phase.
     #[must_use]
     pub fn final_work(&self) -> SeatSeconds {
         SeatSeconds::from_seats(f64::from(self.final_seats), self.additional_latency)
     }
 
-    /// The work in all, the main phase being taken to last [`ESTIMATED_SERVICE_DURATION`].
+    /// The total work. The main phase is assumed to last [`ESTIMATED_SERVICE_DURATION`].
     #[must_use]
     pub fn total_work(&self) -> SeatSeconds {
         SeatSeconds::from_seats(f64::from(self.initial_seats), ESTIMATED_SERVICE_DURATION)
             .wrapping_add(self.final_work())
     }
 
-    /// Makes the final phase no wider than `limit`, and as much longer as the work needs.
+    /// Narrows the final phase to `limit` seats, and extends it so that the work stays the same.
     #[must_use]
     pub fn narrowed_to(self, limit: u32) -> Self {
         if self.final_seats <= limit {

@@ -1,12 +1,12 @@
-//! Deals each flow a few of a level's queues, so that few flows share all of theirs.
+//! Deals each flow a few of a level's queues, so that few flows share all of their queues.
 //!
 //! The hash of a flow is read as a number in a mixed radix: the first card has as many values as
-//! there are queues, the next one fewer, and so on. So every flow is dealt the same hand each time,
-//! without memory of any flow, and all hands are equally likely. With 128 queues and hands of 6,
+//! there are queues, the next one fewer, and so on. Each flow is dealt the same hand each time,
+//! without any state per flow, and all hands are equally likely. With 128 queues and hands of 6,
 //! the chance that one flood holds the whole hand of another flow is 1 in 5·10⁹. This is
 //! `pkg/util/shufflesharding` and `hashFlowID` of Kubernetes 1.36, card for card.
 //!
-//! Nothing is allocated. Which card of the hand is played is the queue set's decision.
+//! Dealing allocates nothing. The queue set chooses one card of the hand.
 
 #![expect(
     clippy::as_conversions,
@@ -19,56 +19,56 @@ use std::fmt;
 use sha2::Digest;
 use sha2::Sha256;
 
-/// The most cards that a hand can have: deck and hand of 15 need 59 bits, of 16 already 64.
+/// The most cards in a hand. A deck and hand of 15 need 59 bits, of 16 already 64.
 pub const MAX_HAND_SIZE: usize = 15;
 
-/// The bits of a hash that a deal may use up. Upstream's margin below 64, which keeps the last
-/// card's draw even.
+/// The most bits of a hash that a deal may use. Upstream's margin below 64 keeps the draw of the
+/// last card uniform.
 const MAX_HASH_BITS: u32 = 60;
 
 const MAX_DECK_SIZE: i32 = 1 << 26;
 
-/// Deals hands of one size from decks of one size. It cannot be made with sizes that do not fit.
+/// Deals hands of one size from decks of one size. The sizes are valid by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dealer {
     deck_size: usize,
     hand_size: usize,
 }
 
-/// Why there can be no dealer for these sizes; the wording is upstream's.
+/// The errors of a dealer's sizes, in upstream's wording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the sizes that were asked for")]
 pub enum DealerError {
-    /// One of them is zero or less.
+    /// A size is zero or less.
     NotPositive { deck_size: i32, hand_size: i32 },
-    /// More cards than the deck has.
+    /// The hand is larger than the deck.
     HandTooLarge { deck_size: i32, hand_size: i32 },
-    /// More than 2^26 cards.
+    /// The deck has more than 2^26 cards.
     DeckTooLarge { deck_size: i32 },
-    /// One hash does not hold a hand.
+    /// One 64-bit hash has too few bits for the hand.
     EntropyTooLarge { deck_size: i32, hand_size: i32 },
 }
 
-/// A hand: different cards, each below the size of the deck, in the order in which they were dealt.
+/// A hand: distinct cards, each below the size of the deck, in the order of the deal.
 #[derive(Clone, Copy, Debug)]
 pub struct Hand {
     cards: [usize; MAX_HAND_SIZE],
     len: usize,
 }
 
-/// The hash of a schema's flows as far as they have it in common: what is hashed once.
+/// Hashes the flows of one schema. The hash state of the schema's name is computed once.
 #[derive(Clone, Debug)]
 pub struct FlowHasher(Sha256);
 
 impl FlowHasher {
-    /// Of the flows of this schema.
+    /// For the flows of this schema.
     #[must_use]
     pub fn new(flow_schema: &str) -> Self {
         let name = Sha256::new().chain_update(flow_schema);
-        Self(name.chain_update([0])) // no name has it, so that no two pairs of names read alike
+        Self(name.chain_update([0])) // a separator that no name contains, so that different pairs of names differ
     }
 
-    /// What stands for a flow: the first eight bytes, least first, of SHA-256 over both names.
+    /// The hash of a flow: the first eight bytes, little-endian, of SHA-256 over both names.
     #[must_use]
     pub fn flow_hash(&self, flow_distinguisher: &[u8]) -> u64 {
         let digest = self.0.clone().chain_update(flow_distinguisher).finalize();
@@ -76,24 +76,24 @@ impl FlowHasher {
     }
 }
 
-/// What stands for the flow of these two names.
+/// The hash of the flow with these two names.
 #[must_use]
 pub fn flow_hash(flow_schema: &str, flow_distinguisher: &str) -> u64 {
     FlowHasher::new(flow_schema).flow_hash(flow_distinguisher.as_bytes())
 }
 
-/// The bits of a hash that dealing `hand_size` of `deck_size` cards uses up, rounded up.
+/// The bits of a hash that dealing `hand_size` of `deck_size` cards uses, rounded up.
 #[must_use]
 pub fn required_entropy_bits(deck_size: i32, hand_size: i32) -> u32 {
     (f64::from(deck_size).log2() * f64::from(hand_size)).ceil() as u32
 }
 
 impl Dealer {
-    /// A dealer of `hand_size` out of `deck_size` cards, checked in upstream's order.
+    /// A dealer of `hand_size` out of `deck_size` cards. Checks the sizes in upstream's order.
     ///
     /// # Errors
     ///
-    /// What a [`DealerError`] says.
+    /// See [`DealerError`].
     pub fn new(deck_size: i32, hand_size: i32) -> Result<Self, DealerError> {
         if deck_size <= 0 || hand_size <= 0 {
             return Err(DealerError::NotPositive {
@@ -122,13 +122,13 @@ impl Dealer {
         })
     }
 
-    /// How many cards there are: the queues that flows are dealt.
+    /// The number of cards: the queues that flows are dealt from.
     #[must_use]
     pub const fn deck_size(&self) -> usize {
         self.deck_size
     }
 
-    /// How many cards a flow is dealt.
+    /// The number of cards that a flow is dealt.
     #[must_use]
     pub const fn hand_size(&self) -> usize {
         self.hand_size
@@ -144,8 +144,8 @@ impl Dealer {
             *draw = (hash % cards_left) as usize;
             hash /= cards_left;
         }
-        // A draw counts among the cards that were left. Looking back, newest first, each earlier
-        // draw that was not above it moves it up by one, past the card that was gone by then.
+        // A draw is an index into the cards that are left. Going back from the newest, each earlier
+        // draw that is not greater moves the card up by one, past the card that was already dealt.
         let mut cards = [0; MAX_HAND_SIZE];
         for i in 0..self.hand_size {
             cards[i] = drawn[..i].iter().rev().fold(drawn[i], |card, &earlier| {
@@ -160,7 +160,7 @@ impl Dealer {
 }
 
 impl Hand {
-    /// The cards, as dealt; never empty.
+    /// The cards in the order of the deal. Never empty.
     #[must_use]
     pub fn cards(&self) -> &[usize] {
         &self.cards[..self.len]

@@ -1,12 +1,12 @@
-//! What is counted of a priority level: plain numbers, changed under the level's lock.
+//! The counters of a priority level: plain numbers, changed under the level's lock.
 //!
-//! They are kept per flow schema too, in rows that are found by index, so that nothing is looked up
-//! for a request. A row stays when its schema has gone, as a metric's series does.
+//! Most of them exist per flow schema, at an index, so that a request needs no lookup. The counters
+//! of a schema stay when the schema is removed, as a metric's series does.
 
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::fairqueuing::queue_set::EpochAdvance;
 use crate::flowcontrol::fairqueuing::queue_set::Load;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
@@ -27,64 +27,65 @@ const SEAT_UTILIZATION_BUCKETS: &[f64] = &[
 ];
 const DEMAND_BUCKETS: &[f64] = &[0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8, 4.0, 6.0];
 
-/// All that is counted of a level.
+/// The counters of a level.
 #[derive(Clone, Debug)]
 pub struct LevelCounters {
-    /// One for each schema that has ever led here.
+    /// One for each schema that has ever led to the level.
     pub schemas: Vec<SchemaCounters>,
-    /// How often virtual time was wound back: without and with success.
+    /// Epoch advances of virtual time: without and with success.
     pub epoch_advances: [u64; 2],
-    /// Ratios over time.
+    /// Utilization over time.
     pub utilization: Utilization,
-    /// What the level's seats were when they were last divided.
-    pub seats: Option<Seats>,
+    /// The level's seats as of the last allocation.
+    pub seats: Option<LevelSeats>,
 }
 
 /// Utilization of the level, over time.
 #[derive(Clone, Debug)]
 pub struct Utilization {
-    /// Waiting requests to places in queues.
+    /// Waiting requests relative to the capacity of the queues.
     pub waiting: TimingRatioHistogram,
-    /// Executing requests to seats there are.
+    /// Executing requests relative to the level's seats.
     pub executing: TimingRatioHistogram,
-    /// Seats in use to seats there are.
+    /// Seats in use relative to the level's seats.
     pub seats: TimingRatioHistogram,
-    /// Seats wanted to seats there are.
+    /// Seat demand relative to the level's seats.
     pub demand: TimingRatioHistogram,
 }
 
-/// What is counted of one schema's requests in a level.
+/// The counters of one schema's requests in a level.
 #[derive(Clone, Debug)]
 pub struct SchemaCounters {
     /// The name of the schema.
     pub flow_schema: String,
     /// Requests that started.
     pub dispatched: u64,
-    /// Requests that run.
+    /// Executing requests.
     pub executing: u64,
-    /// The seats that these and lingering ones have.
+    /// The seats of executing and lingering requests.
     pub executing_seats: u64,
-    /// Requests that wait.
+    /// Waiting requests.
     pub waiting: u64,
-    /// The seats that these will occupy.
+    /// The seats that the waiting requests will occupy.
     pub waiting_seats: u64,
     /// Requests that did not start.
     pub rejected: [(RejectReason, u64); 3],
-    /// How often one was next and did not fit.
+    /// Dispatch attempts that found too few free seats for the next request.
     pub no_accommodation: u64,
-    /// Of the queue that each joined.
+    /// The length of the queue that each request joined.
     pub queue_lengths: Histogram,
-    /// How long those waited that were turned away at once: not at all.
+    /// The waits of requests that were rejected at once: always 0.
     pub rejected_waits: Histogram,
-    /// How long the others waited, those who gave up too: so it is upstream.
+    /// The waits of all other requests, including those that left the queue, as upstream. In
+    /// seconds.
     pub waits: Histogram,
-    /// How long requests ran.
+    /// Execution times in seconds.
     pub executions: Histogram,
-    /// How long watches took to be initialized.
+    /// The times until watches were initialized, in seconds.
     pub watch_initializations: Histogram,
-    /// How many watches each write was estimated to concern.
+    /// The number of interested watches of each write, as estimated.
     pub watch_counts: Histogram,
-    /// How many seats each request was estimated to need.
+    /// The seats of each request, as estimated.
     pub estimated_seats: Histogram,
 }
 
@@ -103,13 +104,13 @@ impl LevelCounters {
         }
     }
 
-    /// The index of a schema's row.
+    /// Returns the index of a schema's counters. Adds them if there are none.
     pub(super) fn register_schema(&mut self, flow_schema: &str) -> usize {
-        let known = self
+        let index = self
             .schemas
             .iter()
-            .position(|row| row.flow_schema == flow_schema);
-        known.unwrap_or_else(|| {
+            .position(|schema| schema.flow_schema == flow_schema);
+        index.unwrap_or_else(|| {
             self.schemas.push(SchemaCounters::new(flow_schema));
             self.schemas.len() - 1
         })
@@ -120,9 +121,11 @@ impl LevelCounters {
         &mut self.schemas[index]
     }
 
-    /// The name of a row.
+    /// The name of the schema at an index.
     pub(super) fn schema_name(&self, index: usize) -> &str {
-        self.schemas.get(index).map_or("", |row| &row.flow_schema)
+        self.schemas
+            .get(index)
+            .map_or("", |schema| &schema.flow_schema)
     }
 
     pub(super) fn record_epoch_advance(&mut self, epoch: EpochAdvance) {
@@ -130,9 +133,9 @@ impl LevelCounters {
         *if epoch.success { successes } else { failures } += 1;
     }
 
-    /// The level's seats have been divided anew.
-    pub(super) fn set_seats(&mut self, now: Instant, seats: &Seats, denominator: u32) {
-        let places = match seats.spec.queuing {
+    /// Records a new allocation of seats.
+    pub(super) fn set_seats(&mut self, now: Instant, seats: &LevelSeats, denominator: u32) {
+        let capacity = match seats.spec.queuing {
             Queuing::Queue {
                 dealer,
                 queue_length_limit,
@@ -142,17 +145,17 @@ impl LevelCounters {
         let Utilization {
             waiting,
             executing,
-            seats: in_use,
+            seats: seats_in_use,
             demand,
         } = &mut self.utilization;
-        waiting.set_denominator(now, u64::try_from(places).unwrap_or(u64::MAX));
-        for ratio in [executing, in_use, demand] {
+        waiting.set_denominator(now, u64::try_from(capacity).unwrap_or(u64::MAX));
+        for ratio in [executing, seats_in_use, demand] {
             ratio.set_denominator(now, u64::from(denominator));
         }
         self.seats = Some(seats.clone());
     }
 
-    /// From `now` on this is there.
+    /// Sets the load from `now` on.
     pub(super) fn set_load(&mut self, now: Instant, load: Load) {
         let ratios = &mut self.utilization;
         ratios.waiting.set(now, to_u64(load.requests_waiting));
@@ -187,9 +190,9 @@ impl SchemaCounters {
         }
     }
 
-    pub(super) fn record_rejection(&mut self, why: RejectReason) {
-        for (reason, times) in &mut self.rejected {
-            *times += u64::from(*reason == why);
+    pub(super) fn record_rejection(&mut self, reason: RejectReason) {
+        for (counted_reason, times) in &mut self.rejected {
+            *times += u64::from(*counted_reason == reason);
         }
     }
 
@@ -204,7 +207,6 @@ impl SchemaCounters {
     }
 }
 
-/// How many there are of something in memory.
 fn to_u64(requests: usize) -> u64 {
     u64::try_from(requests).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,12 @@
-//! What a dump shows of a request.
+//! The attributes of a request that a dump shows.
 //!
-//! All parts lie in one buffer, and a level uses the buffers of requests that have gone again: so
-//! that keeping them allocates nothing for most requests.
+//! All columns are in one buffer, and a level reuses the buffers of finished requests. Most
+//! requests need no allocation.
 
 use crate::api::UserInfo;
 use crate::request_info::RequestInfo;
 
-/// A buffer that has grown beyond this, by a very long path, is not kept.
+/// A buffer that has grown beyond this many bytes, by a very long path, is not reused.
 const MAX_KEPT_BYTES: usize = 1024;
 
 const COLUMNS: usize = 9;
@@ -15,11 +15,11 @@ const COLUMNS: usize = 9;
 #[derive(Clone, Debug, Default)]
 pub struct RequestDetails {
     text: Vec<u8>,
-    /// Where each part ends, in the order of [`Part`].
+    /// The end of each column in `text`, in the order of [`DetailColumn`].
     ends: [usize; COLUMNS],
 }
 
-/// A column.
+/// A column of `dump_requests`.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "columns of the same names")]
 pub enum DetailColumn {
@@ -43,7 +43,7 @@ impl RequestDetails {
     ) {
         let group = info.api_group();
         let slash: &[u8] = if group.is_empty() { b"" } else { b"/" };
-        let parts: [&[&[u8]]; COLUMNS] = [
+        let columns: [&[&[u8]]; COLUMNS] = [
             &[flow_distinguisher],
             &[user.name.as_bytes()],
             &[info.verb().as_str().as_bytes()],
@@ -55,18 +55,18 @@ impl RequestDetails {
             &[info.subresource()],
         ];
         self.text.clear();
-        for (part, end) in parts.into_iter().zip(&mut self.ends) {
-            for piece in part {
+        for (column, end) in columns.into_iter().zip(&mut self.ends) {
+            for piece in column {
                 self.text.extend_from_slice(piece);
             }
             *end = self.text.len();
         }
     }
 
-    /// A part, which need not be UTF-8.
+    /// A column. It need not be UTF-8.
     #[must_use]
-    pub fn column(&self, part: DetailColumn) -> &[u8] {
-        let at = part.index();
+    pub fn column(&self, column: DetailColumn) -> &[u8] {
+        let at = column.index();
         let begin = at.checked_sub(1).and_then(|before| self.ends.get(before));
         let end = self.ends.get(at).copied().unwrap_or_default();
         self.text
@@ -105,9 +105,9 @@ mod tests {
     fn each_column_is_read_back_from_a_reused_buffer() {
         let target = "/apis/apps/v1/namespaces/ns/deployments/web/scale";
         let scale = details("PUT", target, RequestDetails::default());
-        let parts = |details: &RequestDetails, parts: &[DetailColumn]| -> Vec<String> {
-            let text = |&part| String::from_utf8(details.column(part).to_vec()).unwrap();
-            parts.iter().map(text).collect()
+        let columns = |details: &RequestDetails, columns: &[DetailColumn]| -> Vec<String> {
+            let text = |&column| String::from_utf8(details.column(column).to_vec()).unwrap();
+            columns.iter().map(text).collect()
         };
         let all = [
             DetailColumn::FlowDistinguisher,
@@ -131,7 +131,7 @@ mod tests {
             "deployments",
             "scale",
         ];
-        assert_eq!(parts(&scale, &all), expected);
+        assert_eq!(columns(&scale, &all), expected);
         let nodes = details("GET", "/api/v1/nodes", scale);
         let expected = [
             "ns",
@@ -144,9 +144,9 @@ mod tests {
             "nodes",
             "",
         ];
-        assert_eq!(parts(&nodes, &all), expected);
+        assert_eq!(columns(&nodes, &all), expected);
         let probe = details("GET", "/livez", nodes);
         let expected = ["ns", "alice", "get", "/livez", "", "", "", "", ""];
-        assert_eq!(parts(&probe, &all), expected);
+        assert_eq!(columns(&probe, &all), expected);
     }
 }

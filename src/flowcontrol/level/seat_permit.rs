@@ -1,4 +1,4 @@
-//! What an admitted request holds, and how it comes to have it.
+//! The permit of an admitted request, and the arrival that returns it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,133 +10,134 @@ use std::time::Instant;
 use http::HeaderValue;
 use tokio::runtime::Handle;
 
-use super::ArrivalError;
-use super::ArrivingRequest;
-use super::PriorityLevel;
+use super::arrival::ArrivalError;
+use super::arrival::ArrivingRequest;
+use super::priority_level::PriorityLevel;
 use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
 use crate::flowcontrol::matching::FlowDistinguisherMethod;
 
-/// An object, as clients and logs are told of it.
+/// An object, as responses and logs identify it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId {
-    /// Its name.
+    /// The object's name.
     pub name: String,
-    /// Its UID.
+    /// The object's UID.
     pub uid: HeaderValue,
 }
 
-/// Where the requests of a flow schema go: everything that is known of it beforehand.
+/// The route of a flow schema: its level, and everything about its requests that is known in
+/// advance.
 #[derive(Debug)]
 pub struct SchemaRoute {
-    /// The schema.
+    /// The flow schema.
     pub flow_schema: ObjectId,
-    /// What tells its flows apart.
+    /// The flow distinguisher of the schema.
     pub distinguisher_method: FlowDistinguisherMethod,
-    /// The level it leads to.
+    /// The priority level's object.
     pub priority_level: ObjectId,
-    /// The same, at work.
+    /// The priority level.
     pub level: Arc<PriorityLevel>,
-    /// Where the level counts its requests: [`PriorityLevel::row_of`].
+    /// The index of the schema's counters: [`PriorityLevel::register_schema`].
     pub counters_index: usize,
 }
 
-/// A request that has a place.
+/// The outcome of an arrival that was not rejected.
 #[derive(Debug)]
 pub enum ArrivalOutcome {
-    /// It waits until [its turn](Place::turn) comes.
+    /// The request waits for its [dispatch](SeatPermit::wait_for_dispatch).
     Queued(SeatPermit),
-    /// It may run.
+    /// The request may execute.
     Executing(SeatPermit),
 }
 
-/// Holds a place in the queue, then a seat. Dropping it, at any time, gives back whichever it
-/// holds; if the seats are to linger, a timer takes the place over and drops it in the end.
+/// A position in the queue, then seats. Dropping it, at any time, releases either. If the seats
+/// linger, a timer task takes over the permit and drops it later.
 #[derive(Debug)]
 pub struct SeatPermit {
     route: Arc<SchemaRoute>,
     key: Option<RequestKey>,
 }
 
-/// Comes when the turn does.
+/// Completes when the request is dispatched.
 #[derive(Debug)]
 pub struct DispatchFuture<'p>(&'p SeatPermit);
 
 impl SchemaRoute {
-    /// A request arrives at the level.
+    /// Lets a request arrive at the level.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// See [`ArrivalError`].
     pub fn arrive(
         self: &Arc<Self>,
         now: Instant,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<ArrivalOutcome, ArrivalError> {
-        let (ticket, waits) = self.level.arrive(now, self.counters_index, arriving)?;
-        let place = SeatPermit {
+        let (key, waits) = self.level.arrive(now, self.counters_index, arriving)?;
+        let permit = SeatPermit {
             route: Arc::clone(self),
-            key: Some(ticket),
+            key: Some(key),
         };
         Ok(if waits {
-            ArrivalOutcome::Queued(place)
+            ArrivalOutcome::Queued(permit)
         } else {
-            ArrivalOutcome::Executing(place)
+            ArrivalOutcome::Executing(permit)
         })
     }
 }
 
 impl SeatPermit {
-    /// No place at all, of a request that took this way.
+    /// A permit without a position or seats, for a request with this route.
     #[must_use]
     pub const fn empty(route: Arc<SchemaRoute>) -> Self {
         Self { route, key: None }
     }
 
-    /// The way that the request took.
+    /// The route of the request.
     #[must_use]
     pub const fn route(&self) -> &Arc<SchemaRoute> {
         &self.route
     }
 
-    /// Waits for the turn.
+    /// Waits for the dispatch.
     ///
     /// # Cancel safety
-    /// The place stays where it is.
+    /// The position in the queue stays the same.
     pub const fn wait_for_dispatch(&self) -> DispatchFuture<'_> {
         DispatchFuture(self)
     }
 
-    /// Leaves the queue, if the turn has not come meanwhile, and returns the `Retry-After` of the
-    /// refusal in seconds. A place that has become a seat stays one.
+    /// Leaves the queue if the request still waits, and returns the `Retry-After` of the rejection
+    /// in seconds. A dispatched request keeps its seats.
     pub fn cancel(&mut self, now: Instant) -> Option<u32> {
         let retry_after = self.route.level.cancel(now, self.key?)?;
         self.key = None;
         Some(retry_after)
     }
 
-    /// Gives back what is held, now.
+    /// Releases the position or the seats now.
     pub fn release(&mut self) {
-        let Some(ticket) = self.key.take() else {
+        let Some(key) = self.key.take() else {
             return;
         };
         let now = Clock.now();
-        if let Some(linger) = self.route.level.leave(now, ticket) {
+        if let Some(linger) = self.route.level.leave(now, key) {
             let lingering = Self {
                 route: Arc::clone(&self.route),
-                key: Some(ticket),
+                key: Some(key),
             };
             lingering.release_at(now + linger);
         }
     }
 
-    /// Gives back what is held, then. Outside of a runtime there is no later.
+    /// Releases the position or the seats at `at`. Outside of a runtime it releases them at once.
     pub fn release_at(self, at: Instant) {
         if self.key.is_some()
             && let Ok(runtime) = Handle::try_current()
         {
             runtime.spawn(async move {
                 tokio::time::sleep_until(at.into()).await;
-                drop(self); // and dropped as well if the runtime ends before
+                drop(self); // also dropped if the runtime ends before
             });
         }
     }
@@ -152,9 +153,9 @@ impl Future for DispatchFuture<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let SeatPermit { route, key: ticket } = self.0;
-        match ticket {
-            Some(ticket) if !route.level.poll_dispatched(*ticket, cx.waker()) => Poll::Pending,
+        let SeatPermit { route, key } = self.0;
+        match key {
+            Some(key) if !route.level.poll_dispatched(*key, cx.waker()) => Poll::Pending,
             Some(_) | None => Poll::Ready(()),
         }
     }

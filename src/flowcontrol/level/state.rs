@@ -1,19 +1,20 @@
-//! What the lock of a level guards: its queue set, and all that follows from a step of it.
+//! The state that the lock of a level guards: its queue set, its counters, and the effects of a
+//! step.
 //!
-//! Whoever holds the lock calls one method and then takes [`After`], to be acted on when the lock
-//! is gone.
+//! The holder of the lock calls one method, and then takes [`DeferredActions`] to run them after
+//! releasing the lock.
 
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::ArrivalError;
-use super::ArrivingRequest;
+use super::arrival::ArrivalError;
+use super::arrival::ArrivingRequest;
 use super::counters::LevelCounters;
 use super::request_details::RequestDetails;
 use crate::clock::Clock;
-use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
 use crate::flowcontrol::concurrency::demand::SeatDemand;
 use crate::flowcontrol::fairqueuing::queue_set::Arrival;
@@ -30,29 +31,29 @@ use crate::flowcontrol::retry_after::DroppedRequestsTracker;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
-/// Buffers kept for requests to come; as many as the queue set keeps slots.
+/// The number of buffers kept for later requests: as many as the queue set keeps slots.
 const MAX_SPARE_BUFFERS: usize = 128;
 
-/// Whether requests still come.
+/// Whether the level accepts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LevelState {
-    /// It is gone; whoever comes still must be classified anew.
+    /// The level is closed. An arriving request must be classified again.
     Closed,
-    /// The configuration has it.
+    /// The configuration contains the level.
     Open,
-    /// The configuration has it no longer, but it has requests.
+    /// The configuration no longer contains the level, but it has requests.
     Quiescing,
 }
 
-/// A request, as far as the shell is concerned.
+/// The level's payload of a request in the queue set.
 #[derive(Debug)]
 pub(super) struct RequestEntry {
     pub(super) counters_index: usize,
     kind: RequestKind,
     is_watch: bool,
-    /// It has been in the queue for more than a moment.
+    /// Whether the request is counted as waiting.
     is_queued: bool,
-    /// What it has or will have.
+    /// The seats that it occupies or will occupy.
     seats: u64,
     arrived: Instant,
     waker: Option<Waker>,
@@ -67,23 +68,24 @@ pub(super) struct LevelInner {
     demand: SeatDemand,
     dropped_requests: DroppedRequestsTracker,
     effects: Effects,
-    /// What demand and tally were last told: they integrate, and need to hear of changes only.
+    /// The load that demand and counters were last set to. They integrate over time and need only
+    /// changes.
     last_load: Load,
     spare_details: Vec<RequestDetails>,
     deferred: DeferredActions,
     in_flight: Arc<InFlightMetrics>,
-    /// A level stays what it is in this.
+    /// Constant for the lifetime of a level.
     is_exempt: bool,
 }
 
-/// What is left to do once the lock is gone.
+/// The actions to run after the lock is released.
 #[derive(Debug, Default)]
 pub(super) struct DeferredActions {
-    /// Those whose turn has come.
+    /// The wakers of dispatched requests.
     wakers: Vec<Waker>,
-    /// Dropping one may run anything.
+    /// Dropping a waker may run arbitrary code.
     discarded_waker: Option<Waker>,
-    /// A level that was to go has become idle.
+    /// A quiescing level has become idle.
     pub(super) drained: bool,
 }
 
@@ -124,11 +126,11 @@ impl LevelInner {
         }
     }
 
-    /// A request arrives. It has its seats, or waits (then the second value is true).
+    /// Lets a request arrive. Returns its key, and whether it waits.
     pub(super) fn arrive(
         &mut self,
         now: Instant,
-        row: usize,
+        counters_index: usize,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<(RequestKey, bool), ArrivalError> {
         if self.state == LevelState::Closed {
@@ -136,7 +138,7 @@ impl LevelInner {
         }
         let ArrivingRequest { info, work, .. } = *arriving;
         let entry = RequestEntry {
-            counters_index: row,
+            counters_index,
             kind: RequestKind::from_request_info(info),
             is_watch: *info.verb() == Verb::Watch,
             is_queued: false,
@@ -145,37 +147,37 @@ impl LevelInner {
             waker: None,
             details: RequestDetails::default(),
         };
-        let tally = self.counters.schema_mut(row);
-        tally.estimated_seats.observe(f64::from(work.max_seats()));
+        let schema = self.counters.schema_mut(counters_index);
+        schema.estimated_seats.observe(f64::from(work.max_seats()));
         if let Some(watches) = arriving.interested_watches {
-            tally.watch_counts.observe(f64::from(watches));
+            schema.watch_counts.observe(f64::from(watches));
         }
         let hash = arriving.flow_hash;
         let arrival = self
             .queue_set
             .arrive(now, hash, work, entry, &mut self.effects);
-        if let Some(joined) = self.effects.enqueued {
-            let length = u32::try_from(joined.length).unwrap_or(u32::MAX);
+        if let Some(position) = self.effects.enqueued {
+            let length = u32::try_from(position.length).unwrap_or(u32::MAX);
             self.counters
-                .schema_mut(row)
+                .schema_mut(counters_index)
                 .queue_lengths
                 .observe(f64::from(length));
         }
         self.apply_effects(now);
         match arrival {
-            Arrival::Execute(ticket) => {
-                self.record_details(ticket, arriving);
-                Ok((ticket, false))
+            Arrival::Execute(key) => {
+                self.record_details(key, arriving);
+                Ok((key, false))
             }
-            Arrival::Queued(ticket) => {
-                self.record_details(ticket, arriving);
-                self.record_enqueued(now, ticket);
-                Ok((ticket, true))
+            Arrival::Queued(key) => {
+                self.record_details(key, arriving);
+                self.record_enqueued(now, key);
+                Ok((key, true))
             }
             Arrival::Reject(reason) => {
-                let tally = self.counters.schema_mut(row);
-                tally.record_rejection(reason);
-                tally.rejected_waits.observe(0.0);
+                let schema = self.counters.schema_mut(counters_index);
+                schema.record_rejection(reason);
+                schema.rejected_waits.observe(0.0);
                 Err(ArrivalError::Rejected {
                     reason,
                     retry_after: self.record_drop(),
@@ -184,17 +186,17 @@ impl LevelInner {
         }
     }
 
-    /// Gives back what a ticket holds. Some: its seats linger for so long, and then it is to be
-    /// given back once more.
-    pub(super) fn leave(&mut self, now: Instant, ticket: RequestKey) -> Option<Duration> {
-        let phase = self.queue_set.phase(ticket)?;
-        let entry = self.queue_set.payload(ticket)?;
-        let (row, kind, is_watch) = (entry.counters_index, entry.kind, entry.is_watch);
-        let departure = self.queue_set.leave(now, ticket, &mut self.effects)?;
+    /// Gives back a key. Returns the time for which its seats linger, if they do. The key must then
+    /// be given back again.
+    pub(super) fn leave(&mut self, now: Instant, key: RequestKey) -> Option<Duration> {
+        let phase = self.queue_set.phase(key)?;
+        let entry = self.queue_set.payload(key)?;
+        let (counters_index, kind, is_watch) = (entry.counters_index, entry.kind, entry.is_watch);
+        let departure = self.queue_set.leave(now, key, &mut self.effects)?;
         if let DispatchPhase::Executing { since } = phase {
             let time = now.saturating_duration_since(since);
             self.counters
-                .schema_mut(row)
+                .schema_mut(counters_index)
                 .record_execution(is_watch, time);
             self.in_flight.end(kind, now);
         }
@@ -205,7 +207,7 @@ impl LevelInner {
             }
             Departure::Lingers(time) => Some(time),
             Departure::Released(entry) => {
-                self.counters.schema_mut(row).executing_seats -= entry.seats;
+                self.counters.schema_mut(counters_index).executing_seats -= entry.seats;
                 self.recycle_details(entry.details);
                 None
             }
@@ -214,32 +216,33 @@ impl LevelInner {
         lingers
     }
 
-    /// Takes a request out of the queue if it still waits, and returns its `Retry-After`.
-    pub(super) fn cancel(&mut self, now: Instant, ticket: RequestKey) -> Option<u32> {
-        let entry = self.queue_set.cancel(now, ticket, &mut self.effects)?;
+    /// Removes a request from the queue if it still waits, and returns the `Retry-After` in
+    /// seconds.
+    pub(super) fn cancel(&mut self, now: Instant, key: RequestKey) -> Option<u32> {
+        let entry = self.queue_set.cancel(now, key, &mut self.effects)?;
         let retry_after = self.record_ejection(now, entry);
         self.apply_effects(now);
         Some(retry_after)
     }
 
-    /// Whether the turn has come (or gone); if not, `waker` is called when it does.
-    pub(super) fn poll_dispatched(&mut self, ticket: RequestKey, waker: &Waker) -> bool {
-        if self.queue_set.phase(ticket) != Some(DispatchPhase::Waiting) {
+    /// Whether the request is dispatched or removed. If not, `waker` is called when it is.
+    pub(super) fn poll_dispatched(&mut self, key: RequestKey, waker: &Waker) -> bool {
+        if self.queue_set.phase(key) != Some(DispatchPhase::Waiting) {
             return true;
         }
-        if let Some(entry) = self.queue_set.payload_mut(ticket)
+        if let Some(entry) = self.queue_set.payload_mut(key)
             && !entry
                 .waker
                 .as_ref()
-                .is_some_and(|known| known.will_wake(waker))
+                .is_some_and(|registered| registered.will_wake(waker))
         {
             self.deferred.discarded_waker = entry.waker.replace(waker.clone());
         }
         false
     }
 
-    /// The seats have been divided anew, or the level has another shape.
-    pub(super) fn apply_limits(&mut self, now: Instant, seats: &Seats, denominator: u32) {
+    /// Applies a new allocation of seats, or a new queuing configuration.
+    pub(super) fn apply_limits(&mut self, now: Instant, seats: &LevelSeats, denominator: u32) {
         self.counters.set_seats(now, seats, denominator);
         let (queuing, limit) = (seats.spec.queuing, seats.current_limit);
         self.queue_set
@@ -247,7 +250,7 @@ impl LevelInner {
         self.apply_effects(now);
     }
 
-    /// The level is in the configuration. One that had gone begins anew.
+    /// Opens the level. A closed level starts empty.
     pub(super) fn open(&mut self, now: Instant, queuing: Queuing) {
         if self.state == LevelState::Closed {
             self.demand = SeatDemand::new(now);
@@ -260,7 +263,7 @@ impl LevelInner {
         self.state = LevelState::Open;
     }
 
-    /// The level is not in the configuration any more. Says whether it has gone.
+    /// Closes the level, or marks it as quiescing. Returns whether it is closed.
     pub(super) fn close(&mut self, now: Instant) -> bool {
         if !self.queue_set.is_idle() {
             self.state = LevelState::Quiescing;
@@ -280,14 +283,14 @@ impl LevelInner {
 
     /// Acts on the effects of a step.
     fn apply_effects(&mut self, now: Instant) {
-        for at in 0..self.effects.started.len() {
-            if let Some(&ticket) = self.effects.started.get(at) {
-                self.record_start(now, ticket);
+        for index in 0..self.effects.started.len() {
+            if let Some(&key) = self.effects.started.get(index) {
+                self.record_start(now, key);
             }
         }
         self.effects.started.clear();
-        if let Some(ticket) = self.effects.blocked.take()
-            && let Some(entry) = self.queue_set.payload(ticket)
+        if let Some(key) = self.effects.blocked.take()
+            && let Some(entry) = self.queue_set.payload(key)
         {
             self.counters
                 .schema_mut(entry.counters_index)
@@ -304,16 +307,16 @@ impl LevelInner {
         }
     }
 
-    fn record_start(&mut self, now: Instant, ticket: RequestKey) {
-        let work = self.queue_set.work(ticket).unwrap_or_default();
+    fn record_start(&mut self, now: Instant, key: RequestKey) {
+        let work = self.queue_set.work(key).unwrap_or_default();
         let through_queue = self.effects.enqueued.is_some();
-        let Some(entry) = self.queue_set.payload_mut(ticket) else {
+        let Some(entry) = self.queue_set.payload_mut(key) else {
             return;
         };
-        let row = self.counters.schema_mut(entry.counters_index);
+        let schema = self.counters.schema_mut(entry.counters_index);
         if entry.is_queued {
-            row.waiting -= 1;
-            row.waiting_seats -= entry.seats;
+            schema.waiting -= 1;
+            schema.waiting_seats -= entry.seats;
             self.in_flight.start_from_queue(entry.kind, now);
         } else if through_queue {
             self.in_flight.start_through_queue(entry.kind, now);
@@ -321,19 +324,19 @@ impl LevelInner {
             self.in_flight.start(entry.kind, now);
         }
         entry.is_queued = false;
-        entry.seats = u64::from(work.max_seats()); // may have been narrowed
-        row.dispatched += 1;
-        row.executing += 1;
-        row.executing_seats += entry.seats;
+        entry.seats = u64::from(work.max_seats()); // the dispatch may have narrowed it
+        schema.dispatched += 1;
+        schema.executing += 1;
+        schema.executing_seats += entry.seats;
         if !self.is_exempt {
-            row.waits.observe(seconds_between(entry.arrived, now));
+            schema.waits.observe(seconds_between(entry.arrived, now));
         }
         self.deferred.wakers.extend(entry.waker.take());
     }
 
-    /// Notes what a dump shows, in a buffer that has been used before.
-    fn record_details(&mut self, ticket: RequestKey, arriving: &ArrivingRequest<'_>) {
-        let Some(entry) = self.queue_set.payload_mut(ticket) else {
+    /// Stores the details for dumps, in a reused buffer if there is one.
+    fn record_details(&mut self, key: RequestKey, arriving: &ArrivingRequest<'_>) {
+        let Some(entry) = self.queue_set.payload_mut(key) else {
             return;
         };
         if let Some(spare) = self.spare_details.pop() {
@@ -343,31 +346,32 @@ impl LevelInner {
         entry.details.write(arriving.flow_distinguisher, info, user);
     }
 
-    fn record_enqueued(&mut self, now: Instant, ticket: RequestKey) {
-        let Some(entry) = self.queue_set.payload_mut(ticket) else {
+    fn record_enqueued(&mut self, now: Instant, key: RequestKey) {
+        let Some(entry) = self.queue_set.payload_mut(key) else {
             return;
         };
         entry.is_queued = true;
-        let row = self.counters.schema_mut(entry.counters_index);
-        row.waiting += 1;
-        row.waiting_seats += entry.seats;
+        let schema = self.counters.schema_mut(entry.counters_index);
+        schema.waiting += 1;
+        schema.waiting_seats += entry.seats;
         self.in_flight.enqueue(entry.kind, now);
     }
 
-    /// A request has left the queue without having run.
+    /// Records that a request left the queue without having executed. Returns the `Retry-After` in
+    /// seconds.
     fn record_ejection(&mut self, now: Instant, entry: RequestEntry) -> u32 {
-        let row = self.counters.schema_mut(entry.counters_index);
-        row.waiting -= 1;
-        row.waiting_seats -= entry.seats;
-        row.record_rejection(RejectReason::TimeOut);
-        row.waits.observe(seconds_between(entry.arrived, now));
+        let schema = self.counters.schema_mut(entry.counters_index);
+        schema.waiting -= 1;
+        schema.waiting_seats -= entry.seats;
+        schema.record_rejection(RejectReason::TimeOut);
+        schema.waits.observe(seconds_between(entry.arrived, now));
         self.in_flight.leave_queue(entry.kind, now);
         self.deferred.discarded_waker = entry.waker;
         self.recycle_details(entry.details);
         self.record_drop()
     }
 
-    /// Counts a refusal, and returns its `Retry-After` in seconds.
+    /// Counts a rejection, and returns its `Retry-After` in seconds.
     fn record_drop(&mut self) -> u32 {
         let second = Clock.unix_second();
         u32::try_from(self.dropped_requests.record(second)).unwrap_or(1)

@@ -1,57 +1,59 @@
-//! A level in a few numbers, for who looks each second: unlike a [`Reading`](super::Reading) it copies no histogram but one.
+//! A summary of a level, for readers that poll every second. Unlike
+//! [`LevelMetrics`](super::LevelMetrics) it copies only one histogram.
 
-use super::PriorityLevel;
+use super::priority_level::PriorityLevel;
 use super::state::LevelState;
-use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::metrics::histogram::Histogram;
 
-/// A level in a few numbers, all of one instant.
+/// A summary of a level, all values of one instant.
 #[derive(Clone, Debug)]
 pub struct LevelSummary {
-    /// Its name.
+    /// The name of the level.
     pub name: String,
-    /// Its counts.
+    /// The counts of requests and seats.
     pub totals: QueueSetTotals,
-    /// What its seats were when they were last divided.
-    pub seats: Option<Seats>,
-    /// Queues in which somebody waits.
+    /// The level's seats as of the last allocation.
+    pub seats: Option<LevelSeats>,
+    /// The number of queues with waiting requests.
     pub active_queues: usize,
-    /// Whether it goes as soon as it is idle.
+    /// Whether the level is closed as soon as it is idle.
     pub is_quiescing: bool,
-    /// Requests that did not start.
+    /// Requests that did not start, by reason.
     pub rejected: [(RejectReason, u64); 3],
-    /// How long the others waited, those who gave up too; none where no schema has ever led here.
+    /// The waits of all other requests, including those that left the queue, in seconds. `None` if
+    /// no schema has ever led to the level.
     pub waits: Option<Histogram>,
 }
 
 impl PriorityLevel {
-    /// For the status page: takes the lock for as long as it takes to add up the schemas' rows.
+    /// The summary for the status page. Holds the lock while it adds up the schemas' counters.
     #[must_use]
     pub fn summary(&self) -> LevelSummary {
-        let state = self.lock();
+        let inner = self.lock();
         let mut rejected = [
             (RejectReason::ConcurrencyLimit, 0),
             (RejectReason::QueueFull, 0),
             (RejectReason::TimeOut, 0),
         ];
         let mut waits: Option<Histogram> = None;
-        for row in &state.counters.schemas {
-            for (sum, (_, count)) in rejected.iter_mut().zip(row.rejected) {
+        for schema in &inner.counters.schemas {
+            for (sum, (_, count)) in rejected.iter_mut().zip(schema.rejected) {
                 sum.1 += count;
             }
             match &mut waits {
-                Some(waits) => waits.merge(&row.waits),
-                None => waits = Some(row.waits.clone()),
+                Some(waits) => waits.merge(&schema.waits),
+                None => waits = Some(schema.waits.clone()),
             }
         }
         LevelSummary {
-            name: self.name.clone(),
-            totals: state.queue_set.totals(),
-            seats: state.counters.seats.clone(),
-            active_queues: state.queue_set.backlogged_queues(),
-            is_quiescing: state.state == LevelState::Quiescing,
+            name: self.name().to_owned(),
+            totals: inner.queue_set.totals(),
+            seats: inner.counters.seats.clone(),
+            active_queues: inner.queue_set.backlogged_queues(),
+            is_quiescing: inner.state == LevelState::Quiescing,
             rejected,
             waits,
         }

@@ -1,25 +1,25 @@
-//! Which flow of its schema a request belongs to.
+//! Determines which flow of its schema a request belongs to.
 
-use super::RequestDigest;
+use super::digest::RequestDigest;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::FlowHasher;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
 
-/// What tells the flows of a schema apart.
+/// The attribute that distinguishes the flows of a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowDistinguisherMethod {
-    /// Nothing: all its requests are one flow.
+    /// None: all requests of the schema are one flow.
     Single,
-    /// The namespace that is asked for.
+    /// The namespace of the request.
     ByNamespace,
-    /// The user who asks.
+    /// The user of the request.
     ByUser,
 }
 
-/// How the flows of a schema are told apart.
+/// Computes the flow distinguisher and the flow hash of a schema's requests.
 #[derive(Clone, Debug)]
 pub(super) enum FlowDistinguisher {
-    /// They are not: where there is one queue or none, or where the schema wants it so.
+    /// All requests are one flow: the level has at most one queue, or the schema has no method.
     Single {
         hash: u64,
     },
@@ -28,21 +28,21 @@ pub(super) enum FlowDistinguisher {
 }
 
 impl FlowDistinguisher {
-    /// The flows of a schema whose level has more than one queue.
+    /// For a schema whose level has more than one queue.
     pub(super) fn new(schema: &str, method: Option<&FlowDistinguisherMethodType>) -> Self {
         match method {
             Some(FlowDistinguisherMethodType::ByNamespace) => {
                 Self::ByNamespace(FlowHasher::new(schema))
             }
             Some(FlowDistinguisherMethodType::ByUser) => Self::ByUser(FlowHasher::new(schema)),
-            // Others are not valid, and never reach an API server's matching.
+            // Other methods are invalid and never reach an API server's matching.
             Some(FlowDistinguisherMethodType::Other(_)) | None => Self::Single {
                 hash: flow_hash(schema, ""),
             },
         }
     }
 
-    /// The same, without the hashes.
+    /// The method, without the hashes.
     pub(super) const fn method(&self) -> FlowDistinguisherMethod {
         match self {
             Self::Single { .. } => FlowDistinguisherMethod::Single,
@@ -51,7 +51,7 @@ impl FlowDistinguisher {
         }
     }
 
-    /// The distinguisher and the hash of the flow that `request` belongs to.
+    /// The flow distinguisher and the flow hash of `request`.
     pub(super) fn distinguish<'r>(&self, request: &RequestDigest<'r>) -> (&'r [u8], u64) {
         let (schema, distinguisher) = match self {
             Self::Single { hash } => return (&[], *hash),

@@ -1,8 +1,8 @@
-//! Priority levels, from objects to what the queue sets and the division of seats go by.
+//! Compiles priority level objects to the specs of queue sets and seat allocation.
 //!
-//! The part of `digestNewPLsLocked` and `imaginePL` (Kubernetes 1.36, `apf_controller.go`) that
-//! only looks at objects. What becomes of levels that are gone is for their owner to decide, who
-//! knows whether requests still wait there.
+//! This is the part of `digestNewPLsLocked` and `imaginePL` (Kubernetes 1.36, `apf_controller.go`)
+//! that only reads objects. The [controller](crate::flowcontrol::controller) decides about removed
+//! levels, which may still have requests.
 
 use std::collections::BTreeMap;
 
@@ -20,28 +20,29 @@ use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 /// A priority level that schemas lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompiledLevel {
-    /// What its object says.
+    /// The spec from the object.
     pub spec: LevelSpec,
-    /// Its object's; empty if it is imagined.
+    /// The UID of the object. Empty if the level is imagined.
     pub uid: String,
-    /// There is no object, but the level must exist. An owner that has had one keeps what it said.
+    /// There is no object, but the level must exist. A controller that has had an object keeps its
+    /// spec.
     pub imagined: bool,
 }
 
 impl CompiledLevel {
-    /// Whether its requests are neither queued nor refused.
+    /// Whether the level neither queues nor rejects requests.
     #[must_use]
     pub fn is_exempt(&self) -> bool {
         self.spec.queuing == Queuing::Exempt
     }
 
-    /// Whether its flows are told apart: with one queue there is nothing to choose.
+    /// Whether the level distinguishes flows. With one queue there is no choice.
     pub(super) const fn has_many_queues(&self) -> bool {
         matches!(self.spec.queuing, Queuing::Queue { dealer, .. } if dealer.deck_size() > 1)
     }
 }
 
-/// The levels that the objects define, by name. An object that contradicts itself defines none.
+/// The levels that the objects define, by name. An inconsistent object defines no level.
 pub(super) fn valid_levels<'o>(
     objects: impl IntoIterator<Item = &'o PriorityLevelConfiguration>,
 ) -> BTreeMap<String, CompiledLevel> {
@@ -56,7 +57,7 @@ pub(super) fn valid_levels<'o>(
     levels.collect()
 }
 
-/// Adds what is missing of the levels that must exist.
+/// Adds the mandatory levels that are missing.
 pub(super) fn imagine_missing(levels: &mut BTreeMap<String, CompiledLevel>) {
     for name in [EXEMPT, CATCH_ALL] {
         let spec = mandatory::priority_level(name).and_then(level_spec);
@@ -71,7 +72,7 @@ pub(super) fn imagine_missing(levels: &mut BTreeMap<String, CompiledLevel>) {
     }
 }
 
-/// What the object says; `None` if its parts do not go together.
+/// The spec from an object. `None` if the object is inconsistent.
 fn level_spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
     let name = object.metadata.name.clone();
     let spec = &object.spec;
@@ -109,7 +110,7 @@ fn queuing(response: &LimitResponse) -> Option<Queuing> {
     }
 }
 
-/// Validation lets nothing negative pass.
+/// Validation rejects negative numbers before.
 fn clamp_negative(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }

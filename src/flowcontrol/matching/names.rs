@@ -1,12 +1,12 @@
-//! Looking things up by name: in configured lists that are mostly short and sometimes very long.
+//! Lookup by name in configured lists, which are mostly short and sometimes very long.
 //!
-//! Kubernetes' wildcard is a list of nothing but `*`; among other elements `*` only stands for
-//! itself. Names are bytes, since those of a request need not be UTF-8.
+//! Kubernetes' wildcard is a list with the only element `*`. Among other elements, `*` only matches
+//! itself. Names are bytes, because those of a request need not be UTF-8.
 
 use std::collections::HashMap;
 
-/// Up to so many names are compared one by one. Most differ in length, so that takes less time than
-/// to hash one.
+/// Up to this many names are compared one by one. Most differ in length, so that this is faster
+/// than hashing one.
 const MAX_LINEAR_NAMES: usize = 8;
 
 /// A value for each of some names.
@@ -21,7 +21,7 @@ impl<V> NameMap<V> {
         match self {
             Self::Linear(pairs) => pairs
                 .iter()
-                .find(|(known, _)| **known == *name)
+                .find(|(candidate, _)| **candidate == *name)
                 .map(|(_, value)| value),
             Self::Hashed(map) => map.get(name),
         }
@@ -67,7 +67,7 @@ pub(super) fn is_wildcard(names: &[String]) -> bool {
     matches!(names, [only] if only == "*")
 }
 
-/// `name` as what it is compared with.
+/// `name` as bytes to compare with.
 pub(super) fn boxed_bytes(name: &str) -> Box<[u8]> {
     name.as_bytes().into()
 }

@@ -1,9 +1,9 @@
-//! Rules with subjects, in an order in which the first that matches counts.
+//! An ordered list of rules with subjects, in which the first match wins.
 //!
-//! All subjects are looked up at once. Of the rules, only those whose subjects include the user are
-//! looked at.
+//! All subjects are looked up at once. Only the rules whose subjects include the user are
+//! evaluated.
 
-use super::RequestDigest;
+use super::digest::RequestDigest;
 use super::rules::Rules;
 use super::subjects::ListBits;
 use super::subjects::Subjects;
@@ -16,16 +16,16 @@ pub struct Policies {
     blocks: Box<[PolicyBlock]>,
 }
 
-/// As many rules as [`Subjects`] tells apart.
+/// As many rules as one [`Subjects`] supports.
 #[derive(Clone, Debug)]
 struct PolicyBlock {
     subjects: Subjects,
-    /// By the bit of its subjects, each with the number of its entry.
+    /// Rules and the index of their entry, by the bit of their subjects.
     rules: Box<[(Rules, usize)]>,
 }
 
 impl Policies {
-    /// Compiles the entries, whose numbers are their positions.
+    /// Compiles the entries. Their indices are their positions.
     #[must_use]
     pub fn new<'p>(entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>) -> Self {
         let entries = entries.into_iter().enumerate();
@@ -44,7 +44,7 @@ impl Policies {
         }
     }
 
-    /// The numbers of the entries that match, ascending.
+    /// The indices of the matching entries, ascending.
     pub fn matching_entries(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
         let mut last = None;
         self.blocks
@@ -63,7 +63,7 @@ impl PolicyBlock {
     }
 }
 
-/// The positions of the bits that are set, from the lowest on.
+/// The positions of the set bits, from the lowest on.
 #[expect(clippy::as_conversions, reason = "a position is below 64")]
 fn set_bits(mut set: ListBits) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {

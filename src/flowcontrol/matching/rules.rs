@@ -1,10 +1,10 @@
-//! Which requests a rule is about, whoever makes them.
+//! Matches the attributes of a request, without its user.
 //!
 //! Follows `matchesResourcePolicyRule` and `matchesNonResourcePolicyRule` (Kubernetes 1.36,
-//! `util/flowcontrol/rule.go`), compiled so that nothing is joined, split or allocated for a
-//! request.
+//! `util/flowcontrol/rule.go`). The rules are compiled so that matching a request joins, splits and
+//! allocates nothing.
 
-use super::RequestDigest;
+use super::digest::RequestDigest;
 use super::names::NameSet;
 use super::names::boxed_bytes;
 use super::names::is_wildcard;
@@ -13,7 +13,7 @@ use crate::api::flowcontrol::PolicyRulesWithSubjects;
 use crate::api::flowcontrol::ResourcePolicyRule;
 use crate::request_info::Verb;
 
-/// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any of those of its kind does.
+/// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any rule of its kind matches.
 #[derive(Clone, Debug)]
 pub struct Rules {
     resource: Box<[ResourceRule]>,
@@ -36,7 +36,7 @@ struct NonResourceRule {
 }
 
 impl Rules {
-    /// Compiles the rules and leaves the subjects aside.
+    /// Compiles the rules. The subjects are ignored.
     #[must_use]
     pub fn new(rules: &PolicyRulesWithSubjects) -> Self {
         let resource = rules.resource_rules.iter().map(ResourceRule::new);
@@ -47,7 +47,7 @@ impl Rules {
         }
     }
 
-    /// Whether any of the rules is about such a request.
+    /// Whether any of the rules matches the request.
     #[must_use]
     pub fn matches(&self, request: &RequestDigest<'_>) -> bool {
         if request.is_resource_request {
@@ -96,11 +96,14 @@ impl NonResourceRule {
     }
 }
 
-/// A list of verbs: a bit for each that has a variant, text for the others.
+/// A list of verbs: a bit for each verb with a variant, text for the others.
 #[derive(Clone, Debug)]
 enum Verbs {
     Any,
-    Listed { known: u32, others: Box<[Box<str>]> },
+    Listed {
+        standard: u32,
+        others: Box<[Box<str>]>,
+    },
 }
 
 impl Verbs {
@@ -108,15 +111,15 @@ impl Verbs {
         if is_wildcard(verbs) {
             return Self::Any;
         }
-        let (mut known, mut others) = (0, Vec::new());
+        let (mut standard, mut others) = (0, Vec::new());
         for text in verbs {
             match STANDARD_VERBS.iter().find(|verb| verb.as_str() == text) {
-                Some(verb) => known |= verb_bit(verb),
+                Some(verb) => standard |= verb_bit(verb),
                 None => others.push(text.as_str().into()),
             }
         }
         Self::Listed {
-            known,
+            standard,
             others: others.into(),
         }
     }
@@ -125,7 +128,7 @@ impl Verbs {
         match (self, verb) {
             (Self::Any, _) => true,
             (Self::Listed { others, .. }, Verb::Other(text)) => others.contains(text),
-            (Self::Listed { known, .. }, verb) => known & verb_bit(verb) != 0,
+            (Self::Listed { standard, .. }, verb) => standard & verb_bit(verb) != 0,
         }
     }
 }
@@ -149,7 +152,7 @@ const STANDARD_VERBS: [Verb; 16] = [
     Verb::Watch,
 ];
 
-/// The verb's own bit; none for one without a variant.
+/// The verb's bit. 0 for a verb without a variant.
 const fn verb_bit(verb: &Verb) -> u32 {
     match verb {
         Verb::Connect => 1,
@@ -172,8 +175,8 @@ const fn verb_bit(verb: &Verb) -> u32 {
     }
 }
 
-/// A list of resources, each as `resource` or `resource/subresource`. Compared one by one even if
-/// they are many: most differ in length, and there are only so many resources.
+/// A list of resources, each as `resource` or `resource/subresource`. They are compared one by one
+/// even in long lists: most differ in length, and the number of resources is limited.
 #[derive(Clone, Debug)]
 enum Resources {
     Any,
@@ -191,10 +194,10 @@ impl Resources {
     fn contains(&self, resource: &[u8], subresource: &[u8]) -> bool {
         match self {
             Self::Any => true,
-            Self::Listed(listed) if subresource.is_empty() => {
-                listed.iter().any(|name| **name == *resource)
+            Self::Listed(names) if subresource.is_empty() => {
+                names.iter().any(|name| **name == *resource)
             }
-            Self::Listed(listed) => listed
+            Self::Listed(names) => names
                 .iter()
                 .any(|name| is_joined(name, resource, subresource)),
         }
@@ -207,7 +210,7 @@ fn is_joined(name: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
     rest.and_then(|rest| rest.strip_prefix(b"/")) == Some(subresource)
 }
 
-/// A list of non-resource URLs. Unlike elsewhere, a wildcard may have company.
+/// A list of non-resource URLs. Unlike elsewhere, a wildcard may be among other elements.
 #[derive(Clone, Debug)]
 enum Paths {
     Any,
@@ -217,7 +220,7 @@ enum Paths {
 #[derive(Clone, Debug)]
 struct PathPattern {
     exact: Box<[u8]>,
-    /// Ends in a slash.
+    /// Ends with a slash.
     prefix: Box<[u8]>,
 }
 
@@ -240,7 +243,7 @@ impl Paths {
 }
 
 impl PathPattern {
-    /// A plain path matches all that is below it, too.
+    /// A plain path also matches everything below it.
     fn new(url: &str) -> Self {
         let stem = url.strip_suffix('*').unwrap_or(url);
         let slash = if stem.ends_with('/') { "" } else { "/" };

@@ -1,8 +1,8 @@
-//! Whom rules are about: users, groups and service accounts.
+//! Matches the user of a request with users, groups and service accounts.
 //!
-//! Many lists of subjects are looked through at once. A list is a bit, and each name is kept with
-//! the lists that it stands in, so the time for a request depends on how many groups the user has,
-//! and not on how many lists there are. The rules are those of `matchesSubject` (Kubernetes 1.36,
+//! Many lists of subjects are searched at once. A list is a bit, and each name is stored with the
+//! bits of its lists. The time for a request depends on the number of the user's groups, not on the
+//! number of lists. The rules are those of `matchesSubject` (Kubernetes 1.36,
 //! `util/flowcontrol/rule.go`): for service accounts only the user's name counts, not the groups.
 
 use std::collections::HashMap;
@@ -14,29 +14,29 @@ use crate::api::flowcontrol::ServiceAccountSubject;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
 
-/// What the name of a service account's user begins with.
+/// The prefix of the user name of a service account.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
-/// Some lists, by number.
+/// A set of lists, one bit per list.
 pub type ListBits = u64;
 
-/// Up to [`Subjects::MOST`] lists of subjects.
+/// Up to [`Subjects::MAX_LISTS`] lists of subjects.
 #[derive(Clone, Debug)]
 pub struct Subjects {
     wildcard: ListBits,
     users: NameMap<ListBits>,
     groups: NameMap<ListBits>,
-    /// Those of which all service accounts are meant.
+    /// The namespaces whose service accounts all match.
     namespaces: NameMap<ListBits>,
-    /// The length of the longest of these names; none if there is no namespace.
+    /// The length of the longest of these names. `None` without namespaces.
     max_namespace_length: Option<usize>,
 }
 
 impl Subjects {
-    /// The most lists that there can be.
+    /// The most lists.
     pub const MAX_LISTS: usize = 64;
 
-    /// The n-th list becomes the n-th bit; lists after the last possible one are ignored.
+    /// The n-th list becomes the n-th bit. Lists beyond [`MAX_LISTS`](Self::MAX_LISTS) are ignored.
     #[must_use]
     pub fn new<'s>(lists: impl IntoIterator<Item = &'s [Subject]>) -> Self {
         let mut collected = SubjectCollector::default();
@@ -46,13 +46,13 @@ impl Subjects {
             }
         }
         let SubjectCollector {
-            wildcard: everybody,
+            wildcard,
             users,
             groups,
             namespaces,
         } = collected;
         Self {
-            wildcard: everybody,
+            wildcard,
             users: users.into(),
             groups: groups.into(),
             max_namespace_length: namespaces.keys().map(|name| name.len()).max(),
@@ -60,7 +60,7 @@ impl Subjects {
         }
     }
 
-    /// The lists in which `user` is, by name or by group.
+    /// The lists that contain `user`, by name or by group.
     #[must_use]
     pub fn lists_of(&self, user: &UserInfo) -> ListBits {
         let name = user.name.as_bytes();
@@ -78,8 +78,8 @@ impl Subjects {
         let Some((longest, account)) = account else {
             return 0;
         };
-        // A namespace has no colon and ends at the first. Upstream, however, looks only at the
-        // beginning of the name.
+        // A namespace has no colon and ends at the first one. Upstream, however, only compares the
+        // prefix of the name.
         let colons = (0..=longest).filter(|&at| account.get(at) == Some(&b':'));
         colons
             .filter_map(|at| account.get(..at))
@@ -102,7 +102,8 @@ struct SubjectCollector {
 }
 
 impl SubjectCollector {
-    /// Notes that `list` holds `subject`. One whose kind and member do not go together is nobody.
+    /// Records that `list` contains `subject`. A subject whose kind and member do not match is
+    /// ignored.
     fn add(&mut self, subject: &Subject, list: ListBits) {
         let (kind, name) = match subject.kind {
             SubjectKind::Group => (&mut self.groups, subject.group.as_deref()),

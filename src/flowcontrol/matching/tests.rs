@@ -1,18 +1,24 @@
-//! Whole configurations: by example, and at random against a matcher that takes its time.
+//! Whole configurations: by example, and at random against a slow reference matcher.
 
 use std::iter::repeat_with;
 
 use fastrand::Rng;
 
 use super::*;
+use crate::api::UserInfo;
+use crate::api::flowcontrol::CATCH_ALL;
+use crate::api::flowcontrol::EXEMPT;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
+use crate::api::flowcontrol::FlowSchema;
 use crate::api::flowcontrol::FlowSchemaSpec;
 use crate::api::flowcontrol::LimitResponse;
 use crate::api::flowcontrol::LimitResponseType;
 use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
 use crate::api::flowcontrol::NonResourcePolicyRule;
+use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::ObjectMeta;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
+use crate::api::flowcontrol::PriorityLevelConfiguration;
 use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
 use crate::api::flowcontrol::PriorityLevelEnablement;
 use crate::api::flowcontrol::QueuingConfiguration;
@@ -20,6 +26,9 @@ use crate::api::flowcontrol::ResourcePolicyRule;
 use crate::api::flowcontrol::ServiceAccountSubject;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
+use crate::api::flowcontrol::mandatory;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
 
 mod examples;
 mod reference;
@@ -62,8 +71,8 @@ impl Random {
         of[self.0.usize(..of.len())].to_owned()
     }
 
-    /// Mostly a few, sometimes nothing but a wildcard, and sometimes more than are looked through
-    /// one by one.
+    /// Mostly a few names, sometimes only a wildcard, and sometimes more than are compared one by
+    /// one.
     fn some(&mut self, of: &[&str]) -> Vec<String> {
         match self.0.u8(..8) {
             0 => vec!["*".to_owned()],
@@ -152,7 +161,7 @@ impl Random {
     }
 }
 
-/// Owns what a digest borrows.
+/// Owns the strings that a digest borrows.
 #[derive(Debug)]
 struct OwnedRequest {
     is_resource_request: bool,
@@ -180,7 +189,7 @@ impl OwnedRequest {
     }
 }
 
-/// A level that limits, with so many queues; none: it rejects.
+/// A limited level with this many queues. `None`: it rejects.
 fn level(name: &str, queues: Option<i32>) -> PriorityLevelConfiguration {
     let queuing = queues.map(|queues| QueuingConfiguration {
         queues,
@@ -236,7 +245,7 @@ fn requests_are_classified_as_by_the_reference_matcher() {
     for seed in origin..origin + 400 {
         let mut random = Random(Rng::with_seed(seed));
         let levels = random.levels();
-        // More rules than one block holds, once in a while.
+        // Sometimes more rules than one block holds.
         let count = if seed % 8 == 0 {
             120
         } else {

@@ -1,11 +1,11 @@
-//! Histograms as plain numbers, for who counts under a lock that is held anyway.
+//! Histograms as plain numbers, for callers that count under a lock that they hold anyway.
 //!
-//! A [`Histogram`] counts values in buckets. A [`TimingRatioHistogram`] is one that looks at a ratio at the
-//! end of every nanosecond: it is told when the numerator or the denominator changes, and gives the
-//! ratio that has held since the last change the weight of that time. Upstream:
-//! `TimingRatioHistogram` (Kubernetes 1.36, `component-base/metrics`).
+//! A [`Histogram`] counts values in buckets. A [`TimingRatioHistogram`] observes a ratio at the end
+//! of every nanosecond. The caller sets the numerator or the denominator on each change, and the
+//! ratio since the last change gets the weight of that time. Upstream: `TimingRatioHistogram`
+//! (Kubernetes 1.36, `component-base/metrics`).
 //!
-//! Nothing here knows how a metric is called or shown.
+//! This module does not know the names or the format of metrics.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use std::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is above them all.
+    /// One for each bound, and one for the values above all bounds.
     counts: Box<[u64]>,
     sum: f64,
 }
@@ -28,7 +28,7 @@ pub struct TimingRatioHistogram {
 }
 
 impl Histogram {
-    /// An empty one. `bounds` ascend; a value equal to a bound is below it.
+    /// An empty histogram. `bounds` ascend. A value equal to a bound counts as below it.
     #[must_use]
     pub fn new(bounds: &'static [f64]) -> Self {
         Self {
@@ -43,19 +43,19 @@ impl Histogram {
         self.add(value, 1, value);
     }
 
-    /// The values counted so far.
+    /// The number of observed values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum.
+    /// The sum of the observed values.
     #[must_use]
     pub const fn sum(&self) -> f64 {
         self.sum
     }
 
-    /// Each bound, and how many values did not pass it.
+    /// Each bound, and the number of values up to it.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
         let counts = self.counts.iter().scan(0, |total, count| {
             *total += count;
@@ -64,7 +64,7 @@ impl Histogram {
         self.bounds.iter().copied().zip(counts)
     }
 
-    /// Counts all that another one of the same bounds has counted, too.
+    /// Adds the counts of another histogram with the same bounds.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
@@ -83,7 +83,7 @@ impl Histogram {
 }
 
 impl TimingRatioHistogram {
-    /// A ratio of nothing to `denominator`, from `now` on.
+    /// The ratio of 0 to `denominator`, from `now` on.
     #[must_use]
     pub fn new(bounds: &'static [f64], now: Instant, denominator: u64) -> Self {
         Self {
@@ -94,25 +94,25 @@ impl TimingRatioHistogram {
         }
     }
 
-    /// From `now` on the numerator is this.
+    /// Sets the numerator from `now` on.
     pub fn set(&mut self, now: Instant, numerator: u64) {
         self.advance(now);
         self.numerator = to_f64(numerator);
     }
 
-    /// From `now` on the denominator is this.
+    /// Sets the denominator from `now` on.
     pub fn set_denominator(&mut self, now: Instant, denominator: u64) {
         self.advance(now);
         self.denominator = to_f64(denominator);
     }
 
-    /// What has been seen up to `now`: counts are nanoseconds.
+    /// The histogram up to `now`. Its counts are nanoseconds.
     pub fn read(&mut self, now: Instant) -> &Histogram {
         self.advance(now);
         &self.histogram
     }
 
-    /// A clock that steps back is taken to stand still.
+    /// A clock that steps back counts as standing still.
     fn advance(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.since).as_nanos();
         if elapsed > 0 {
@@ -159,14 +159,14 @@ mod tests {
         ratio.set(t0 + 15 * MS, 4);
         ratio.set(t0 + 15 * MS, 3);
         ratio.set_denominator(t0 + 17 * MS, 2);
-        let seen = ratio.read(t0 + 18 * MS);
-        let buckets: Vec<_> = seen.buckets().collect();
+        let histogram = ratio.read(t0 + 18 * MS);
+        let buckets: Vec<_> = histogram.buckets().collect();
         assert_eq!(
             buckets,
             [(0.0, 10_000_000), (0.5, 15_000_000), (1.0, 17_000_000)]
         );
-        assert_eq!(seen.count(), 18_000_000);
-        assert_eq!(seen.sum(), 2.5e6 + 1.5e6 + 1.5e6);
+        assert_eq!(histogram.count(), 18_000_000);
+        assert_eq!(histogram.sum(), 2.5e6 + 1.5e6 + 1.5e6);
     }
 
     #[test]

@@ -1,14 +1,15 @@
-//! How many read-only and how many mutating requests wait and run: over all priority levels, or by
-//! max-in-flight, which shows the same.
+//! The number of read-only and mutating requests that wait and execute: over all priority levels,
+//! or in max-in-flight mode, which exposes the same metrics.
 //!
-//! Three metrics show it: the most at once in the last second of those that run
-//! (`apiserver_current_inflight_requests`) and of those that wait
-//! (`apiserver_current_inqueue_requests`), and both over time in relation to a limit
-//! (`apiserver_flowcontrol_read_vs_write_current_requests`). Kubernetes 1.36: `requestWatermark` of
-//! `server/filters`, and the same of `util/flowcontrol/metrics`.
+//! There are three metrics. `apiserver_current_inflight_requests` is the most executing requests in
+//! the last second. `apiserver_current_inqueue_requests` is the most waiting requests in the last
+//! second. `apiserver_flowcontrol_read_vs_write_current_requests` has both over time, relative to a
+//! limit. Kubernetes 1.36: `requestWatermark` of `server/filters`, and the same of
+//! `util/flowcontrol/metrics`.
 //!
-//! It differs in one thing: a peak falls back to what there is now, not to 0, so that a steady load
-//! without arrivals does not read as none. It only counts; what may go on is decided elsewhere.
+//! One thing differs: a peak falls back to the current number, not to 0, so that a steady load
+//! without arrivals does not read as 0. This module only counts. Other modules decide which
+//! requests execute.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -29,7 +30,7 @@ use crate::flowcontrol::metrics::samples::MetricSpec;
 use crate::metrics::Registry;
 use crate::request_info::RequestKind;
 
-/// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
+/// The interval at which peaks are published (`inflightUsageMetricUpdatePeriod`).
 pub const PEAK_UPDATE_PERIOD: Duration = Duration::from_secs(1);
 
 const READ_VS_WRITE: MetricSpec = MetricSpec {
@@ -44,7 +45,7 @@ const READ_VS_WRITE_BOUNDS: &[f64] = &[
     0.0, 0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
 ];
 
-/// Requests waiting and running, by kind.
+/// Waiting and executing requests, by kind.
 #[derive(Debug)]
 pub struct InFlightMetrics {
     mutating: Mutex<KindCounters>,
@@ -53,16 +54,18 @@ pub struct InFlightMetrics {
     waiting_peaks: IntGaugeVec,
 }
 
-/// What the requests of a kind are measured against. A phase without a limit is not shown.
+/// The limits that the requests of a kind are measured against. A phase without a limit is not
+/// exposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UtilizationLimits {
-    /// For those that run.
+    /// The limit of executing requests.
     pub executing: Option<u64>,
-    /// For those that wait.
+    /// The limit of waiting requests.
     pub waiting: Option<u64>,
 }
 
-/// Guarded by a lock of its own, held for a few additions; taken under the lock of a level, if there is one.
+/// Guarded by its own lock, which is held for a few additions. Taken under the lock of a level, if
+/// there is one.
 #[derive(Debug, Default)]
 struct KindCounters {
     executing: PhaseCounter,
@@ -76,14 +79,14 @@ struct PhaseCounter {
     ratio: Option<TimingRatioHistogram>,
 }
 
-/// Shows [`READ_VS_WRITE`].
+/// Exposes [`READ_VS_WRITE`].
 struct ReadVsWriteCollector {
     desc: Desc,
     in_flight: Arc<InFlightMetrics>,
 }
 
 impl InFlightMetrics {
-    /// Nothing in flight, and no limits yet. Shows itself in `registry`.
+    /// No requests in flight, and no limits. Registers the metrics in `registry`.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
         let in_flight = Arc::new(Self {
@@ -107,7 +110,7 @@ impl InFlightMetrics {
         in_flight
     }
 
-    /// Measures a kind against these limits from `now` on.
+    /// Sets the limits of a kind from `now` on.
     pub fn set_limits(&self, kind: RequestKind, now: Instant, limits: UtilizationLimits) {
         let mut kind = self.lock_kind(kind);
         kind.executing.set_limit(now, limits.executing);
@@ -119,8 +122,8 @@ impl InFlightMetrics {
         self.lock_kind(kind).executing.increment(now);
     }
 
-    /// A request starts at once that would have had to wait: it was in a queue for no time, which
-    /// only the peak tells.
+    /// A request starts at once that was in a queue for no time. Only the peak of waiting requests
+    /// shows that.
     pub fn start_through_queue(&self, kind: RequestKind, now: Instant) {
         let mut kind = self.lock_kind(kind);
         let passing = kind.waiting.requests + 1;
@@ -135,22 +138,22 @@ impl InFlightMetrics {
         kind.executing.increment(now);
     }
 
-    /// A running request ends.
+    /// An executing request ends.
     pub fn end(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).executing.decrement(now);
     }
 
-    /// A request begins to wait.
+    /// A request starts to wait.
     pub fn enqueue(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).waiting.increment(now);
     }
 
-    /// A waiting request leaves.
+    /// A waiting request leaves its queue.
     pub fn leave_queue(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).waiting.decrement(now);
     }
 
-    /// Publishes the peaks since the last call; to be called once a second.
+    /// Publishes the peaks since the last call. The caller calls this once a second.
     pub fn publish_peaks(&self) {
         for kind in RequestKind::ALL {
             let labels = [kind.label()];
@@ -200,7 +203,7 @@ impl PhaseCounter {
         }
     }
 
-    /// Upstream too has 1 for a limit of none at all.
+    /// A limit of 0 counts as 1, as upstream.
     fn set_limit(&mut self, now: Instant, limit: Option<u64>) {
         let limit = limit.map(|limit| limit.max(1));
         match (&mut self.ratio, limit) {

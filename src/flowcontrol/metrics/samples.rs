@@ -1,8 +1,8 @@
-//! How numbers that are kept as plain values become metrics when somebody looks.
+//! Converts plain numbers to metrics at each scrape.
 //!
-//! The `prometheus` crate's own metrics are atomics that are changed as things happen. Here things
-//! happen under a lock, and there a plain number is exact and costs nothing; a
-//! [`Collector`](prometheus::core::Collector) reads them all at once.
+//! The `prometheus` crate's own metrics are atomics that change with each event. Here events happen
+//! under a lock, where a plain number is exact and costs nothing. A
+//! [`Collector`](prometheus::core::Collector) reads all of them at once.
 
 use std::collections::HashMap;
 
@@ -17,18 +17,18 @@ use prometheus::proto::MetricType;
 
 use crate::flowcontrol::metrics::histogram::Histogram;
 
-/// A metric as it is declared: all that does not change.
+/// The constant parts of a metric family.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::flowcontrol) struct MetricSpec {
     pub(in crate::flowcontrol) name: &'static str,
     pub(in crate::flowcontrol) kind: MetricType,
-    /// In alphabetical order, as Kubernetes shows them.
+    /// In alphabetical order, as in Kubernetes.
     pub(in crate::flowcontrol) labels: &'static [&'static str],
     /// With Kubernetes' stability mark.
     pub(in crate::flowcontrol) help: &'static str,
 }
 
-/// The metrics of one shape, as they are found.
+/// The samples of one metric family.
 #[derive(Debug)]
 pub(in crate::flowcontrol) struct MetricSamples {
     spec: MetricSpec,
@@ -60,7 +60,7 @@ impl MetricSpec {
 }
 
 impl MetricSamples {
-    /// A counter or gauge, with the values of the labels in their order.
+    /// Adds a counter or gauge. `labels` are the values of the labels, in their order.
     pub(in crate::flowcontrol) fn add_value(&mut self, labels: &[&str], value: f64) {
         let mut metric = self.new_metric(labels);
         if self.spec.kind == MetricType::COUNTER {
@@ -75,7 +75,7 @@ impl MetricSamples {
         self.metrics.push(metric);
     }
 
-    /// A histogram.
+    /// Adds a histogram.
     pub(in crate::flowcontrol) fn add_histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let buckets = histogram.buckets().map(|(bound, count)| {
             let mut bucket = Bucket::default();
@@ -83,12 +83,12 @@ impl MetricSamples {
             bucket.set_cumulative_count(count);
             bucket
         });
-        let mut shown = prometheus::proto::Histogram::default();
-        shown.set_bucket(buckets.collect());
-        shown.set_sample_count(histogram.count());
-        shown.set_sample_sum(histogram.sum());
+        let mut proto = prometheus::proto::Histogram::default();
+        proto.set_bucket(buckets.collect());
+        proto.set_sample_count(histogram.count());
+        proto.set_sample_sum(histogram.sum());
         let mut metric = self.new_metric(labels);
-        metric.set_histogram(shown);
+        metric.set_histogram(proto);
         self.metrics.push(metric);
     }
 

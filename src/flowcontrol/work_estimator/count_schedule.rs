@@ -1,13 +1,13 @@
-//! Which resource weir counts next by a list of one object (`GET …?limit=1`), and when.
+//! Schedules the calls that count a resource by a list of one object (`GET …?limit=1`).
 //!
-//! `metadata.remainingItemCount` and the item make the count. Only resources that are listed through
-//! weir are counted, one call a second in all, and each only after a `SelfSubjectAccessReview` has
-//! allowed `list`. Whether a count is wanted is not decided here (`object_counts`).
+//! The count is `metadata.remainingItemCount` plus the item. weir only counts resources that are
+//! listed through it, with one call a second in total, and each only after a
+//! `SelfSubjectAccessReview` has allowed `list`. `object_counts` decides whether a count is wanted.
 //!
-//! Cost at the API server: one object is read and decoded. `resourceVersion` stays unset: the watch
-//! cache ignores the limit at version 0 and would answer with everything (`computeListLimit`,
-//! Kubernetes 1.36). Without it the watch cache of 1.36 serves the list
-//! (`delegator.ShouldDelegateList`). Where etcd serves it, as in older versions and for events, it
+//! Cost at the API server: it reads and decodes one object. `resourceVersion` stays unset, because
+//! the watch cache ignores the limit at version 0 and would answer with all objects
+//! (`computeListLimit`, Kubernetes 1.36). Without it the watch cache of 1.36 serves the list
+//! (`delegator.ShouldDelegateList`). In older versions and for events, etcd serves the list. It
 //! walks its index over the keys to count them, as it does for kube-apiserver's own poll each
 //! minute.
 
@@ -20,51 +20,51 @@ use crate::request_info::RequestInfo;
 #[cfg(test)]
 mod tests;
 
-/// There is at most one call in this time, of reviews and lists together.
+/// There is at most one call in this interval, reviews and lists together.
 const MIN_CALL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long to wait where no call is due: counts get old without notice.
+/// The time to wait when no call is due: counts become old without an event.
 const IDLE_INTERVAL: Duration = Duration::from_secs(10);
-/// A resource that was not listed for so long is not counted.
+/// A resource that was not listed for this time is not counted.
 const LISTED_TTL: Duration = Duration::from_secs(10 * 60);
-/// How long a review serves, whatever it said.
+/// The time for which a review is valid, whatever its result.
 const REVIEW_TTL: Duration = Duration::from_secs(10 * 60);
-/// A resource whose list does not tell a count is tried again after this time.
+/// A resource whose list has no count is tried again after this time.
 const UNCOUNTABLE_RETRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// The first wait after a failure of a resource. Each further failure doubles it.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(30);
 const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
-/// The same for all resources together: the API server may be overloaded or down.
+/// The same for all resources together: the API server may be overloaded or unavailable.
 const INITIAL_GLOBAL_BACKOFF: Duration = Duration::from_secs(2);
 const MAX_GLOBAL_BACKOFF: Duration = Duration::from_secs(5 * 60);
-/// The resource that was longest not listed makes room. Names come from clients' requests, as far as
-/// the API server answers them 200.
+/// Beyond this, the resource with the oldest list is evicted. The names come from clients' requests
+/// that the API server answers with 200.
 const MAX_RESOURCES: usize = 256;
-/// A DNS subdomain, the longest name of a group or a resource.
+/// The longest name of a group or a resource: a DNS subdomain.
 const MAX_NAME_LENGTH: usize = 253;
 
-/// Resources whose names contain one of these hold credentials, or have them for names. Metadata are
-/// no safer: annotations keep what was applied, and `oauthaccesstokens` are named by the token. weir
-/// never lists them, whatever it may.
+/// Resources whose names contain one of these hold credentials, or have credentials as names.
+/// Metadata is no safer: annotations contain what was applied, and `oauthaccesstokens` are named by
+/// the token. weir never lists these resources, whatever its permissions.
 const CREDENTIAL_TERMS: [&str; 4] = ["secret", "token", "credential", "password"];
-/// Each list of these asks all control plane components for their health.
+/// A list of these makes the API server check the health of all control plane components.
 const COMPONENT_STATUSES: &str = "componentstatuses";
-/// Groups that end like this are computed for each list (`metrics.k8s.io` and its relatives). The
-/// API server stores none of them.
+/// Groups with this suffix are computed for each list (`metrics.k8s.io` and similar ones). The API
+/// server stores none of them.
 const COMPUTED_GROUP_SUFFIX: &str = "metrics.k8s.io";
 
 /// A resource that may be counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountableResource {
-    /// Empty for the core group.
+    /// The API group. Empty for the core group.
     pub group: Box<str>,
-    /// The version that was last listed.
+    /// The version of the last list.
     pub version: Box<str>,
     /// The plural name.
     pub resource: Box<str>,
 }
 
 impl CountableResource {
-    /// The resource of a request, unless it must not be listed by weir.
+    /// The resource of a request. `None` if weir must not list it.
     fn from_request(list: &RequestInfo<'_>) -> Option<Self> {
         let text = |bytes| {
             let text = str::from_utf8(bytes).ok()?;
@@ -91,7 +91,7 @@ impl CountableResource {
         })
     }
 
-    /// The path and query of the list that tells its count.
+    /// The path and query of the list that counts the resource.
     #[must_use]
     pub fn target(&self) -> String {
         let Self {
@@ -110,35 +110,35 @@ impl CountableResource {
 /// A call to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountCall {
-    /// Whether weir may list the resource in all namespaces.
+    /// A review of whether weir may list the resource in all namespaces.
     Review(CountableResource),
     /// The list of one object.
     List(CountableResource),
 }
 
-/// What is to be done now.
+/// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NextCountCall {
-    /// This call. [`CountSchedule::ended`] is to follow.
+    /// Make this call, then report it to [`CountSchedule::record_outcome`].
     Call(CountCall),
-    /// Nothing until then, or until another resource is listed.
+    /// Wait until then, or until another resource is listed.
     Wait(Instant),
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountOutcome {
     /// The review allows the list.
     Allowed,
     /// The review denies the list, or the list was forbidden.
     Denied,
-    /// The API server serves no reviews for weir: nothing is listed.
+    /// The API server serves no reviews for weir, so nothing is listed.
     NoReviews,
-    /// The list told how many objects there are.
+    /// The list contained a count.
     Counted,
-    /// The list did not tell it, and will not the next time.
+    /// The list contained no count, and will not the next time.
     Uncountable,
-    /// No answer, or one that says nothing of the resource.
+    /// No response, or one that contains nothing about the resource.
     Failed,
 }
 
@@ -146,27 +146,27 @@ pub enum CountOutcome {
 struct ScheduleEntry {
     resource: CountableResource,
     last_listed: Instant,
-    /// Nothing is done before. The entry that is due for the longest time comes first.
+    /// No call before this time. The entry that has been due for longest comes first.
     due: Instant,
     allowed_until: Option<Instant>,
     failures: u32,
 }
 
-/// The resources that are listed through weir, and what is known of how to count them.
+/// The resources that are listed through weir, and the state of their calls.
 #[derive(Debug)]
 pub struct CountSchedule {
     /// By `group/resource`.
     entries: HashMap<Box<[u8]>, ScheduleEntry>,
-    /// No call before.
+    /// No call before this time.
     not_before: Instant,
-    /// In a row, of any resource.
+    /// Consecutive failures of any resource.
     failures: u32,
-    /// Holds one key at a time.
+    /// A reused buffer for one key.
     key: Vec<u8>,
 }
 
 impl CountSchedule {
-    /// Without any resource.
+    /// A schedule without resources.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -177,26 +177,26 @@ impl CountSchedule {
         }
     }
 
-    /// Notes that a resource was listed, with success. Returns whether it is a new one.
+    /// Records a successful list of a resource. Returns whether the resource is new.
     pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
         self.set_key(list.api_group(), list.resource());
         if let Some(entry) = self.entries.get_mut(&*self.key) {
             entry.last_listed = now;
             if entry.resource.version.as_bytes() != list.api_version()
-                && let Some(of) = CountableResource::from_request(list)
+                && let Some(resource) = CountableResource::from_request(list)
             {
-                entry.resource = of;
+                entry.resource = resource;
             }
             return false;
         }
-        let Some(of) = CountableResource::from_request(list) else {
+        let Some(resource) = CountableResource::from_request(list) else {
             return false;
         };
         if self.entries.len() >= MAX_RESOURCES {
             self.evict_oldest();
         }
         let entry = ScheduleEntry {
-            resource: of,
+            resource,
             last_listed: now,
             due: now,
             allowed_until: None,
@@ -206,7 +206,7 @@ impl CountSchedule {
         true
     }
 
-    /// What to do now. `wanted` says whether a resource needs a count.
+    /// The next action. `wanted` returns whether a resource needs a count.
     pub fn next(
         &mut self,
         now: Instant,
@@ -228,15 +228,15 @@ impl CountSchedule {
         };
         self.not_before = now + MIN_CALL_INTERVAL;
         let allowed = entry.allowed_until.is_some_and(|until| now < until);
-        let of = entry.resource.clone();
+        let resource = entry.resource.clone();
         NextCountCall::Call(if allowed {
-            CountCall::List(of)
+            CountCall::List(resource)
         } else {
-            CountCall::Review(of)
+            CountCall::Review(resource)
         })
     }
 
-    /// Takes in how a call ended.
+    /// Records the outcome of a call.
     pub fn record_outcome(&mut self, now: Instant, call: &CountCall, outcome: CountOutcome) {
         let pause = match outcome {
             CountOutcome::Failed => {
@@ -253,10 +253,10 @@ impl CountSchedule {
             }
         };
         self.not_before = self.not_before.max(now + pause);
-        let (CountCall::Review(of) | CountCall::List(of)) = call;
-        self.set_key(of.group.as_bytes(), of.resource.as_bytes());
+        let (CountCall::Review(resource) | CountCall::List(resource)) = call;
+        self.set_key(resource.group.as_bytes(), resource.resource.as_bytes());
         let Some(entry) = self.entries.get_mut(&*self.key) else {
-            return; // it made room
+            return; // evicted
         };
         if outcome == CountOutcome::Failed {
             entry.failures = entry.failures.saturating_add(1);
@@ -264,7 +264,7 @@ impl CountSchedule {
             entry.failures = 0;
         }
         match outcome {
-            // It keeps its turn: the list comes next.
+            // The entry stays due: the list comes next.
             CountOutcome::Allowed => entry.allowed_until = Some(now + REVIEW_TTL),
             CountOutcome::Denied | CountOutcome::NoReviews => {
                 entry.allowed_until = None;
@@ -296,7 +296,7 @@ impl CountSchedule {
     }
 }
 
-/// The wait after so many failures in a row, from 1 on.
+/// The wait after this many consecutive failures, from 1 on.
 fn backoff(failures: u32, first: Duration, longest: Duration) -> Duration {
     let doubled = failures.saturating_sub(1).min(20);
     first.saturating_mul(1 << doubled).min(longest)

@@ -1,13 +1,14 @@
-//! Compressed answers to lists, looked at beside their way.
+//! Samples compressed responses to lists, outside of the request path.
 //!
-//! kube-apiserver compresses what is longer than 128 KiB for clients that take gzip, as client-go
-//! does: so it is the large lists that come compressed. What a worker does about them is to copy
-//! their beginning; inflating takes place on the control runtime, in slices, within a rate. Where
-//! the beginning is not all of it, the length follows from the end (gzip closes with it), and the
-//! number of items from their length so far, or from the limit that was asked for.
+//! kube-apiserver compresses responses longer than 128 KiB for clients that accept gzip, as
+//! client-go does. Large lists are therefore compressed. A worker only copies the beginning of such
+//! a response. The control runtime inflates it, in slices and at a bounded rate. If the copy is not
+//! the whole response, its uncompressed length is in the gzip trailer. The number of items follows
+//! from their average length so far, or from the limit of the request.
 //!
-//! What is bounded: a copy, all copies together, their number, what is made of one, and what is
-//! made in a second. What finds no room is not looked at: the next list of that resource is.
+//! These are bounded: one copy, all copies together, their number, the inflated bytes of one copy,
+//! and the inflated bytes per second. A response that exceeds the bounds is not sampled. The next
+//! list of that resource is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,43 +27,43 @@ use tokio::task::yield_now;
 use crate::api::gunzip::Gunzip;
 use crate::api::list_scan::ListScan;
 use crate::api::list_scan::ListSummary;
-use crate::api::list_scan::MediaType;
+use crate::api::media_type::MediaType;
 use crate::request_info::RequestInfo;
 
-/// What is copied of one answer: some 2 MiB of objects.
+/// The most bytes to copy of one response: some 2 MiB of objects.
 const MAX_SAMPLE_BYTES: usize = 256 << 10;
-/// What is copied of all answers that are under way or wait.
+/// The most bytes to copy of all responses that are in progress or queued.
 const MAX_TOTAL_BYTES: usize = 16 << 20;
-/// How many may wait.
+/// The most samples in the queue.
 const MAX_QUEUED_SAMPLES: usize = 64;
-/// What is made of one.
+/// The most bytes to inflate of one sample.
 const MAX_INFLATED_BYTES: usize = 8 << 20;
-/// So many compressed bytes are inflated before others of the runtime have their turn.
+/// The compressed bytes that are inflated before the task yields.
 const INFLATE_SLICE_BYTES: usize = 16 << 10;
-/// What is inflated in a second: a twentieth of a core.
+/// The bytes to inflate per second: a twentieth of a core.
 const INFLATED_BYTES_PER_SECOND: u32 = 16 << 20;
 
-/// A list that was asked for.
+/// A list request.
 #[derive(Clone, Debug)]
 pub struct ListRequest {
-    /// Its method.
+    /// The HTTP method.
     pub method: Method,
-    /// Its path and query.
+    /// The path and query.
     pub target: PathAndQuery,
-    /// Whether the objects themselves may be in the answer: not only tables or metadata were asked
-    /// for.
+    /// Whether the response may contain whole objects: the client accepts more than tables and
+    /// metadata.
     pub whole_objects: bool,
 }
 
 impl ListRequest {
-    /// What it asks for.
+    /// The parsed request. `None` if it is invalid.
     #[must_use]
     pub fn info(&self) -> Option<RequestInfo<'_>> {
         RequestInfo::parse(self.method.as_str(), self.target.as_str().as_bytes()).ok()
     }
 }
 
-/// Copies of answers.
+/// A queue of samples.
 #[derive(Debug, Default)]
 pub(in crate::flowcontrol) struct ListSampleQueue {
     queue: Mutex<VecDeque<ListSample>>,
@@ -70,26 +71,26 @@ pub(in crate::flowcontrol) struct ListSampleQueue {
     reserved: AtomicUsize,
 }
 
-/// The beginning and the end of a compressed answer that goes by.
+/// Copies the beginning and the end of a compressed response.
 #[derive(Debug)]
 pub struct ListSampleBuilder {
     queue: Arc<ListSampleQueue>,
     list: ListRequest,
     coding: MediaType,
     head: Vec<u8>,
-    /// What was taken of the room for all.
+    /// The bytes reserved of [`MAX_TOTAL_BYTES`].
     reserved: usize,
-    /// Its last four bytes.
+    /// The last four bytes.
     tail: u32,
     length: usize,
 }
 
-/// A compressed answer that is complete.
+/// The sample of a complete compressed response.
 #[derive(Debug)]
 pub(in crate::flowcontrol) struct ListSample(ListSampleBuilder);
 
 impl ListSampleQueue {
-    /// Begins a compressed answer.
+    /// Starts to sample a compressed response.
     pub(in crate::flowcontrol) fn start_sample(
         self: &Arc<Self>,
         list: ListRequest,
@@ -106,10 +107,10 @@ impl ListSampleQueue {
         }
     }
 
-    /// The next that waits.
+    /// Waits for the next sample.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// No sample is lost.
     pub(in crate::flowcontrol) async fn next(&self) -> ListSample {
         loop {
             if let Some(sample) = self.lock_queue().pop_front() {
@@ -124,22 +125,22 @@ impl ListSampleQueue {
     }
 
     fn try_reserve(&self, more: usize) -> bool {
-        // Relaxed: a sum, which orders nothing else.
-        let taken = self
+        // Relaxed: a sum that orders nothing else.
+        let reserved = self
             .reserved
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-                taken
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
+                reserved
                     .checked_add(more)
-                    .filter(|taken| *taken <= MAX_TOTAL_BYTES)
+                    .filter(|reserved| *reserved <= MAX_TOTAL_BYTES)
             });
-        taken.is_ok()
+        reserved.is_ok()
     }
 }
 
 impl ListSampleBuilder {
-    /// Takes in the next part of the body, of any length.
+    /// Adds the next part of the body, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
-        // What was left out once has a gap behind it.
+        // A copy with a gap is not continued.
         let whole = self.head.len() == self.length;
         let room = MAX_SAMPLE_BYTES.saturating_sub(self.head.len());
         let copied = chunk.get(..room).unwrap_or(chunk);
@@ -156,7 +157,7 @@ impl ListSampleBuilder {
         }
     }
 
-    /// The body is complete.
+    /// Queues the sample of the complete body.
     pub fn finish(self) {
         let samples = Arc::clone(&self.queue);
         let mut waiting = samples.lock_queue();
@@ -181,10 +182,10 @@ impl ListSample {
         &self.0.list
     }
 
-    /// What the list told, and how long to rest after having asked.
+    /// The content of the list, and the time to wait afterwards.
     ///
     /// # Cancel safety
-    /// Nothing but the work is lost.
+    /// Only the work so far is lost.
     pub(in crate::flowcontrol) async fn scan(&self) -> (Option<ListSummary>, Duration) {
         let mut gunzip = Gunzip::new(MAX_INFLATED_BYTES);
         let mut scan = ListScan::new(self.0.coding);
@@ -202,7 +203,7 @@ impl ListSample {
         } else if is_cut || inflated >= MAX_INFLATED_BYTES {
             self.extrapolate(scan, inflated)
         } else {
-            None // it is malformed
+            None // malformed
         };
         let inflated = u32::try_from(inflated).unwrap_or(u32::MAX);
         let rest = Duration::from_secs(1) * inflated / INFLATED_BYTES_PER_SECOND;
@@ -210,7 +211,7 @@ impl ListSample {
     }
 
     fn extrapolate(&self, scan: ListScan, inflated: usize) -> Option<ListSummary> {
-        // The length modulo 2³²: of longer lists nothing is learned but from their pages.
+        // The length modulo 2³². Longer lists are only estimated from their pages.
         let length = usize::try_from(self.0.tail).ok()?;
         if length < inflated.max(self.0.length) {
             return None;
@@ -242,7 +243,7 @@ mod tests {
 
     use super::*;
 
-    /// A list of items that gzip makes little of, and how many bytes it has.
+    /// A list of items that gzip compresses well, and its length in bytes.
     fn list(items: usize, metadata: &str) -> (Vec<u8>, u64) {
         let mut rng = Rng::with_seed(7);
         let mut list = format!(r#"{{"kind":"PodList","metadata":{{{metadata}}},"items":["#);

@@ -1,17 +1,27 @@
-//! How much work a request is likely to be, from what can be seen of it before it runs.
+//! Estimates the work of a request before it executes.
 //!
 //! Most requests need one seat. A list needs more if it reads many bytes, a watch if it begins with
-//! a list, and a write keeps seats busy after its answer if many watchers hear of it. The
-//! arithmetic is that of Kubernetes 1.36 (`util/flowcontrol/request`) with its default feature
-//! gates: lists by size, and watches by their initial events.
+//! a list, and a write occupies seats after its response if many watches receive it. The arithmetic
+//! is that of Kubernetes 1.36 (`util/flowcontrol/request`) with its default feature gates: lists by
+//! size, and watches by their initial events.
 //!
-//! What the request does not tell is asked of a [`Surroundings`], only if it matters and at most
-//! once each. This file knows neither how objects are counted nor how watches are.
+//! An [`EstimateContext`] provides the inputs that are not in the request. Each of its methods is
+//! called only if it matters, and at most once. The estimate does not depend on how objects and
+//! watches are counted.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `count_schedule` `list_samples` `resource_metrics` `watch_tracker` |
+//! | 1 | `object_counts` |
 
 pub mod count_schedule;
 pub mod list_samples;
 pub mod object_counts;
 pub mod resource_metrics;
+#[cfg(test)]
+mod tests;
 pub mod watch_tracker;
 
 use std::borrow::Cow;
@@ -22,26 +32,25 @@ use crate::request_info::Query;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-#[cfg(test)]
-mod tests;
+pub use self::object_counts::ObjectStats;
 
-/// The least that anything costs.
+/// The least cost of a request, in seats.
 const MIN_SEATS: u32 = 1;
-/// The most for a list or the beginning of a watch: `maximumListSeatsLimit`.
+/// The most seats of a list or of the beginning of a watch: `maximumListSeatsLimit`.
 const MAX_LIST_SEATS: u32 = 100;
-/// The most that a write keeps busy: `maximumMutatingSeatsLimit`.
+/// The most final seats of a write: `maximumMutatingSeatsLimit`.
 const MAX_MUTATING_SEATS: u32 = 10;
-/// As much is read or sent while one seat is held: `bytesPerSeat`.
+/// The bytes that are read or sent while one seat is occupied: `bytesPerSeat`.
 const BYTES_PER_SEAT: u64 = 100_000;
-/// A list that kube-apiserver answers from its memory is encoded piece by piece, and never holds
-/// more: `cacheWithStreamingMaxMemoryUsage`.
+/// kube-apiserver encodes a list from its watch cache piece by piece and never holds more bytes
+/// than this: `cacheWithStreamingMaxMemoryUsage`.
 const MAX_BYTES_FROM_CACHE: u64 = 1_000_000;
-/// The size of an object of which nothing is known: what etcd takes at most.
+/// The assumed size of an object of unknown size, in bytes: the most that etcd accepts.
 const MAX_OBJECT_SIZE: u64 = 1_500_000;
-/// So many watchers are told while one seat is held: `watchesPerSeat`. Fewer are not worth
-/// counting.
+/// The watches that receive an event while one seat is occupied: `watchesPerSeat`. Fewer cost
+/// nothing.
 const WATCHES_PER_SEAT: usize = 10;
-/// How long it takes to tell them: `eventAdditionalDuration`.
+/// The time to send an event to these watches: `eventAdditionalDuration`.
 const EVENT_ADDITIONAL_DURATION: Duration = Duration::from_millis(5);
 
 const ONE_SEAT: WorkEstimate = WorkEstimate {
@@ -50,41 +59,27 @@ const ONE_SEAT: WorkEstimate = WorkEstimate {
     additional_latency: Duration::ZERO,
 };
 
-/// What is known of the objects of a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectStats {
-    /// They were counted.
-    Counted {
-        /// How many there are, in all namespaces.
-        count: u64,
-        /// Bytes, as stored; 0 if nobody knows.
-        average_size: u64,
-    },
-    /// Nobody has counted them: there is no such resource, or nobody has listed it yet.
-    NotFound,
-}
-
-/// What the estimate depends on besides the request.
+/// The inputs of an estimate that are not in the request.
 pub trait EstimateContext {
-    /// Whether kube-apiserver answers lists from its memory even if they must see every write: it
-    /// does since 1.31 where etcd reports its progress.
+    /// Whether kube-apiserver answers consistent lists from its watch cache. It does since 1.31
+    /// where etcd reports its progress.
     fn consistent_reads_from_cache(&self) -> bool;
 
-    /// What is known of a resource's objects.
+    /// The number and size of a resource's objects.
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats;
 
-    /// How many watchers will hear of a write.
+    /// The number of watches that will receive a write.
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize;
 }
 
-/// Estimates a request of a level whose requests may have up to `max_seats` each, if that is
-/// bounded.
+/// Estimates a request of a level whose requests may have up to `max_seats` each. `None`:
+/// unbounded.
 ///
 /// Upstream: `workEstimator.estimate`.
 pub fn estimate(
     info: &RequestInfo<'_>,
     max_seats: Option<u32>,
-    surroundings: &impl EstimateContext,
+    context: &impl EstimateContext,
 ) -> WorkEstimate {
     let at_most = |limit: u32| {
         max_seats
@@ -93,11 +88,11 @@ pub fn estimate(
     };
     match info.verb() {
         Verb::List | Verb::Watch => WorkEstimate {
-            initial_seats: estimate_list(info, at_most(MAX_LIST_SEATS), surroundings),
+            initial_seats: estimate_list(info, at_most(MAX_LIST_SEATS), context),
             ..ONE_SEAT
         },
         Verb::Create | Verb::Delete | Verb::Patch | Verb::Update => {
-            estimate_mutation(info, at_most(MAX_MUTATING_SEATS), surroundings)
+            estimate_mutation(info, at_most(MAX_MUTATING_SEATS), context)
         }
         Verb::Connect
         | Verb::DeleteCollection
@@ -113,8 +108,8 @@ pub fn estimate(
     }
 }
 
-/// Whether the seats of a request depend on how many objects there are of its resource: a list, or
-/// a watch that begins with one.
+/// Whether the seats of a request depend on the number of objects of its resource: a list, or a
+/// watch that begins with one.
 #[must_use]
 pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
     let is_watch = *info.verb() == Verb::Watch;
@@ -122,17 +117,17 @@ pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
 }
 
 /// `listWorkEstimator.estimate`.
-fn estimate_list(info: &RequestInfo<'_>, most: u32, surroundings: &impl EstimateContext) -> u32 {
+fn estimate_list(info: &RequestInfo<'_>, max_seats: u32, context: &impl EstimateContext) -> u32 {
     let options = ListQuery(info.query());
     let Ok(limit) = options.decode_integers() else {
-        return most; // it is going to fail, but where, and after how much work?
+        return max_seats; // the request will fail, after an unknown amount of work
     };
     let is_watch = *info.verb() == Verb::Watch;
     if is_watch && !options.wants_initial_events() {
         return MIN_SEATS;
     }
-    let from_cache = is_watch || !options.should_delegate_list(limit, surroundings);
-    let (count, average_size) = match surroundings.object_stats(info.api_group(), info.resource()) {
+    let from_cache = is_watch || !options.should_delegate_list(limit, context);
+    let (count, average_size) = match context.object_stats(info.api_group(), info.resource()) {
         ObjectStats::Counted {
             count,
             average_size: 0,
@@ -147,7 +142,7 @@ fn estimate_list(info: &RequestInfo<'_>, most: u32, surroundings: &impl Estimate
     let loaded = if !info.name().is_empty() {
         1
     } else if !from_cache && options.has_selector() {
-        // Storage reads on until it has found enough; taken to be after half of all.
+        // Storage reads on until it has found enough objects: assumed to be after half of all.
         limited.max(count / 2)
     } else {
         limited
@@ -159,40 +154,40 @@ fn estimate_list(info: &RequestInfo<'_>, most: u32, surroundings: &impl Estimate
         bytes
     };
     let seats = u32::try_from(bytes.div_ceil(BYTES_PER_SEAT)).unwrap_or(u32::MAX);
-    seats.max(MIN_SEATS).min(most)
+    seats.max(MIN_SEATS).min(max_seats)
 }
 
 /// `mutatingWorkEstimator.estimate`.
 fn estimate_mutation(
     info: &RequestInfo<'_>,
-    most: u32,
-    surroundings: &impl EstimateContext,
+    max_seats: u32,
+    context: &impl EstimateContext,
 ) -> WorkEstimate {
-    // A token is made without anything being stored.
+    // A token request stores nothing.
     if info.resource() == b"serviceaccounts" && info.subresource() == b"token" {
         return ONE_SEAT;
     }
-    let watches = surroundings.interested_watches(info);
+    let watches = context.interested_watches(info);
     if watches < WATCHES_PER_SEAT {
         return ONE_SEAT;
     }
-    let told = WorkEstimate {
+    let work = WorkEstimate {
         final_seats: u32::try_from(watches.div_ceil(WATCHES_PER_SEAT)).unwrap_or(u32::MAX),
         additional_latency: EVENT_ADDITIONAL_DURATION,
         ..ONE_SEAT
     };
-    told.narrowed_to(most)
+    work.narrowed_to(max_seats)
 }
 
 /// The query of a list, as `metav1.ListOptions`. Selectors are not parsed.
 #[derive(Clone, Copy)]
 struct ListQuery<'a>(Query<'a>);
 
-/// An option that is a number is none.
+/// An integer option does not parse.
 struct InvalidInteger;
 
 impl<'a> ListQuery<'a> {
-    /// What a parameter says; the same if it is empty or not there.
+    /// The value of a parameter. Empty if it is absent.
     fn get(self, key: &str) -> Cow<'a, [u8]> {
         self.0.first(key).unwrap_or_default()
     }
@@ -205,7 +200,7 @@ impl<'a> ListQuery<'a> {
             .transpose()
     }
 
-    /// The limit, if it is one.
+    /// The limit, if it is positive. Also validates `timeoutSeconds`.
     fn decode_integers(self) -> Result<Option<u64>, InvalidInteger> {
         let limit = self.get_integer("limit")?;
         self.get_integer("timeoutSeconds")?;
@@ -214,19 +209,18 @@ impl<'a> ListQuery<'a> {
             .filter(|&limit| limit > 0))
     }
 
-    /// Whether a watch begins with all that there is: because it says so, or because it does not
-    /// say where to begin.
+    /// Whether a watch begins with all current objects: it requests them, or has no start version.
     fn wants_initial_events(self) -> bool {
-        let asked = self
+        let requested = self
             .0
             .first("sendInitialEvents")
             .is_some_and(|text| is_true(&text));
-        asked || matches!(&*self.get("resourceVersion"), b"" | b"0")
+        requested || matches!(&*self.get("resourceVersion"), b"" | b"0")
     }
 
-    /// Whether kube-apiserver has to ask etcd: `delegator.ShouldDelegateList`, apart from
+    /// Whether kube-apiserver has to read from etcd: `delegator.ShouldDelegateList`, apart from
     /// snapshots.
-    fn should_delegate_list(self, limit: Option<u64>, surroundings: &impl EstimateContext) -> bool {
+    fn should_delegate_list(self, limit: Option<u64>, context: &impl EstimateContext) -> bool {
         match &*self.get("resourceVersionMatch") {
             b"" => {}
             b"NotOlderThan" => return false,
@@ -236,7 +230,7 @@ impl<'a> ListQuery<'a> {
             return true;
         }
         match &*self.get("resourceVersion") {
-            b"" => !surroundings.consistent_reads_from_cache(),
+            b"" => !context.consistent_reads_from_cache(),
             b"0" => false,
             _ => limit.is_some(),
         }

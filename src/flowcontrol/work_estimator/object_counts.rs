@@ -1,33 +1,33 @@
-//! How many objects there are of each resource and how large they are, as far as the API server and
-//! its answers have told.
+//! The number and size of each resource's objects, from the API server's metrics and its responses.
 //!
-//! kube-apiserver asks etcd about every resource each minute or two (`StorageObjectCountTracker`,
-//! Kubernetes 1.36), and takes what it has not heard of for three minutes for endless. Its metrics
-//! have what it found. There are three sources of a count, in this order (`ObjectCounts::source`
-//! is the only place that decides):
+//! kube-apiserver reads the count of every resource from etcd each minute or two
+//! (`StorageObjectCountTracker`, Kubernetes 1.36), and treats a count older than three minutes as
+//! infinite. Its metrics contain these counts. A count has one of three sources, in this order
+//! (only `ObjectCounts::source` decides):
 //!
-//! 1. The API server's metrics, for three minutes. They go before everything else. A resource that
-//!    they do not name is not stored there, and has no count there either: one seat.
-//! 2. Answers, where there are no metrics, or where they name the resource without a figure (-1). The
-//!    newest serves, whichever of the two it is:
-//!    - a list of everything that passes by, a first page of it that says how many remain, or the
-//!      initial events of a watch;
-//!    - weir's own list of one object (`count_schedule`), for a resource that is listed through weir
-//!      and has no count, or one that is older than ten minutes.
-//! 3. Nothing: one seat.
+//! 1. The API server's metrics, for three minutes. They take precedence over everything else. A
+//!    resource that they do not contain is not stored there, and the API server has no count of it
+//!    either: one seat.
+//! 2. Responses, where there are no metrics, or where they contain the resource without a figure
+//!    (-1). The newest response counts, of either kind:
+//!    - a list of all objects that passes through weir, its first page that says how many remain,
+//!      or the initial events of a watch;
+//!    - weir's own list of one object (`count_schedule`), for a resource that is listed through
+//!      weir and has no count, or one that is older than ten minutes.
+//! 3. None: one seat.
 //!
-//! Clients list once and watch from then on, so hours may pass between two answers, and an old count
-//! is still the best there is: it holds until the next one.
+//! Clients list once and watch from then on, so hours may pass between two responses. An old count
+//! is still the best one: it is valid until the next one.
 //!
-//! Sizes come from metrics and from answers that pass by. A list of one object tells none: where
-//! nothing else does, the estimate takes the largest object that etcd stores, as kube-apiserver does,
-//! until a list of some of the objects (of a namespace, of a selection) has passed by.
+//! Sizes come from metrics and from responses that pass through weir. A list of one object has no
+//! useful size. Without any other source, the estimate uses the largest object that etcd stores, as
+//! kube-apiserver does, until a list of some of the objects (of a namespace, of a selection) has
+//! passed.
 
 use std::collections::HashMap;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::flowcontrol::work_estimator::ObjectStats;
 use crate::flowcontrol::work_estimator::resource_metrics::ServerCount;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
@@ -35,95 +35,113 @@ use crate::request_info::Verb;
 #[cfg(test)]
 mod tests;
 
-/// More than any API server has; the one that was longest not counted makes room. Keeps a server
-/// that answers anything from filling weir's memory.
+/// More than any API server has. Beyond it, the resource with the oldest count is evicted, so that
+/// a server with arbitrary responses cannot fill weir's memory.
 const MAX_RESOURCES: usize = 4096;
 
 const EVENTS: &[u8] = b"events";
 const EVENTS_GROUP: &[u8] = b"events.k8s.io";
 
-/// A size by a worse measure takes the place of a better one only when that is so old: objects' sizes
-/// drift slowly, and JSON is up to three times as long as what is stored.
+/// A size of lower accuracy replaces a better one only when the better one is this old. The sizes
+/// of objects change slowly, and JSON is up to three times as long as what is stored.
 const BETTER_SIZE_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// What the server said holds for so long: as its own estimates do (`StorageObjectCountTracker`'s stale tolerance).
+/// The time for which the server's counts are valid, as for its own estimates
+/// (`StorageObjectCountTracker`'s stale tolerance).
 const SERVER_COUNT_TTL: Duration = Duration::from_secs(3 * 60);
 
-/// A count that is so old is asked for again, of a resource that is still listed.
+/// A count that is this old is polled again, for a resource that is still listed.
 const POLL_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
-/// As new as no other source of counts is: kube-apiserver's own are up to two minutes old.
+/// A size this new needs no further measurement. No other source is as new: kube-apiserver's own
+/// counts are up to two minutes old.
 const FRESH_SIZE_TTL: Duration = Duration::from_secs(1);
 
-/// What kube-apiserver takes a count for that it cannot know (`workEstimator`: "infinite").
+/// The count that kube-apiserver assumes for an unknown one (`workEstimator`: "infinite").
 const INFINITE_COUNT: u64 = 1_000_000_000;
 
-/// What is known of all resources.
+/// The counts and sizes of all resources.
 #[derive(Debug, Default)]
 pub struct ObjectCounts {
     resources: HashMap<Box<[u8]>, ResourceCount>,
-    /// When the server last told what it has counted: all that it knows.
+    /// The time of the server's last metrics, which contain all of its counts.
     server_counted_at: Option<Instant>,
-    /// Holds one key at a time.
+    /// A reused buffer for one key.
     key: Vec<u8>,
 }
 
-/// A successful answer to a list, or the initial events of a watch.
+/// The number and size of a resource's objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectStats {
+    /// The objects were counted.
+    Counted {
+        /// The number of objects in all namespaces.
+        count: u64,
+        /// Bytes, as stored. 0 if unknown.
+        average_size: u64,
+    },
+    /// There is no count: the resource does not exist, or was never listed.
+    NotFound,
+}
+
+/// A successful response to a list, or the initial events of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListResponse {
     /// The number of its items.
     pub items: u64,
     /// Its `metadata.remainingItemCount`.
     pub remaining_items: Option<u64>,
-    /// Whether it has a `metadata.continue`, so that there is more.
+    /// Whether it has a `metadata.continue`, so that more pages follow.
     pub has_continue: bool,
-    /// The length of its items, as they were written.
+    /// The length of its items in bytes, as encoded.
     pub bytes: u64,
-    /// How well that tells the length of the objects as they are stored.
+    /// The accuracy of that length as a measure of the stored length.
     pub accuracy: SizeAccuracy,
 }
 
-/// How well an answer's length tells how long the objects in it are as etcd has them. The better,
-/// the greater.
+/// The accuracy of a response's length as a measure of its objects' length in etcd. Greater is
+/// better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SizeAccuracy {
-    /// Tables and lists of metadata: objects are at least about that long. It counts only as long
-    /// as nothing else is known.
+    /// Tables and lists of metadata: the objects are at least about that long. Used only while
+    /// there is no other size.
     Abridged,
-    /// Whole objects in JSON or CBOR: custom resources are stored like that, others in protobuf,
+    /// Whole objects in JSON or CBOR. Custom resources are stored like that, others in protobuf,
     /// which is up to three times shorter.
     Text,
     /// Whole objects in protobuf.
     Protobuf,
-    /// What the server's own estimates go by.
+    /// The input of the server's own estimates.
     Server,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ResourceCount {
-    /// None if the server's metrics name the resource, and nothing has told how many there are.
+    /// `None` if the server's metrics contain the resource, and no source has a count.
     count: Option<u64>,
-    /// When that was told.
+    /// The time of the count.
     counted_at: Instant,
     size: Option<ObjectSize>,
-    /// When the server's metrics last had a figure.
+    /// The time of the last figure in the server's metrics.
     server_counted_at: Option<Instant>,
-    /// When they last named it, with a figure or without.
+    /// The time at which the server's metrics last contained the resource, with a figure or
+    /// without.
     server_named_at: Option<Instant>,
 }
 
-/// Where the count of a resource comes from.
+/// The source of a resource's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CountSource {
     /// The API server's metrics.
     Metrics,
-    /// None: the API server's metrics do not have the resource, so that its own estimates know none.
+    /// None: the API server's metrics do not contain the resource, so its own estimates have no
+    /// count either.
     NotStored,
-    /// Answers: what passed by, or what weir asked for.
+    /// Responses that passed through weir, or that weir requested.
     Responses,
 }
 
-/// Of an object, on average.
+/// The average size of an object.
 #[derive(Clone, Copy, Debug)]
 struct ObjectSize {
     bytes: u64,
@@ -132,48 +150,48 @@ struct ObjectSize {
 }
 
 impl ObjectSize {
-    fn from_response(answer: ListResponse, now: Instant) -> Option<Self> {
+    fn from_response(response: ListResponse, now: Instant) -> Option<Self> {
         Some(Self {
-            bytes: answer.bytes.checked_div(answer.items)?,
-            accuracy: answer.accuracy,
+            bytes: response.bytes.checked_div(response.items)?,
+            accuracy: response.accuracy,
             measured_at: now,
         })
     }
 
-    /// The one to go by, of two.
-    fn better_of(self, known: Option<Self>) -> Self {
-        let holds = |known: &Self| {
-            known.accuracy > self.accuracy
+    /// The size to use, of two.
+    fn better_of(self, other: Option<Self>) -> Self {
+        let holds = |other: &Self| {
+            other.accuracy > self.accuracy
                 && (self.accuracy == SizeAccuracy::Abridged
-                    || self.measured_at.saturating_duration_since(known.measured_at) < BETTER_SIZE_TTL)
-                // That the server did not know it holds for as long as it says so.
-                && (known.bytes > 0 || is_server_count_valid(Some(known.measured_at), self.measured_at))
+                    || self.measured_at.saturating_duration_since(other.measured_at) < BETTER_SIZE_TTL)
+                // That the server does not know the size is valid for as long as it says so.
+                && (other.bytes > 0 || is_server_count_valid(Some(other.measured_at), self.measured_at))
         };
-        known.filter(holds).unwrap_or(self)
+        other.filter(holds).unwrap_or(self)
     }
 }
 
 impl ObjectCounts {
-    /// Takes in the answer to `list`, if it tells how many objects there are.
-    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>, answer: ListResponse) {
-        let size = ObjectSize::from_response(answer, now);
-        let Some(count) = total_count(list, answer) else {
+    /// Records the response to `list`, if it contains a count.
+    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>, response: ListResponse) {
+        let size = ObjectSize::from_response(response, now);
+        let Some(count) = total_count(list, response) else {
             self.record_partial_list(list, size);
             return;
         };
-        if let Some(known) = self.find(list.api_group(), list.resource()) {
-            if is_server_count_valid(known.server_counted_at, now) {
-                // It may not have said how large they are.
-                known.size = size.map_or(known.size, |size| Some(size.better_of(known.size)));
+        if let Some(entry) = self.find(list.api_group(), list.resource()) {
+            if is_server_count_valid(entry.server_counted_at, now) {
+                // It may not contain the size.
+                entry.size = size.map_or(entry.size, |size| Some(size.better_of(entry.size)));
                 return;
             }
-            *known = ResourceCount {
-                count: Some(count.resolve(known.count.unwrap_or_default())),
-                // An answer that does not tell it leaves the one that was known.
-                size: size.map_or(known.size, |size| Some(size.better_of(known.size))),
+            *entry = ResourceCount {
+                count: Some(count.resolve(entry.count.unwrap_or_default())),
+                // A response without a size keeps the last one.
+                size: size.map_or(entry.size, |size| Some(size.better_of(entry.size))),
                 counted_at: now,
                 server_counted_at: None,
-                server_named_at: known.server_named_at,
+                server_named_at: entry.server_named_at,
             };
             return;
         }
@@ -187,14 +205,14 @@ impl ObjectCounts {
         self.insert(counted);
     }
 
-    /// Takes in the size of a part of the objects: it counts as long as nothing else is known, where
-    /// their number is.
+    /// Records the size of some of the objects. It is used while there is a count and no other
+    /// size.
     fn record_partial_list(&mut self, list: &RequestInfo<'_>, size: Option<ObjectSize>) {
-        if let Some(known) = self.find(list.api_group(), list.resource())
-            && known.count.is_some()
-            && known.size.is_none()
+        if let Some(entry) = self.find(list.api_group(), list.resource())
+            && entry.count.is_some()
+            && entry.size.is_none()
         {
-            known.size = size
+            entry.size = size
                 .filter(|size| size.accuracy > SizeAccuracy::Abridged)
                 .map(|size| ObjectSize {
                     accuracy: SizeAccuracy::Abridged,
@@ -203,14 +221,14 @@ impl ObjectCounts {
         }
     }
 
-    /// Whether the number of a resource's objects is known, and nothing of their size.
+    /// Whether a resource has a count and no size.
     pub fn lacks_size(&mut self, api_group: &[u8], resource: &[u8]) -> bool {
-        let known = self.find(api_group, resource);
+        let entry = self.find(api_group, resource);
         resource != EVENTS
-            && known.is_some_and(|known| known.count.is_some() && known.size.is_none())
+            && entry.is_some_and(|entry| entry.count.is_some() && entry.size.is_none())
     }
 
-    /// Takes in how many objects a list of one of them told, which weir asked for.
+    /// Records the count of a list of one object, which weir requested.
     pub fn record_polled_count(
         &mut self,
         now: Instant,
@@ -218,64 +236,65 @@ impl ObjectCounts {
         resource: &[u8],
         count: u64,
     ) {
-        let known = self.find(api_group, resource).copied();
-        if self.source(known, now) == CountSource::Metrics {
-            return; // they came meanwhile
+        let entry = self.find(api_group, resource).copied();
+        if self.source(entry, now) == CountSource::Metrics {
+            return; // recorded meanwhile
         }
         let counted = ResourceCount {
             count: Some(count),
             counted_at: now,
-            size: known.and_then(|known| known.size),
+            size: entry.and_then(|entry| entry.size),
             server_counted_at: None,
-            server_named_at: known.and_then(|known| known.server_named_at),
+            server_named_at: entry.and_then(|entry| entry.server_named_at),
         };
         self.insert(counted);
     }
 
-    /// Whether a count of this resource is worth asking for: its seats go by answers, and none has
-    /// told it for ten minutes.
+    /// Whether a poll of this resource is useful: its seats depend on responses, and none has had a
+    /// count for ten minutes.
     pub fn needs_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
         if is_events_group_events(api_group, resource) {
             return false; // not found, whatever the count
         }
-        let known = self.find(api_group, resource).copied();
-        self.source(known, now) == CountSource::Responses
-            && known
-                .filter(|known| known.count.is_some())
-                .is_none_or(|known| {
-                    now.saturating_duration_since(known.counted_at) >= POLL_INTERVAL
+        let entry = self.find(api_group, resource).copied();
+        self.source(entry, now) == CountSource::Responses
+            && entry
+                .filter(|entry| entry.count.is_some())
+                .is_none_or(|entry| {
+                    now.saturating_duration_since(entry.counted_at) >= POLL_INTERVAL
                 })
     }
 
-    /// Where the count of a resource comes from, of which that much is known.
-    fn source(&self, known: Option<ResourceCount>, now: Instant) -> CountSource {
-        if known.is_some_and(|known| is_server_count_valid(known.server_counted_at, now)) {
+    /// The source of a resource's count, given what is known about it.
+    fn source(&self, entry: Option<ResourceCount>, now: Instant) -> CountSource {
+        if entry.is_some_and(|entry| is_server_count_valid(entry.server_counted_at, now)) {
             return CountSource::Metrics;
         }
-        let named = known.is_some_and(|known| is_server_count_valid(known.server_named_at, now));
+        let named = entry.is_some_and(|entry| is_server_count_valid(entry.server_named_at, now));
         if is_server_count_valid(self.server_counted_at, now) && !named {
             return CountSource::NotStored;
         }
         CountSource::Responses
     }
 
-    /// Takes in what the server has counted of each `resource.group`. What it does not name it does
-    /// not store, as those of aggregated API servers: of these it knows nothing.
+    /// Records the server's count of each `resource.group`. The server does not store the resources
+    /// that are not among them, for example those of aggregated API servers, and knows nothing of
+    /// them.
     pub fn record_server_counts<'k>(
         &mut self,
         now: Instant,
         counted: impl Iterator<Item = (&'k str, ServerCount)>,
     ) {
-        for (key, of) in counted {
+        for (key, reported) in counted {
             self.server_counted_at = Some(now);
-            let size = of.average_size.map(|bytes| ObjectSize {
+            let size = reported.average_size.map(|bytes| ObjectSize {
                 bytes,
                 accuracy: SizeAccuracy::Server,
                 measured_at: now,
             });
-            let known = self.resources.get(key.as_bytes());
-            let size = size.or_else(|| known.and_then(|known| known.size));
-            let counted = match (of.count, known) {
+            let entry = self.resources.get(key.as_bytes());
+            let size = size.or_else(|| entry.and_then(|entry| entry.size));
+            let counted = match (reported.count, entry) {
                 (Some(count), _) => ResourceCount {
                     count: Some(count),
                     size,
@@ -283,10 +302,11 @@ impl ObjectCounts {
                     server_counted_at: Some(now),
                     server_named_at: Some(now),
                 },
-                // It could not count them: what it said before holds for its time, as there.
-                (None, Some(known)) => ResourceCount {
+                // The server could not count them. Its last count stays valid for its time, as
+                // upstream.
+                (None, Some(entry)) => ResourceCount {
                     server_named_at: Some(now),
-                    ..*known
+                    ..*entry
                 },
                 (None, None) => ResourceCount {
                     count: None,
@@ -302,7 +322,7 @@ impl ObjectCounts {
         }
     }
 
-    /// Of the resource that was looked up last.
+    /// Inserts the resource that was looked up last.
     fn insert(&mut self, counted: ResourceCount) {
         if self.resources.len() >= MAX_RESOURCES && !self.resources.contains_key(&*self.key) {
             self.evict_oldest();
@@ -310,25 +330,25 @@ impl ObjectCounts {
         self.resources.insert(self.key.as_slice().into(), counted);
     }
 
-    /// Whether its size was measured within the last second, or by the server, so that another
-    /// answer of now would tell nothing new.
+    /// Whether the size was measured within the last second, or by the server, so that another
+    /// response of now adds nothing.
     pub fn has_fresh_size(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
-        let Some(known) = self.find(list.api_group(), list.resource()) else {
+        let Some(entry) = self.find(list.api_group(), list.resource()) else {
             return false;
         };
-        known.size.is_some_and(|size| match size.accuracy {
+        entry.size.is_some_and(|size| match size.accuracy {
             SizeAccuracy::Abridged => false,
             SizeAccuracy::Text | SizeAccuracy::Protobuf => {
                 now.saturating_duration_since(size.measured_at) < FRESH_SIZE_TTL
             }
-            SizeAccuracy::Server => is_server_count_valid(known.server_counted_at, now),
+            SizeAccuracy::Server => is_server_count_valid(entry.server_counted_at, now),
         })
     }
 
-    /// What is known of a resource.
+    /// The number and size of a resource's objects.
     ///
-    /// Events are a case of their own. Core `events` are the one resource that kube-apiserver does
-    /// not keep in its watch cache, where sizes are taken (`resourceSizeEstimator`), so that it has
+    /// Events are a special case. Core `events` are the one resource that kube-apiserver does not
+    /// keep in its watch cache, where sizes are measured (`resourceSizeEstimator`), so that it has
     /// a count of them and no size. The registry behind both groups reports that count as that of
     /// core `events`, so that those of `events.k8s.io` are not found.
     pub fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
@@ -336,11 +356,11 @@ impl ObjectCounts {
             return ObjectStats::NotFound;
         }
         let is_core_events = resource == EVENTS && api_group.is_empty();
-        let known = self.find(api_group, resource).copied();
-        if self.source(known, now) == CountSource::NotStored {
+        let entry = self.find(api_group, resource).copied();
+        if self.source(entry, now) == CountSource::NotStored {
             return ObjectStats::NotFound;
         }
-        let counted = known.and_then(|known| known.count.map(|count| (count, known.size)));
+        let counted = entry.and_then(|entry| entry.count.map(|count| (count, entry.size)));
         match counted {
             Some((count, size)) => ObjectStats::Counted {
                 count,
@@ -361,7 +381,7 @@ impl ObjectCounts {
     fn find(&mut self, api_group: &[u8], resource: &[u8]) -> Option<&mut ResourceCount> {
         self.key.clear();
         self.key.extend_from_slice(resource);
-        // The same events are in both groups.
+        // Both groups contain the same events.
         if !api_group.is_empty() && !is_events_group_events(api_group, resource) {
             self.key.push(b'.');
             self.key.extend_from_slice(api_group);
@@ -373,14 +393,14 @@ impl ObjectCounts {
         let oldest = self
             .resources
             .iter()
-            .min_by_key(|(_, known)| known.counted_at);
+            .min_by_key(|(_, entry)| entry.counted_at);
         if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.resources.remove(&oldest);
         }
     }
 }
 
-/// The events that are stored as core `events`, and counted as these.
+/// Whether these are the events that are stored and counted as core `events`.
 fn is_events_group_events(api_group: &[u8], resource: &[u8]) -> bool {
     resource == EVENTS && api_group == EVENTS_GROUP
 }
@@ -389,11 +409,11 @@ fn is_server_count_valid(counted: Option<Instant>, now: Instant) -> bool {
     counted.is_some_and(|at| now.saturating_duration_since(at) < SERVER_COUNT_TTL)
 }
 
-/// Whether the answer to a list, or to a watch that begins with one, could tell how many objects
-/// there are of its resource: those of all namespaces, none left out.
+/// Whether the response to a list, or to a watch that begins with one, could contain the count of
+/// its resource: all namespaces, without any filter.
 #[must_use]
 pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
-    let given = |key| {
+    let is_set = |key| {
         list.query()
             .first(key)
             .is_some_and(|value| !value.is_empty())
@@ -408,10 +428,10 @@ pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
             "shardSelector",
         ]
         .into_iter()
-        .any(given)
+        .any(is_set)
 }
 
-/// Whether this is a list or a watch of a resource's objects, all of them or some.
+/// Whether this is a list or a watch of all or some of a resource's objects.
 #[must_use]
 pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
     matches!(list.verb(), Verb::List | Verb::Watch)
@@ -419,7 +439,7 @@ pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
         && list.subresource().is_empty()
 }
 
-/// How many objects there are.
+/// The number of objects.
 #[derive(Clone, Copy)]
 enum TotalCount {
     Exact(u64),
@@ -427,25 +447,25 @@ enum TotalCount {
 }
 
 impl TotalCount {
-    fn resolve(self, known: u64) -> u64 {
+    fn resolve(self, previous: u64) -> u64 {
         match self {
             Self::Exact(count) => count,
-            Self::AtLeast(count) => count.max(known),
+            Self::AtLeast(count) => count.max(previous),
         }
     }
 }
 
-/// How many objects there are, if the answer tells.
-fn total_count(list: &RequestInfo<'_>, answer: ListResponse) -> Option<TotalCount> {
+/// The number of objects, if the response contains it.
+fn total_count(list: &RequestInfo<'_>, response: ListResponse) -> Option<TotalCount> {
     if !lists_all_objects(list) {
         return None;
     }
-    match answer.remaining_items {
-        Some(remaining) => answer.items.checked_add(remaining).map(TotalCount::Exact),
-        None if !answer.has_continue => Some(TotalCount::Exact(answer.items)),
-        // The initial events of a watch that does not say where they end.
-        None if *list.verb() == Verb::Watch && answer.items > 0 => {
-            Some(TotalCount::AtLeast(answer.items))
+    match response.remaining_items {
+        Some(remaining) => response.items.checked_add(remaining).map(TotalCount::Exact),
+        None if !response.has_continue => Some(TotalCount::Exact(response.items)),
+        // The initial events of a watch without a bookmark at their end.
+        None if *list.verb() == Verb::Watch && response.items > 0 => {
+            Some(TotalCount::AtLeast(response.items))
         }
         None => None,
     }

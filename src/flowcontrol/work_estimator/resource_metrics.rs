@@ -1,18 +1,18 @@
-//! How many objects kube-apiserver says that there are, and how large they are, read from its
-//! metrics as they pass.
+//! The number and size of objects that kube-apiserver reports, parsed from its metrics as they
+//! stream.
 //!
 //! | family | since | value |
 //! |---|---|---|
 //! | `apiserver_resource_objects{group, resource}` | 1.34 | the number of objects |
 //! | `apiserver_resource_size_estimate_bytes{group, resource}` | 1.34 | of all of them together |
-//! | `apiserver_storage_objects{resource}` | gone after 1.36 | the number of objects, by `resource.group` |
+//! | `apiserver_storage_objects{resource}` | gone after 1.36 | the same, by `resource.group` |
 //!
-//! These are what its own estimates go by. Each is -1 where it is not known. Of the tens of MB that
-//! a large server has nothing is kept but a line that begins like one of these.
+//! kube-apiserver's own estimates use these values. Each is -1 where it is unknown. A large server
+//! has tens of MB of metrics. The parser keeps no more than a line that begins like one of these.
 
 use std::collections::HashMap;
 
-/// The longest line of these that is read: names have up to 253 bytes each.
+/// The longest of these lines that is parsed: names have up to 253 bytes each.
 const MAX_LINE_LENGTH: usize = 1024;
 /// More resources than any API server has.
 const MAX_RESOURCES: usize = 4096;
@@ -21,12 +21,12 @@ const OBJECTS_PREFIX: &str = "apiserver_resource_objects{";
 const SIZES_PREFIX: &str = "apiserver_resource_size_estimate_bytes{";
 const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
 
-/// What kube-apiserver has counted of one resource.
+/// The count and size of one resource by kube-apiserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerCount {
-    /// How many there are; none if the server names the resource and could not count it.
+    /// The number of objects. `None` if the metrics contain the resource without a count.
     pub count: Option<u64>,
-    /// Bytes, as stored; 0 if the server does not know, none if it does not say.
+    /// Bytes, as stored. 0 if the server does not know it, `None` if the metrics do not contain it.
     pub average_size: Option<u64>,
 }
 
@@ -42,18 +42,18 @@ enum TotalSize {
     Bytes(u64),
 }
 
-/// Reads an exposition, chunk by chunk.
+/// Parses an exposition, chunk by chunk.
 #[derive(Debug, Default)]
 pub struct ResourceMetrics {
     /// By `resource.group`, as `GroupResource.String` writes it.
     resources: HashMap<Box<str>, ResourceSeries>,
     line: Vec<u8>,
-    /// The line is none of these.
+    /// Whether the current line is skipped, because it does not begin like one of these.
     skips_line: bool,
 }
 
 impl ResourceMetrics {
-    /// Takes in the next part, of any length.
+    /// Parses the next part, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while !rest.is_empty() {
@@ -69,10 +69,10 @@ impl ResourceMetrics {
         }
     }
 
-    /// What the server has counted, by `resource.group`.
+    /// The server's counts, by `resource.group`.
     pub fn counts(&self) -> impl Iterator<Item = (&str, ServerCount)> {
         self.resources.iter().map(|(key, series)| {
-            let of = |count| {
+            let average = |count| {
                 move |size| match size {
                     TotalSize::Unknown => 0,
                     TotalSize::Bytes(bytes) => u64::checked_div(bytes, count).unwrap_or_default(),
@@ -80,7 +80,9 @@ impl ResourceMetrics {
             };
             let counted = ServerCount {
                 count: series.count,
-                average_size: series.count.and_then(|count| series.size.map(of(count))),
+                average_size: series
+                    .count
+                    .and_then(|count| series.size.map(average(count))),
             };
             (&**key, counted)
         })
@@ -113,11 +115,11 @@ impl ResourceMetrics {
                 .ok()
                 .and_then(|line| self.parse_line(line));
         }
-        self.line = line; // its memory
+        self.line = line; // reuses its memory
         self.line.clear();
     }
 
-    /// None if it is not as it should be.
+    /// `None` if the line is malformed.
     fn parse_line(&mut self, line: &str) -> Option<()> {
         let (labels, value) = line.rsplit_once("} ")?;
         let value = value.split_ascii_whitespace().next()?;
@@ -152,7 +154,7 @@ impl ResourceMetrics {
     }
 }
 
-/// The group, if there is one, and the resource; none if there is no resource.
+/// The group (empty if absent) and the resource. `None` without a resource.
 fn parse_labels(labels: &str) -> Option<(&str, &str)> {
     let (mut group, mut resource) = ("", None);
     for label in labels.split(',') {
@@ -167,7 +169,7 @@ fn parse_labels(labels: &str) -> Option<(&str, &str)> {
     Some((group, resource?))
 }
 
-/// A number as Go writes it (`1e+06`); none if it is negative.
+/// A number as Go writes it (`1e+06`). `None` if it is negative.
 #[expect(
     clippy::as_conversions,
     reason = "there is no other conversion; it saturates, and what is negative was left out"

@@ -1,4 +1,4 @@
-//! What requests cost, by example and within what bounds.
+//! The estimates of requests, by example and by their bounds.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::*;
 
-/// Answers the same each time, and counts how often it is asked.
+/// Returns the same answers each time, and counts the lookups.
 struct FixedContext {
     consistent_reads: bool,
     stats: ObjectStats,
@@ -48,35 +48,38 @@ fn estimate_target(
     method: &str,
     target: &str,
     max_seats: Option<u32>,
-    told: &FixedContext,
+    fixed: &FixedContext,
 ) -> WorkEstimate {
     let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-    estimate(&info, max_seats, told)
+    estimate(&info, max_seats, fixed)
 }
 
-fn seats(target: &str, told: &FixedContext) -> u32 {
-    estimate_target("GET", target, None, told).initial_seats
+fn seats(target: &str, fixed: &FixedContext) -> u32 {
+    estimate_target("GET", target, None, fixed).initial_seats
 }
 
 #[test]
 fn a_list_needs_seats_by_the_bytes_that_it_reads() {
-    let told = context();
+    let fixed = context();
     assert_eq!(
-        seats("/api/v1/pods", &told),
+        seats("/api/v1/pods", &fixed),
         10,
         "no more than memory holds"
     );
-    assert_eq!(seats("/api/v1/pods?limit=250", &told), 3);
-    assert_eq!(seats("/api/v1/pods?limit=-1", &told), 10);
+    assert_eq!(seats("/api/v1/pods?limit=250", &fixed), 3);
+    assert_eq!(seats("/api/v1/pods?limit=-1", &fixed), 10);
     assert_eq!(
-        seats("/api/v1/pods?resourceVersion=7&limit=2000", &told),
+        seats("/api/v1/pods?resourceVersion=7&limit=2000", &fixed),
         20
     );
-    assert_eq!(seats("/api/v1/pods?resourceVersionMatch=Exact", &told), 100);
-    assert_eq!(seats("/api/v1/pods?continue=x&limit=100", &told), 1);
+    assert_eq!(
+        seats("/api/v1/pods?resourceVersionMatch=Exact", &fixed),
+        100
+    );
+    assert_eq!(seats("/api/v1/pods?continue=x&limit=100", &fixed), 1);
     let old = FixedContext {
         consistent_reads: false,
-        ..told
+        ..fixed
     };
     assert_eq!(seats("/api/v1/pods", &old), 100);
     assert_eq!(seats("/api/v1/pods?resourceVersion=0", &old), 10);
@@ -84,7 +87,7 @@ fn a_list_needs_seats_by_the_bytes_that_it_reads() {
 
 #[test]
 fn a_selection_from_storage_reads_half_of_all() {
-    let told = FixedContext {
+    let fixed = FixedContext {
         stats: ObjectStats::Counted {
             count: 10_000,
             average_size: 1_000,
@@ -92,19 +95,19 @@ fn a_selection_from_storage_reads_half_of_all() {
         ..context()
     };
     assert_eq!(
-        seats("/api/v1/pods?continue=x&limit=1&labelSelector=a", &told),
+        seats("/api/v1/pods?continue=x&limit=1&labelSelector=a", &fixed),
         50
     );
     assert_eq!(
         seats(
             "/api/v1/pods?continue=x&limit=7000&fieldSelector=a%3Db",
-            &told
+            &fixed
         ),
         70
     );
-    assert_eq!(seats("/api/v1/pods?limit=100&labelSelector=a", &told), 1);
+    assert_eq!(seats("/api/v1/pods?limit=100&labelSelector=a", &fixed), 1);
     let one = "/api/v1/pods?continue=x&fieldSelector=metadata.name%3Da";
-    assert_eq!(seats(one, &told), 1);
+    assert_eq!(seats(one, &fixed), 1);
 }
 
 #[test]
@@ -131,26 +134,26 @@ fn objects_without_a_size_count_as_large_and_uncounted_resources_as_small() {
 
 #[test]
 fn a_watch_costs_a_list_only_if_it_begins_with_one() {
-    let told = context();
-    assert_eq!(seats("/api/v1/pods?watch=1", &told), 10);
-    assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=0", &told), 10);
-    assert_eq!(seats("/api/v1/watch/pods", &told), 10);
-    assert_eq!(told.lookups.replace((0, 0)), (3, 0));
-    assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=5", &told), 1);
+    let fixed = context();
+    assert_eq!(seats("/api/v1/pods?watch=1", &fixed), 10);
+    assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=0", &fixed), 10);
+    assert_eq!(seats("/api/v1/watch/pods", &fixed), 10);
+    assert_eq!(fixed.lookups.replace((0, 0)), (3, 0));
+    assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=5", &fixed), 1);
     for no in ["0", "false", "FAL%C5%BFE"] {
         let target = format!("/api/v1/pods?watch=1&resourceVersion=5&sendInitialEvents={no}");
-        assert_eq!(seats(&target, &told), 1, "{no}");
+        assert_eq!(seats(&target, &fixed), 1, "{no}");
     }
-    assert_eq!(told.lookups.get(), (0, 0));
+    assert_eq!(fixed.lookups.get(), (0, 0));
     for yes in ["", "1", "no"] {
         let target = format!("/api/v1/pods?watch=1&resourceVersion=5&sendInitialEvents={yes}");
-        assert_eq!(seats(&target, &told), 10, "{yes}");
+        assert_eq!(seats(&target, &fixed), 10, "{yes}");
     }
 }
 
 #[test]
 fn invalid_numbers_cost_the_maximum_of_the_level() {
-    let told = context();
+    let fixed = context();
     for query in [
         "limit=",
         "limit=1e3",
@@ -159,17 +162,17 @@ fn invalid_numbers_cost_the_maximum_of_the_level() {
     ] {
         let target = format!("/api/v1/pods?{query}");
         assert_eq!(
-            estimate_target("GET", &target, None, &told).initial_seats,
+            estimate_target("GET", &target, None, &fixed).initial_seats,
             100,
             "{query}"
         );
         assert_eq!(
-            estimate_target("GET", &target, Some(7), &told).initial_seats,
+            estimate_target("GET", &target, Some(7), &fixed).initial_seats,
             7,
             "{query}"
         );
     }
-    assert_eq!(told.lookups.get(), (0, 0));
+    assert_eq!(fixed.lookups.get(), (0, 0));
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn a_write_occupies_final_seats_by_its_number_of_watches() {
         (1000, Some(4), 4, 125_000),
     ];
     for (watches, max_seats, final_seats, micros) in cases {
-        let told = FixedContext {
+        let fixed = FixedContext {
             watches,
             ..context()
         };
@@ -195,17 +198,17 @@ fn a_write_occupies_final_seats_by_its_number_of_watches() {
         };
         let target = "/api/v1/namespaces/a/pods/b/status";
         assert_eq!(
-            estimate_target("PATCH", target, max_seats, &told),
+            estimate_target("PATCH", target, max_seats, &fixed),
             expected,
             "{watches}"
         );
-        assert_eq!(told.lookups.get(), (0, 1));
+        assert_eq!(fixed.lookups.get(), (0, 1));
     }
 }
 
 #[test]
 fn other_requests_cost_one_seat_without_any_lookup() {
-    let told = FixedContext {
+    let fixed = FixedContext {
         watches: 1000,
         ..context()
     };
@@ -219,22 +222,22 @@ fn other_requests_cost_one_seat_without_any_lookup() {
     ];
     for (method, target) in requests {
         assert_eq!(
-            estimate_target(method, target, None, &told),
+            estimate_target(method, target, None, &fixed),
             ONE_SEAT,
             "{method} {target}"
         );
     }
-    assert_eq!(told.lookups.get(), (0, 0));
+    assert_eq!(fixed.lookups.get(), (0, 0));
 }
 
 #[test]
 fn a_non_resource_write_is_estimated_as_a_write() {
-    let told = FixedContext {
+    let fixed = FixedContext {
         watches: 10,
         ..context()
     };
     assert_eq!(
-        estimate_target("PATCH", "/healthz", None, &told).final_seats,
+        estimate_target("PATCH", "/healthz", None, &fixed).final_seats,
         1
     );
 }
@@ -254,7 +257,7 @@ fn no_estimate_is_wider_than_allowed_and_none_loses_work() {
     ];
     for seed in 0x5eed..0x5eed + 2000 {
         let mut random = Rng::with_seed(seed);
-        let told = FixedContext {
+        let fixed = FixedContext {
             consistent_reads: random.bool(),
             stats: match random.u8(..4) {
                 0 => ObjectStats::NotFound,
@@ -271,15 +274,15 @@ fn no_estimate_is_wider_than_allowed_and_none_loses_work() {
         let method = ["GET", "GET", "POST"][random.usize(..3)];
         let max_seats = random.bool().then(|| random.u32(1..150));
         let allowed = max_seats.unwrap_or(u32::MAX);
-        let work = estimate_target(method, &target, max_seats, &told);
+        let work = estimate_target(method, &target, max_seats, &fixed);
         let case = format!("seed {seed}: {method} {target}, {max_seats:?}: {work:?}");
         assert!(
             (1..=allowed.min(100)).contains(&work.initial_seats),
             "{case}"
         );
         assert!(work.final_seats <= allowed.min(10), "{case}");
-        if method == "POST" && told.watches < 1 << 30 {
-            let due = u64::try_from(told.watches / 10).unwrap() * 500_000;
+        if method == "POST" && fixed.watches < 1 << 30 {
+            let due = u64::try_from(fixed.watches / 10).unwrap() * 500_000;
             assert!(work.final_work().units() + 100 >= due, "{case}");
         }
     }

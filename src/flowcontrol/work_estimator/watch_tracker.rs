@@ -1,12 +1,11 @@
-//! How many watchers will hear of a write.
+//! The number of watches that receive a write.
 //!
 //! Follows `watchTracker` (Kubernetes 1.36, `util/flowcontrol/watch_tracker.go`): watches are
-//! counted by the resource, namespace and name that they are about, whatever they select. It takes
-//! to be few what upstream takes to be few: the kubelets, each of which watches the pods of its own
-//! node, are not counted at all.
+//! counted by their resource, namespace and name, whatever their selectors. It makes upstream's
+//! exception: kubelets, each of which watches the pods of its own node, are not counted at all.
 //!
-//! Counts the watches of this process. Where clients reach the API server by other ways too, the
-//! count is too low.
+//! It counts the watches of this process. Where clients also reach the API server in other ways,
+//! the count is too low.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,29 +13,28 @@ use std::sync::Arc;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-/// The resource of which watches are told apart by an index of the API server's watch cache, and
-/// the field that is indexed.
+/// The resource whose watches the API server's watch cache distinguishes by an index, and the
+/// indexed field.
 const INDEXED_FIELD: (&[u8], &str) = (b"pods", "spec.nodeName");
 
-/// The watches that there are. It is as large as their number allows; nothing stays of those that
-/// ended.
+/// The current watches. Its size depends on their number. Ended watches leave no entry.
 #[derive(Debug, Default)]
 pub struct WatchTracker {
     counts: HashMap<Arc<[u8]>, usize>,
-    /// Holds one key at a time.
+    /// A reused buffer for one key.
     key: Vec<u8>,
 }
 
-/// A watch that has begun, to be given back when it ends.
+/// A registered watch, to be passed to [`WatchTracker::unregister`] when it ends.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a watch that is not forgotten is counted for ever"]
 pub struct Registration {
-    /// None if it is not counted.
+    /// `None` if the watch is not counted.
     key: Option<Arc<[u8]>>,
 }
 
 impl WatchTracker {
-    /// Takes note of a watch that begins; `None` if the request is none.
+    /// Registers a watch that begins. `None` if the request is not a watch.
     pub fn register(&mut self, info: &RequestInfo<'_>) -> Option<Registration> {
         if *info.verb() != Verb::Watch {
             return None;
@@ -45,13 +43,13 @@ impl WatchTracker {
             return Some(Registration { key: None });
         }
         write_key(&mut self.key, info, info.namespace(), info.name());
-        let known = self.counts.get_key_value(&*self.key);
-        let key = known.map_or_else(|| self.key.as_slice().into(), |(key, _)| Arc::clone(key));
+        let existing = self.counts.get_key_value(&*self.key);
+        let key = existing.map_or_else(|| self.key.as_slice().into(), |(key, _)| Arc::clone(key));
         *self.counts.entry(Arc::clone(&key)).or_default() += 1;
         Some(Registration { key: Some(key) })
     }
 
-    /// Takes note of its end.
+    /// Removes a watch that has ended.
     pub fn unregister(&mut self, registration: Registration) {
         let Some(key) = registration.key else {
             return;
@@ -65,8 +63,8 @@ impl WatchTracker {
         }
     }
 
-    /// How many watches are about what a request changes; none if it changes nothing. Of a create
-    /// the name is not known.
+    /// The number of watches that a write concerns. 0 for other requests. The name of a create is
+    /// not known.
     ///
     /// Upstream: `GetInterestedWatchCount`.
     pub fn interested_watches(&mut self, info: &RequestInfo<'_>) -> usize {
@@ -93,7 +91,7 @@ impl WatchTracker {
     }
 }
 
-/// Whether the watch is about a part of the index only, and so is told of few changes.
+/// Whether the watch covers only a part of the index, and so receives few changes.
 fn is_indexed(info: &RequestInfo<'_>) -> bool {
     let (resource, field) = INDEXED_FIELD;
     info.resource() == resource
@@ -102,8 +100,8 @@ fn is_indexed(info: &RequestInfo<'_>) -> bool {
             .is_some_and(|value| !value.is_empty())
 }
 
-/// Writes group, resource, namespace and name, each after its length, so that no two differ and
-/// read alike.
+/// Writes group, resource, namespace and name, each after its length, so that different tuples have
+/// different keys.
 fn write_key(key: &mut Vec<u8>, info: &RequestInfo<'_>, namespace: &[u8], name: &[u8]) {
     key.clear();
     for part in [info.api_group(), info.resource(), namespace, name] {
@@ -142,15 +140,21 @@ mod tests {
             "/api/v1/secrets?watch=1&fieldSelector=metadata.name%3Dn",
             "/apis/other/v1/secrets?watch=1",
         ]);
-        let mut heard = |method, target| tracker.interested_watches(&info(method, target));
-        assert_eq!(heard("PUT", "/api/v1/namespaces/a/secrets/n"), 4);
-        assert_eq!(heard("PATCH", "/api/v1/namespaces/a/secrets/n/status"), 4);
-        assert_eq!(heard("DELETE", "/api/v1/namespaces/a/secrets/m"), 3);
-        assert_eq!(heard("POST", "/api/v1/namespaces/a/secrets"), 3);
-        assert_eq!(heard("DELETE", "/api/v1/namespaces/c/secrets"), 2);
-        assert_eq!(heard("GET", "/api/v1/namespaces/a/secrets/n"), 0);
-        assert_eq!(heard("PUT", "/api/v1/namespaces/a/pods/n"), 0);
-        assert_eq!(heard("PUT", "/apis/other/v2/namespaces/a/secrets/n"), 1);
+        let mut interested = |method, target| tracker.interested_watches(&info(method, target));
+        assert_eq!(interested("PUT", "/api/v1/namespaces/a/secrets/n"), 4);
+        assert_eq!(
+            interested("PATCH", "/api/v1/namespaces/a/secrets/n/status"),
+            4
+        );
+        assert_eq!(interested("DELETE", "/api/v1/namespaces/a/secrets/m"), 3);
+        assert_eq!(interested("POST", "/api/v1/namespaces/a/secrets"), 3);
+        assert_eq!(interested("DELETE", "/api/v1/namespaces/c/secrets"), 2);
+        assert_eq!(interested("GET", "/api/v1/namespaces/a/secrets/n"), 0);
+        assert_eq!(interested("PUT", "/api/v1/namespaces/a/pods/n"), 0);
+        assert_eq!(
+            interested("PUT", "/apis/other/v2/namespaces/a/secrets/n"),
+            1
+        );
     }
 
     #[test]

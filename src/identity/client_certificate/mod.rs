@@ -1,11 +1,12 @@
-//! A user from a TLS client certificate.
+//! Authenticates requests by TLS client certificates.
 //!
-//! The handshake proves possession only; whether the certificate is trusted is decided here, afterwards, so that a bad
-//! certificate with a good token still works. Name, groups and uid are read as `x509.CommonNameUserConversion`
-//! (Kubernetes 1.36) reads them. A connection's chain is verified once and again only when a certificate in it expires; one that is
-//! not valid yet, or not any more, every ten seconds at most.
+//! The handshake proves possession only. Whether the certificate is trusted is checked here, per
+//! request, so that an invalid certificate with a valid token works. Name, groups and uid are read
+//! like `x509.CommonNameUserConversion` (Kubernetes 1.36) reads them. A connection's chain is
+//! verified once, and again when one of its certificates expires. A certificate that has expired or
+//! is not valid yet is verified again every ten seconds at most.
 
-pub(in crate::identity) mod subject;
+mod subject;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -35,40 +36,40 @@ use crate::api::UserInfo;
 use crate::identity::client_certificate::subject::CertificateSubject;
 use crate::identity::client_certificate::subject::SubjectError;
 
-/// The extra key under which upstream notes which certificate it was.
+/// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// `id-kp-clientAuth` and `anyExtendedKeyUsage` as DER has them (RFC 5280, 4.2.1.12).
+/// The DER of `id-kp-clientAuth` and `anyExtendedKeyUsage` (RFC 5280, 4.2.1.12).
 const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
 const ANY_PURPOSE: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25, 0]);
 
-/// How long a certificate that is not of its time is not looked at again: verifying takes a tenth of a millisecond, and clients
-/// ask by the thousand.
+/// How long a certificate that has expired or is not valid yet is not verified again. A
+/// verification takes a tenth of a millisecond, and clients send thousands of requests.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why a certificate names nobody.
+/// Why a certificate does not authenticate a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateError {
-    /// It could not be read.
+    /// The certificate cannot be parsed.
     Malformed(String),
-    /// Its subject has no common name.
+    /// The subject has no common name.
     NoCommonName,
-    /// It is a front proxy's of a name that is not in `--requestheader-allowed-names`.
+    /// The certificate is a front proxy's, and its name is not in `--requestheader-allowed-names`.
     NotAllowed(String),
-    /// It is a front proxy's, and what that says of a user is no UTF-8.
+    /// The certificate is a front proxy's, and its identity headers are not UTF-8.
     InvalidProxyHeaders,
-    /// The client CA does not vouch for it, or not now, or not for this use.
+    /// The client CA did not sign the certificate, or it is not valid at this time or for this use.
     Untrusted(String),
-    /// Its subject has no uid that can be told.
+    /// The uid in the subject is not valid.
     InvalidUid(String),
-    /// This part of its subject cannot be read as kube-apiserver reads it.
+    /// This part of the subject cannot be read as kube-apiserver reads it.
     UnreadableSubject(&'static str),
 }
 
 impl fmt::Display for CertificateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Malformed(why) => write!(f, "the client certificate cannot be read: {why}"),
+            Self::Malformed(reason) => write!(f, "the client certificate cannot be read: {reason}"),
             Self::NoCommonName => write!(f, "the client certificate's subject has no common name"),
             Self::NotAllowed(name) => write!(
                 f,
@@ -78,8 +79,8 @@ impl fmt::Display for CertificateError {
                 f,
                 "the front proxy's headers that name a user are not UTF-8"
             ),
-            Self::Untrusted(why) => write!(f, "the client certificate is not trusted: {why}"),
-            Self::InvalidUid(why) => write!(f, "the client certificate's uid: {why}"),
+            Self::Untrusted(reason) => write!(f, "the client certificate is not trusted: {reason}"),
+            Self::InvalidUid(reason) => write!(f, "the client certificate's uid: {reason}"),
             Self::UnreadableSubject(part) => write!(
                 f,
                 "the client certificate's subject: its {part} is of a string type or an encoding that cannot be read"
@@ -88,7 +89,7 @@ impl fmt::Display for CertificateError {
     }
 }
 
-/// An authority that vouches for certificates of clients: the client CA (`--client-ca-file`), or that of front proxies
+/// Verifies certificates against the client CA (`--client-ca-file`), or that of front proxies
 /// (`--requestheader-client-ca-file`).
 pub struct CertificateVerifier {
     roots: RootCertStore,
@@ -97,15 +98,15 @@ pub struct CertificateVerifier {
 
 impl fmt::Debug for CertificateVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientCertificates({} roots)", self.roots.len())
+        write!(f, "CertificateVerifier({} roots)", self.roots.len())
     }
 }
 
 impl CertificateVerifier {
-    /// Trusts what `roots` vouch for.
+    /// Trusts certificates that `roots` signed.
     ///
     /// # Errors
-    /// If `roots` is empty.
+    /// `roots` is empty.
     pub fn new(
         roots: RootCertStore,
         provider: Arc<CryptoProvider>,
@@ -121,15 +122,16 @@ impl CertificateVerifier {
         chain: &[CertificateDer<'static>],
         wall: SystemTime,
     ) -> Result<VerifiedCertificate, CachedCertificateError> {
-        let (own, parsed, expires) = self.verify_chain(chain, wall)?;
+        let (end_entity, parsed, chain_not_after) = self.verify_chain(chain, wall)?;
         Ok(VerifiedCertificate {
-            user: Arc::new(user_from_certificate(&parsed, own)?),
-            chain_not_after: expires,
+            user: Arc::new(user_from_certificate(&parsed, end_entity)?),
+            chain_not_after,
             not_after: not_after(&parsed),
         })
     }
 
-    /// The certificate of the client itself and the end of its chain, if this authority vouches for it.
+    /// Verifies the chain. Returns the client's own certificate, and the time until which the
+    /// result holds.
     fn verify_chain<'c>(
         &self,
         chain: &'c [CertificateDer<'static>],
@@ -138,13 +140,13 @@ impl CertificateVerifier {
         (&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime),
         CachedCertificateError,
     > {
-        let (own, intermediates) = chain
+        let (end_entity, intermediates) = chain
             .split_first()
             .ok_or_else(|| CertificateError::Malformed("there is none".to_owned()))?;
         let since_epoch = wall
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
-        EndEntityCert::try_from(own)
+        EndEntityCert::try_from(end_entity)
             .and_then(|certificate| {
                 let path = certificate.verify_for_usage(
                     self.provider.signature_verification_algorithms.all,
@@ -157,33 +159,34 @@ impl CertificateVerifier {
                 );
                 path.map(|_| ())
             })
-            .map_err(|why| CachedCertificateError {
-                found_at: is_validity_period_error(&why).then_some(wall),
-                error: CertificateError::Untrusted(why.to_string()),
+            .map_err(|reason| CachedCertificateError {
+                found_at: is_validity_period_error(&reason).then_some(wall),
+                error: CertificateError::Untrusted(reason.to_string()),
             })?;
-        let parsed = parse_certificate(own)?;
-        let mut expires = not_after(&parsed);
+        let parsed = parse_certificate(end_entity)?;
+        let mut chain_not_after = not_after(&parsed);
         for certificate in intermediates {
             let end = not_after(&parse_certificate(certificate)?);
-            // It holds without one that is over already.
+            // An expired intermediate was not needed for the path.
             if end >= wall {
-                expires = expires.min(end);
+                chain_not_after = chain_not_after.min(end);
             }
         }
-        Ok((own, parsed, expires))
+        Ok((end_entity, parsed, chain_not_after))
     }
 }
 
-/// What the client of one connection presented.
+/// The certificate chain that the client of a connection presented.
 pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
-    /// The last verdict. Guarded so that a connection's requests share it; nothing is awaited under the lock.
+    /// The last result, shared by the requests of the connection. The lock is not held across an
+    /// await.
     user_outcome: Mutex<Option<Result<VerifiedCertificate, CachedCertificateError>>>,
-    /// Likewise, on whether it is a front proxy's: until when it is.
+    /// The last result for a front proxy certificate, and the time until which it holds.
     front_proxy_outcome: Mutex<Option<Result<SystemTime, CachedCertificateError>>>,
 }
 
-/// A fault, and when it was found if time may mend it.
+/// An error, and when it was found if a later verification may succeed.
 #[derive(Clone, Debug)]
 struct CachedCertificateError {
     error: CertificateError,
@@ -191,16 +194,17 @@ struct CachedCertificateError {
 }
 
 impl From<CertificateError> for CachedCertificateError {
-    fn from(fault: CertificateError) -> Self {
+    fn from(error: CertificateError) -> Self {
         Self {
-            error: fault,
+            error,
             found_at: None,
         }
     }
 }
 
 impl CachedCertificateError {
-    /// Whether it is still believed at `wall`. A calendar that is set back is a reason to look again.
+    /// Whether the error still counts at `wall`. If the clock was set back, the certificate is
+    /// verified again.
     fn is_current(&self, wall: SystemTime) -> bool {
         self.found_at.is_none_or(|found| {
             wall.duration_since(found)
@@ -212,14 +216,15 @@ impl CachedCertificateError {
 #[derive(Clone)]
 struct VerifiedCertificate {
     user: Arc<UserInfo>,
-    /// With the first of the chain.
+    /// The earliest expiry in the chain.
     chain_not_after: SystemTime,
-    /// By itself.
+    /// The expiry of the client's own certificate.
     not_after: SystemTime,
 }
 
 impl PeerCertificate {
-    /// The chain as the handshake left it: the client's own certificate first. `None` if it presented none.
+    /// The chain of the handshake, with the client's own certificate first. `None` if the client
+    /// presented none.
     #[must_use]
     pub fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
@@ -230,68 +235,70 @@ impl PeerCertificate {
         })
     }
 
-    /// Whether it is that of a front proxy whom `authority` vouches for and whose common name is `allowed`.
+    /// Checks that the certificate is that of a front proxy: signed by the CA of `verifier`, with a
+    /// common name that is `allowed`.
     pub(super) fn verify_front_proxy(
         &self,
-        authority: &CertificateVerifier,
+        verifier: &CertificateVerifier,
         wall: SystemTime,
         allowed: impl Fn(&str) -> bool,
     ) -> Result<(), CertificateError> {
-        let mut verdict = self
+        let mut outcome = self
             .front_proxy_outcome
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match &*verdict {
-            Some(Ok(expires)) if wall <= *expires => return Ok(()),
-            Some(Err(fault)) if fault.is_current(wall) => return Err(fault.error.clone()),
+        match &*outcome {
+            Some(Ok(chain_not_after)) if wall <= *chain_not_after => return Ok(()),
+            Some(Err(error)) if error.is_current(wall) => return Err(error.error.clone()),
             Some(_) | None => {}
         }
-        let fresh = authority
-            .verify_chain(&self.chain, wall)
-            .and_then(|(_, parsed, expires)| {
-                let name = parse_subject(&parsed)?.common_name;
-                if allowed(&name) {
-                    Ok(expires)
-                } else {
-                    Err(CertificateError::NotAllowed(name.into_owned()).into())
-                }
-            });
-        *verdict = Some(fresh.clone());
-        fresh.map(|_| ()).map_err(|fault| fault.error)
+        let result =
+            verifier
+                .verify_chain(&self.chain, wall)
+                .and_then(|(_, parsed, chain_not_after)| {
+                    let name = parse_subject(&parsed)?.common_name;
+                    if allowed(&name) {
+                        Ok(chain_not_after)
+                    } else {
+                        Err(CertificateError::NotAllowed(name.into_owned()).into())
+                    }
+                });
+        *outcome = Some(result.clone());
+        result.map(|_| ()).map_err(|error| error.error)
     }
 
-    /// When the client's own certificate ends, if it named a user.
+    /// When the client's own certificate expires, if it authenticated a user.
     #[must_use]
     pub fn not_after(&self) -> Option<SystemTime> {
-        let verdict = self
+        let outcome = self
             .user_outcome
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let verified = verdict.as_ref()?.as_ref().ok()?;
+        let verified = outcome.as_ref()?.as_ref().ok()?;
         Some(verified.not_after)
     }
 
     pub(super) fn user(
         &self,
-        authority: &CertificateVerifier,
+        verifier: &CertificateVerifier,
         wall: SystemTime,
     ) -> Result<Arc<UserInfo>, CertificateError> {
-        let mut verdict = self
+        let mut outcome = self
             .user_outcome
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match &*verdict {
+        match &*outcome {
             Some(Ok(verified)) if wall <= verified.chain_not_after => {
                 return Ok(Arc::clone(&verified.user));
             }
-            Some(Err(fault)) if fault.is_current(wall) => return Err(fault.error.clone()),
+            Some(Err(error)) if error.is_current(wall) => return Err(error.error.clone()),
             Some(_) | None => {}
         }
-        let fresh = authority.verify(&self.chain, wall);
-        *verdict = Some(fresh.clone());
-        fresh
+        let result = verifier.verify(&self.chain, wall);
+        *outcome = Some(result.clone());
+        result
             .map(|verified| verified.user)
-            .map_err(|fault| fault.error)
+            .map_err(|error| error.error)
     }
 }
 
@@ -301,15 +308,16 @@ impl fmt::Debug for PeerCertificate {
     }
 }
 
-/// Whether a certificate was met before its time or after it.
-const fn is_validity_period_error(why: &webpki::Error) -> bool {
+/// Whether the certificate has expired or is not valid yet.
+const fn is_validity_period_error(reason: &webpki::Error) -> bool {
     matches!(
-        why,
+        reason,
         webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. }
     )
 }
 
-/// What a certificate may be for: clients, anything, or it does not say (`ExtKeyUsageClientAuth` of Go's `crypto/x509`).
+/// The accepted extended key usages: client authentication, any, or none given
+/// (`ExtKeyUsageClientAuth` of Go's `crypto/x509`).
 struct ClientAuthUsage;
 
 impl ExtendedKeyUsageValidator for ClientAuthUsage {
@@ -336,7 +344,7 @@ fn parse_certificate<'a>(
 ) -> Result<X509Certificate<'a>, CertificateError> {
     X509Certificate::from_der(der)
         .map(|(_, certificate)| certificate)
-        .map_err(|why| CertificateError::Malformed(why.to_string()))
+        .map_err(|reason| CertificateError::Malformed(reason.to_string()))
 }
 
 fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
@@ -391,5 +399,4 @@ fn uid_from_subject(subject: &CertificateSubject<'_>) -> Result<String, Certific
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

@@ -1,20 +1,22 @@
-//! The subject of a client certificate, read as Go's `crypto/x509` reads it. Pure.
+//! Parses the subject of a client certificate like Go's `crypto/x509`. Pure.
 //!
-//! kube-apiserver takes a user's name from the last common name, and the groups from all organizations, whatever string types they have.
-//! A value that is skipped here would make another user of the same certificate, so nothing is skipped: what cannot be read makes the
-//! subject unreadable. The strings are those on which all versions of Go agree (`parseASN1String`, 1.19 to 1.26): of T61String the ASCII,
-//! of BMPString what is no surrogate and no noncharacter. The name is taken apart here and not by the certificate parser, which stops
-//! at an attribute that it cannot read and drops the rest of its set.
+//! kube-apiserver takes the user name from the last common name, and the groups from all
+//! organizations, whatever their string types. If a value were skipped, the certificate would
+//! authenticate another user. Therefore a subject with a value that cannot be read is an error. The
+//! accepted strings are those that all versions of Go read alike (`parseASN1String`, 1.19 to 1.26):
+//! ASCII in a T61String, and no surrogates or noncharacters in a BMPString. The name is parsed here
+//! because the certificate parser stops at an attribute that it cannot read, and drops the rest of
+//! its set.
 
 use std::borrow::Cow;
 
-/// Object identifiers as DER has them: 2.5.4.3, 2.5.4.10, and the attribute that holds a user's uid, 1.3.6.1.4.1.57683.2
-/// (gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
+/// The DER of object identifiers: 2.5.4.3, 2.5.4.10, and the attribute with the uid,
+/// 1.3.6.1.4.1.57683.2 (feature gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const ORGANIZATION: &[u8] = &[0x55, 4, 10];
 const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
 
-/// Tags of DER.
+/// DER tags.
 const OBJECT_IDENTIFIER: u8 = 6;
 const UTF8_STRING: u8 = 12;
 const NUMERIC_STRING: u8 = 18;
@@ -25,27 +27,27 @@ const BMP_STRING: u8 = 30;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 
-/// What in a subject cannot be read.
+/// The part of a subject that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::identity) struct SubjectError(pub(in crate::identity) &'static str);
+pub(super) struct SubjectError(pub(super) &'static str);
 
-/// What Kubernetes reads of a subject.
+/// The attributes of a subject that Kubernetes uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::identity) struct CertificateSubject<'c> {
-    /// The last common name; empty where there is none.
-    pub(in crate::identity) common_name: Cow<'c, str>,
-    /// All organizations, in their order.
-    pub(in crate::identity) organizations: Vec<Cow<'c, str>>,
-    /// All uids, where they are strings.
-    pub(in crate::identity) uids: Vec<Option<Cow<'c, str>>>,
+pub(super) struct CertificateSubject<'c> {
+    /// The last common name. Empty if there is none.
+    pub(super) common_name: Cow<'c, str>,
+    /// All organizations, in order.
+    pub(super) organizations: Vec<Cow<'c, str>>,
+    /// All uids. `None` for one that is not a string.
+    pub(super) uids: Vec<Option<Cow<'c, str>>>,
 }
 
 impl<'c> CertificateSubject<'c> {
-    /// Reads the DER of a `Name`.
+    /// Parses the DER of a `Name`.
     ///
     /// # Errors
-    /// It is no name, or a common name or an organization is no string that can be read.
-    pub(in crate::identity) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
+    /// The structure is invalid, or a common name or an organization cannot be read.
+    pub(super) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
         const STRUCTURE: SubjectError = SubjectError("structure");
         let mut subject = Self::default();
         let (mut sets, []) = read_tagged(name, SEQUENCE).ok_or(STRUCTURE)? else {
@@ -85,15 +87,15 @@ impl<'c> CertificateSubject<'c> {
     }
 }
 
-/// The contents of the first element of `der`, which has this tag, and what follows it.
+/// The contents of the first element of `der`, if it has this tag, and the rest.
 fn read_tagged(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, contents, rest) = read_element(der)?;
     (found == tag).then_some((contents, rest))
 }
 
-/// The tag and the contents of the first element of `der`, and what follows it.
+/// The tag and the contents of the first element of `der`, and the rest.
 fn read_element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (&tag, rest) = der.split_first().filter(|(tag, _)| **tag & 0x1f != 0x1f)?; // of one byte
+    let (&tag, rest) = der.split_first().filter(|(tag, _)| **tag & 0x1f != 0x1f)?; // one-byte tags only
     let (&first, rest) = rest.split_first()?;
     let (bytes, rest) = match first {
         0..=0x7f => (&[][..], rest),
@@ -110,7 +112,8 @@ fn read_element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, contents, rest))
 }
 
-/// A string of the types that Go reads; `None` for what is no string, or none that all versions of Go read alike.
+/// A string of the types that Go reads. `None` for another type, or for a value that Go's versions
+/// do not read alike.
 fn decode_string(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
     let read = match tag {
         UTF8_STRING => true,
@@ -128,13 +131,13 @@ fn decode_string(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
         .map(Cow::Borrowed)
 }
 
-/// Go's `isPrintable`, which lets `*` and `&` pass.
+/// Go's `isPrintable`, which accepts `*` and `&`.
 const fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'\''..=b')' | b'+'..=b'/' | b' ' | b':' | b'=' | b'?' | b'*' | b'&')
 }
 
-/// UCS-2, big end first, without a terminator.
+/// Big-endian UCS-2, with an optional terminator, which is dropped.
 fn decode_ucs2(value: &[u8]) -> Option<String> {
     let value = value
         .strip_suffix(&[0, 0])
@@ -147,7 +150,7 @@ fn decode_ucs2(value: &[u8]) -> Option<String> {
         .iter()
         .map(|unit| match u32::from(u16::from_be_bytes(*unit)) {
             0xfffe | 0xffff | 0xfdd0..=0xfdef => None,
-            point => char::from_u32(point), // none of a surrogate
+            point => char::from_u32(point), // `None` for a surrogate
         })
         .collect()
 }
@@ -178,7 +181,7 @@ mod tests {
         der(SEQUENCE, &[kind, der(tag, value)].concat())
     }
 
-    /// A name of these attributes, each in a set of its own.
+    /// A name with these attributes, each in a set of its own.
     fn distinguished_name(attributes: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
         let sets = attributes
             .iter()
@@ -244,7 +247,7 @@ mod tests {
             (UTF8_STRING, &b"al\xffce"[..]),
             (PRINTABLE_STRING, b"al@ce"),
             (IA5_STRING, b"al\xefce"),
-            (T61, b"al\xefce"), // Latin-1 or raw bytes, as Go's version has it
+            (T61, b"al\xefce"), // Latin-1 or raw bytes, depending on Go's version
             (NUMERIC_STRING, b"alice"),
             (BMP_STRING, b"\0a\0"),
             (BMP_STRING, b"\0a\xd8\x3d\xde\0"),

@@ -24,7 +24,7 @@ fn params(name: &str, years: (i32, i32)) -> CertificateParams {
     params
 }
 
-/// An issuer, what vouches for those it issues, and alice's certificate, which is valid in these years.
+/// An issuer, a verifier that trusts it, and alice's certificate, which is valid in these years.
 fn issue_alice(
     years: (i32, i32),
 ) -> (
@@ -47,7 +47,7 @@ fn issue_alice(
     (issuer, authority, vec![own.der().clone()])
 }
 
-/// A new year's day, more or less.
+/// January 1st, approximately.
 fn new_year(year: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs((year - 1970) * 31_556_952)
 }
@@ -74,7 +74,7 @@ fn a_certificate_is_accepted_once_its_validity_period_begins() {
     );
     let after = new_year(2111);
     presented.user(&authority, after).unwrap_err();
-    // A calendar that was wrong and is set right.
+    // The clock was wrong and is corrected.
     assert_eq!(presented.user(&authority, within).unwrap().name, "alice");
 }
 
@@ -84,16 +84,16 @@ fn a_permanent_error_is_cached_forever_and_a_validity_period_error_for_ten_secon
     let (_, _, strange) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&strange)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap_err();
-    let verdict = presented.user_outcome.lock().unwrap().clone().unwrap();
-    assert!(verdict.err().unwrap().is_current(new_year(2109)));
+    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    assert!(outcome.err().unwrap().is_current(new_year(2109)));
 
     let (_, authority, early) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&early)).unwrap();
     presented.user(&authority, new_year(2099)).unwrap_err();
-    let verdict = presented.user_outcome.lock().unwrap().clone().unwrap();
-    let verdict = verdict.err().unwrap();
-    assert!(verdict.is_current(new_year(2099) + Duration::from_secs(9)));
-    assert!(!verdict.is_current(new_year(2099) + Duration::from_secs(10)));
+    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    let outcome = outcome.err().unwrap();
+    assert!(outcome.is_current(new_year(2099) + Duration::from_secs(9)));
+    assert!(!outcome.is_current(new_year(2099) + Duration::from_secs(10)));
 }
 
 #[test]
@@ -106,12 +106,12 @@ fn an_expired_extra_certificate_does_not_defeat_the_cache() {
     }
     let presented = PeerCertificate::new(Some(&chain)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap();
-    let verdict = presented.user_outcome.lock().unwrap().clone().unwrap();
-    let expires = verdict.ok().unwrap().chain_not_after;
+    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    let expires = outcome.ok().unwrap().chain_not_after;
     assert!(new_year(2104) < expires && expires < new_year(2106));
 }
 
-/// A certificate of `change`'s making, and who vouches for it.
+/// A certificate with the parameters of `change`, and a verifier that trusts its issuer.
 fn issue(change: impl FnOnce(&mut CertificateParams)) -> (CertificateVerifier, PeerCertificate) {
     let (issuer, authority, _) = issue_alice((2100, 2110));
     let mut own = params("kubernetes-admin", (2100, 2110));
@@ -121,7 +121,7 @@ fn issue(change: impl FnOnce(&mut CertificateParams)) -> (CertificateVerifier, P
     (authority, PeerCertificate::new(Some(&chain)).unwrap())
 }
 
-/// A second common name or organization, behind the library's back, which keeps one of each kind.
+/// Adds a second common name or organization. The library keeps only one of each kind.
 fn add_name_attribute(kind: u64, value: DnValue) -> impl FnOnce(&mut CertificateParams) {
     move |params| {
         let kind = DnType::CustomDnType(vec![2, 5, 4, kind]);

@@ -1,8 +1,11 @@
-//! Whether a user may impersonate somebody, as the API server says (`SubjectAccessReview`).
+//! Asks the API server whether a user may impersonate another one (`SubjectAccessReview`).
 //!
-//! Promises: an allowance is what the API server has said within the last [`crate::identity::impersonation::decision_cache::DECISION_TTL`], and nothing else: no answer, a late one
-//! or one that cannot be read is none. The same question is asked once, however many wait for it; different ones go at a set rate,
-//! those who ask taking turns; what is known is bounded, and kept by keyed hash.
+//! - A permission is granted only if the API server granted it within the last
+//!   [`DECISION_TTL`](crate::identity::impersonation::decision_cache::DECISION_TTL). A missing,
+//!   late or unreadable response grants nothing.
+//! - A review is sent once, however many requests wait for its result.
+//! - Reviews are sent at a configured rate, fair between clients.
+//! - Cached decisions are bounded, and stored by keyed hash.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,32 +24,33 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::accepted_tokens::TokenHash;
-use crate::identity::accepted_tokens::TokenHasher;
 use crate::identity::impersonation::decision_cache::CachedDecision;
 use crate::identity::impersonation::decision_cache::DecisionCache;
+use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::impersonation::target::ImpersonationPermission;
 use crate::identity::review_queue::PendingReview;
 use crate::identity::review_queue::QueuedReview;
 use crate::identity::review_queue::ReviewQueue;
 use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::token_hash::TokenHash;
+use crate::identity::token_hash::TokenHasher;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::ReviewError;
 use crate::metrics::Registry;
 
-/// Whether all of a wish may come true.
+/// Whether a user has all permissions that an impersonation requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessDecision {
-    /// All of it.
+    /// All permissions are granted.
     Allowed,
-    /// This right is missing, and why.
+    /// This permission is denied, with the API server's reason.
     Denied(ImpersonationPermission, Arc<str>),
-    /// The API server could not be asked, or has not answered in time.
+    /// A review could not be sent, or was not answered in time.
     Undecided,
 }
 
-/// Asks the API server, and remembers for a moment.
+/// Authorizes impersonation by reviews, and caches the decisions for a short time.
 pub struct ImpersonationAuthorizer {
     api_server: Arc<dyn ApiTransport>,
     hasher: TokenHasher,
@@ -60,10 +64,10 @@ struct AccessReviewRequest {
     permission: ImpersonationPermission,
 }
 
-/// What a review has come to; `Err` is no answer.
+/// The result of a review. `Err` if it was not answered.
 type AccessReviewResult = Result<AccessReviewDecision, ()>;
 
-/// What is counted here.
+/// The metrics of access reviews.
 #[derive(Clone, Debug)]
 pub struct AccessReviewMetrics {
     reviews: IntCounterVec,
@@ -72,7 +76,7 @@ pub struct AccessReviewMetrics {
 }
 
 impl AccessReviewMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
         Self {
@@ -93,7 +97,7 @@ impl AccessReviewMetrics {
     }
 }
 
-/// A right that is looked at.
+/// The decision about a permission: cached, or pending.
 enum PermissionLookup {
     Allowed,
     Denied(Arc<str>),
@@ -102,17 +106,17 @@ enum PermissionLookup {
 }
 
 impl ImpersonationAuthorizer {
-    /// Nothing is known yet.
+    /// An authorizer with an empty cache.
     ///
     /// # Errors
-    /// The system has no randomness for the key of the hashes.
+    /// The system's random generator fails, which the key of the hashes needs.
     pub fn new(
-        server: Arc<dyn ApiTransport>,
+        api_server: Arc<dyn ApiTransport>,
         per_second: u32,
         metrics: AccessReviewMetrics,
     ) -> Result<Arc<Self>, String> {
         Ok(Arc::new(Self {
-            api_server: server,
+            api_server,
             hasher: TokenHasher::new()?,
             cache: Mutex::default(),
             queue: ReviewQueue::new(per_second, Clock.now(), metrics.waiting.clone()),
@@ -120,36 +124,37 @@ impl ImpersonationAuthorizer {
         }))
     }
 
-    /// Whether `who` has all of `rights`, if that can be told within `patience`. What is known costs no waiting. The first is asked
-    /// about alone, since whoever may not have that need not have more; then all others at once.
+    /// Whether `user` has all `permissions`, if that is decided within `timeout`. Cached decisions
+    /// need no waiting. The first permission is reviewed alone: if it is denied, the others need no
+    /// review. Then all others are reviewed at once.
     ///
     /// # Cancel safety
-    /// What was begun goes on for others.
+    /// Cancel safe: reviews that other requests may share continue.
     pub async fn authorize(
         &self,
-        who: &Arc<UserInfo>,
-        rights: &[ImpersonationPermission],
-        asker: ClientSource,
-        patience: Duration,
+        user: &Arc<UserInfo>,
+        permissions: &[ImpersonationPermission],
+        source: ClientSource,
+        timeout: Duration,
     ) -> AccessDecision {
         let now = Clock.now();
-        let until = (now + patience).into();
-        let identity = self.hasher.hash(&encode_user(who));
-        let (first, others) = rights.split_at(rights.len().min(1));
-        for part in [first, others] {
-            for (right, look) in self.look_up(who, identity, part, asker, now) {
-                let verdict = match look {
+        let until = (now + timeout).into();
+        let user_hash = self.hasher.hash(&encode_user(user));
+        let (first, remaining) = permissions.split_at(permissions.len().min(1));
+        for batch in [first, remaining] {
+            for (permission, lookup) in self.look_up(user, user_hash, batch, source, now) {
+                let decision = match lookup {
                     PermissionLookup::Allowed => continue,
                     PermissionLookup::Denied(reason) => {
-                        return AccessDecision::Denied(right.clone(), reason);
+                        return AccessDecision::Denied(permission.clone(), reason);
                     }
                     PermissionLookup::Undecided => return AccessDecision::Undecided,
-                    PermissionLookup::Pending(begun) => timeout_at(until, begun.wait()).await,
+                    PermissionLookup::Pending(pending) => timeout_at(until, pending.wait()).await,
                 };
-                match verdict {
+                match decision {
                     Ok(Some(Ok(AccessReviewDecision::Allowed))) => {}
                     Ok(Some(Ok(AccessReviewDecision::Denied(reason)))) => {
-                        return AccessDecision::Denied(right.clone(), reason.into());
+                        return AccessDecision::Denied(permission.clone(), reason.into());
                     }
                     Ok(Some(Err(())) | None) | Err(_) => return AccessDecision::Undecided,
                 }
@@ -158,105 +163,101 @@ impl ImpersonationAuthorizer {
         AccessDecision::Allowed
     }
 
-    /// What is known of each right, up to the first that is missing; what is not is begun.
+    /// Looks up each permission, up to the first that is not granted. Queues reviews of those that
+    /// are not cached.
     fn look_up<'r>(
         &self,
-        who: &Arc<UserInfo>,
-        identity: TokenHash,
-        rights: &'r [ImpersonationPermission],
-        asker: ClientSource,
+        user: &Arc<UserInfo>,
+        user_hash: TokenHash,
+        permissions: &'r [ImpersonationPermission],
+        source: ClientSource,
         now: Instant,
     ) -> Vec<(&'r ImpersonationPermission, PermissionLookup)> {
-        let mut looks = Vec::with_capacity(rights.len());
-        for right in rights {
-            let mark = self.hasher.hash(&encode_permission(identity, right));
-            let found = self.lock_cache().find(mark, now);
-            let look = match found {
+        let mut lookups = Vec::with_capacity(permissions.len());
+        for permission in permissions {
+            let key = self.hasher.hash(&encode_permission(user_hash, permission));
+            let cached = self.lock_cache().find(key, now);
+            let lookup = match cached {
                 CachedDecision::Allowed => PermissionLookup::Allowed,
                 CachedDecision::Denied(reason) => PermissionLookup::Denied(reason),
                 CachedDecision::Unanswered => PermissionLookup::Undecided,
                 CachedDecision::Unknown { allowed_before } => {
-                    let begun = self.queue.submit(mark, (asker, allowed_before), now, || {
+                    let pending = self.queue.submit(key, source, allowed_before, now, || {
                         AccessReviewRequest {
-                            user: Arc::clone(who),
-                            permission: right.clone(),
+                            user: Arc::clone(user),
+                            permission: permission.clone(),
                         }
                     });
-                    if begun.is_none() {
+                    if pending.is_none() {
                         self.metrics.skipped.inc();
                     }
-                    begun.map_or(PermissionLookup::Undecided, PermissionLookup::Pending)
+                    pending.map_or(PermissionLookup::Undecided, PermissionLookup::Pending)
                 }
             };
             let last = matches!(
-                look,
+                lookup,
                 PermissionLookup::Denied(_) | PermissionLookup::Undecided
             );
-            looks.push((right, look));
+            lookups.push((permission, lookup));
             if last {
                 break;
             }
         }
-        looks
+        lookups
     }
 
-    /// Asks from now on, each question in its turn.
+    /// Sends the queued reviews until cancelled.
     ///
     /// # Cancel safety
-    /// Questions whose turn had not come are not asked.
+    /// Cancel safe: reviews that are still queued are not sent.
     pub async fn run(self: Arc<Self>) {
-        while let Some((asked, place)) = self.queue.next_review().await {
-            let access = Arc::clone(&self);
+        while let Some((review, permit)) = self.queue.next_review().await {
+            let authorizer = Arc::clone(&self);
             tokio::spawn(async move {
-                access.review(asked).await;
-                drop(place);
+                authorizer.review(review).await;
+                drop(permit);
             });
         }
     }
 
-    async fn review(&self, asked: QueuedReview<AccessReviewRequest, AccessReviewResult>) {
-        let AccessReviewRequest {
-            user: who,
-            permission: right,
-        } = &asked.request;
-        let verdict = match self
+    async fn review(&self, review: QueuedReview<AccessReviewRequest, AccessReviewResult>) {
+        let AccessReviewRequest { user, permission } = &review.request;
+        let decision = match self
             .api_server
-            .send(crate::identity::impersonation::subject_access_review::request(who, right))
+            .send(subject_access_review::request(user, permission))
             .await
         {
-            Ok(reply) => {
-                crate::identity::impersonation::subject_access_review::parse_response(&reply)
-            }
-            Err(why) => Err(ReviewError::Failed(why.to_string())),
+            Ok(response) => subject_access_review::parse_response(&response),
+            Err(error) => Err(ReviewError::Failed(error.to_string())),
         };
-        let (mark, now) = (asked.key, Clock.now());
-        let (result, settled) = match verdict {
+        let (key, now) = (review.key, Clock.now());
+        let (result, outcome) = match decision {
             Ok(AccessReviewDecision::Allowed) => {
-                self.lock_cache().insert_allowed(mark, now);
+                self.lock_cache().insert_allowed(key, now);
                 ("allowed", Ok(AccessReviewDecision::Allowed))
             }
             Ok(AccessReviewDecision::Denied(reason)) => {
                 self.lock_cache()
-                    .insert_denied(mark, Arc::from(&*reason), now);
+                    .insert_denied(key, Arc::from(&*reason), now);
                 ("denied", Ok(AccessReviewDecision::Denied(reason)))
             }
-            Err(why) => {
-                self.lock_cache().insert_unanswered(mark, now);
-                self.handle_failure(&why);
+            Err(error) => {
+                self.lock_cache().insert_unanswered(key, now);
+                self.handle_failure(&error);
                 ("unanswered", Err(()))
             }
         };
         self.metrics.reviews.with_label_values(&[result]).inc();
-        self.queue.complete(asked, settled);
+        self.queue.complete(review, outcome);
     }
 
-    fn handle_failure(&self, why: &ReviewError) {
-        let ReviewError::NotPermitted(code) = why else {
-            return; // the API server is away: its clients' requests say so
+    fn handle_failure(&self, error: &ReviewError) {
+        let ReviewError::NotPermitted(code) = error else {
+            return; // the API server is unavailable, which its clients' requests show
         };
         self.queue.back_off(*code, Clock.now());
         if *code == StatusCode::UNAUTHORIZED {
-            return; // no right is missing: weir's own credential is not accepted, which is logged as such
+            return; // no permission is missing: weir's own credentials are not accepted, which is logged elsewhere
         }
         warn!(
             %code,
@@ -272,18 +273,20 @@ impl ImpersonationAuthorizer {
 
 impl fmt::Debug for ImpersonationAuthorizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").finish_non_exhaustive()
+        f.debug_struct("ImpersonationAuthorizer")
+            .finish_non_exhaustive()
     }
 }
 
-/// All that an authorizer may go by, each part with its length before it, so that no two users are written alike.
-fn encode_user(who: &UserInfo) -> Vec<u8> {
+/// Encodes everything that an authorizer may depend on. Each part is prefixed with its length, so
+/// that two different users have different encodings.
+fn encode_user(user: &UserInfo) -> Vec<u8> {
     let UserInfo {
         name,
         uid,
         groups,
         extra,
-    } = who;
+    } = user;
     let mut bytes = Vec::new();
     write_bytes(&mut bytes, name.as_bytes());
     write_bytes(&mut bytes, uid.as_bytes());
@@ -302,15 +305,15 @@ fn encode_user(who: &UserInfo) -> Vec<u8> {
     bytes
 }
 
-fn encode_permission(who: TokenHash, right: &ImpersonationPermission) -> Vec<u8> {
+fn encode_permission(user_hash: TokenHash, permission: &ImpersonationPermission) -> Vec<u8> {
     let ImpersonationPermission {
         group,
         resource,
         subresource,
         namespace,
         name,
-    } = right;
-    let mut bytes = who.to_bytes().to_vec();
+    } = permission;
+    let mut bytes = user_hash.to_bytes().to_vec();
     for text in [group, resource, subresource.as_str(), namespace, name] {
         write_bytes(&mut bytes, text.as_bytes());
     }

@@ -1,4 +1,4 @@
-//! Rights as the API server has them, on a clock that the test moves.
+//! Reviews by a fake API server, with a paused clock.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -18,15 +18,15 @@ use crate::identity::transport::RemoteFuture;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 
-/// An API server of a few lines.
+/// A minimal API server.
 #[derive(Debug)]
 struct FakeAccessReviewServer {
-    /// Who may impersonate whom, as `alice users carol`.
+    /// The granted permissions, such as `alice users carol`.
     granted: Mutex<HashSet<String>>,
     review_count: AtomicUsize,
-    /// What it answers with, 0 for an answer, 1 for none at all.
+    /// The status of the responses: 0 for a success, 1 for no response.
     failure_status: AtomicU16,
-    /// A review is answered when there is a permit.
+    /// A review is answered once a permit is available.
     review_permits: Semaphore,
 }
 
@@ -37,14 +37,18 @@ impl ApiTransport for Arc<FakeAccessReviewServer> {
             server.review_count.fetch_add(1, Ordering::SeqCst);
             server.review_permits.acquire().await.unwrap().forget();
             let body: Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
-            let (spec, right) = (&body["spec"], &body["spec"]["resourceAttributes"]);
+            let (spec, permission) = (&body["spec"], &body["spec"]["resourceAttributes"]);
             let text = |value: &Value| value.as_str().unwrap().to_owned();
-            let asked = [
+            let requested = [
                 text(&spec["user"]),
-                text(&right["resource"]),
-                text(&right["name"]),
+                text(&permission["resource"]),
+                text(&permission["name"]),
             ];
-            let allowed = server.granted.lock().unwrap().contains(&asked.join(" "));
+            let allowed = server
+                .granted
+                .lock()
+                .unwrap()
+                .contains(&requested.join(" "));
             match server.failure_status.load(Ordering::SeqCst) {
                 0 => Ok(RemoteResponse {
                     status: StatusCode::CREATED,
@@ -119,11 +123,11 @@ impl AuthorizerFixture {
 
     async fn authorize(
         &self,
-        who: &Arc<UserInfo>,
-        rights: &[ImpersonationPermission],
+        user: &Arc<UserInfo>,
+        permissions: &[ImpersonationPermission],
     ) -> AccessDecision {
         self.authorizer
-            .authorize(who, rights, source(1), TIMEOUT)
+            .authorize(user, permissions, source(1), TIMEOUT)
             .await
     }
 
@@ -132,8 +136,8 @@ impl AuthorizerFixture {
     }
 }
 
-fn denied(right: &ImpersonationPermission) -> AccessDecision {
-    AccessDecision::Denied(right.clone(), "because".into())
+fn denied(permission: &ImpersonationPermission) -> AccessDecision {
+    AccessDecision::Denied(permission.clone(), "because".into())
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +191,7 @@ async fn a_decision_applies_only_to_its_user_and_permission() {
         let _ = setup.authorize(other, &carol).await;
         assert_eq!(setup.review_count(), 2 + n, "{other:?}");
     }
-    // Nor is it good for another thing of the same name.
+    // Nor for another resource of the same name.
     assert_eq!(
         setup
             .authorize(&user("alice", &["a"]), &[permission("groups", "carol")])
@@ -201,14 +205,17 @@ async fn every_permission_must_be_allowed_and_the_first_denied_one_is_reported()
     let setup = AuthorizerFixture::new(&["alice users carol", "alice groups dev"]);
     let alice = user("alice", &[]);
     let all = ["dev", "ops", "dev", "qa"].map(|group| permission("groups", group));
-    let mut rights = vec![permission("users", "carol")];
-    rights.extend(all);
-    assert_eq!(setup.authorize(&alice, &rights).await, denied(&rights[2]));
+    let mut permissions = vec![permission("users", "carol")];
+    permissions.extend(all);
     assert_eq!(
-        setup.authorize(&alice, &rights[..2]).await,
+        setup.authorize(&alice, &permissions).await,
+        denied(&permissions[2])
+    );
+    assert_eq!(
+        setup.authorize(&alice, &permissions[..2]).await,
         AccessDecision::Allowed
     );
-    // Who may not be the user is asked about nothing else.
+    // If the user is denied, no other permission is reviewed.
     let before = setup.review_count();
     let no = [
         permission("users", "root"),
@@ -224,12 +231,12 @@ async fn a_thousand_equal_requests_cause_one_review() {
     let setup = AuthorizerFixture::new(&["alice users carol"]);
     setup.server.review_permits.forget_permits(1_000_000);
     let (alice, carol) = (user("alice", &[]), [permission("users", "carol")]);
-    let asking = (0..1000).map(|n| {
+    let requests = (0..1000).map(|n| {
         setup
             .authorizer
             .authorize(&alice, &carol, source(n), TIMEOUT)
     });
-    let all = futures_util::future::join_all(asking);
+    let all = futures_util::future::join_all(requests);
     let release = async {
         while setup.review_count() == 0 {
             tokio::task::yield_now().await;
@@ -263,7 +270,7 @@ async fn an_unanswered_review_never_allows() {
                 "{failing}"
             );
         }
-        // And the API server is left alone for a moment.
+        // No further review is sent for a moment.
         assert_eq!(setup.review_count(), 2);
         setup.server.failure_status.store(0, Ordering::SeqCst);
         tokio::time::advance(crate::identity::impersonation::decision_cache::UNANSWERED_TTL).await;
@@ -300,9 +307,9 @@ async fn a_forbidden_review_starts_a_backoff_in_which_all_is_undecided() {
         setup.server.failure_status.store(code, Ordering::SeqCst);
         let alice = user("alice", &[]);
         for n in 0..10 {
-            let wish = [permission("users", &n.to_string())];
+            let permissions = [permission("users", &n.to_string())];
             assert_eq!(
-                setup.authorize(&alice, &wish).await,
+                setup.authorize(&alice, &permissions).await,
                 AccessDecision::Undecided
             );
         }
@@ -326,14 +333,14 @@ async fn a_flood_of_different_targets_is_rate_limited_and_delays_no_other_source
         .map(|n| [permission("users", &n.to_string())])
         .collect();
     let start = tokio::time::Instant::now();
-    let asking = flood.iter().map(|wish| {
-        let patience = Duration::from_secs(60);
+    let requests = flood.iter().map(|permissions| {
+        let timeout = Duration::from_secs(60);
         setup
             .authorizer
-            .authorize(&mallory, wish, source(1), patience)
+            .authorize(&mallory, permissions, source(1), timeout)
     });
     let other = async {
-        let asker = ClientSource {
+        let source = ClientSource {
             address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
             connection_id: 7,
         };
@@ -341,10 +348,10 @@ async fn a_flood_of_different_targets_is_rate_limited_and_delays_no_other_source
         tokio::task::yield_now().await;
         setup
             .authorizer
-            .authorize(&alice, &carol, asker, TIMEOUT)
+            .authorize(&alice, &carol, source, TIMEOUT)
             .await
     };
-    let (answers, other) = tokio::join!(futures_util::future::join_all(asking), other);
+    let (answers, other) = tokio::join!(futures_util::future::join_all(requests), other);
     assert_eq!(other, AccessDecision::Allowed);
     let undecided = answers
         .iter()
@@ -352,8 +359,11 @@ async fn a_flood_of_different_targets_is_rate_limited_and_delays_no_other_source
         .count();
     assert!(undecided > 9_000, "{undecided}");
     let seconds = start.elapsed().as_secs_f64();
-    let asked = f64::from(u32::try_from(setup.review_count()).unwrap());
-    assert!(asked <= 40.0 * (seconds + 1.0), "{asked} in {seconds} s");
+    let requested = f64::from(u32::try_from(setup.review_count()).unwrap());
+    assert!(
+        requested <= 40.0 * (seconds + 1.0),
+        "{requested} in {seconds} s"
+    );
     assert_eq!(
         setup.authorizer.metrics.skipped.get(),
         u64::try_from(undecided).unwrap()

@@ -1,37 +1,40 @@
-//! What was found out about rights: bounded, by keyed hash, and not for long. Pure.
+//! Caches decisions about impersonation permissions for a short time, by keyed hash and bounded.
+//! Pure.
 //!
-//! Rights that were given and others are kept apart, so that a flood of wishes that are refused drives out none that is granted.
+//! Granted permissions and others are stored separately, so that a flood of denied requests evicts
+//! no granted permission.
 
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::generational_map::GenerationalMap;
+use crate::identity::token_hash::TokenHash;
 
-/// How long an answer serves, yes and no alike: a right that is taken away must not stay for long, and kube-apiserver's own
-/// impersonation remembers for as long.
+/// How long a decision is cached, granted or denied. A revoked permission must not stay in effect
+/// for long. kube-apiserver's own impersonation caches for the same time.
 pub const DECISION_TTL: Duration = Duration::from_secs(10);
 
-/// How long the API server is left alone about a right for which it had no answer.
+/// How long no review is sent for a permission whose last review was not answered.
 pub const UNANSWERED_TTL: Duration = Duration::from_secs(2);
 
-/// Rights in a generation, given ones and others. An entry takes some hundred bytes at most, a refused one with its reason 350.
+/// The numbers of granted and of other permissions in a generation. A granted entry takes about a
+/// hundred bytes at most, a denied one with its reason 350.
 const MAX_ALLOWED: usize = 8192;
 const MAX_NOT_ALLOWED: usize = 2048;
 
-/// What is known about a right.
+/// The cached decision about a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CachedDecision {
-    /// It was given a moment ago.
+    /// It was granted.
     Allowed,
-    /// It was refused a moment ago, and why.
+    /// It was denied, with the API server's reason.
     Denied(Arc<str>),
-    /// Nobody could say a moment ago.
+    /// A review was not answered a moment ago.
     Unanswered,
-    /// Nothing any more.
+    /// There is no current decision.
     Unknown {
-        /// Whether it was given when it was asked about last.
+        /// Whether the last decision granted the permission.
         allowed_before: bool,
     },
 }
@@ -42,10 +45,10 @@ enum NotAllowed {
     Unanswered,
 }
 
-/// What is known.
+/// The cached decisions.
 #[derive(Debug)]
 pub struct DecisionCache {
-    /// Until when they serve.
+    /// By the time at which each entry expires.
     allowed: GenerationalMap<Instant>,
     not_allowed: GenerationalMap<(NotAllowed, Instant)>,
 }
@@ -60,14 +63,17 @@ impl Default for DecisionCache {
 }
 
 impl DecisionCache {
-    /// What is known about a right now.
-    pub fn find(&mut self, mark: TokenHash, now: Instant) -> CachedDecision {
-        let allowed = self.allowed.get(mark).copied();
-        if allowed.is_some_and(|until| now < until) {
+    /// The decision about a permission at `now`.
+    pub fn find(&mut self, key: TokenHash, now: Instant) -> CachedDecision {
+        let allowed = self.allowed.get(key).copied();
+        if allowed.is_some_and(|expires_at| now < expires_at) {
             return CachedDecision::Allowed;
         }
-        let other = self.not_allowed.get(mark).filter(|(_, until)| now < *until);
-        match other {
+        let not_allowed = self
+            .not_allowed
+            .get(key)
+            .filter(|(_, expires_at)| now < *expires_at);
+        match not_allowed {
             Some((NotAllowed::Denied(reason), _)) => CachedDecision::Denied(Arc::clone(reason)),
             Some((NotAllowed::Unanswered, _)) => CachedDecision::Unanswered,
             None => CachedDecision::Unknown {
@@ -76,23 +82,24 @@ impl DecisionCache {
         }
     }
 
-    /// It is given.
-    pub fn insert_allowed(&mut self, mark: TokenHash, now: Instant) {
-        self.not_allowed.remove(mark);
-        self.allowed.insert(mark, now + DECISION_TTL, 0);
+    /// Records that a permission was granted.
+    pub fn insert_allowed(&mut self, key: TokenHash, now: Instant) {
+        self.not_allowed.remove(key);
+        self.allowed.insert(key, now + DECISION_TTL, 0);
     }
 
-    /// It is refused.
-    pub fn insert_denied(&mut self, mark: TokenHash, reason: Arc<str>, now: Instant) {
-        self.allowed.remove(mark);
+    /// Records that a permission was denied, and why.
+    pub fn insert_denied(&mut self, key: TokenHash, reason: Arc<str>, now: Instant) {
+        self.allowed.remove(key);
         let denied = (NotAllowed::Denied(reason), now + DECISION_TTL);
-        self.not_allowed.insert(mark, denied, 0);
+        self.not_allowed.insert(key, denied, 0);
     }
 
-    /// Nobody could say. What was given before and still serves goes on to serve.
-    pub fn insert_unanswered(&mut self, mark: TokenHash, now: Instant) {
+    /// Records that a review was not answered. A granted permission stays in effect until it
+    /// expires.
+    pub fn insert_unanswered(&mut self, key: TokenHash, now: Instant) {
         let unanswered = (NotAllowed::Unanswered, now + UNANSWERED_TTL);
-        self.not_allowed.insert(mark, unanswered, 0);
+        self.not_allowed.insert(key, unanswered, 0);
     }
 }
 
@@ -111,34 +118,31 @@ mod tests {
     fn decisions_are_cached_for_ten_seconds_and_the_newer_one_counts() {
         let (start, mut cache) = (Instant::now(), DecisionCache::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mark = TokenHash::from_bits(1);
-        assert_eq!(cache.find(mark, at(0)), UNKNOWN);
-        cache.insert_allowed(mark, at(0));
-        assert_eq!(cache.find(mark, at(9)), CachedDecision::Allowed);
-        assert_eq!(cache.find(mark, at(10)), UNKNOWN_ALLOWED_BEFORE);
-        cache.insert_denied(mark, "no".into(), at(10));
-        assert_eq!(
-            cache.find(mark, at(19)),
-            CachedDecision::Denied("no".into())
-        );
-        assert_eq!(cache.find(mark, at(20)), UNKNOWN);
-        cache.insert_denied(mark, "no".into(), at(20));
-        cache.insert_allowed(mark, at(21));
-        assert_eq!(cache.find(mark, at(22)), CachedDecision::Allowed);
+        let key = TokenHash::from_bits(1);
+        assert_eq!(cache.find(key, at(0)), UNKNOWN);
+        cache.insert_allowed(key, at(0));
+        assert_eq!(cache.find(key, at(9)), CachedDecision::Allowed);
+        assert_eq!(cache.find(key, at(10)), UNKNOWN_ALLOWED_BEFORE);
+        cache.insert_denied(key, "no".into(), at(10));
+        assert_eq!(cache.find(key, at(19)), CachedDecision::Denied("no".into()));
+        assert_eq!(cache.find(key, at(20)), UNKNOWN);
+        cache.insert_denied(key, "no".into(), at(20));
+        cache.insert_allowed(key, at(21));
+        assert_eq!(cache.find(key, at(22)), CachedDecision::Allowed);
     }
 
     #[test]
     fn an_unanswered_review_allows_nothing_and_is_cached_for_two_seconds() {
         let (start, mut cache) = (Instant::now(), DecisionCache::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mark = TokenHash::from_bits(1);
-        cache.insert_unanswered(mark, at(0));
-        assert_eq!(cache.find(mark, at(1)), CachedDecision::Unanswered);
-        assert_eq!(cache.find(mark, at(2)), UNKNOWN);
-        cache.insert_allowed(mark, at(2));
-        cache.insert_unanswered(mark, at(12));
-        assert_eq!(cache.find(mark, at(13)), CachedDecision::Unanswered);
-        assert_eq!(cache.find(mark, at(14)), UNKNOWN_ALLOWED_BEFORE);
+        let key = TokenHash::from_bits(1);
+        cache.insert_unanswered(key, at(0));
+        assert_eq!(cache.find(key, at(1)), CachedDecision::Unanswered);
+        assert_eq!(cache.find(key, at(2)), UNKNOWN);
+        cache.insert_allowed(key, at(2));
+        cache.insert_unanswered(key, at(12));
+        assert_eq!(cache.find(key, at(13)), CachedDecision::Unanswered);
+        assert_eq!(cache.find(key, at(14)), UNKNOWN_ALLOWED_BEFORE);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `SubjectAccessReview` (`authorization.k8s.io/v1`): what is asked, and what the answer says. Pure.
+//! Encodes `SubjectAccessReview` requests (`authorization.k8s.io/v1`) and parses the responses.
+//! Pure.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -12,18 +13,19 @@ use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::ReviewError;
 
-/// Where reviews are created.
+/// The path at which reviews are created.
 pub const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
-/// The longest reason that is kept, in bytes: it is told to the client, and authorizers write a sentence.
+/// The longest reason that is kept, in bytes. It is returned to the client, and authorizers write
+/// one sentence.
 const MAX_REASON_BYTES: usize = 256;
 
-/// What the API server says about a right.
+/// The decision about a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessReviewDecision {
-    /// The user has it.
+    /// The user has the permission.
     Allowed,
-    /// The user has it not, and why, if that is told.
+    /// The user does not have the permission. Holds the reason, which may be empty.
     Denied(Box<str>),
 }
 
@@ -41,17 +43,17 @@ struct SubjectAccessReviewStatus {
     reason: String,
 }
 
-/// The call that asks whether `who` may impersonate.
+/// The request for a review of whether `user` may impersonate.
 #[must_use]
-pub fn request(who: &UserInfo, right: &ImpersonationPermission) -> RemoteRequest {
+pub fn request(user: &UserInfo, permission: &ImpersonationPermission) -> RemoteRequest {
     let ImpersonationPermission {
         group,
         resource,
         subresource,
         namespace,
         name,
-    } = right;
-    let extra: Map<String, Value> = who
+    } = permission;
+    let extra: Map<String, Value> = user
         .extra
         .iter()
         .map(|(key, values)| (key.clone(), json!(values)))
@@ -69,9 +71,9 @@ pub fn request(who: &UserInfo, right: &ImpersonationPermission) -> RemoteRequest
                 "namespace": namespace,
                 "name": name,
             },
-            "user": who.name,
-            "uid": who.uid,
-            "groups": who.groups,
+            "user": user.name,
+            "uid": user.uid,
+            "groups": user.groups,
             "extra": extra,
         },
     });
@@ -81,15 +83,17 @@ pub fn request(who: &UserInfo, right: &ImpersonationPermission) -> RemoteRequest
     }
 }
 
-/// What the answer to [`call`] says (`webhook.WebhookAuthorizer`, Kubernetes 1.36): only what is allowed and not denied is a yes.
+/// Parses the response to [`request`] (`webhook.WebhookAuthorizer`, Kubernetes 1.36). A permission
+/// is granted only if it is allowed and not denied.
 ///
 /// # Errors
-/// It says nothing about the right.
-pub fn parse_response(reply: &RemoteResponse) -> Result<AccessReviewDecision, ReviewError> {
-    reply.check_review_status()?;
-    let SubjectAccessReview { status } = serde_json::from_slice(&reply.body).map_err(|why| {
-        ReviewError::Failed(format!("its answer is no SubjectAccessReview: {why}"))
-    })?;
+/// The response contains no decision.
+pub fn parse_response(response: &RemoteResponse) -> Result<AccessReviewDecision, ReviewError> {
+    response.check_review_status()?;
+    let SubjectAccessReview { status } =
+        serde_json::from_slice(&response.body).map_err(|error| {
+            ReviewError::Failed(format!("its answer is no SubjectAccessReview: {error}"))
+        })?;
     let SubjectAccessReviewStatus {
         allowed,
         denied,
@@ -117,20 +121,21 @@ mod tests {
 
     #[test]
     fn the_request_is_a_valid_subject_access_review() {
-        let who = UserInfo {
+        let user = UserInfo {
             name: "alice".to_owned(),
             uid: "u".to_owned(),
             groups: vec!["dev".to_owned()],
             extra: vec![("k".to_owned(), vec!["v".to_owned()])],
         };
-        let right = ImpersonationPermission {
+        let permission = ImpersonationPermission {
             group: "authentication.k8s.io",
             resource: "userextras",
             subresource: "scopes".to_owned(),
             namespace: String::new(),
             name: "all".to_owned(),
         };
-        let body: Value = serde_json::from_slice(&request(&who, &right).body.unwrap()).unwrap();
+        let body: Value =
+            serde_json::from_slice(&request(&user, &permission).body.unwrap()).unwrap();
         assert_eq!(
             body,
             json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
@@ -173,12 +178,15 @@ mod tests {
     #[test]
     fn an_invalid_response_is_no_decision() {
         for code in [409, 429, 500, 503] {
-            let told = parse(code, r#"{"status":{"allowed":true}}"#);
-            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
+            let result = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(matches!(result, Err(ReviewError::Failed(_))), "{code}");
         }
         for code in [401, 403, 404, 405] {
-            let told = parse(code, r#"{"status":{"allowed":true}}"#);
-            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
+            let result = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(
+                matches!(result, Err(ReviewError::NotPermitted(_))),
+                "{code}"
+            );
         }
         for body in [
             "",
@@ -186,8 +194,8 @@ mod tests {
             r#"{"status":{}}"#,
             r#"{"status":{"allowed":"true"}}"#,
         ] {
-            let told = parse(200, body);
-            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
+            let result = parse(200, body);
+            assert!(matches!(result, Err(ReviewError::Failed(_))), "{body}");
         }
     }
 }

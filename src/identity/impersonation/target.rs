@@ -1,8 +1,12 @@
-//! Whom a request wants to be taken for (`Impersonate-User`, `-Group`, `-Uid`, `-Extra-*`), and what it must be allowed for that. Pure.
+//! Parses the impersonation headers (`Impersonate-User`, `-Group`, `-Uid`, `-Extra-*`), and lists
+//! the permissions that they require. Pure.
 //!
-//! Read as `impersonation.WithImpersonation` (Kubernetes 1.36) reads it, and checked in the order of its classic mode. The constrained
-//! modes of `ConstrainedImpersonation` depend on the request and on rules that name it: they are the API server's to decide. What can
-//! be read in two ways is not read at all ([`Unclear`]): who decides by it must not see another user than who is sent on.
+//! Headers are read like `impersonation.WithImpersonation` (Kubernetes 1.36) reads them, and
+//! permissions are checked in the order of its classic mode. The constrained modes of
+//! `ConstrainedImpersonation` depend on the request and on rules that name it, so the API server
+//! decides about them. Headers that can be read in two ways are rejected
+//! ([`InvalidImpersonation`]): the authorization must not be about another user than the one that
+//! is forwarded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,23 +26,25 @@ const GROUP_HEADER: &str = "impersonate-group";
 const UID_HEADER: &str = "impersonate-uid";
 const EXTRA_PREFIX: &str = "impersonate-extra-";
 
-/// The API group of uids and extra values; users, groups and service accounts are of the core group.
+/// The API group of uids and extra values. Users, groups and service accounts are in the core
+/// group.
 const AUTHENTICATION_GROUP: &str = "authentication.k8s.io";
 
-/// Most things that a request may impersonate at once, each of which takes a review of its own. People are in some hundreds of
-/// groups at most; in 1 MiB of headers there is room for 40,000.
+/// The most permissions that a request may require, each of which takes a review. Users are in some
+/// hundreds of groups at most. 1 MiB of headers has room for 40,000.
 const MAX_PERMISSIONS: usize = 500;
 
-/// The user that a request wants to be taken for.
+/// The user that a request impersonates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImpersonationTarget {
-    /// Who that is, with the groups that the API server adds.
+    /// The impersonated user, with the groups that the API server adds.
     pub user: Arc<UserInfo>,
-    /// What who asks must be allowed, in the order in which the API server looks at it. Never empty.
+    /// The permissions that the requester needs, in the order in which the API server checks them.
+    /// Never empty.
     pub required_permissions: Vec<ImpersonationPermission>,
 }
 
-/// A thing that may be impersonated, as the API server's authorizer is asked about it (verb `impersonate`).
+/// A permission to impersonate, as the attributes of an access review (verb `impersonate`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImpersonationPermission {
     /// `authentication.k8s.io`, or the core group.
@@ -49,24 +55,24 @@ pub struct ImpersonationPermission {
     pub subresource: String,
     /// The namespace of a service account.
     pub namespace: String,
-    /// Its name or value.
+    /// The name of the user, service account or group, or the value of the uid or extra field.
     pub name: String,
 }
 
-/// What a request wants cannot be told for certain.
+/// Why impersonation headers are rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidImpersonation {
-    /// A group, uid or extra value, and no user.
+    /// A group, uid or extra value without a user.
     MissingUser,
-    /// A header that may come once only.
+    /// A header that may be present only once.
     Repeated(&'static str),
-    /// The key of an extra value that is no key: empty, with capitals, or not to be decoded.
+    /// An invalid key of an extra value: empty, with upper-case letters, or not decodable.
     InvalidExtraKey(HeaderName),
-    /// More than anybody needs.
+    /// More permissions than `MAX_PERMISSIONS`.
     TooMany,
-    /// A header of this family that the API server does not know, or one of another spelling.
+    /// An impersonation header that the API server does not know, or one in another spelling.
     UnknownHeader(HeaderName),
-    /// A value that others than weir may read otherwise: not UTF-8, or with space around it.
+    /// A value that the API server may read differently: not UTF-8, or surrounded by white space.
     InvalidValue(HeaderName),
 }
 
@@ -94,13 +100,14 @@ impl fmt::Display for InvalidImpersonation {
     }
 }
 
-/// Whether a request may want to be taken for somebody else's, in any spelling.
+/// Whether a request has impersonation headers, in any spelling.
 #[must_use]
 pub fn has_impersonation(headers: &HeaderMap) -> bool {
     headers.keys().any(is_impersonation_header)
 }
 
-/// Whether a header of this name is of this family, in any spelling: a hop behind may take underscores for dashes.
+/// Whether this is an impersonation header, in any spelling: a later hop may treat underscores as
+/// dashes.
 #[must_use]
 pub fn is_impersonation_header(name: &HeaderName) -> bool {
     let name = name.as_str().as_bytes();
@@ -111,15 +118,15 @@ pub fn is_impersonation_header(name: &HeaderName) -> bool {
             .all(|(p, n)| p == *n || (p == b'-' && *n == b'_'))
 }
 
-/// Whom a request wants to be taken for, if for anybody else.
+/// The target of the impersonation; `None` if the request does not impersonate.
 ///
 /// # Errors
-/// [`Unclear`]: it cannot be told.
+/// [`InvalidImpersonation`] if the headers are invalid or ambiguous.
 pub fn impersonation_target(
     headers: &HeaderMap,
 ) -> Result<Option<ImpersonationTarget>, InvalidImpersonation> {
     let mut user = UserInfo::default();
-    let mut extra_given = false;
+    let mut has_extra = false;
     for name in headers.keys().filter(|name| is_impersonation_header(name)) {
         match name.as_str() {
             USER_HEADER => user.name = single_value(headers, USER_HEADER, name)?,
@@ -132,33 +139,33 @@ pub fn impersonation_target(
                 if user.extra.len() > MAX_PERMISSIONS {
                     return Err(InvalidImpersonation::TooMany);
                 }
-                extra_given = true;
+                has_extra = true;
                 let key = parse_extra_key(key)
                     .ok_or_else(|| InvalidImpersonation::InvalidExtraKey(name.clone()))?;
                 let values = all_values(headers, name)?;
-                match user.extra.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, known)) => known.extend(values),
+                match user.extra.iter_mut().find(|(existing, _)| *existing == key) {
+                    Some((_, existing)) => existing.extend(values),
                     None => user.extra.push((key, values)),
                 }
             }
         }
     }
     if user.name.is_empty() {
-        let others = extra_given || !user.groups.is_empty() || !user.uid.is_empty();
-        return if others {
+        let has_others = has_extra || !user.groups.is_empty() || !user.uid.is_empty();
+        return if has_others {
             Err(InvalidImpersonation::MissingUser)
         } else {
             Ok(None)
         };
     }
-    let rights = required_permissions(&user);
-    if rights.len() > MAX_PERMISSIONS {
+    let permissions = required_permissions(&user);
+    if permissions.len() > MAX_PERMISSIONS {
         return Err(InvalidImpersonation::TooMany);
     }
     let user = Arc::new(with_implied_groups(user));
     Ok(Some(ImpersonationTarget {
         user,
-        required_permissions: rights,
+        required_permissions: permissions,
     }))
 }
 
@@ -175,25 +182,25 @@ fn single_value(
 }
 
 fn all_values(headers: &HeaderMap, name: &HeaderName) -> Result<Vec<String>, InvalidImpersonation> {
-    let mut texts = Vec::new();
+    let mut values = Vec::new();
     for value in headers.get_all(name) {
-        if texts.len() > MAX_PERMISSIONS {
+        if values.len() > MAX_PERMISSIONS {
             return Err(InvalidImpersonation::TooMany);
         }
-        texts.push(
+        values.push(
             header_text(value).ok_or_else(|| InvalidImpersonation::InvalidValue(name.clone()))?,
         );
     }
-    Ok(texts)
+    Ok(values)
 }
 
-/// Go's server takes space off around the values of HTTP/1.1, and not off those of HTTP/2.
+/// Go's server trims white space from values in HTTP/1.1, but not in HTTP/2.
 fn header_text(value: &HeaderValue) -> Option<String> {
     let text = str::from_utf8(value.as_bytes()).ok()?;
     (text.trim_ascii() == text).then(|| text.to_owned())
 }
 
-/// One that is the same when it is written and read again.
+/// Accepts only keys that stay the same when encoded and decoded again.
 fn parse_extra_key(escaped: &str) -> Option<String> {
     let key = unescape_extra_key(escaped);
     let clean = !key.is_empty()
@@ -204,34 +211,39 @@ fn parse_extra_key(escaped: &str) -> Option<String> {
 }
 
 fn required_permissions(user: &UserInfo) -> Vec<ImpersonationPermission> {
-    let of = |group, resource, name: &str| ImpersonationPermission {
+    let permission = |group, resource, name: &str| ImpersonationPermission {
         group,
         resource,
         subresource: String::new(),
         namespace: String::new(),
         name: name.to_owned(),
     };
-    let mut rights = vec![match split_service_account(&user.name) {
+    let mut permissions = vec![match split_service_account(&user.name) {
         Some((namespace, name)) => ImpersonationPermission {
             namespace: namespace.to_owned(),
-            ..of("", "serviceaccounts", name)
+            ..permission("", "serviceaccounts", name)
         },
-        None => of("", "users", &user.name),
+        None => permission("", "users", &user.name),
     }];
     if !user.uid.is_empty() {
-        rights.push(of(AUTHENTICATION_GROUP, "uids", &user.uid));
+        permissions.push(permission(AUTHENTICATION_GROUP, "uids", &user.uid));
     }
-    rights.extend(user.groups.iter().map(|group| of("", "groups", group)));
+    permissions.extend(
+        user.groups
+            .iter()
+            .map(|group| permission("", "groups", group)),
+    );
     for (key, values) in &user.extra {
-        rights.extend(values.iter().map(|value| ImpersonationPermission {
+        permissions.extend(values.iter().map(|value| ImpersonationPermission {
             subresource: key.clone(),
-            ..of(AUTHENTICATION_GROUP, "userextras", value)
+            ..permission(AUTHENTICATION_GROUP, "userextras", value)
         }));
     }
-    rights
+    permissions
 }
 
-/// With what the API server adds: the groups of a service account that was named without any, and whether it is somebody.
+/// Adds the groups that the API server adds: those of a service account without groups, and the
+/// group of authenticated or unauthenticated users.
 fn with_implied_groups(mut user: UserInfo) -> UserInfo {
     if user.groups.is_empty()
         && let Some((namespace, _)) = split_service_account(&user.name)
@@ -247,7 +259,7 @@ fn with_implied_groups(mut user: UserInfo) -> UserInfo {
     user.with_authenticated_group()
 }
 
-/// Namespace and name of a service account's user (`serviceaccount.SplitUsername`).
+/// The namespace and name of a service account's user name (`serviceaccount.SplitUsername`).
 fn split_service_account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user
         .strip_prefix("system:serviceaccount:")?
@@ -266,9 +278,9 @@ fn split_service_account(user: &str) -> Option<(&str, &str)> {
 }
 
 impl ImpersonationPermission {
-    /// How the API server says that `who` has not got it (`responsewriters.ForbiddenStatusError`).
+    /// The API server's message for a denied permission (`responsewriters.ForbiddenStatusError`).
     #[must_use]
-    pub fn forbidden_message(&self, who: &str, reason: &str) -> String {
+    pub fn forbidden_message(&self, user: &str, reason: &str) -> String {
         let Self {
             group,
             resource,
@@ -283,18 +295,18 @@ impl ImpersonationPermission {
         if !name.is_empty() {
             message = format!("{message} {name:?}");
         }
-        let what = if subresource.is_empty() {
+        let full_resource = if subresource.is_empty() {
             (*resource).to_owned()
         } else {
             format!("{resource}/{subresource}")
         };
-        let place = if namespace.is_empty() {
+        let scope = if namespace.is_empty() {
             "at the cluster scope".to_owned()
         } else {
             format!("in the namespace {namespace:?}")
         };
         message = format!(
-            "{message} is forbidden: User {who:?} cannot impersonate resource {what:?} in API group {group:?} {place}"
+            "{message} is forbidden: User {user:?} cannot impersonate resource {full_resource:?} in API group {group:?} {scope}"
         );
         if reason.is_empty() {
             message

@@ -1,4 +1,4 @@
-//! What is read of a wish to be somebody else, and what is not.
+//! Parsing of impersonation headers.
 
 use super::*;
 
@@ -21,23 +21,23 @@ fn target(pairs: &[(&'static str, &str)]) -> ImpersonationTarget {
     parse(pairs).unwrap().unwrap()
 }
 
-fn permissions(wish: &ImpersonationTarget) -> Vec<String> {
-    let said = |right: &ImpersonationPermission| {
+fn permissions(parsed: &ImpersonationTarget) -> Vec<String> {
+    let describe = |permission: &ImpersonationPermission| {
         let ImpersonationPermission {
             group,
             resource,
             subresource,
             namespace,
             name,
-        } = right;
+        } = permission;
         format!("{group}/{resource}/{subresource} {namespace}/{name}")
     };
-    wish.required_permissions.iter().map(said).collect()
+    parsed.required_permissions.iter().map(describe).collect()
 }
 
 #[test]
 fn every_impersonated_value_requires_a_permission_in_the_api_server_s_order() {
-    let wish = target(&[
+    let parsed = target(&[
         ("impersonate-extra-scopes%2fof", "a"),
         ("impersonate-group", "dev"),
         ("Impersonate-Uid", "u-1"),
@@ -46,7 +46,7 @@ fn every_impersonated_value_requires_a_permission_in_the_api_server_s_order() {
         ("impersonate-extra-scopes%2Fof", "b"),
     ]);
     assert_eq!(
-        permissions(&wish),
+        permissions(&parsed),
         [
             "/users/ /carol",
             "authentication.k8s.io/uids/ /u-1",
@@ -64,7 +64,7 @@ fn every_impersonated_value_requires_a_permission_in_the_api_server_s_order() {
             .to_vec(),
         extra: vec![("scopes/of".to_owned(), vec!["a".to_owned(), "b".to_owned()])],
     };
-    assert_eq!(*wish.user, user);
+    assert_eq!(*parsed.user, user);
 }
 
 #[test]
@@ -123,9 +123,9 @@ fn a_valid_service_account_name_requires_a_service_account_permission() {
         "system:serviceaccount:team:-a",
         "system:serviceaccount:team:a..b",
     ] {
-        let wish = target(&[("impersonate-user", name)]);
-        assert_eq!(permissions(&wish), [format!("/users/ /{name}")]);
-        assert_eq!(wish.user.groups, ["system:authenticated"]);
+        let parsed = target(&[("impersonate-user", name)]);
+        assert_eq!(permissions(&parsed), [format!("/users/ /{name}")]);
+        assert_eq!(parsed.user.groups, ["system:authenticated"]);
     }
 }
 
@@ -174,15 +174,15 @@ fn ambiguous_headers_are_rejected() {
         (("impersonate-extra-%ff", "a"), "key"),
         (("impersonate-extra-a%0a", "a"), "key"),
     ] {
-        let unclear = parse(&[carol, other]).unwrap_err();
-        let told = match unclear {
+        let error = parse(&[carol, other]).unwrap_err();
+        let header = match error {
             InvalidImpersonation::UnknownHeader(_) => "unknown",
             InvalidImpersonation::Repeated(_) => "repeated",
             InvalidImpersonation::InvalidValue(_) => "value",
             InvalidImpersonation::InvalidExtraKey(_) => "key",
             InvalidImpersonation::MissingUser | InvalidImpersonation::TooMany => "other",
         };
-        assert_eq!(told, name, "{other:?}");
+        assert_eq!(header, name, "{other:?}");
     }
     let mut bytes = headers(&[]);
     bytes.append(USER_HEADER, HeaderValue::from_bytes(b"caf\xe9").unwrap());
@@ -199,7 +199,7 @@ fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
         for n in 0..groups {
             headers.append(GROUP_HEADER, HeaderValue::from(n));
         }
-        impersonation_target(&headers).map(|wish| wish.unwrap().required_permissions.len())
+        impersonation_target(&headers).map(|parsed| parsed.unwrap().required_permissions.len())
     };
     assert_eq!(with(MAX_PERMISSIONS - 1), Ok(MAX_PERMISSIONS));
     assert_eq!(with(MAX_PERMISSIONS), Err(InvalidImpersonation::TooMany));
@@ -208,18 +208,18 @@ fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
 
 #[test]
 fn the_forbidden_message_is_the_api_server_s() {
-    let wish = target(&[
+    let parsed = target(&[
         ("impersonate-user", "system:serviceaccount:team:builder"),
         ("impersonate-uid", "u"),
         ("impersonate-extra-scopes", "all"),
     ]);
-    let said: Vec<_> = wish
+    let messages: Vec<_> = parsed
         .required_permissions
         .iter()
-        .map(|right| right.forbidden_message("alice", ""))
+        .map(|permission| permission.forbidden_message("alice", ""))
         .collect();
     assert_eq!(
-        said,
+        messages,
         [
             "serviceaccounts \"builder\" is forbidden: User \"alice\" cannot impersonate resource \"serviceaccounts\" in \
              API group \"\" in the namespace \"team\"",
@@ -230,7 +230,7 @@ fn the_forbidden_message_is_the_api_server_s() {
         ]
     );
     assert!(
-        wish.required_permissions[0]
+        parsed.required_permissions[0]
             .forbidden_message("alice", "no")
             .ends_with("\"team\": no")
     );

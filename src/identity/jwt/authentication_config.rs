@@ -1,8 +1,10 @@
-//! `AuthenticationConfiguration` (`apiserver.config.k8s.io`): the issuers whose tokens weir verifies by itself. Pure.
+//! Decodes `AuthenticationConfiguration` (`apiserver.config.k8s.io`): the issuers whose tokens weir
+//! verifies. Pure.
 //!
-//! kube-apiserver's own file can be given, as far as it maps claims; what it computes by expressions (CEL) weir does not, and
-//! says so: an issuer that is left out here is not lost, since its tokens are reviewed by the API server. Two fields are weir's
-//! own: `issuer.jwksURL` and `issuer.jwksFile` say where the keys are, in the place of discovery.
+//! kube-apiserver's own file is accepted as far as it maps claims. Expressions (CEL) are not
+//! supported and are reported as errors. An issuer can be left out of the file: the API server then
+//! reviews its tokens. Two fields are weir's own: `issuer.jwksURL` and `issuer.jwksFile` locate the
+//! keys without discovery.
 
 use std::path::PathBuf;
 
@@ -12,9 +14,9 @@ use crate::document::MappingDecoder;
 use crate::document::Node;
 use crate::document::SourceLocation;
 use crate::document::Strictness;
-use crate::identity::jwt::ClaimMapping;
-use crate::identity::jwt::JwtIssuer;
-use crate::identity::jwt::RequiredClaim;
+use crate::identity::jwt::issuer::ClaimMapping;
+use crate::identity::jwt::issuer::JwtIssuer;
+use crate::identity::jwt::issuer::RequiredClaim;
 
 const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
@@ -25,65 +27,71 @@ const KIND: &str = "AuthenticationConfiguration";
 const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and computes no expressions; leave this issuer out, and the API server is \
                              asked whose its tokens are";
 
-/// An issuer as it was configured.
+/// An issuer and the location of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredIssuer {
-    /// What its claims make of a user.
+    /// How claims map to a user.
     pub issuer: JwtIssuer,
-    /// Where its keys are.
+    /// Where the keys are published.
     pub jwks_location: JwksLocation,
-    /// Who vouches for where they are (PEM); the system's CAs where it is missing.
+    /// The CA (PEM) for fetching the keys. `None` for the system's CAs.
     pub certificate_authority: Option<String>,
-    /// Where it stands in the file.
+    /// The location of the issuer in the file.
     pub location: SourceLocation,
 }
 
-/// Where an issuer's keys are.
+/// Where an issuer's keys are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JwksLocation {
     /// In this file.
     File(PathBuf),
     /// At this URL.
     Url(String),
-    /// Where the discovery document at this URL says.
+    /// At the URL that the discovery document at this URL names.
     Discovery(String),
 }
 
-/// The issuers of a file's documents.
-pub fn decode_documents(documents: &[Node], faults: &mut Diagnostics) -> Vec<ConfiguredIssuer> {
+/// Decodes the issuers of a file's documents.
+pub fn decode_documents(
+    documents: &[Node],
+    diagnostics: &mut Diagnostics,
+) -> Vec<ConfiguredIssuer> {
     let mut issuers = Vec::new();
     for document in documents.iter().filter(|document| !document.is_null()) {
-        let read = document.decode(faults, "", Strictness::Strict, |fields| {
+        let decoded = document.decode(diagnostics, "", Strictness::Strict, |fields| {
             fields.require(&["apiVersion", "kind"]);
             decode_configuration(fields)
         });
-        issuers.extend(read.into_iter().flatten().flatten());
+        issuers.extend(decoded.into_iter().flatten().flatten());
     }
-    reject_duplicates(&issuers, faults);
+    reject_duplicates(&issuers, diagnostics);
     issuers
 }
 
-/// The issuers of a section of another file, which stands at `field` there and may leave out what it is.
-pub fn decode_section(node: &Node, field: &str, faults: &mut Diagnostics) -> Vec<ConfiguredIssuer> {
-    let read = node.decode(faults, field, Strictness::Strict, decode_configuration);
-    let issuers = read.into_iter().flatten().flatten().collect::<Vec<_>>();
-    reject_duplicates(&issuers, faults);
+/// Decodes the issuers of a section of another file, at the path `field`. `apiVersion` and `kind`
+/// are optional there.
+pub fn decode_section(
+    node: &Node,
+    field: &str,
+    diagnostics: &mut Diagnostics,
+) -> Vec<ConfiguredIssuer> {
+    let decoded = node.decode(diagnostics, field, Strictness::Strict, decode_configuration);
+    let issuers = decoded.into_iter().flatten().flatten().collect::<Vec<_>>();
+    reject_duplicates(&issuers, diagnostics);
     issuers
 }
 
-fn reject_duplicates(issuers: &[ConfiguredIssuer], faults: &mut Diagnostics) {
-    let mut known: Vec<&str> = Vec::new();
+fn reject_duplicates(issuers: &[ConfiguredIssuer], diagnostics: &mut Diagnostics) {
+    let mut seen: Vec<&str> = Vec::new();
     for ConfiguredIssuer {
-        issuer,
-        location: place,
-        ..
+        issuer, location, ..
     } in issuers
     {
-        if known.contains(&issuer.url.as_str()) {
+        if seen.contains(&issuer.url.as_str()) {
             let message = format!("the issuer {} stands here twice", issuer.url);
-            faults.report_error(place, "jwt.issuer.url", message);
+            diagnostics.report_error(location, "jwt.issuer.url", message);
         }
-        known.push(&issuer.url);
+        seen.push(&issuer.url);
     }
 }
 
@@ -103,14 +111,14 @@ fn decode_configuration(fields: &mut MappingDecoder<'_>) -> Vec<Option<Configure
             Err(format!("expected {KIND}, got {text:?}"))
         }
     });
-    fields.mark_known(&["anonymous"]); // the API server's to decide
+    fields.mark_known(&["anonymous"]); // applies to the API server only
     fields
         .objects("jwt", decode_authenticator)
         .unwrap_or_default()
 }
 
 fn decode_authenticator(fields: &mut MappingDecoder<'_>) -> Option<ConfiguredIssuer> {
-    let place = fields.location("").clone();
+    let location = fields.location("").clone();
     fields.require(&["issuer", "claimMappings"]);
     if is_not_empty(fields, "userValidationRules") {
         fields.report_error("userValidationRules", EXPRESSIONS_UNSUPPORTED);
@@ -119,10 +127,10 @@ fn decode_authenticator(fields: &mut MappingDecoder<'_>) -> Option<ConfiguredIss
     let mappings = fields
         .object("claimMappings", decode_claim_mappings)
         .flatten();
-    let required = fields
+    let required_claims = fields
         .objects("claimValidationRules", decode_required_claim)
         .unwrap_or_default();
-    let (url, audiences, keys, certificate_authority) = issuer?;
+    let (url, audiences, jwks_location, certificate_authority) = issuer?;
     let (username, groups, uid) = mappings?;
     Some(ConfiguredIssuer {
         issuer: JwtIssuer {
@@ -131,11 +139,11 @@ fn decode_authenticator(fields: &mut MappingDecoder<'_>) -> Option<ConfiguredIss
             username,
             groups,
             uid,
-            required_claims: required.into_iter().flatten().collect(),
+            required_claims: required_claims.into_iter().flatten().collect(),
         },
-        jwks_location: keys,
+        jwks_location,
         certificate_authority,
-        location: place,
+        location,
     })
 }
 
@@ -174,7 +182,7 @@ fn decode_issuer(fields: &mut MappingDecoder<'_>) -> Option<IssuerFields> {
         );
     }
     let url = url?;
-    let keys = match (jwks_file, jwks_url) {
+    let jwks_location = match (jwks_file, jwks_url) {
         (Some(file), _) => JwksLocation::File(file),
         (None, Some(url)) => JwksLocation::Url(url),
         (None, None) => JwksLocation::Discovery(discovery.unwrap_or_else(|| {
@@ -184,7 +192,7 @@ fn decode_issuer(fields: &mut MappingDecoder<'_>) -> Option<IssuerFields> {
             )
         })),
     };
-    Some((url, audiences, keys, certificate_authority))
+    Some((url, audiences, jwks_location, certificate_authority))
 }
 
 type ClaimMappings = (ClaimMapping, Option<ClaimMapping>, Option<String>);
@@ -265,10 +273,10 @@ mod tests {
     use crate::document;
 
     fn parse(text: &str) -> (Vec<ConfiguredIssuer>, String) {
-        let mut faults = Diagnostics::default();
-        let nodes = document::parse_all("auth.yaml", text, &mut faults);
-        let issuers = decode_documents(&nodes, &mut faults);
-        (issuers, faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let nodes = document::parse_all("auth.yaml", text, &mut diagnostics);
+        let issuers = decode_documents(&nodes, &mut diagnostics);
+        (issuers, diagnostics.to_string())
     }
 
     const VALID_CONFIG: &str = "
@@ -292,8 +300,8 @@ jwt:
 
     #[test]
     fn a_configuration_file_of_kube_apiserver_is_accepted() {
-        let (issuers, faults) = parse(VALID_CONFIG);
-        assert_eq!(faults, "");
+        let (issuers, diagnostics) = parse(VALID_CONFIG);
+        assert_eq!(diagnostics, "");
         let [first, second] = &issuers[..] else {
             panic!("{issuers:?}")
         };
@@ -318,14 +326,14 @@ jwt:
             .replace("claim: email, prefix: ''", "expression: claims.email")
             .replace("https://b.example,", "http://b.example,")
             .replace("prefix: 'b:'", "prefx: 'b:'");
-        let (_, faults) = parse(&text);
+        let (_, diagnostics) = parse(&text);
         for expected in [
             "jwt[0].claimMappings.username.expression: weir maps claims",
             "jwt[1].issuer.url: expected https://",
             "jwt[1].claimMappings.username.prefix: required with a claim",
             "jwt[1].claimMappings.username.prefx: unknown field",
         ] {
-            assert!(faults.contains(expected), "{expected}: {faults}");
+            assert!(diagnostics.contains(expected), "{expected}: {diagnostics}");
         }
     }
 
@@ -336,25 +344,26 @@ jwt:
             .unwrap()
             .1
             .replace('\n', "\n  ");
-        let read = |text: &str| {
-            let mut faults = Diagnostics::default();
-            let nodes = document::parse_all("weir.yaml", text, &mut faults);
-            let given = nodes[0].field("authentication").unwrap();
-            let issuers = decode_section(given, "authentication", &mut faults);
-            (issuers, faults.to_string())
+        let decoded = |text: &str| {
+            let mut diagnostics = Diagnostics::default();
+            let nodes = document::parse_all("weir.yaml", text, &mut diagnostics);
+            let section = nodes[0].field("authentication").unwrap();
+            let issuers = decode_section(section, "authentication", &mut diagnostics);
+            (issuers, diagnostics.to_string())
         };
         let text = format!("authentication:\n  jwt:{jwt}");
-        let (issuers, faults) = read(&text);
-        assert_eq!((issuers.len(), faults.as_str()), (2, ""));
-        let (_, faults) = read(&text.replace("prefix: 'b:'", "prefx: 'b:'"));
+        let (issuers, diagnostics) = decoded(&text);
+        assert_eq!((issuers.len(), diagnostics.as_str()), (2, ""));
+        let (_, diagnostics) = decoded(&text.replace("prefix: 'b:'", "prefx: 'b:'"));
         assert!(
-            faults.contains("authentication.jwt[1].claimMappings.username.prefx: unknown field"),
-            "{faults}"
+            diagnostics
+                .contains("authentication.jwt[1].claimMappings.username.prefx: unknown field"),
+            "{diagnostics}"
         );
-        let (_, faults) = read("authentication: {kind: Pod, jwt: []}");
+        let (_, diagnostics) = decoded("authentication: {kind: Pod, jwt: []}");
         assert!(
-            faults.contains("authentication.kind: expected Auth"),
-            "{faults}"
+            diagnostics.contains("authentication.kind: expected Auth"),
+            "{diagnostics}"
         );
     }
 

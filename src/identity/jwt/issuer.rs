@@ -1,57 +1,46 @@
-//! What an issuer's claims make of a user: service accounts, and the issuers of `--authentication-config`. Pure.
+//! Maps the claims of a token to a user: service accounts, and the issuers of
+//! `--authentication-config`. Pure.
 //!
-//! After `serviceaccount.validator` and `plugin/pkg/authenticator/token/oidc` (Kubernetes 1.36), signature and claims only:
-//! that a service account still exists the API server alone can tell, and it judges the request again.
+//! Follows `serviceaccount.validator` and `plugin/pkg/authenticator/token/oidc` (Kubernetes 1.36),
+//! signature and claims only. Whether a service account still exists is for the API server to
+//! check, which authenticates the request again.
 
 use serde_json::Value;
 
 use crate::api::UserInfo;
-use crate::identity::jwt::Claims;
-use crate::identity::jwt::string_list;
+use crate::identity::jwt::claims::ClaimError;
+use crate::identity::jwt::claims::Claims;
+use crate::identity::jwt::claims::string_list;
 
-/// What the names that are Kubernetes' own begin with.
+/// The prefix of names and groups that Kubernetes reserves.
 const SYSTEM_PREFIX: &str = "system:";
 
-/// Why claims that are signed name nobody here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimError {
-    /// It is over.
-    Expired,
-    /// A claim is missing, or is not what it should be.
-    Malformed,
-    /// It does not hold yet.
-    NotYetValid,
-    /// It is meant for somebody else.
-    WrongAudience,
-    /// A required claim has not the value that is wanted, or the user would be one of Kubernetes' own.
-    Rejected,
-}
-
-/// A user whose claims hold.
+/// A user from valid claims.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidatedUser {
     /// The user.
     pub user: UserInfo,
-    /// When the token ends, in seconds since the epoch.
+    /// When the token expires, in seconds since the epoch.
     pub expires_at: f64,
 }
 
-/// The API server's own issuer.
+/// Validates service account tokens of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceAccountValidator;
 
 impl ServiceAccountValidator {
-    /// The service account that `claims` are about, at `now` (seconds since the epoch) and for one of `audiences`.
+    /// Maps `claims` to a service account, at `now` (seconds since the epoch) and for one of
+    /// `audiences`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why the claims are not valid.
     pub fn validate(
         &self,
         claims: Claims<'_>,
         audiences: &[String],
         now: f64,
     ) -> Result<ValidatedUser, ClaimError> {
-        let expires = claims.check_validity(now)?;
+        let expires_at = claims.check_validity(now)?;
         if !claims.has_audience(audiences) {
             return Err(ClaimError::WrongAudience);
         }
@@ -65,33 +54,34 @@ impl ServiceAccountValidator {
                 .filter(|text| !text.is_empty())
                 .map(str::to_owned)
         };
-        let of = |kind: &str, field: &str| text(private.get(kind).and_then(|v| v.get(field)));
+        let nested_text =
+            |kind: &str, field: &str| text(private.get(kind).and_then(|v| v.get(field)));
         let namespace = text(private.get("namespace")).ok_or(ClaimError::Malformed)?;
-        let account = of("serviceaccount", "name").ok_or(ClaimError::Malformed)?;
+        let account = nested_text("serviceaccount", "name").ok_or(ClaimError::Malformed)?;
         let name = format!("system:serviceaccount:{namespace}:{account}");
         if claims.get_str("sub") != Some(name.as_str()) {
             return Err(ClaimError::Malformed);
         }
         let mut extra = Vec::new();
-        let mut told = |key: &str, value: String| {
+        let mut add_extra = |key: &str, value: String| {
             extra.push((format!("authentication.kubernetes.io/{key}"), vec![value]));
         };
         if let Some(id) = claims.get_str("jti") {
-            told("credential-id", format!("JTI={id}"));
+            add_extra("credential-id", format!("JTI={id}"));
         }
-        if let (Some(pod), Some(uid)) = (of("pod", "name"), of("pod", "uid")) {
-            told("pod-name", pod);
-            told("pod-uid", uid);
+        if let (Some(pod), Some(uid)) = (nested_text("pod", "name"), nested_text("pod", "uid")) {
+            add_extra("pod-name", pod);
+            add_extra("pod-uid", uid);
         }
-        if let Some(node) = of("node", "name") {
-            told("node-name", node);
-            if let Some(uid) = of("node", "uid") {
-                told("node-uid", uid);
+        if let Some(node) = nested_text("node", "name") {
+            add_extra("node-name", node);
+            if let Some(uid) = nested_text("node", "uid") {
+                add_extra("node-uid", uid);
             }
         }
         let user = UserInfo {
             name,
-            uid: of("serviceaccount", "uid").unwrap_or_default(),
+            uid: nested_text("serviceaccount", "uid").unwrap_or_default(),
             groups: vec![
                 "system:serviceaccounts".to_owned(),
                 format!("system:serviceaccounts:{namespace}"),
@@ -100,39 +90,39 @@ impl ServiceAccountValidator {
         };
         Ok(ValidatedUser {
             user: user.with_authenticated_group(),
-            expires_at: expires,
+            expires_at,
         })
     }
 }
 
-/// A claim and what stands before it in a user's name or groups.
+/// A claim that becomes a user name or groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimMapping {
-    /// The claim.
+    /// The name of the claim.
     pub claim: String,
-    /// What is put before its value.
+    /// The prefix of the name or of each group.
     pub prefix: String,
 }
 
-/// A claim that must have a value.
+/// A claim that has to have a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequiredClaim {
-    /// The claim.
+    /// The name of the claim.
     pub claim: String,
-    /// Its value; any where it is empty.
+    /// The required value. Empty for any value.
     pub value: String,
 }
 
 /// An issuer of `--authentication-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtIssuer {
-    /// The `iss` of its tokens.
+    /// The `iss` claim of its tokens.
     pub url: String,
-    /// Of these one must be in `aud`.
+    /// The accepted audiences. `aud` has to contain one of them.
     pub audiences: Vec<String>,
-    /// The user's name.
+    /// The claim that is the user name.
     pub username: ClaimMapping,
-    /// The groups.
+    /// The claim that is the list of groups.
     pub groups: Option<ClaimMapping>,
     /// The claim that is the uid.
     pub uid: Option<String>,
@@ -141,25 +131,26 @@ pub struct JwtIssuer {
 }
 
 impl JwtIssuer {
-    /// The user that `claims` are about, at `now` (seconds since the epoch).
+    /// Maps `claims` to a user, at `now` (seconds since the epoch).
     ///
     /// # Errors
-    /// Why there is none. Names and groups of Kubernetes' own (`system:`) are not this issuer's to give, whatever its mapping
-    /// says: with such a name goes a class of requests, with such a group exemption.
+    /// Why the claims are not valid. Claims that map to a `system:` name or group are rejected,
+    /// whatever the mapping: such names select flow schemas, and such groups can be exempt from
+    /// limits.
     pub fn validate(&self, claims: Claims<'_>, now: f64) -> Result<ValidatedUser, ClaimError> {
-        let expires = claims.check_validity(now)?;
+        let expires_at = claims.check_validity(now)?;
         if !claims.has_audience(&self.audiences) {
             return Err(ClaimError::WrongAudience);
         }
         for RequiredClaim { claim, value } in &self.required_claims {
-            let told = claims.get_str(claim).ok_or(ClaimError::Rejected)?;
-            if !value.is_empty() && told != value {
+            let actual = claims.get_str(claim).ok_or(ClaimError::Rejected)?;
+            if !value.is_empty() && actual != value {
                 return Err(ClaimError::Rejected);
             }
         }
         let ClaimMapping { claim, prefix } = &self.username;
         let name = claims.get_str(claim).ok_or(ClaimError::Malformed)?;
-        // As upstream: an address counts if nobody says that it is not verified.
+        // As upstream: an email address counts unless `email_verified` is present and not true.
         if claim == "email"
             && claims
                 .get("email_verified")
@@ -187,7 +178,7 @@ impl JwtIssuer {
         };
         Ok(ValidatedUser {
             user: user.with_authenticated_group(),
-            expires_at: expires,
+            expires_at,
         })
     }
 

@@ -1,7 +1,7 @@
-//! Keys that sign tokens: from a JWKS or from PEM files, and what each may verify. Pure.
+//! Public keys that verify tokens, from a JWKS or from PEM files. Pure.
 //!
-//! Which algorithms a key takes follows from the key alone, never from the token: a token's `alg` must be one of them, so that
-//! `none`, HMAC with a public key, or another curve verify nothing.
+//! The key alone determines the permitted algorithms, never the token. A token's `alg` has to be
+//! one of them, so `none`, HMAC with a public key, or another curve verify nothing.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-/// Most keys of one issuer: a rotation has two or three; a token without a `kid` is tried with all of them.
+/// The most keys of one issuer. A rotation needs two or three. A token without a `kid` is tried
+/// with all of them.
 const MAX_KEYS: usize = 64;
 
 /// The keys of one issuer.
@@ -30,7 +31,7 @@ pub struct KeySet(Vec<VerificationKey>);
 #[derive(Clone)]
 struct VerificationKey {
     id: String,
-    /// The one algorithm that the set's publisher wants it used with.
+    /// The key's `alg` in the JWKS: the only algorithm that it may be used with.
     required_alg: Option<String>,
     material: KeyMaterial,
 }
@@ -38,7 +39,7 @@ struct VerificationKey {
 #[derive(Clone)]
 enum KeyMaterial {
     Rsa(PublicKeyComponents<Vec<u8>>),
-    /// SubjectPublicKeyInfo.
+    /// The DER of a SubjectPublicKeyInfo.
     RsaDer(Vec<u8>),
     Ec(Curve, Vec<u8>),
 }
@@ -52,7 +53,7 @@ enum Curve {
 
 impl fmt::Debug for VerificationKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", self.id)
+        write!(f, "VerificationKey({})", self.id)
     }
 }
 
@@ -76,12 +77,13 @@ struct Jwk {
 }
 
 impl KeySet {
-    /// Reads a JSON Web Key Set. Keys of kinds that sign no token here are passed over, as RFC 7517 has it.
+    /// Parses a JSON Web Key Set. Keys of unsupported types are skipped, as RFC 7517 requires.
     ///
     /// # Errors
-    /// It is no key set, or holds no key that is of use.
+    /// The text is not a key set, or it contains no usable key.
     pub fn from_jwks(json: &[u8]) -> Result<Self, String> {
-        let jwks: Jwks = serde_json::from_slice(json).map_err(|why| format!("no JWKS: {why}"))?;
+        let jwks: Jwks =
+            serde_json::from_slice(json).map_err(|error| format!("no JWKS: {error}"))?;
         let keys: Vec<VerificationKey> = jwks
             .keys
             .into_iter()
@@ -90,14 +92,14 @@ impl KeySet {
         Self::from_keys(keys)
     }
 
-    /// Reads public keys and certificates.
+    /// Parses public keys and certificates in PEM.
     ///
     /// # Errors
-    /// What is in it that is not a public key, or that nothing is.
+    /// A section is neither a public key nor a certificate, or there are no keys.
     pub fn from_pem(pem: &[u8]) -> Result<Self, String> {
         let mut keys = Vec::new();
         for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
-            let (kind, der) = section.map_err(|why| format!("no PEM: {why}"))?;
+            let (kind, der) = section.map_err(|error| format!("no PEM: {error}"))?;
             keys.push(VerificationKey::from_der(kind, der)?);
         }
         Self::from_keys(keys)
@@ -113,7 +115,7 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// These and those of `other`.
+    /// Adds the keys of `other`, up to `MAX_KEYS` in all.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -121,13 +123,13 @@ impl KeySet {
         self
     }
 
-    /// Whether there is a key of that name; a token without one may be of any.
+    /// Whether there is a key with this id. True without an id, since any key may fit.
     #[must_use]
     pub fn has_key(&self, id: Option<&str>) -> bool {
         id.is_none_or(|id| self.0.iter().any(|key| key.id == id))
     }
 
-    /// Whether one of the keys that `id` names (all, without one) has signed `message`.
+    /// Whether a key with this `id` (any key, without one) signed `message`.
     #[must_use]
     pub fn verify(&self, id: Option<&str>, alg: &str, message: &[u8], signature: &[u8]) -> bool {
         self.0
@@ -177,14 +179,15 @@ impl VerificationKey {
             der
         } else if kind == SectionKind::Certificate {
             let (_, certificate) =
-                X509Certificate::from_der(&der).map_err(|why| why.to_string())?;
+                X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
             certificate.public_key().raw.to_vec()
         } else {
             return Err(format!(
                 "it holds a {kind:?}; give the public key (openssl pkey -pubout)"
             ));
         };
-        let (_, parsed) = SubjectPublicKeyInfo::from_der(&spki).map_err(|why| why.to_string())?;
+        let (_, parsed) =
+            SubjectPublicKeyInfo::from_der(&spki).map_err(|error| error.to_string())?;
         let material = match parsed.algorithm.algorithm.to_id_string().as_str() {
             "1.2.840.113549.1.1.1" => KeyMaterial::RsaDer(spki.clone()),
             "1.2.840.10045.2.1" => {
@@ -199,7 +202,8 @@ impl VerificationKey {
             }
             other => return Err(format!("it holds a key of kind {other}, not RSA or EC")),
         };
-        // As kube-apiserver names the keys of its key files (`serviceaccount.keyIDFromPublicKey`).
+        // kube-apiserver derives the ids of the keys in its key files the same way
+        // (`serviceaccount.keyIDFromPublicKey`).
         let id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&spki));
         Ok(Self {
             id,
@@ -209,7 +213,11 @@ impl VerificationKey {
     }
 
     fn verify(&self, alg: &str, message: &[u8], signature: &[u8]) -> bool {
-        if self.required_alg.as_deref().is_some_and(|only| only != alg) {
+        if self
+            .required_alg
+            .as_deref()
+            .is_some_and(|required| required != alg)
+        {
             return false;
         }
         let verified = match &self.material {
@@ -257,7 +265,7 @@ impl Curve {
         })
     }
 
-    /// The length of a coordinate (RFC 7518, 6.2.1.2).
+    /// The length of a coordinate in bytes (RFC 7518, 6.2.1.2).
     const fn coordinate_len(self) -> usize {
         match self {
             Self::P256 => 32,
@@ -276,7 +284,7 @@ impl Curve {
     }
 }
 
-/// The library takes numbers without leading zeros only.
+/// aws-lc-rs accepts only numbers without leading zeros.
 fn strip_leading_zeros(bytes: Vec<u8>) -> Vec<u8> {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
     bytes.into_iter().skip(zeros).collect()

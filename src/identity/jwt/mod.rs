@@ -1,18 +1,29 @@
-//! JSON Web Tokens: what one says of itself, and whether its issuer has said so. Pure.
+//! JSON Web Tokens: parsing, signatures and claims. Pure.
 //!
-//! Nothing in a token counts before its signature was verified, but for which issuer and which key to ask. Signatures are
-//! asymmetric ones only ([`KeySet`]); a header that demands what is not known here (`crit`) is refused (RFC 7515, 4.1.11).
+//! Before the signature is verified, a token's contents only select the issuer and the key. Only
+//! asymmetric signatures are supported ([`KeySet`]). A token whose header has critical extensions
+//! (`crit`) is rejected (RFC 7515, 4.1.11).
 //!
-//! kube-apiserver's library (go-jose) reads more spellings of a token than its issuer's: with any bits where a part's last character has
-//! some to spare, and, by its version, with white space. What was signed it makes of the parts that it has read. All of them are read
-//! here, too: a client that has the token can make them, and would count as unknown otherwise.
+//! kube-apiserver's library (go-jose) accepts more encodings of a token than its issuer produces:
+//! unused bits of a part's last character may have any value and, depending on the version, white
+//! space is allowed. It computes the signing input from the decoded parts. All of these encodings
+//! are accepted here, too: a client that has the token can produce them, and would be
+//! unauthenticated to weir alone.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `claims` `keys` |
+//! | 1 | `issuer` |
+//! | 2 | `authentication_config` |
 
 pub mod authentication_config;
+mod claims;
 mod issuer;
 mod keys;
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
 
 use std::borrow::Cow;
@@ -23,7 +34,8 @@ use serde::Deserialize;
 use serde_json::Map;
 use serde_json::Value;
 
-pub use issuer::ClaimError;
+pub use claims::ClaimError;
+pub use claims::Claims;
 pub use issuer::ClaimMapping;
 pub use issuer::JwtIssuer;
 pub use issuer::RequiredClaim;
@@ -33,19 +45,16 @@ pub use keys::KeySet;
 
 use crate::identity::bearer_token::BASE64_RAW_URL;
 
-/// The longest token that is looked into. Kubernetes' own have 1 to 2 KiB, an OIDC token with hundreds of groups some tens.
+/// The longest token that is parsed, in bytes. Kubernetes' own tokens have 1 to 2 KiB. An OIDC
+/// token with hundreds of groups has some tens of KiB.
 const MAX_TOKEN_BYTES: usize = 128 << 10;
 
-/// How far a clock that is ahead of weir's may be when it says "not before" or "issued at" (`jwt.DefaultLeeway` of the library
-/// that kube-apiserver uses). Expiry has none: an expired token loses its place in the queue, not its answer.
-const LEEWAY: f64 = 60.0;
-
-/// A token, taken apart and not yet verified.
+/// A parsed token whose signature is not verified.
 #[derive(Debug)]
 pub struct Jwt<'t> {
     header: JoseHeader,
     claims: Map<String, Value>,
-    /// What was signed.
+    /// The bytes that were signed.
     signing_input: Cow<'t, [u8]>,
     signature: Vec<u8>,
 }
@@ -58,7 +67,7 @@ struct JoseHeader {
 }
 
 impl<'t> Jwt<'t> {
-    /// Takes a token apart; `None` if it has not the form of one.
+    /// Parses a token. `None` if it is not a JWT.
     #[must_use]
     pub fn parse(token: &'t [u8]) -> Option<Self> {
         if token.len() > MAX_TOKEN_BYTES {
@@ -69,11 +78,11 @@ impl<'t> Jwt<'t> {
         if parts.next().is_some() {
             return None;
         }
-        let message = token.get(..header.len() + 1 + claims.len())?;
-        let (header, usual) = decode_part(header)?;
-        let (claims, also_usual) = decode_part(claims)?;
-        let message = if usual && also_usual {
-            Cow::Borrowed(message)
+        let signing_input = token.get(..header.len() + 1 + claims.len())?;
+        let (header, header_canonical) = decode_part(header)?;
+        let (claims, claims_canonical) = decode_part(claims)?;
+        let signing_input = if header_canonical && claims_canonical {
+            Cow::Borrowed(signing_input)
         } else {
             let encode = |part: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(part);
             Cow::Owned(format!("{}.{}", encode(&header), encode(&claims)).into_bytes())
@@ -82,7 +91,7 @@ impl<'t> Jwt<'t> {
         let header: JoseHeader = serde_json::from_slice(&header).ok()?;
         Some(Self {
             claims: serde_json::from_slice(&claims).ok()?,
-            signing_input: message,
+            signing_input,
             signature,
             header: JoseHeader {
                 kid: header.kid.filter(|kid| !kid.is_empty()),
@@ -91,25 +100,26 @@ impl<'t> Jwt<'t> {
         })
     }
 
-    /// Whom it says that it is from; to be believed after [`Jwt::signed_by`] only.
+    /// The unverified `iss` claim. Trustworthy only after [`Jwt::verify_signature`].
     #[must_use]
     pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
     }
 
-    /// Which key it says that it was signed with.
+    /// The unverified id of the key that signed the token.
     #[must_use]
     pub fn key_id(&self) -> Option<&str> {
         self.header.kid.as_deref()
     }
 
-    /// When it says that it ends, in seconds since the epoch. Unverified, this may shorten what is believed, never lengthen it.
+    /// The unverified `exp` claim, in seconds since the epoch. It may shorten the time for which a
+    /// result is cached, never lengthen it.
     #[must_use]
     pub fn expiry(&self) -> Option<f64> {
         self.claims.get("exp")?.as_f64()
     }
 
-    /// The claims, if one of `keys` has signed them.
+    /// The claims, if one of `keys` signed them.
     #[must_use]
     pub fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
         let signed = self.header.crit.is_none()
@@ -119,11 +129,11 @@ impl<'t> Jwt<'t> {
                 &self.signing_input,
                 &self.signature,
             );
-        signed.then_some(Claims(&self.claims))
+        signed.then_some(Claims::new(&self.claims))
     }
 }
 
-/// What a part of a token says, and whether it is spelt as it is encoded.
+/// Decodes a part of a token. The flag is false if its encoding is not the canonical one.
 fn decode_part(part: &[u8]) -> Option<(Vec<u8>, bool)> {
     if let Ok(decoded) = BASE64_URL_SAFE_NO_PAD.decode(part) {
         return Some((decoded, true));
@@ -132,57 +142,4 @@ fn decode_part(part: &[u8]) -> Option<(Vec<u8>, bool)> {
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     let decoded = BASE64_RAW_URL.decode(text).ok()?;
     Some((decoded, false))
-}
-
-/// Claims whose issuer has signed them.
-#[derive(Clone, Copy, Debug)]
-pub struct Claims<'t>(&'t Map<String, Value>);
-
-impl<'t> Claims<'t> {
-    /// A claim by its name; `a.b` is a claim of that name, not `b` in `a`.
-    fn get(self, name: &str) -> Option<&'t Value> {
-        self.0.get(name)
-    }
-
-    fn get_str(self, name: &str) -> Option<&'t str> {
-        self.get(name)?.as_str().filter(|text| !text.is_empty())
-    }
-
-    /// A claim that is a text or a list of texts.
-    fn get_strings(self, name: &str) -> Option<Vec<&'t str>> {
-        string_list(self.get(name)?)
-    }
-
-    /// When it ends, in seconds since the epoch, if it holds at `now`. One without an end does not.
-    fn check_validity(self, now: f64) -> Result<f64, ClaimError> {
-        let time = |name: &str| match self.get(name) {
-            None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or(ClaimError::Malformed),
-        };
-        let expiry = time("exp")?.ok_or(ClaimError::Malformed)?;
-        if now >= expiry {
-            return Err(ClaimError::Expired);
-        }
-        for name in ["nbf", "iat"] {
-            if time(name)?.is_some_and(|from| from > now + LEEWAY) {
-                return Err(ClaimError::NotYetValid);
-            }
-        }
-        Ok(expiry)
-    }
-
-    fn has_audience(self, audiences: &[String]) -> bool {
-        self.get_strings("aud").is_some_and(|told| {
-            told.iter()
-                .any(|told| audiences.iter().any(|audience| audience == told))
-        })
-    }
-}
-
-fn string_list(value: &Value) -> Option<Vec<&str>> {
-    match value {
-        Value::String(text) => Some(vec![text]),
-        Value::Array(items) => items.iter().map(Value::as_str).collect(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => None,
-    }
 }

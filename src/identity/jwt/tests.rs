@@ -1,4 +1,4 @@
-//! Tokens that were really signed, and tokens that only look it.
+//! Tokens with valid signatures, and tokens with invalid ones.
 
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::encoding::PublicKeyX509Der;
@@ -142,18 +142,18 @@ fn a_service_account_token_yields_the_user_that_upstream_derives() {
                 "system:authenticated"
             ]
         );
-        let told = |key: &str, value: &str| {
+        let assert_extra = |key: &str, value: &str| {
             let key = format!("authentication.kubernetes.io/{key}");
             assert!(
                 user.extra.contains(&(key, vec![value.to_owned()])),
                 "{user:?}"
             );
         };
-        told("credential-id", "JTI=j-1");
-        told("pod-name", "p");
-        told("pod-uid", "u-2");
-        told("node-name", "n");
-        told("node-uid", "u-3");
+        assert_extra("credential-id", "JTI=j-1");
+        assert_extra("pod-name", "p");
+        assert_extra("pod-uid", "u-2");
+        assert_extra("node-name", "n");
+        assert_extra("node-uid", "u-3");
     }
 }
 
@@ -182,7 +182,7 @@ fn keys_from_pem_have_the_key_ids_of_kube_apiserver() {
     );
 }
 
-/// Tokens that are not signed as they should be, and why.
+/// Tokens with invalid signatures, and the reason for each.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn forged_tokens(rsa: &RsaSigner, ec: &EcSigner, other: &EcSigner) -> Vec<(&'static str, String)> {
     let public = rsa.0.public_key().as_ref().to_vec();
@@ -295,20 +295,20 @@ fn a_signature_is_valid_only_with_the_right_key_and_algorithm() {
 fn a_token_that_was_changed_after_signing_is_rejected() {
     let ec = EcSigner::new();
     let keys = key_set(&[ec.jwk("e")]);
-    let good = sign_token(
+    let valid = sign_token(
         &json!({"alg": "ES256", "kid": "e"}),
         &service_account_claims(),
         |m| ec.sign(m),
     );
-    assert!(validate(&good, &keys).unwrap().is_ok());
-    let parts: Vec<&str> = good.split('.').collect();
+    assert!(validate(&valid, &keys).unwrap().is_ok());
+    let parts: Vec<&str> = valid.split('.').collect();
     let other =
         base64(with_claim(service_account_claims(), "sub", json!("system:masters")).to_string());
     for forged in [
         format!("{}.{other}.{}", parts[0], parts[2]),
         format!("{}.{}", parts[0], parts[1]),
-        format!("{good}.{}", parts[2]),
-        format!("{good}="),
+        format!("{valid}.{}", parts[2]),
+        format!("{valid}="),
         format!("{}.{}.", parts[0], parts[1]),
         String::new(),
         "..".to_owned(),
@@ -426,22 +426,22 @@ fn an_oidc_user_is_mapped_from_its_claims_and_has_no_system_name() {
         ("roles", json!("system:masters"), ClaimError::Rejected),
         ("roles", json!({"a": 1}), ClaimError::Malformed),
     ] {
-        let told = of(
+        let result = of(
             &oidc_issuer(),
             with_claim(claims.clone(), name, value.clone()),
         );
-        assert_eq!(told, Err(expected), "{name} {value}");
+        assert_eq!(result, Err(expected), "{name} {value}");
     }
     let mut bare = oidc_issuer();
     bare.username = ClaimMapping {
         claim: "sub".to_owned(),
         prefix: String::new(),
     };
-    let told = of(
+    let result = of(
         &bare,
         with_claim(claims, "sub", json!("system:kube-scheduler")),
     );
-    assert_eq!(told, Err(ClaimError::Rejected));
+    assert_eq!(result, Err(ClaimError::Rejected));
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn a_key_set_is_bounded_and_skips_unusable_keys() {
     assert!(KeySet::from_jwks(b"{}").is_err());
 }
 
-/// Another last character that says the same, where it has bits to spare.
+/// Changes the unused bits of the last character, if it has any.
 fn respell(part: &str) -> String {
     const ALPHABET: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let (rest, last) = part.split_at(part.len() - 1);
@@ -469,7 +469,7 @@ fn respell(part: &str) -> String {
     format!("{rest}{}", &ALPHABET[at + 1..at + 2])
 }
 
-/// A token of `rsa`'s whose parts all leave bits to spare.
+/// A token of `rsa` whose parts all have unused bits.
 fn token_with_spare_bits(rsa: &RsaSigner) -> String {
     let spare = |value: &Value| !base64(value.to_string()).len().is_multiple_of(4);
     let grown = |value: Value, name: &str| {
@@ -498,13 +498,13 @@ fn every_encoding_that_the_api_server_accepts_is_accepted_and_no_other() {
         panic!("three parts");
     };
     let user = |h: &str, c: &str, s: &str| validate(&format!("{h}.{c}.{s}"), &keys);
-    let known = |h: &str, c: &str, s: &str| matches!(user(h, c, s), Some(Ok(_)));
-    assert!(known(header, claims, signature));
-    assert!(known(header, claims, &respell(signature)));
-    assert!(known(header, &respell(claims), signature));
-    assert!(known(&respell(header), claims, signature));
-    assert!(known(&format!("\t{header}"), claims, signature));
-    assert!(known(header, claims, &format!("\u{a0}{signature}")));
+    let is_valid = |h: &str, c: &str, s: &str| matches!(user(h, c, s), Some(Ok(_)));
+    assert!(is_valid(header, claims, signature));
+    assert!(is_valid(header, claims, &respell(signature)));
+    assert!(is_valid(header, &respell(claims), signature));
+    assert!(is_valid(&respell(header), claims, signature));
+    assert!(is_valid(&format!("\t{header}"), claims, signature));
+    assert!(is_valid(header, claims, &format!("\u{a0}{signature}")));
 
     assert_eq!(user(header, claims, &format!("{signature}=")), None);
     assert_eq!(user(header, claims, &format!("{signature}+")), None);

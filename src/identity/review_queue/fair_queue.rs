@@ -1,8 +1,10 @@
-//! Whose token is reviewed next. Pure.
+//! A rate-limited queue of reviews that is fair between clients. Pure.
 //!
-//! A flood of different tokens must not become a flood of TokenReviews: they go at a set rate. Who comes from many connections
-//! or sends many tokens must not keep others waiting: source addresses take turns, and within one its connections do. Tokens that
-//! were good before have a quarter of the rate to themselves and come before all others in the rest of it.
+//! Reviews are dequeued at a configured rate, so that a flood of different tokens does not become a
+//! flood of `TokenReview`s. Queues of source addresses are served round robin, and within an
+//! address those of its connections: a client with many connections or many tokens does not delay
+//! other clients. Tokens that were verified before have a quarter of the rate to themselves, and
+//! come first in the rest of it.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -12,39 +14,40 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 use std::time::Instant;
 
-/// Most that wait in all, and from one source: at the default rate of 50 a second, what one source can wait for anyway.
+/// The most queued items in all, for each of the two classes. At the default rate of 50 per second,
+/// a request would time out before a later item is dequeued.
 pub const MAX_QUEUED: usize = 1024;
-/// See [`MOST`].
+/// The most queued items of one source. See [`MAX_QUEUED`].
 pub const MAX_QUEUED_PER_SOURCE: usize = 256;
 
-/// The part of the rate that is kept for tokens that were good before.
+/// The share of the rate that is reserved for tokens that were verified before.
 const RESERVED_SHARE: f64 = 0.25;
 
-/// Who asks, as far as turns go.
+/// The address and connection of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientSource {
-    /// Where the client is.
+    /// The address of the client.
     pub address: IpAddr,
-    /// Which of weir's connections it is.
+    /// The id of its connection in weir.
     pub connection_id: u64,
 }
 
-/// What comes of asking for the next.
+/// The result of [`FairQueue::dequeue`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextItem<T> {
-    /// It is this one's turn.
+    /// The next item.
     Ready(T),
-    /// Somebody's turn comes then.
+    /// The rate limit allows the next item at this time.
     ReadyAt(Instant),
-    /// Nobody waits.
+    /// The queue is empty.
     Empty,
 }
 
-/// Those who wait.
+/// Queued items.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     previously_verified: VecDeque<T>,
-    /// By source address, then by connection.
+    /// By source network, then by connection.
     by_source: RoundRobin<IpAddr, RoundRobin<u64, VecDeque<T>>>,
     by_source_len: usize,
     reserved_bucket: ReviewRateBucket,
@@ -52,7 +55,7 @@ pub struct FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Nobody waits yet; `rate` is how many a second may go.
+    /// An empty queue from which `rate` items per second are dequeued.
     #[must_use]
     pub fn new(rate: f64, now: Instant) -> Self {
         Self {
@@ -64,36 +67,41 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Gets in line.
+    /// Queues an item.
     ///
     /// # Errors
-    /// The item, where too many wait already.
-    pub fn enqueue(&mut self, asker: ClientSource, good_before: bool, item: T) -> Result<(), T> {
-        if good_before {
-            // Each was good once, and is here once: there are only so many.
+    /// The item, if the queue is full.
+    pub fn enqueue(
+        &mut self,
+        source: ClientSource,
+        verified_before: bool,
+        item: T,
+    ) -> Result<(), T> {
+        if verified_before {
+            // A token is queued once at most, and only so many were verified before.
             if self.previously_verified.len() >= MAX_QUEUED {
                 return Err(item);
             }
             self.previously_verified.push_back(item);
             return Ok(());
         }
-        let source = source_network(asker.address);
-        let of_source = self
+        let network = source_network(source.address);
+        let queued_of_source = self
             .by_source
-            .get(&source)
+            .get(&network)
             .map_or(0, |connections| connections.total(VecDeque::len));
-        if self.by_source_len >= MAX_QUEUED || of_source >= MAX_QUEUED_PER_SOURCE {
+        if self.by_source_len >= MAX_QUEUED || queued_of_source >= MAX_QUEUED_PER_SOURCE {
             return Err(item);
         }
         self.by_source_len += 1;
         self.by_source
-            .entry(source)
-            .entry(asker.connection_id)
+            .entry(network)
+            .entry(source.connection_id)
             .push_back(item);
         Ok(())
     }
 
-    /// Whose turn it is at `now`.
+    /// Removes the next item if the rate limit allows it at `now`.
     pub fn dequeue(&mut self, now: Instant) -> NextItem<T> {
         if !self.previously_verified.is_empty() {
             if (self.reserved_bucket.take(now) || self.shared_bucket.take(now))
@@ -121,14 +129,14 @@ impl<T> FairQueue<T> {
         item.map_or(NextItem::Empty, NextItem::Ready)
     }
 
-    /// How many wait.
+    /// The number of queued items.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.by_source_len + self.previously_verified.len()
     }
 }
 
-/// Whose address it is: an IPv6 host has a whole /64 to send from.
+/// The network that an address counts for: an IPv6 host can use a whole /64.
 #[must_use]
 pub fn source_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -140,7 +148,7 @@ pub fn source_network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Those who have something take turns.
+/// Queues that are served round robin. A queue that is empty is removed.
 #[derive(Debug)]
 struct RoundRobin<K, V> {
     order: VecDeque<K>,
@@ -173,20 +181,20 @@ impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
         self.order.is_empty()
     }
 
-    fn total(&self, of: impl Fn(&V) -> usize) -> usize {
-        self.queues.values().map(of).sum()
+    fn total(&self, len: impl Fn(&V) -> usize) -> usize {
+        self.queues.values().map(len).sum()
     }
 
-    /// Takes one from whose turn it is; who has nothing left leaves.
+    /// Removes an item from the next queue, and the queue if it is then empty.
     fn take_next<T>(
         &mut self,
         take: impl FnOnce(&mut V) -> Option<T>,
         is_empty: impl FnOnce(&V) -> bool,
     ) -> Option<T> {
         let key = self.order.pop_front()?;
-        let line = self.queues.get_mut(&key)?;
-        let item = take(line);
-        if is_empty(line) {
+        let queue = self.queues.get_mut(&key)?;
+        let item = take(queue);
+        if is_empty(queue) {
             self.queues.remove(&key);
         } else {
             self.order.push_back(key);
@@ -195,7 +203,7 @@ impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
     }
 }
 
-/// A token bucket that holds a second's worth, and one at least.
+/// A token bucket with a burst of one second's worth, and of one token at least.
 #[derive(Debug)]
 struct ReviewRateBucket {
     rate: f64,
@@ -213,21 +221,21 @@ impl ReviewRateBucket {
     }
 
     fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.last).as_secs_f64();
-        self.tokens = (self.tokens + passed * self.rate).min(self.rate.max(1.0));
+        let elapsed = now.saturating_duration_since(self.last).as_secs_f64();
+        self.tokens = (self.tokens + elapsed * self.rate).min(self.rate.max(1.0));
         self.last = self.last.max(now);
     }
 
     fn take(&mut self, now: Instant) -> bool {
         self.refill(now);
-        let there = self.tokens >= 1.0;
-        if there {
+        let available = self.tokens >= 1.0;
+        if available {
             self.tokens -= 1.0;
         }
-        there
+        available
     }
 
-    /// A little late rather than early, so that nobody comes in vain.
+    /// The time of the next token, rounded up so that a take at that time succeeds.
     fn ready_at(&self, now: Instant) -> Instant {
         let wait = (1.0 - self.tokens).max(0.0) / self.rate.max(1e-3);
         now + Duration::from_secs_f64(wait) + Duration::from_micros(1)
@@ -245,11 +253,11 @@ mod tests {
         }
     }
 
-    /// Takes as many as there are, at the times at which they may go.
-    fn drain<T>(turns: &mut FairQueue<T>, start: Instant) -> Vec<(Duration, T)> {
+    /// Dequeues all items, each at the time at which the queue allows it.
+    fn drain<T>(queue: &mut FairQueue<T>, start: Instant) -> Vec<(Duration, T)> {
         let (mut now, mut taken) = (start, Vec::new());
         loop {
-            match turns.dequeue(now) {
+            match queue.dequeue(now) {
                 NextItem::Ready(item) => taken.push((now - start, item)),
                 NextItem::ReadyAt(then) => {
                     assert!(then > now);
@@ -263,13 +271,13 @@ mod tests {
     #[test]
     fn items_are_dequeued_at_the_rate() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
+        let mut queue = FairQueue::new(40.0, start);
         for n in 0..200 {
-            turns.enqueue(source("10.0.0.1", n), false, n).unwrap();
+            queue.enqueue(source("10.0.0.1", n), false, n).unwrap();
         }
-        let taken = drain(&mut turns, start);
+        let taken = drain(&mut queue, start);
         assert_eq!(taken.len(), 200);
-        // A second's worth at once, three quarters of the rate from then on.
+        // A burst of one second's worth, then three quarters of the rate.
         let at_once = taken.iter().filter(|(at, _)| at.is_zero()).count();
         assert_eq!(at_once, 30);
         let last = taken[199].0.as_secs_f64();
@@ -279,9 +287,9 @@ mod tests {
     #[test]
     fn a_flood_from_one_source_delays_another_source_by_one_item() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
+        let mut queue = FairQueue::new(40.0, start);
         for n in 0..MAX_QUEUED_PER_SOURCE {
-            turns
+            queue
                 .enqueue(
                     source("10.0.0.1", u64::try_from(n).unwrap()),
                     false,
@@ -290,18 +298,18 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(
-            turns.enqueue(source("10.0.0.1", 0), false, "over"),
+            queue.enqueue(source("10.0.0.1", 0), false, "over"),
             Err("over")
         );
-        turns
+        queue
             .enqueue(source("10.0.0.2", 0), false, "other")
             .unwrap();
-        turns
+        queue
             .enqueue(source("::ffff:10.0.0.3", 0), false, "third")
             .unwrap();
-        let order: Vec<_> = drain(&mut turns, start)
+        let order: Vec<_> = drain(&mut queue, start)
             .into_iter()
-            .map(|(_, who)| who)
+            .map(|(_, item)| item)
             .collect();
         assert_eq!(order[..4], ["flood", "other", "third", "flood"]);
     }
@@ -309,18 +317,18 @@ mod tests {
     #[test]
     fn a_flood_from_one_connection_delays_another_connection_by_one_item() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
+        let mut queue = FairQueue::new(40.0, start);
         for _ in 0..100 {
-            turns
+            queue
                 .enqueue(source("10.0.0.1", 1), false, "flood")
                 .unwrap();
         }
-        turns
+        queue
             .enqueue(source("10.0.0.1", 2), false, "other")
             .unwrap();
-        let order: Vec<_> = drain(&mut turns, start)
+        let order: Vec<_> = drain(&mut queue, start)
             .into_iter()
-            .map(|(_, who)| who)
+            .map(|(_, item)| item)
             .collect();
         assert_eq!(order[..3], ["flood", "other", "flood"]);
     }
@@ -328,16 +336,16 @@ mod tests {
     #[test]
     fn an_ipv6_network_is_one_source() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
-        turns.enqueue(source("2001:db8::1", 1), false, "a").unwrap();
-        turns.enqueue(source("2001:db8::2", 2), false, "b").unwrap();
-        turns.enqueue(source("2001:db8::3", 3), false, "c").unwrap();
-        turns
+        let mut queue = FairQueue::new(40.0, start);
+        queue.enqueue(source("2001:db8::1", 1), false, "a").unwrap();
+        queue.enqueue(source("2001:db8::2", 2), false, "b").unwrap();
+        queue.enqueue(source("2001:db8::3", 3), false, "c").unwrap();
+        queue
             .enqueue(source("2001:db8:0:1::1", 4), false, "other")
             .unwrap();
-        let order: Vec<_> = drain(&mut turns, start)
+        let order: Vec<_> = drain(&mut queue, start)
             .into_iter()
-            .map(|(_, who)| who)
+            .map(|(_, item)| item)
             .collect();
         assert_eq!(order, ["a", "other", "b", "c"]);
     }
@@ -345,9 +353,9 @@ mod tests {
     #[test]
     fn previously_verified_items_have_a_reserved_share_of_the_rate() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
+        let mut queue = FairQueue::new(40.0, start);
         for n in 0..MAX_QUEUED_PER_SOURCE {
-            turns
+            queue
                 .enqueue(
                     source("10.0.0.1", u64::try_from(n).unwrap()),
                     false,
@@ -356,32 +364,32 @@ mod tests {
                 .unwrap();
         }
         for _ in 0..30 {
-            assert_eq!(turns.dequeue(start), NextItem::Ready("flood"));
+            assert_eq!(queue.dequeue(start), NextItem::Ready("flood"));
         }
-        assert!(matches!(turns.dequeue(start), NextItem::ReadyAt(_)));
+        assert!(matches!(queue.dequeue(start), NextItem::ReadyAt(_)));
         for n in 0..10 {
-            turns.enqueue(source("10.0.0.1", n), true, "known").unwrap();
-            assert_eq!(turns.dequeue(start), NextItem::Ready("known"));
+            queue.enqueue(source("10.0.0.1", n), true, "known").unwrap();
+            assert_eq!(queue.dequeue(start), NextItem::Ready("known"));
         }
     }
 
     #[test]
     fn the_queue_is_bounded() {
         let start = Instant::now();
-        let mut turns = FairQueue::new(40.0, start);
-        let mut refused = 0;
+        let mut queue = FairQueue::new(40.0, start);
+        let mut rejected = 0;
         for n in 0..10_000_u32 {
             let source = IpAddr::from(n.to_be_bytes());
-            let asker = ClientSource {
+            let client = ClientSource {
                 address: source,
                 connection_id: 1,
             };
-            refused += usize::from(turns.enqueue(asker, false, ()).is_err());
-            refused += usize::from(turns.enqueue(asker, true, ()).is_err());
+            rejected += usize::from(queue.enqueue(client, false, ()).is_err());
+            rejected += usize::from(queue.enqueue(client, true, ()).is_err());
         }
-        assert_eq!(turns.queued(), 2 * MAX_QUEUED);
-        assert_eq!(refused, 20_000 - 2 * MAX_QUEUED);
-        assert_eq!(drain(&mut turns, start).len(), 2 * MAX_QUEUED);
-        assert!(turns.by_source.queues.is_empty() && turns.by_source.order.is_empty());
+        assert_eq!(queue.queued(), 2 * MAX_QUEUED);
+        assert_eq!(rejected, 20_000 - 2 * MAX_QUEUED);
+        assert_eq!(drain(&mut queue, start).len(), 2 * MAX_QUEUED);
+        assert!(queue.by_source.queues.is_empty() && queue.by_source.order.is_empty());
     }
 }

@@ -1,7 +1,10 @@
-//! Questions to the API server that wait for their turn, and those who wait for the answers.
+//! Queues reviews for the API server, and delivers their results to all requests that wait for
+//! them.
 //!
-//! Promises: the same question is asked once, however many wait for its answer; different ones go at a set rate, source addresses and
-//! their connections taking turns ([`turns`](crate::identity::review_queue::fair_queue)), and only so many at a time; who may not ask rests.
+//! - A review is sent once, however many requests wait for its result.
+//! - Reviews are sent at a configured rate, fair between source addresses and their connections
+//!   ([`fair_queue`]), and `MAX_IN_FLIGHT` at a time.
+//! - While the API server does not permit reviews, none are queued.
 
 pub mod fair_queue;
 
@@ -23,20 +26,21 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::fair_queue::FairQueue;
 use crate::identity::review_queue::fair_queue::NextItem;
+use crate::identity::token_hash::TokenHash;
 
-/// Questions at a time, each on a connection of its own: an API server that takes a second for one gets no more.
+/// The most reviews in flight, each on a connection of its own. An API server that takes a second
+/// for a review gets no more than this many per second.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// How long the API server is not asked after it has said that weir may not: until somebody may have given weir the right,
-/// or a new credential has been fetched.
+/// How long no review is queued after the API server answered that weir may not create them: time
+/// for an operator to grant the permission, or for weir to load new credentials.
 const BACKOFF_FORBIDDEN: Duration = Duration::from_secs(60);
 const BACKOFF_UNAUTHORIZED: Duration = Duration::from_secs(5);
 
-/// Those who ask `Q` and wait for `A`.
+/// A queue of requests `Q`, with results `A`.
 pub(super) struct ReviewQueue<Q, A> {
     state: Mutex<ReviewQueueState<Q, A>>,
     enqueued: Notify,
@@ -44,38 +48,39 @@ pub(super) struct ReviewQueue<Q, A> {
     waiting_gauge: IntGauge,
 }
 
-/// Guarded together; nothing is awaited under the lock.
+/// Guarded by one lock, which is not held across an await.
 struct ReviewQueueState<Q, A> {
     queue: FairQueue<QueuedReview<Q, A>>,
     pending: HashMap<TokenHash, watch::Receiver<Option<A>>>,
     backoff_until: Option<Instant>,
 }
 
-/// A question in line; the place of those who wait for it.
+/// A queued review. Dropping it without [`ReviewQueue::complete`] ends the wait of its requests.
 pub(super) struct QueuedReview<Q, A> {
-    /// What it is known by.
+    /// Identifies the review.
     pub(super) key: TokenHash,
-    /// The question; shown to nobody.
+    /// The request. Never logged, since it may hold a token.
     pub(super) request: Q,
     result_tx: watch::Sender<Option<A>>,
 }
 
-/// A question whose answer is waited for.
+/// The pending result of a review.
 pub(super) struct PendingReview<A>(watch::Receiver<Option<A>>);
 
 impl<A: Clone> PendingReview<A> {
-    /// The answer; `None` where nobody works at it any more.
+    /// Waits for the result. `None` if the review was dropped.
     ///
     /// # Cancel safety
-    /// The question stays asked.
+    /// Cancel safe: the review stays queued or in flight.
     pub(super) async fn wait(mut self) -> Option<A> {
-        let answer = self.0.wait_for(Option::is_some).await;
-        answer.ok().and_then(|answer| answer.clone())
+        let result = self.0.wait_for(Option::is_some).await;
+        result.ok().and_then(|result| result.clone())
     }
 }
 
 impl<Q, A> ReviewQueue<Q, A> {
-    /// Nobody waits yet; `per_second` is how many questions may go, and `waiting` counts those that may not yet.
+    /// An empty queue from which `per_second` reviews are sent. `waiting` is set to the number of
+    /// queued reviews.
     pub(super) fn new(per_second: u32, now: Instant, waiting: IntGauge) -> Self {
         Self {
             state: Mutex::new(ReviewQueueState {
@@ -89,48 +94,50 @@ impl<Q, A> ReviewQueue<Q, A> {
         }
     }
 
-    fn update_gauge(&self, turns: &FairQueue<QueuedReview<Q, A>>) {
+    fn update_gauge(&self, queue: &FairQueue<QueuedReview<Q, A>>) {
         self.waiting_gauge
-            .set(i64::try_from(turns.queued()).unwrap_or(i64::MAX));
+            .set(i64::try_from(queue.queued()).unwrap_or(i64::MAX));
     }
 
     fn lock_state(&self) -> MutexGuard<'_, ReviewQueueState<Q, A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gets in line with the question of `mark`, or joins who did; `None` where the line is too long or weir may not ask. Whose
-    /// answer was good before has a part of the rate for himself.
+    /// Queues a review under `key`, or joins the pending one. `None` if the queue is full or
+    /// reviews are not permitted. With `verified_before`, the review uses the reserved share of the
+    /// rate.
     pub(super) fn submit(
         &self,
-        mark: TokenHash,
-        (asker, good_before): (ClientSource, bool),
+        key: TokenHash,
+        source: ClientSource,
+        verified_before: bool,
         now: Instant,
-        question: impl FnOnce() -> Q,
+        request: impl FnOnce() -> Q,
     ) -> Option<PendingReview<A>> {
         let mut state = self.lock_state();
         let ReviewQueueState {
-            queue: turns,
+            queue,
             pending,
-            backoff_until: rest,
+            backoff_until,
         } = &mut *state;
         if pending
-            .get(&mark)
+            .get(&key)
             .is_some_and(|waiting| waiting.has_changed().is_err())
         {
-            pending.remove(&mark); // who asked it has ended in a panic: nobody else would ask it ever again
+            pending.remove(&key); // its task has panicked: nothing else would remove the entry
         }
-        match pending.entry(mark) {
+        match pending.entry(key) {
             Entry::Occupied(waiting) => Some(PendingReview(waiting.get().clone())),
-            Entry::Vacant(_) if rest.is_some_and(|rest| now < rest) => None,
+            Entry::Vacant(_) if backoff_until.is_some_and(|until| now < until) => None,
             Entry::Vacant(vacant) => {
-                let (answer, receiver) = watch::channel(None);
-                let asked = QueuedReview {
-                    key: mark,
-                    request: question(),
-                    result_tx: answer,
+                let (result_tx, receiver) = watch::channel(None);
+                let review = QueuedReview {
+                    key,
+                    request: request(),
+                    result_tx,
                 };
-                turns.enqueue(asker, good_before, asked).ok()?;
-                self.update_gauge(turns);
+                queue.enqueue(source, verified_before, review).ok()?;
+                self.update_gauge(queue);
                 vacant.insert(receiver.clone());
                 drop(state);
                 self.enqueued.notify_one();
@@ -139,12 +146,13 @@ impl<Q, A> ReviewQueue<Q, A> {
         }
     }
 
-    /// Whose turn it is, and a place to ask in; `None` only if there are no places any more.
+    /// Waits until the next review may be sent. The permit counts as one review in flight. `None`
+    /// only if the semaphore is closed, which does not happen.
     ///
     /// # Cancel safety
-    /// Nobody's turn is lost.
+    /// Cancel safe: no review is lost.
     pub(super) async fn next_review(&self) -> Option<(QueuedReview<Q, A>, OwnedSemaphorePermit)> {
-        // Never closed.
+        // The semaphore is never closed.
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
         loop {
             let next = {
@@ -154,7 +162,7 @@ impl<Q, A> ReviewQueue<Q, A> {
                 next
             };
             match next {
-                NextItem::Ready(asked) => return Some((asked, permit)),
+                NextItem::Ready(review) => return Some((review, permit)),
                 NextItem::ReadyAt(then) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(then.into()) => {}
@@ -166,26 +174,27 @@ impl<Q, A> ReviewQueue<Q, A> {
         }
     }
 
-    /// Tells the answer to all who wait for it.
-    pub(super) fn complete(&self, asked: QueuedReview<Q, A>, answer: A) {
-        self.lock_state().pending.remove(&asked.key);
-        asked.result_tx.send_replace(Some(answer));
+    /// Delivers the result to all requests that wait for it.
+    pub(super) fn complete(&self, review: QueuedReview<Q, A>, result: A) {
+        self.lock_state().pending.remove(&review.key);
+        review.result_tx.send_replace(Some(result));
     }
 
-    /// The API server has said by `code` that weir may not ask.
+    /// Queues no reviews for a while, because the API server answered `code`: weir may not create
+    /// them.
     pub(super) fn back_off(&self, code: StatusCode, now: Instant) {
-        let rest = if code == StatusCode::UNAUTHORIZED {
+        let backoff = if code == StatusCode::UNAUTHORIZED {
             BACKOFF_UNAUTHORIZED
         } else {
             BACKOFF_FORBIDDEN
         };
-        self.lock_state().backoff_until = Some(now + rest);
+        self.lock_state().backoff_until = Some(now + backoff);
     }
 }
 
 impl<Q, A> fmt::Debug for ReviewQueue<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Line({})", self.lock_state().pending.len())
+        write!(f, "ReviewQueue({})", self.lock_state().pending.len())
     }
 }
 
@@ -196,26 +205,26 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::identity::accepted_tokens::TokenHasher;
+    use crate::identity::token_hash::TokenHasher;
 
     #[test]
     fn a_review_is_queued_again_after_its_task_panicked() {
-        let line =
+        let queue =
             ReviewQueue::<&str, u32>::new(50, Clock.now(), IntGauge::new("waiting", "-").unwrap());
-        let mark = TokenHasher::new().unwrap().hash(b"a token");
-        let asker = ClientSource {
+        let key = TokenHasher::new().unwrap().hash(b"a token");
+        let source = ClientSource {
             address: IpAddr::from([127, 0, 0, 1]),
             connection_id: 1,
         };
-        let begin = || line.submit(mark, (asker, false), Clock.now(), || "whose is it?");
+        let begin = || queue.submit(key, source, false, Clock.now(), || "whose is it?");
         let waiting = begin().unwrap();
-        let next = || line.next_review().now_or_never().flatten();
-        drop(next().unwrap()); // unwinding does that
+        let next = || queue.next_review().now_or_never().flatten();
+        drop(next().unwrap()); // as unwinding does
         assert_eq!(waiting.wait().now_or_never(), Some(None));
         let waiting = begin().unwrap();
-        let (asked, _) = next().unwrap();
-        assert_eq!(asked.request, "whose is it?");
-        line.complete(asked, 7);
+        let (review, _) = next().unwrap();
+        assert_eq!(review.request, "whose is it?");
+        queue.complete(review, 7);
         assert_eq!(waiting.wait().now_or_never(), Some(Some(7)));
     }
 }

@@ -1,7 +1,9 @@
-//! Where an issuer's keys come from, and when they are fetched again.
+//! The source of an issuer's keys, and when they are fetched again.
 //!
-//! Promises: however many requests name a key that is not known, keys are fetched once at a time and at most every
-//! [`MIN_FETCH_INTERVAL`]; keys that are there serve while fetching fails; what is published is believed only from whom it was asked.
+//! - One fetch runs at a time, and at most one starts in [`MIN_FETCH_INTERVAL`], however many
+//!   requests name an unknown key.
+//! - Keys that were fetched stay in use while fetches fail.
+//! - An issuer's discovery document counts only if it names that issuer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,53 +22,56 @@ use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::UrlFetcher;
 
-/// At most one fetch in this time, whatever tokens name: a new key is seen after one fetch, a made-up one costs no more.
+/// The shortest time between two fetches. A new key is found by one fetch, and made-up key ids
+/// cause no more fetches than that.
 pub const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// After this long they are fetched again while they serve, so that a key that was withdrawn does not stay.
+/// The age at which keys are fetched again, while they stay in use, so that a withdrawn key does
+/// not stay.
 pub const REFRESH_AFTER: Duration = Duration::from_secs(300);
 
-/// What the API server publishes (`serviceaccount.JWKSPath` and OIDC discovery).
+/// Paths that the API server publishes (`serviceaccount.JWKSPath` and OIDC discovery).
 const JWKS_PATH: &str = "/openid/v1/jwks";
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
-/// Whose keys.
+/// How the keys of an issuer are obtained.
 #[derive(Clone, Debug)]
 pub enum KeyProvider {
-    /// They were given, and stay.
+    /// Configured keys, which are never fetched.
     Static(KeySet),
-    /// The API server publishes those of its service accounts.
+    /// The API server publishes the keys of its service accounts.
     ApiServer(Arc<dyn ApiTransport>),
-    /// They stand at this URL.
+    /// A key set at this URL.
     Url(String, Arc<dyn UrlFetcher>),
-    /// They stand where an issuer says.
+    /// A key set at the URL that the issuer's discovery document names.
     Discovery {
-        /// The issuer.
+        /// The issuer that the discovery document has to name.
         issuer: String,
-        /// Where it says so.
+        /// The URL of the discovery document.
         discovery: String,
-        /// How to get there.
+        /// Fetches both.
         web: Arc<dyn UrlFetcher>,
     },
 }
 
-/// Keys as they were published.
+/// Published keys.
 #[derive(Clone, Debug)]
 pub struct PublishedKeys {
     /// The keys.
     pub keys: KeySet,
-    /// The issuer that the API server says it is.
+    /// The issuer that the API server's discovery document names.
     pub issuer: Option<String>,
-    /// When they came; none for those that were given.
+    /// `None` for configured keys.
     fetched_at: Option<Instant>,
 }
 
-/// The keys of one issuer, as far as they are there.
+/// The keys of one issuer, once they are fetched.
 #[derive(Debug)]
 pub struct KeySource {
     provider: KeyProvider,
     published: ArcSwapOption<PublishedKeys>,
-    /// The last attempt. Held while fetching, so that many askers cause one fetch.
+    /// The time of the last attempt. Locked while fetching, so that concurrent callers cause one
+    /// fetch.
     last_attempt: Mutex<Option<Instant>>,
 }
 
@@ -78,10 +83,10 @@ struct DiscoveryDocument {
 }
 
 impl KeySource {
-    /// Keys that are there already or still to be fetched.
+    /// A source whose keys are configured or fetched later.
     #[must_use]
-    pub fn new(publisher: KeyProvider) -> Arc<Self> {
-        let given = match &publisher {
+    pub fn new(provider: KeyProvider) -> Arc<Self> {
+        let published = match &provider {
             KeyProvider::Static(keys) => Some(Arc::new(PublishedKeys {
                 keys: keys.clone(),
                 issuer: None,
@@ -92,25 +97,25 @@ impl KeySource {
             }
         };
         Arc::new(Self {
-            provider: publisher,
-            published: ArcSwapOption::new(given),
+            provider,
+            published: ArcSwapOption::new(published),
             last_attempt: Mutex::default(),
         })
     }
 
-    /// Whether the keys were given, and need not be asked for.
+    /// Whether the keys are configured and never fetched.
     #[must_use]
     pub const fn is_static(&self) -> bool {
         matches!(self.provider, KeyProvider::Static(_))
     }
 
-    /// The keys, if there are any yet.
+    /// The keys. `None` before the first successful fetch.
     #[must_use]
     pub fn published_keys(&self) -> Option<Arc<PublishedKeys>> {
         self.published.load_full()
     }
 
-    /// Whether they serve and are to be fetched again nevertheless.
+    /// Whether the keys are due to be fetched again.
     #[must_use]
     pub fn needs_refresh(&self, now: Instant) -> bool {
         self.published
@@ -120,22 +125,23 @@ impl KeySource {
             .is_some_and(|at| now.saturating_duration_since(at) >= REFRESH_AFTER)
     }
 
-    /// Whether a fetch now would be one.
+    /// Whether [`fetch`](Self::fetch) would start a fetch now or wait for one.
     #[must_use]
     pub fn may_fetch(&self, now: Instant) -> bool {
         if matches!(self.provider, KeyProvider::Static(_)) {
             return false;
         }
-        // One that is under way is waited for.
+        // Locked: a fetch is in progress, and the caller waits for it.
         self.last_attempt
             .try_lock()
             .map_or(true, |last| is_due(*last, now))
     }
 
-    /// Fetches them, unless somebody did a moment ago. Whether there was an attempt, and what came of it.
+    /// Fetches the keys, unless the last attempt is more recent than [`MIN_FETCH_INTERVAL`]. `None`
+    /// if there was no attempt.
     ///
     /// # Cancel safety
-    /// The attempt counts, its result is lost.
+    /// Not cancel safe: the attempt counts, and its result is lost.
     pub async fn fetch(&self) -> Option<Result<(), RemoteError>> {
         if matches!(self.provider, KeyProvider::Static(_)) {
             return None;
@@ -164,8 +170,8 @@ impl KeyProvider {
     async fn fetch(&self) -> Result<(KeySet, Option<String>), RemoteError> {
         match self {
             Self::Static(keys) => Ok((keys.clone(), None)),
-            Self::ApiServer(server) => {
-                let get = |path| server.send(RemoteRequest { path, body: None });
+            Self::ApiServer(api_server) => {
+                let get = |path| api_server.send(RemoteRequest { path, body: None });
                 let discovery: DiscoveryDocument =
                     fetch_discovery(DISCOVERY_PATH, get(DISCOVERY_PATH)).await?;
                 let jwks = successful_response(JWKS_PATH, get(JWKS_PATH)).await?;
@@ -180,15 +186,15 @@ impl KeyProvider {
                 discovery,
                 web,
             } => {
-                let told: DiscoveryDocument =
+                let document: DiscoveryDocument =
                     fetch_discovery(discovery, web.get(discovery)).await?;
-                if told.issuer != *issuer {
+                if document.issuer != *issuer {
                     return Err(RemoteError(format!(
                         "{discovery}: it is about the issuer {:?}, not {issuer:?}",
-                        told.issuer
+                        document.issuer
                     )));
                 }
-                let url = told.jwks_uri;
+                let url = document.jwks_uri;
                 let jwks = successful_response(&url, web.get(&url)).await?;
                 Ok((parse_keys(&url, &jwks)?, None))
             }
@@ -197,28 +203,28 @@ impl KeyProvider {
 }
 
 async fn successful_response(
-    what: &str,
-    reply: RemoteFuture,
+    url: &str,
+    response: RemoteFuture,
 ) -> Result<RemoteResponse, RemoteError> {
-    let reply = reply
+    let response = response
         .await
-        .map_err(|why| RemoteError(format!("{what}: {why}")))?;
-    if reply.status.is_success() {
-        Ok(reply)
+        .map_err(|error| RemoteError(format!("{url}: {error}")))?;
+    if response.status.is_success() {
+        Ok(response)
     } else {
-        Err(RemoteError(format!("{what}: answered {}", reply.status)))
+        Err(RemoteError(format!("{url}: answered {}", response.status)))
     }
 }
 
 async fn fetch_discovery(
-    what: &str,
-    reply: RemoteFuture,
+    url: &str,
+    response: RemoteFuture,
 ) -> Result<DiscoveryDocument, RemoteError> {
-    let reply = successful_response(what, reply).await?;
-    serde_json::from_slice(&reply.body)
-        .map_err(|why| RemoteError(format!("{what}: no OIDC discovery document: {why}")))
+    let response = successful_response(url, response).await?;
+    serde_json::from_slice(&response.body)
+        .map_err(|error| RemoteError(format!("{url}: no OIDC discovery document: {error}")))
 }
 
-fn parse_keys(what: &str, reply: &RemoteResponse) -> Result<KeySet, RemoteError> {
-    KeySet::from_jwks(&reply.body).map_err(|why| RemoteError(format!("{what}: {why}")))
+fn parse_keys(url: &str, response: &RemoteResponse) -> Result<KeySet, RemoteError> {
+    KeySet::from_jwks(&response.body).map_err(|error| RemoteError(format!("{url}: {error}")))
 }

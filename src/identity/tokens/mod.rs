@@ -1,10 +1,23 @@
-//! Whose a bearer token is: what is known already, what its signature says, and what the API server says of it.
+//! Authenticates bearer tokens: from the cache, by signature, or by a `TokenReview`.
 //!
-//! Promises: a token is kept by keyed hash only; what is known costs a hash and a look-up; many who come with the same new token
-//! cause one `TokenReview`, and a flood of different ones a set rate of them; while nobody answers, the last good answer counts
-//! ([`token_cache::STALE_IF_ERROR`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
-//! [`Identity`](crate::identity::Identity) decides).
-//! For a request that goes on with its token the API server judges again: what is found out here decides about limits only.
+//! - Tokens are stored as keyed hashes only.
+//! - A cached token costs a hash and a lookup.
+//! - Concurrent requests with the same new token cause one `TokenReview`. Reviews of different
+//!   tokens are sent at a configured rate.
+//! - While reviews fail, the last successful result is used ([`token_cache::STALE_IF_ERROR`]), but
+//!   never past the token's expiry.
+//! - The user of a token that cannot be verified is `system:anonymous`. `RequestAuthenticator`
+//!   decides which flow that is.
+//!
+//! The API server authenticates a forwarded token again. The result here affects the limits only.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `key_source` `token_cache` `token_file` `token_review` |
+//! | 1 | `signature` `token_store` |
+//! | 2 | `token_reviewer` |
 
 pub mod key_source;
 mod signature;
@@ -12,61 +25,57 @@ pub mod token_cache;
 pub mod token_file;
 pub mod token_review;
 mod token_reviewer;
+mod token_store;
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
 use tokio::runtime::Handle;
 use tracing::info;
 use tracing::warn;
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
-use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::jwt::Jwt;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeySource;
 use crate::identity::tokens::signature::SignatureOutcome;
-use crate::identity::tokens::token_cache::TokenCache;
+use crate::identity::tokens::signature::SignatureVerifier;
 use crate::identity::tokens::token_cache::TokenState;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::token_cache::VerifiedToken;
 use crate::identity::tokens::token_reviewer::TokenReviewResult;
 use crate::identity::tokens::token_reviewer::TokenReviewer;
+use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
 use crate::metrics::Registry;
 
-/// Locks that the cache is spread over.
-const SHARDS: usize = 16;
+pub use signature::ServiceAccountKeys;
+pub use token_store::TokenMetrics;
+pub use token_store::TokenOutcome;
 
-/// How long a request waits for word about its token: with a last good answer to go by, and without. Kubernetes gives a
-/// `TokenReview` 10 s; a request has 60 in all, and loses nothing but its class by not knowing.
+/// How long a request waits for a review: without and with a stale result to fall back on.
+/// Kubernetes gives a `TokenReview` 10 s. A request has 60 s in all, and without a result it loses
+/// only its flow schema.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 const STALE_REVIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How tokens are verified.
+/// The configuration of a [`TokenAuthenticator`].
 #[derive(Debug)]
 pub struct TokenConfig {
     /// The issuers of `--authentication-config`, and their keys.
     pub issuers: Vec<(JwtIssuer, Arc<KeySource>)>,
-    /// The service accounts' keys, if there is a way to have them.
+    /// The keys of service account tokens, if they can be obtained.
     pub service_accounts: Option<ServiceAccountKeys>,
-    /// Whom to ask for a review, if anybody.
+    /// The API server that reviews tokens. `None` for no reviews.
     pub api_server: Option<Arc<dyn ApiTransport>>,
     /// `--token-reviews-per-second`.
     pub reviews_per_second: u32,
@@ -76,114 +85,40 @@ pub struct TokenConfig {
     pub cache_ttl: Duration,
 }
 
-/// What is known of the API server's service accounts.
-#[derive(Debug)]
-pub struct ServiceAccountKeys {
-    /// Their keys.
-    pub keys: Arc<KeySource>,
-    /// `--service-account-issuer`; what the API server says where there is none.
-    pub issuers: Vec<String>,
-}
-
-/// Verifies tokens.
+/// Authenticates bearer tokens.
 pub struct TokenAuthenticator {
-    shards: [Mutex<TokenCache>; SHARDS],
-    config: TokenConfig,
-    /// Those whose requests may share connections: what is found out here and what the API server answers say so.
-    accepted: AcceptedTokens,
+    store: Arc<TokenStore>,
+    signature_verifier: SignatureVerifier,
+    /// `--authentication-token-webhook-cache-ttl`.
+    cache_ttl: Duration,
     reviewer: Option<Arc<TokenReviewer>>,
-    /// Where fetches run on: whoever waits for them may go away.
+    /// Runs key fetches, which outlive the requests that wait for them.
     runtime: Handle,
-    metrics: TokenMetrics,
 }
 
-/// What became of a token.
-#[derive(Clone, Debug)]
-pub struct TokenOutcome {
-    /// Whom the limits see.
-    pub user: Arc<UserInfo>,
-    /// Who vouches for it; nobody for a stranger.
-    pub verified_by: Option<VerifiedBy>,
-}
-
-impl From<VerifiedToken> for TokenOutcome {
-    fn from(good: VerifiedToken) -> Self {
-        Self {
-            user: good.user,
-            verified_by: Some(good.verified_by),
-        }
-    }
-}
-
-/// What is known of a token at once.
+/// The result of a cache lookup.
 #[derive(Debug)]
 pub enum TokenLookup {
-    /// This.
+    /// The cached result is valid.
     Cached(TokenOutcome),
-    /// It has to be verified; this was the last good answer.
+    /// The token has to be verified. Holds the stale result, if there is one.
     Verify(Option<VerifiedToken>),
 }
 
-/// What is counted here.
-#[derive(Debug)]
-pub struct TokenMetrics {
-    reviews: IntCounterVec,
-    skipped: IntCounter,
-    waiting: IntGauge,
-    key_fetches: IntCounterVec,
-    cache_hits: IntCounter,
-    cache_misses: IntCounter,
-}
-
-impl TokenMetrics {
-    /// Registers them.
-    #[must_use]
-    pub fn register(registry: &Registry) -> Self {
-        let looked_up = registry.counters(
-            "authentication_token_cache_request_total",
-            "[ALPHA] Tokens that were looked up among those known, by whether they were (hit, miss).",
-            &["status"],
-        );
-        let reviews = registry.counters(
-            "weir_token_reviews_total",
-            "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
-            &["result"],
-        );
-        // An alert goes by how it grows: it is there before it does.
-        reviews.with_label_values(&["unanswered"]);
-        Self {
-            cache_hits: looked_up.with_label_values(&["hit"]),
-            cache_misses: looked_up.with_label_values(&["miss"]),
-            reviews,
-            skipped: registry.counter(
-                "weir_token_reviews_passed_over_total",
-                "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
-            ),
-            waiting: registry.gauge(
-                "weir_token_reviews_waiting",
-                "TokenReviews that wait for their turn to be asked.",
-            ),
-            key_fetches: registry.counters(
-                "weir_token_key_fetches_total",
-                "Fetches of the keys that tokens are signed with, by result (fetched, failed).",
-                &["result"],
-            ),
-        }
-    }
-}
-
 impl TokenAuthenticator {
-    /// A verifier without knowledge; its calls run on the runtime that this is called in.
+    /// An authenticator with an empty cache. Key fetches run on the current runtime.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
     #[must_use]
     pub fn new(config: TokenConfig, registry: &Registry) -> Arc<Self> {
         let metrics = TokenMetrics::register(registry);
-        let reviews = config
+        let reviewer = config
             .api_server
-            .as_ref()
             .filter(|_| config.reviews_per_second > 0)
-            .map(|reviewer| {
+            .map(|api_server| {
                 TokenReviewer::new(
-                    Arc::clone(reviewer),
+                    api_server,
                     config.reviews_per_second,
                     config.audiences.clone(),
                     Clock.now(),
@@ -191,205 +126,190 @@ impl TokenAuthenticator {
                 )
             });
         Arc::new(Self {
-            shards: Default::default(),
-            config,
-            accepted: AcceptedTokens::default(),
-            reviewer: reviews,
+            store: Arc::new(TokenStore::new(metrics)),
+            signature_verifier: SignatureVerifier {
+                issuers: config.issuers,
+                service_accounts: config.service_accounts,
+                audiences: config.audiences,
+            },
+            cache_ttl: config.cache_ttl,
+            reviewer,
             runtime: Handle::current(),
-            metrics,
         })
     }
 
-    /// Reviews tokens from now on. Keys are fetched when the first token that takes them comes.
+    /// Sends the queued reviews until cancelled. Keys are not fetched here, but when the first
+    /// token needs them.
     ///
     /// # Cancel safety
-    /// Tokens whose turn had not come are not reviewed.
+    /// Cancel safe: reviews that are still queued are not sent.
     pub async fn run(self: Arc<Self>) {
-        if let Some(reviews) = &self.reviewer {
-            Arc::clone(reviews).run(&self).await;
+        if let Some(reviewer) = &self.reviewer {
+            Arc::clone(reviewer).run(&self.store).await;
         }
     }
 
-    /// Whether there is a way to verify tokens at all: a review, or keys that were given. Where there is none, a token that is not
-    /// verified is as good as any other.
+    /// Whether tokens can be verified at all: by reviews or with configured keys. If not, an
+    /// unverified token is treated like any other.
     #[must_use]
     pub fn can_verify(&self) -> bool {
-        let TokenConfig {
-            issuers,
-            service_accounts: accounts,
-            ..
-        } = &self.config;
-        let given = accounts
-            .as_ref()
-            .is_some_and(|accounts| accounts.keys.is_static());
-        !issuers.is_empty() || given || self.reviewer.is_some()
+        self.signature_verifier.can_verify() || self.reviewer.is_some()
     }
 
-    /// The tokens that may share connections.
+    /// The tokens whose requests may share connections.
     #[must_use]
-    pub const fn accepted_tokens(&self) -> &AcceptedTokens {
-        &self.accepted
+    pub fn accepted_tokens(&self) -> &AcceptedTokens {
+        &self.store.accepted
     }
 
-    fn shard(&self, mark: TokenHash) -> MutexGuard<'_, TokenCache> {
-        let [first, ..] = &self.shards;
-        self.shards
-            .get(mark.shard(SHARDS))
-            .unwrap_or(first)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is known of the token of `mark`: without waiting, without making anything.
+    /// Looks up a token in the cache. Does not wait. Queues a review without waiting for it if the
+    /// cached result is due for renewal.
     #[must_use]
     pub fn look_up(
         self: &Arc<Self>,
-        mark: TokenHash,
+        token_hash: TokenHash,
         token: &[u8],
-        asker: ClientSource,
+        source: ClientSource,
         now: Instant,
         wall: SystemTime,
     ) -> TokenLookup {
-        let found = self
-            .shard(mark)
-            .find(mark, self.config.cache_ttl, now, wall);
-        match found {
-            TokenState::Fresh { .. } | TokenState::Unverified(_) => self.metrics.cache_hits.inc(),
-            TokenState::Stale(_) | TokenState::Unknown => self.metrics.cache_misses.inc(),
+        let state = self
+            .store
+            .shard(token_hash)
+            .find(token_hash, self.cache_ttl, now, wall);
+        match state {
+            TokenState::Fresh { .. } | TokenState::Unverified(_) => {
+                self.store.metrics.cache_hits.inc()
+            }
+            TokenState::Stale(_) | TokenState::Unknown => self.store.metrics.cache_misses.inc(),
         }
-        match found {
-            TokenState::Fresh { good, renew } => {
-                if renew && let Some(reviews) = &self.reviewer {
-                    // Whoever comes after it has ended finds the answer there.
-                    drop(reviews.submit(mark, token, asker, true, now));
+        match state {
+            TokenState::Fresh { verified, renew } => {
+                if renew && let Some(reviewer) = &self.reviewer {
+                    // Later requests find the result in the cache.
+                    drop(reviewer.submit(token_hash, token, source, true, now));
                 }
-                TokenLookup::Cached(good.into())
+                TokenLookup::Cached(verified.into())
             }
             TokenState::Unverified(user) => TokenLookup::Cached(TokenOutcome {
                 user,
                 verified_by: None,
             }),
-            TokenState::Stale(good) => TokenLookup::Verify(Some(good)),
+            TokenState::Stale(verified) => TokenLookup::Verify(Some(verified)),
             TokenState::Unknown => TokenLookup::Verify(None),
         }
     }
 
-    /// Verifies the token of `mark`: by its signature, or by asking.
+    /// Verifies a token by signature or by a review.
     ///
     /// # Cancel safety
-    /// What was begun for others too goes on.
+    /// Cancel safe: key fetches and reviews that other requests may share continue.
     pub async fn verify(
         self: &Arc<Self>,
-        mark: TokenHash,
+        token_hash: TokenHash,
         token: &[u8],
-        asker: ClientSource,
-        last: Option<VerifiedToken>,
+        source: ClientSource,
+        stale: Option<VerifiedToken>,
     ) -> TokenOutcome {
-        let doubted =
-            last.as_ref().is_some_and(|good| good.must_revalidate) && self.reviewer.is_some();
-        if !doubted && let Some(verified) = self.verify_by_signature(mark, token).await {
+        let must_revalidate = stale
+            .as_ref()
+            .is_some_and(|verified| verified.must_revalidate)
+            && self.reviewer.is_some();
+        if !must_revalidate
+            && let Some(verified) = self.verify_by_signature(token_hash, token).await
+        {
             return verified;
         }
-        let patience = if last.is_some() {
+        let timeout = if stale.is_some() {
             STALE_REVIEW_TIMEOUT
         } else {
             REVIEW_TIMEOUT
         };
-        let settled = match &self.reviewer {
-            Some(reviews) => {
-                let begun = reviews.submit(mark, token, asker, last.is_some(), Clock.now());
-                match begun {
-                    Some(begun) => tokio::time::timeout(patience, begun.wait())
+        let result = match &self.reviewer {
+            Some(reviewer) => {
+                let pending =
+                    reviewer.submit(token_hash, token, source, stale.is_some(), Clock.now());
+                match pending {
+                    Some(pending) => tokio::time::timeout(timeout, pending.wait())
                         .await
                         .ok()
                         .flatten()
                         .unwrap_or(TokenReviewResult::Unanswered),
                     None => {
-                        self.metrics.skipped.inc();
+                        self.store.metrics.skipped.inc();
                         TokenReviewResult::Unanswered
                     }
                 }
             }
             None => TokenReviewResult::Unanswered,
         };
-        match settled {
+        match result {
             TokenReviewResult::Completed(verified) => verified,
-            TokenReviewResult::Unanswered => self.record_unanswered(mark, last),
+            TokenReviewResult::Unanswered => self.store.record_unanswered(token_hash, stale),
         }
     }
 
-    /// Judges by signature, fetching keys where that may help; `None` where it takes a review.
+    /// Verifies a token by signature, and fetches keys if they are missing. `None` if a review is
+    /// needed.
     async fn verify_by_signature(
         self: &Arc<Self>,
-        mark: TokenHash,
+        token_hash: TokenHash,
         token: &[u8],
     ) -> Option<TokenOutcome> {
         let jwt = Jwt::parse(token)?;
-        let mut judgement = self.verify_signature(&jwt, Clock.wall());
-        if let SignatureOutcome::FetchKeys(source) = judgement {
-            if !source.may_fetch(Clock.now()) {
+        let mut outcome = self.check_signature(&jwt);
+        if let SignatureOutcome::FetchKeys(key_source) = outcome {
+            if !key_source.may_fetch(Clock.now()) {
                 return None;
             }
-            let fetching = self.spawn_key_fetch(source);
-            let _ = tokio::time::timeout(REVIEW_TIMEOUT, fetching).await;
-            judgement = self.verify_signature(&jwt, Clock.wall());
+            let fetch = self.spawn_key_fetch(key_source);
+            let _ = tokio::time::timeout(REVIEW_TIMEOUT, fetch).await;
+            outcome = self.check_signature(&jwt);
         }
-        match judgement {
+        match outcome {
             SignatureOutcome::Valid(valid) => {
-                let good = VerifiedToken {
+                let verified = VerifiedToken {
                     user: Arc::new(valid.user),
                     verified_at: Clock.now(),
                     expires_at: Some(signature::expiry_time(valid.expires_at)),
                     verified_by: VerifiedBy::Signature,
                     must_revalidate: false,
                 };
-                self.shard(mark).insert_verified(mark, good.clone());
-                Some(good.into())
+                self.store
+                    .shard(token_hash)
+                    .insert_verified(token_hash, verified.clone());
+                Some(verified.into())
             }
-            SignatureOutcome::Rejected => Some(self.record_rejection(mark)),
+            SignatureOutcome::Rejected => Some(self.store.record_rejection(token_hash)),
             SignatureOutcome::FetchKeys(_) | SignatureOutcome::NeedsReview => None,
         }
     }
 
-    fn record_rejection(&self, mark: TokenHash) -> TokenOutcome {
-        let stranger = Arc::new(mark.unverified_user());
-        self.shard(mark)
-            .insert_rejected(mark, Arc::clone(&stranger), Clock.now());
-        TokenOutcome {
-            user: stranger,
-            verified_by: None,
-        }
+    fn check_signature(&self, jwt: &Jwt<'_>) -> SignatureOutcome<'_> {
+        self.signature_verifier
+            .verify(jwt, Clock.wall(), |key_source| {
+                drop(self.spawn_key_fetch(key_source))
+            })
     }
 
-    fn record_unanswered(&self, mark: TokenHash, last: Option<VerifiedToken>) -> TokenOutcome {
-        let stranger = Arc::new(mark.unverified_user());
-        self.shard(mark)
-            .insert_unanswered(mark, Arc::clone(&stranger), Clock.now());
-        match last {
-            Some(good) => good.into(),
-            None => TokenOutcome {
-                user: stranger,
-                verified_by: None,
-            },
-        }
+    /// Records that the API server answered 401 to a request with this token.
+    pub fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
+        self.store
+            .shard(token_hash)
+            .record_unauthorized(token_hash, now);
     }
 
-    /// The API server has answered 401 to a request with the token of `mark`.
-    pub fn record_unauthorized(&self, mark: TokenHash, now: Instant) {
-        self.shard(mark).record_unauthorized(mark, now);
-    }
-
-    fn spawn_key_fetch(self: &Arc<Self>, source: &Arc<KeySource>) -> tokio::task::JoinHandle<()> {
-        let (tokens, source) = (Arc::clone(self), Arc::clone(source));
+    fn spawn_key_fetch(&self, key_source: &Arc<KeySource>) -> tokio::task::JoinHandle<()> {
+        let (store, key_source) = (Arc::clone(&self.store), Arc::clone(key_source));
         self.runtime.spawn(async move {
-            match source.fetch().await {
+            match key_source.fetch().await {
                 None => {}
                 Some(Ok(())) => {
-                    tokens.metrics.key_fetches.with_label_values(&["fetched"]).inc();
+                    store.metrics.key_fetches.with_label_values(&["fetched"]).inc();
                     info!("keys that tokens are signed with are here");
                 }
                 Some(Err(why)) => {
-                    tokens.metrics.key_fetches.with_label_values(&["failed"]).inc();
+                    store.metrics.key_fetches.with_label_values(&["failed"]).inc();
                     warn!(%why, "no keys to verify tokens with; what was there serves, and reviews are asked for the rest. Where the API server's own \
                          keys are answered 403, weir's own credential needs the ClusterRole system:service-account-issuer-discovery");
                 }
@@ -400,8 +320,8 @@ impl TokenAuthenticator {
 
 impl fmt::Debug for TokenAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens")
-            .field("issuers", &self.config.issuers.len())
+        f.debug_struct("TokenAuthenticator")
+            .field("issuers", &self.signature_verifier.issuers.len())
             .field("reviews", &self.reviewer.is_some())
             .finish_non_exhaustive()
     }

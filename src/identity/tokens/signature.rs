@@ -1,43 +1,76 @@
-//! What a token's signature says: whose keys it takes, and what follows from its claims.
+//! Verifies tokens by signature: selects the issuer's keys and validates the claims.
 
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use crate::clock::Clock;
 use crate::identity::jwt::ClaimError;
 use crate::identity::jwt::Jwt;
+use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::ServiceAccountValidator;
 use crate::identity::jwt::ValidatedUser;
-use crate::identity::tokens::ServiceAccountKeys;
-use crate::identity::tokens::TokenAuthenticator;
 use crate::identity::tokens::key_source::KeySource;
 use crate::identity::tokens::key_source::PublishedKeys;
 
-/// What comes of looking at a signature.
+/// The keys and issuers of service account tokens.
+#[derive(Debug)]
+pub struct ServiceAccountKeys {
+    /// The keys.
+    pub keys: Arc<KeySource>,
+    /// `--service-account-issuer`. If empty, the issuer that the API server publishes.
+    pub issuers: Vec<String>,
+}
+
+/// The result of a verification by signature.
 #[derive(Debug)]
 pub(super) enum SignatureOutcome<'t> {
-    /// It is good.
+    /// Signature and claims are valid.
     Valid(ValidatedUser),
-    /// It is not: no review is worth its while.
+    /// The signature or a claim is not valid. No review is needed.
     Rejected,
-    /// The keys that it takes are not there, or not the one that it names.
+    /// The keys of the issuer, or the one that the token names, have to be fetched first.
     FetchKeys(&'t Arc<KeySource>),
-    /// Only the API server can say.
+    /// Only the API server can verify the token.
     NeedsReview,
 }
 
-impl TokenAuthenticator {
-    pub(super) fn verify_signature(
-        self: &Arc<Self>,
+/// Verifies tokens by signature and claims.
+#[derive(Debug)]
+pub(super) struct SignatureVerifier {
+    /// The issuers of `--authentication-config`, and their keys.
+    pub(super) issuers: Vec<(JwtIssuer, Arc<KeySource>)>,
+    /// The keys of service accounts.
+    pub(super) service_accounts: Option<ServiceAccountKeys>,
+    /// `--api-audiences`.
+    pub(super) audiences: Vec<String>,
+}
+
+impl SignatureVerifier {
+    /// Whether keys are configured: those of an issuer, or those of service accounts as files.
+    pub(super) fn can_verify(&self) -> bool {
+        let static_keys = self
+            .service_accounts
+            .as_ref()
+            .is_some_and(|accounts| accounts.keys.is_static());
+        !self.issuers.is_empty() || static_keys
+    }
+
+    /// Verifies `jwt` at `wall`. Calls `refresh` with the source of the keys if they are due to be
+    /// fetched again.
+    pub(super) fn verify(
+        &self,
         jwt: &Jwt<'_>,
         wall: SystemTime,
+        refresh: impl Fn(&Arc<KeySource>),
     ) -> SignatureOutcome<'_> {
-        let Some(named) = jwt.issuer() else {
+        let Some(issuer_claim) = jwt.issuer() else {
             return SignatureOutcome::NeedsReview;
         };
         let now = unix_seconds(wall);
-        if let Some((issuer, source)) = self.config.issuers.iter().find(|(i, _)| i.url == named) {
-            let published = match self.signing_keys(source, jwt) {
+        if let Some((issuer, key_source)) = self.issuers.iter().find(|(i, _)| i.url == issuer_claim)
+        {
+            let published = match signing_keys(key_source, jwt, refresh) {
                 Ok(published) => published,
                 Err(fetch) => return fetch,
             };
@@ -48,18 +81,21 @@ impl TokenAuthenticator {
                 .validate(claims, now)
                 .map_or(SignatureOutcome::Rejected, SignatureOutcome::Valid);
         }
-        match &self.config.service_accounts {
-            Some(accounts) => self.verify_service_account(accounts, named, jwt, now),
+        match &self.service_accounts {
+            Some(accounts) => {
+                self.verify_service_account(accounts, issuer_claim, jwt, now, refresh)
+            }
             None => SignatureOutcome::NeedsReview,
         }
     }
 
     fn verify_service_account<'t>(
-        self: &'t Arc<Self>,
+        &'t self,
         accounts: &'t ServiceAccountKeys,
-        named: &str,
+        issuer_claim: &str,
         jwt: &Jwt<'_>,
         now: f64,
+        refresh: impl Fn(&Arc<KeySource>),
     ) -> SignatureOutcome<'t> {
         let Some(published) = accounts.keys.published_keys() else {
             return SignatureOutcome::FetchKeys(&accounts.keys);
@@ -69,10 +105,10 @@ impl TokenAuthenticator {
         } else {
             &accounts.issuers
         };
-        if !issuers.iter().any(|issuer| issuer == named) {
+        if !issuers.iter().any(|issuer| issuer == issuer_claim) {
             return SignatureOutcome::NeedsReview;
         }
-        let published = match self.signing_keys(&accounts.keys, jwt) {
+        let published = match signing_keys(&accounts.keys, jwt, refresh) {
             Ok(published) => published,
             Err(fetch) => return fetch,
         };
@@ -80,17 +116,19 @@ impl TokenAuthenticator {
             return SignatureOutcome::Rejected;
         };
         // kube-apiserver's default for --api-audiences is its issuer.
-        let told = !self.config.audiences.is_empty();
-        let audiences = if told {
-            &self.config.audiences
+        let audiences_configured = !self.audiences.is_empty();
+        let audiences = if audiences_configured {
+            &self.audiences
         } else {
             issuers
         };
         match ServiceAccountValidator.validate(claims, audiences, now) {
             Ok(valid) => SignatureOutcome::Valid(valid),
-            // Signed, but of a kind, or for an audience, that weir was not told about: the API server knows, and a forger
-            // does not get here.
-            Err(ClaimError::WrongAudience) if !told => SignatureOutcome::NeedsReview,
+            // The signature is valid, but the kind of token or the audience is not configured here.
+            // The API server decides. Forged tokens do not get this far.
+            Err(ClaimError::WrongAudience) if !audiences_configured => {
+                SignatureOutcome::NeedsReview
+            }
             Err(ClaimError::Malformed) => SignatureOutcome::NeedsReview,
             Err(
                 ClaimError::WrongAudience
@@ -100,24 +138,24 @@ impl TokenAuthenticator {
             ) => SignatureOutcome::Rejected,
         }
     }
+}
 
-    /// The keys that `source` has published, if the one that the token names is among them.
-    fn signing_keys<'t>(
-        self: &'t Arc<Self>,
-        source: &'t Arc<KeySource>,
-        jwt: &Jwt<'_>,
-    ) -> Result<Arc<PublishedKeys>, SignatureOutcome<'t>> {
-        let Some(published) = source.published_keys() else {
-            return Err(SignatureOutcome::FetchKeys(source));
-        };
-        if !published.keys.has_key(jwt.key_id()) {
-            return Err(SignatureOutcome::FetchKeys(source));
-        }
-        if source.needs_refresh(crate::clock::Clock.now()) {
-            drop(self.spawn_key_fetch(source));
-        }
-        Ok(published)
+/// The keys that `source` has published, if the key that the token names is among them.
+fn signing_keys<'t>(
+    key_source: &'t Arc<KeySource>,
+    jwt: &Jwt<'_>,
+    refresh: impl Fn(&Arc<KeySource>),
+) -> Result<Arc<PublishedKeys>, SignatureOutcome<'t>> {
+    let Some(published) = key_source.published_keys() else {
+        return Err(SignatureOutcome::FetchKeys(key_source));
+    };
+    if !published.keys.has_key(jwt.key_id()) {
+        return Err(SignatureOutcome::FetchKeys(key_source));
     }
+    if key_source.needs_refresh(Clock.now()) {
+        refresh(key_source);
+    }
+    Ok(published)
 }
 
 fn unix_seconds(wall: SystemTime) -> f64 {
@@ -125,7 +163,7 @@ fn unix_seconds(wall: SystemTime) -> f64 {
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The time of a claim; one beyond all reckoning is the year 2262.
+/// The time of an `exp` claim. Later times are clamped to the year 2261.
 pub(super) fn expiry_time(seconds: f64) -> SystemTime {
     const MAX_SECONDS: f64 = 9.2e9;
     SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds.clamp(0.0, MAX_SECONDS))

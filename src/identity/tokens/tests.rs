@@ -1,7 +1,8 @@
-//! The verifier as a whole, on a clock that the test moves.
+//! The authenticator as a whole, with a paused clock.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -19,8 +20,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::identity::accepted_tokens::TokenHasher;
-use crate::identity::jwt::ClaimMapping;
+use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::key_source::KeyProvider;
 use crate::identity::tokens::token_cache::STALE_IF_ERROR;
 use crate::identity::transport::RemoteError;
@@ -29,19 +29,21 @@ use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::UrlFetcher;
 
+mod signature;
+
 const ISSUER: &str = "https://kubernetes.default.svc";
 
-/// An API server of a few lines.
+/// A minimal API server.
 #[derive(Debug)]
 struct FakeTokenReviewServer {
-    /// Whose tokens are whose.
+    /// User names by token.
     users: Mutex<HashMap<String, String>>,
     keys: Mutex<Vec<Value>>,
     reviews: AtomicUsize,
     fetches: AtomicUsize,
-    /// What it answers with, 0 for an answer.
+    /// The status of the responses: 0 for a success, 1 for no response.
     failure_status: AtomicU64,
-    /// A review is answered when there is a permit.
+    /// A review is answered once a permit is available.
     review_permits: Semaphore,
 }
 
@@ -81,8 +83,8 @@ impl FakeTokenReviewServer {
                 json!({"keys": *self.keys.lock().unwrap()})
             }
             token_review::PATH => {
-                let asked: Value = serde_json::from_slice(body.unwrap()).unwrap();
-                let token = asked["spec"]["token"].as_str().unwrap();
+                let review: Value = serde_json::from_slice(body.unwrap()).unwrap();
+                let token = review["spec"]["token"].as_str().unwrap();
                 match self.users.lock().unwrap().get(token) {
                     Some(name) => {
                         json!({"status": {"authenticated": true, "user": {"username": name}}})
@@ -211,21 +213,21 @@ impl TokenFixture {
     }
 
     async fn verify_from(&self, token: &str, connection: u64) -> TokenOutcome {
-        let mark = self.hasher.hash(token.as_bytes());
-        let asker = ClientSource {
+        let token_hash = self.hasher.hash(token.as_bytes());
+        let source = ClientSource {
             address: Ipv4Addr::LOCALHOST.into(),
             connection_id: connection,
         };
         let (now, wall) = (Clock.now(), Clock.wall());
         match self
             .authenticator
-            .look_up(mark, token.as_bytes(), asker, now, wall)
+            .look_up(token_hash, token.as_bytes(), source, now, wall)
         {
             TokenLookup::Cached(verified) => verified,
-            TokenLookup::Verify(last) => {
-                let verified = self
-                    .authenticator
-                    .verify(mark, token.as_bytes(), asker, last);
+            TokenLookup::Verify(stale) => {
+                let verified =
+                    self.authenticator
+                        .verify(token_hash, token.as_bytes(), source, stale);
                 verified.await
             }
         }
@@ -250,7 +252,7 @@ async fn an_opaque_token_is_reviewed_once_in_two_minutes() {
         sleep_seconds(8).await;
     }
     assert_eq!(setup.server.review_count(), 1);
-    // It is renewed before its time is over, and nobody waits for that.
+    // The result is renewed before it expires, and no request waits for that.
     sleep_seconds(20).await;
     setup.server.fail_with(0);
     assert_eq!(setup.user_name("opaque").await, "alice");
@@ -286,25 +288,27 @@ async fn a_rejected_token_is_anonymous_and_reviewed_once_in_ten_seconds() {
 #[tokio::test(start_paused = true)]
 async fn an_authenticated_review_records_the_token_as_accepted() {
     let setup = TokenFixture::with_defaults();
-    let (good, bad) = (setup.hasher.hash(b"opaque"), setup.hasher.hash(b"bad"));
+    let (valid_hash, invalid_hash) = (setup.hasher.hash(b"opaque"), setup.hasher.hash(b"bad"));
     assert_eq!(setup.user_name("opaque").await, "alice");
     assert_eq!(setup.user_name("bad").await, "system:anonymous");
-    let proven = setup.authenticator.accepted_tokens();
-    assert!(proven.contains(good) && !proven.contains(bad));
+    let accepted = setup.authenticator.accepted_tokens();
+    assert!(accepted.contains(valid_hash) && !accepted.contains(invalid_hash));
     sleep_seconds(10).await;
-    proven.record(good, false); // a 401
-    setup.authenticator.record_unauthorized(good, Clock.now());
+    accepted.record(valid_hash, false); // a 401
+    setup
+        .authenticator
+        .record_unauthorized(valid_hash, Clock.now());
     setup.server.fail_with(1);
     assert_eq!(
         setup.user_name("opaque").await,
         "alice",
         "her last good answer"
     );
-    assert!(!proven.contains(good), "nobody has said so anew");
+    assert!(!accepted.contains(valid_hash), "nobody has said so anew");
     setup.server.fail_with(0);
     sleep_seconds(3).await;
     assert_eq!(setup.user_name("opaque").await, "alice");
-    assert!(proven.contains(good));
+    assert!(accepted.contains(valid_hash));
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,14 +355,14 @@ async fn an_unresponsive_api_server_delays_a_cached_token_by_one_second_and_a_ne
     assert_eq!(setup.user_name("opaque").await, "alice");
     sleep_seconds(121).await;
     setup.server.review_permits.forget_permits(1_000_000);
-    let (start, known) = (Clock.now(), setup.user_name("opaque").await);
+    let (start, name) = (Clock.now(), setup.user_name("opaque").await);
     assert_eq!(
-        (known.as_str(), Clock.now() - start),
+        (name.as_str(), Clock.now() - start),
         ("alice", Duration::from_secs(1))
     );
-    let (start, known) = (Clock.now(), setup.user_name("opaque").await);
+    let (start, name) = (Clock.now(), setup.user_name("opaque").await);
     assert_eq!(
-        (known.as_str(), Clock.now() - start),
+        (name.as_str(), Clock.now() - start),
         ("alice", Duration::ZERO)
     );
     let (start, new) = (Clock.now(), setup.user_name("new").await);
@@ -375,7 +379,7 @@ async fn a_revoked_token_is_anonymous_after_the_next_review() {
     setup.server.users.lock().unwrap().clear();
     sleep_seconds(11).await;
     assert_eq!(setup.user_name("opaque").await, "alice");
-    // The API server answers 401 to a request: that is word enough to ask anew.
+    // A 401 of the API server causes a new review.
     setup
         .authenticator
         .record_unauthorized(setup.hasher.hash(b"opaque"), Clock.now());
@@ -393,7 +397,7 @@ async fn a_flood_of_different_invalid_tokens_is_reviewed_at_the_configured_rate(
         for verified in futures_util::future::join_all(all).await {
             assert_eq!(verified.user.name, "system:anonymous");
         }
-        // Somebody else is known all the same.
+        // A valid token of another client is verified all the same.
         let (name, other) = (format!("user-{round}"), format!("other-{round}"));
         setup
             .server
@@ -426,137 +430,17 @@ async fn a_forbidden_review_starts_a_backoff_of_one_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_account_token_is_verified_by_signature_without_a_review() {
-    let setup = TokenFixture::with_defaults();
-    let key = Es256Signer::new("one");
-    setup.server.publish(&[&key]);
-    let tokens: Vec<String> = (0..100)
-        .map(|n| key.service_account_token(&format!("sa-{n}")))
-        .collect();
-    let all = tokens.iter().map(|token| setup.verify(token));
-    for (n, verified) in futures_util::future::join_all(all).await.iter().enumerate() {
-        assert_eq!(
-            verified.user.name,
-            format!("system:serviceaccount:team:sa-{n}")
-        );
-        assert_eq!(verified.verified_by, Some(VerifiedBy::Signature));
-    }
-    assert_eq!(
-        (setup.server.fetch_count(), setup.server.review_count()),
-        (1, 0)
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_new_key_is_fetched_once_and_forged_key_ids_cause_no_more_fetches() {
-    let setup = TokenFixture::with_defaults();
-    let (one, two, forger) = (
-        Es256Signer::new("one"),
-        Es256Signer::new("two"),
-        Es256Signer::new("three"),
-    );
-    setup.server.publish(&[&one]);
-    let builder = "system:serviceaccount:team:builder";
-    assert_eq!(
-        setup.user_name(&one.service_account_token("builder")).await,
-        builder
-    );
-    setup.server.publish(&[&one, &two]);
-    sleep_seconds(10).await;
-    for _ in 0..20 {
-        assert_eq!(
-            setup.user_name(&two.service_account_token("builder")).await,
-            builder
-        );
-    }
-    assert_eq!(
-        (setup.server.fetch_count(), setup.server.review_count()),
-        (2, 0)
-    );
-    for n in 0..20 {
-        let forged = forger.service_account_token(&format!("f{n}"));
-        assert_eq!(setup.user_name(&forged).await, "system:anonymous");
-    }
-    assert!(setup.server.fetch_count() <= 3);
-    assert_eq!(
-        setup.user_name(&one.service_account_token("builder")).await,
-        builder
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_withdrawn_key_is_used_for_at_most_five_minutes() {
-    let setup = TokenFixture::with_defaults();
-    let (one, two) = (Es256Signer::new("one"), Es256Signer::new("two"));
-    setup.server.publish(&[&one]);
-    assert_ne!(
-        setup.user_name(&one.service_account_token("a")).await,
-        "system:anonymous"
-    );
-    setup.server.publish(&[&two]);
-    sleep_seconds(300).await;
-    let _ = setup.user_name(&one.service_account_token("b")).await; // the old keys serve while new ones are fetched
-    sleep_seconds(1).await;
-    assert_eq!(
-        setup.user_name(&one.service_account_token("c")).await,
-        "system:anonymous"
-    );
-    assert_ne!(
-        setup.user_name(&two.service_account_token("d")).await,
-        "system:anonymous"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_bad_signature_or_an_expired_token_causes_no_review() {
-    let setup = TokenFixture::with_defaults();
-    let (key, forger) = (Es256Signer::new("one"), Es256Signer::new("one"));
-    setup.server.publish(&[&key]);
-    let mut expired = service_account_claims("builder");
-    expired["exp"] = json!(unix_now() - 1.0);
-    for token in [forger.service_account_token("builder"), key.token(&expired)] {
-        assert_eq!(setup.user_name(&token).await, "system:anonymous");
-    }
-    assert_eq!(setup.server.review_count(), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_signed_token_for_an_unconfigured_audience_is_reviewed() {
-    let setup = TokenFixture::with_defaults();
-    let key = Es256Signer::new("one");
-    setup.server.publish(&[&key]);
-    let mut claims = service_account_claims("builder");
-    claims["aud"] = json!(["sts.example.com"]);
-    let token = key.token(&claims);
-    assert_eq!(setup.user_name(&token).await, "system:anonymous");
-    setup
-        .server
-        .users
-        .lock()
-        .unwrap()
-        .insert(token.clone(), "builder".into());
-    sleep_seconds(10).await;
-    assert_eq!(setup.user_name(&token).await, "builder");
-    assert_eq!(setup.server.review_count(), 2);
-
-    let told = TokenFixture::new(|config, _| config.audiences = vec!["mine".to_owned()]);
-    told.server.publish(&[&key]);
-    assert_eq!(told.user_name(&token).await, "system:anonymous");
-    assert_eq!(told.server.review_count(), 0);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_review_is_not_cached_past_the_expiry_claim_of_the_token() {
     let setup = TokenFixture::with_defaults();
-    setup.server.fail_with(404); // no keys here
+    setup.server.fail_with(404); // no keys are published
     let mut claims = service_account_claims("builder");
     claims["exp"] = json!(unix_now() + 3600.0);
-    let (later, over) = (Es256Signer::new("x").token(&claims), {
+    let (later, expired) = (Es256Signer::new("x").token(&claims), {
         claims["exp"] = json!(unix_now() - 1.0);
         Es256Signer::new("x").token(&claims)
     });
     setup.server.fail_with(0);
-    for token in [&later, &over] {
+    for token in [&later, &expired] {
         setup
             .server
             .users
@@ -566,41 +450,7 @@ async fn a_review_is_not_cached_past_the_expiry_claim_of_the_token() {
     }
     sleep_seconds(11).await;
     assert_eq!(setup.user_name(&later).await, "alice");
-    assert_eq!(setup.user_name(&over).await, "system:anonymous");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_issuer_s_keys_are_fetched_from_its_url_and_its_users_mapped_from_claims() {
-    let url = "https://login.example";
-    let setup = TokenFixture::new(|config, server| {
-        let keys = KeyProvider::Url(format!("{url}/keys"), Arc::new(Arc::clone(server)));
-        let issuer = JwtIssuer {
-            url: url.to_owned(),
-            audiences: vec!["kubernetes".to_owned()],
-            username: ClaimMapping {
-                claim: "sub".to_owned(),
-                prefix: "oidc:".to_owned(),
-            },
-            groups: None,
-            uid: None,
-            required_claims: Vec::new(),
-        };
-        config.issuers.push((issuer, KeySource::new(keys)));
-    });
-    let key = Es256Signer::new("one");
-    setup.server.publish(&[&key]);
-    let claims = json!({"iss": url, "aud": "kubernetes", "exp": unix_now() + 60.0, "sub": "carol"});
-    assert_eq!(setup.user_name(&key.token(&claims)).await, "oidc:carol");
-    let mut other = claims.clone();
-    other["aud"] = json!("other");
-    assert_eq!(
-        setup.user_name(&key.token(&other)).await,
-        "system:anonymous"
-    );
-    assert_eq!(
-        (setup.server.fetch_count(), setup.server.review_count()),
-        (1, 0)
-    );
+    assert_eq!(setup.user_name(&expired).await, "system:anonymous");
 }
 
 #[tokio::test(start_paused = true)]
@@ -608,16 +458,16 @@ async fn no_debug_output_contains_a_token() {
     let setup = TokenFixture::with_defaults();
     setup.verify("opaque").await;
     setup.verify("secret").await;
-    let mark = setup.hasher.hash(b"secret");
-    let shown = format!(
+    let token_hash = setup.hasher.hash(b"secret");
+    let debug = format!(
         "{:?} {:?} {:?} {:?}",
         setup.authenticator,
-        setup.authenticator.shard(mark),
-        mark.unverified_user(),
+        setup.authenticator.store.shard(token_hash),
+        token_hash.unverified_user(),
         setup.hasher
     );
     assert!(
-        !shown.contains("opaque") && !shown.contains("secret"),
-        "{shown}"
+        !debug.contains("opaque") && !debug.contains("secret"),
+        "{debug}"
     );
 }

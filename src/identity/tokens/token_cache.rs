@@ -1,6 +1,7 @@
-//! What was found out about tokens: bounded, and by keyed hash only. Pure.
+//! Caches the results of token authentication, by keyed hash and bounded. Pure.
 //!
-//! Good tokens and others are kept apart, so that a flood of bad ones drives out no good one.
+//! Verified and unverified tokens are stored separately, so that a flood of invalid tokens evicts
+//! no valid one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,80 +9,80 @@ use std::time::Instant;
 use std::time::SystemTime;
 
 use crate::api::UserInfo;
-use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::generational_map::GenerationalMap;
+use crate::identity::token_hash::TokenHash;
 
-/// How long the last good answer on a token counts while there is no newer one to be had.
+/// How long the last successful result stays in use while reviews fail.
 pub const STALE_IF_ERROR: Duration = Duration::from_secs(600);
 
-/// How long a token is taken for bad before it is looked at again (kube-apiserver's webhook cache has 2 minutes; a service
-/// account's token that is used a moment too early must not suffer so long).
+/// How long a rejection is cached. kube-apiserver's webhook cache has 2 minutes. A service account
+/// token that is used a moment too early must not be rejected for that long.
 pub const REJECTED_TTL: Duration = Duration::from_secs(10);
 
-/// How long the API server is left alone about a token for which it had no answer.
+/// How long no review is sent for a token whose last review was not answered.
 pub const UNANSWERED_TTL: Duration = Duration::from_secs(2);
 
-/// What part of its time a good answer serves before it is renewed, while it still does.
+/// The fraction of its TTL after which a result is renewed in the background.
 const REFRESH_FRACTION: f64 = 0.75;
 
-/// Good tokens in a generation, and bytes of users in it. With 16 parts at two generations: 32,768 tokens, 128 MiB at the
-/// most; a thousand service accounts take less than one.
+/// The limits of a generation: verified tokens, and bytes of users. 16 shards of two generations
+/// hold 32,768 tokens and 128 MiB at most. A thousand service accounts take less than 1 MiB.
 const MAX_VERIFIED: usize = 1024;
 const MAX_VERIFIED_BYTES: usize = 4 << 20;
 
-/// Others in a generation.
+/// The number of unverified tokens in a generation.
 const MAX_UNVERIFIED: usize = 512;
 
-/// Who vouches for a token.
+/// How a token was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifiedBy {
-    /// The API server, asked for it.
+    /// By a review of the API server.
     ApiServer,
-    /// Its signature.
+    /// By its signature.
     Signature,
 }
 
-/// A token that is good.
+/// A token that was verified.
 #[derive(Clone, Debug)]
 pub struct VerifiedToken {
-    /// Whose it is.
+    /// The user of the token.
     pub user: Arc<UserInfo>,
-    /// When that was found out.
+    /// When the token was verified.
     pub verified_at: Instant,
-    /// When the token ends.
+    /// When the token expires.
     pub expires_at: Option<SystemTime>,
-    /// Who says so.
+    /// How the token was verified.
     pub verified_by: VerifiedBy,
-    /// The API server has answered 401 to a request with it since then.
+    /// Whether the API server has answered 401 to a request with the token since it was verified.
     pub must_revalidate: bool,
 }
 
-/// A token that is not good, or not known to be.
+/// A token that was rejected, or whose review was not answered.
 #[derive(Clone, Debug)]
 struct UnverifiedToken {
     user: Arc<UserInfo>,
     expires_at: Instant,
 }
 
-/// What is known about a token.
+/// The cached state of a token.
 #[derive(Clone, Debug)]
 pub enum TokenState {
-    /// It is good; if `renew`, it is time to ask again without waiting for it.
+    /// The token is valid.
     Fresh {
-        /// Whose it is, and how that is known.
-        good: VerifiedToken,
-        /// Whether it is time.
+        /// The verified token.
+        verified: VerifiedToken,
+        /// Whether the token is due to be reviewed again, without waiting for the result.
         renew: bool,
     },
-    /// It was good, and must be asked for; if that fails, it still is.
+    /// The token was valid and has to be verified again. If that fails, the result stays in use.
     Stale(VerifiedToken),
-    /// It is not good, or could not be verified a moment ago.
+    /// The token was rejected, or could not be verified, a moment ago.
     Unverified(Arc<UserInfo>),
-    /// Nothing.
+    /// The token is not in the cache.
     Unknown,
 }
 
-/// A part of what is known.
+/// One shard of the cache.
 #[derive(Debug)]
 pub struct TokenCache {
     verified: GenerationalMap<VerifiedToken>,
@@ -98,92 +99,98 @@ impl Default for TokenCache {
 }
 
 impl TokenCache {
-    /// What is known about a token now; good answers serve for `ttl`.
+    /// The state of a token at `now`. A successful result is fresh for `ttl`.
     pub fn find(
         &mut self,
-        mark: TokenHash,
+        token_hash: TokenHash,
         ttl: Duration,
         now: Instant,
         wall: SystemTime,
     ) -> TokenState {
-        let other = self
+        let unverified = self
             .unverified
-            .get(mark)
-            .filter(|other| now < other.expires_at)
+            .get(token_hash)
+            .filter(|unverified| now < unverified.expires_at)
             .cloned();
-        let good = self
+        let verified = self
             .verified
-            .get(mark)
-            .filter(|good| good.expires_at.is_none_or(|expires| wall < expires))
+            .get(token_hash)
+            .filter(|verified| verified.expires_at.is_none_or(|expires| wall < expires))
             .cloned();
-        let Some(good) = good else {
-            return other.map_or(TokenState::Unknown, |other| {
-                TokenState::Unverified(other.user)
+        let Some(verified) = verified else {
+            return unverified.map_or(TokenState::Unknown, |unverified| {
+                TokenState::Unverified(unverified.user)
             });
         };
-        let age = now.saturating_duration_since(good.verified_at);
-        if age < ttl && !good.must_revalidate {
-            let renew = good.verified_by == VerifiedBy::ApiServer
+        let age = now.saturating_duration_since(verified.verified_at);
+        if age < ttl && !verified.must_revalidate {
+            let renew = verified.verified_by == VerifiedBy::ApiServer
                 && age >= ttl.mul_f64(REFRESH_FRACTION)
-                && other.is_none();
-            return TokenState::Fresh { good, renew };
+                && unverified.is_none();
+            return TokenState::Fresh { verified, renew };
         }
         if age >= STALE_IF_ERROR.max(ttl) {
-            return other.map_or(TokenState::Unknown, |other| {
-                TokenState::Unverified(other.user)
+            return unverified.map_or(TokenState::Unknown, |unverified| {
+                TokenState::Unverified(unverified.user)
             });
         }
-        match other {
-            // Nobody could say a moment ago: the last answer counts.
-            Some(_) => TokenState::Fresh { good, renew: false },
-            None => TokenState::Stale(good),
+        match unverified {
+            // A review was not answered a moment ago: the last result stays in use.
+            Some(_) => TokenState::Fresh {
+                verified,
+                renew: false,
+            },
+            None => TokenState::Stale(verified),
         }
     }
 
-    /// It is good.
-    pub fn insert_verified(&mut self, mark: TokenHash, good: VerifiedToken) {
-        self.unverified.remove(mark);
-        let weight = approximate_bytes(&good.user);
-        self.verified.insert(mark, good, weight);
+    /// Records that a token was verified.
+    pub fn insert_verified(&mut self, token_hash: TokenHash, verified: VerifiedToken) {
+        self.unverified.remove(token_hash);
+        let weight = approximate_bytes(&verified.user);
+        self.verified.insert(token_hash, verified, weight);
     }
 
-    /// It is not.
-    pub fn insert_rejected(&mut self, mark: TokenHash, stranger: Arc<UserInfo>, now: Instant) {
-        self.verified.remove(mark);
-        self.insert_unverified(mark, stranger, now + REJECTED_TTL);
+    /// Records that a token was rejected, and removes an earlier successful result.
+    pub fn insert_rejected(&mut self, token_hash: TokenHash, user: Arc<UserInfo>, now: Instant) {
+        self.verified.remove(token_hash);
+        self.insert_unverified(token_hash, user, now + REJECTED_TTL);
     }
 
-    /// Nobody could say; what was known before stays.
-    pub fn insert_unanswered(&mut self, mark: TokenHash, stranger: Arc<UserInfo>, now: Instant) {
-        self.insert_unverified(mark, stranger, now + UNANSWERED_TTL);
+    /// Records that a review was not answered. An earlier result stays.
+    pub fn insert_unanswered(&mut self, token_hash: TokenHash, user: Arc<UserInfo>, now: Instant) {
+        self.insert_unverified(token_hash, user, now + UNANSWERED_TTL);
     }
 
-    fn insert_unverified(&mut self, mark: TokenHash, stranger: Arc<UserInfo>, until: Instant) {
-        let other = UnverifiedToken {
-            user: stranger,
-            expires_at: until,
-        };
-        self.unverified.insert(mark, other, 0);
+    fn insert_unverified(
+        &mut self,
+        token_hash: TokenHash,
+        user: Arc<UserInfo>,
+        expires_at: Instant,
+    ) {
+        let unverified = UnverifiedToken { user, expires_at };
+        self.unverified.insert(token_hash, unverified, 0);
     }
 
-    /// The API server has refused a request with a token that was good: it is asked anew, but not all the time, since the 401
-    /// may be that of a program behind the API server.
-    pub fn record_unauthorized(&mut self, mark: TokenHash, now: Instant) {
-        if let Some(good) = self.verified.get_mut(mark)
-            && now.saturating_duration_since(good.verified_at) >= REJECTED_TTL
+    /// Records that the API server answered 401 to a request with the token. A verified token is
+    /// revalidated, but at most every [`REJECTED_TTL`]: the 401 may come from a server behind the
+    /// API server.
+    pub fn record_unauthorized(&mut self, token_hash: TokenHash, now: Instant) {
+        if let Some(verified) = self.verified.get_mut(token_hash)
+            && now.saturating_duration_since(verified.verified_at) >= REJECTED_TTL
         {
-            good.must_revalidate = true;
+            verified.must_revalidate = true;
         }
     }
 
-    /// How many tokens are known: good ones and others.
+    /// The numbers of verified and of unverified tokens.
     #[cfg(test)]
     fn len(&self) -> (usize, usize) {
         (self.verified.len(), self.unverified.len())
     }
 }
 
-/// About how many bytes a user takes.
+/// The approximate size of a user, in bytes.
 fn approximate_bytes(user: &UserInfo) -> usize {
     let list = |texts: &[String]| texts.iter().map(|text| text.len() + 24).sum::<usize>();
     let extra = |(key, values): &(String, Vec<String>)| key.len() + 48 + list(values);
@@ -313,9 +320,9 @@ mod tests {
             ..UserInfo::default()
         };
         for n in 0..100 {
-            let mut good = clock.verified(None);
-            good.user = Arc::new(large.clone());
-            cache.insert_verified(hash(n), good);
+            let mut verified = clock.verified(None);
+            verified.user = Arc::new(large.clone());
+            cache.insert_verified(hash(n), verified);
         }
         assert!(cache.len().0 <= 8, "{:?}", cache.len());
     }

@@ -1,35 +1,36 @@
-//! The static token file: `token,user,uid,"group1,group2"`, one a line.
+//! The static token file: `token,user,uid,"group1,group2"`, one per line.
 //!
-//! Read as `tokenfile.NewCSV` (Kubernetes 1.36) reads it: three columns at least, an empty token is skipped, of a token
-//! that stands twice the last line counts.
+//! Parsed like `tokenfile.NewCSV` (Kubernetes 1.36): a line has at least three columns, an empty
+//! token is skipped, and for a repeated token the last line counts.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::api::UserInfo;
-use crate::identity::accepted_tokens::TokenHash;
-use crate::identity::accepted_tokens::TokenHasher;
+use crate::identity::token_hash::TokenHash;
+use crate::identity::token_hash::TokenHasher;
 
-/// Who, and the token's mark, once it was made.
+/// The user and the hash of the token, once it is computed.
 type TokenFileEntry = (Arc<UserInfo>, Option<TokenHash>);
 
-/// Tokens and whose they are. Its `Debug` shows no token.
+/// Tokens and their users. `Debug` shows no token.
 #[derive(Default)]
 pub struct TokenFile {
     users: HashMap<Box<[u8]>, TokenFileEntry>,
-    /// The length of the longest, in bytes: signed tokens are longer as a rule, and need not be hashed for a look here.
+    /// The length of the longest token, in bytes. Signed tokens are usually longer, and are not
+    /// hashed for a lookup here.
     max_token_len: usize,
 }
 
 impl TokenFile {
-    /// Reads the file's text.
+    /// Parses the text of the file.
     ///
     /// # Errors
-    /// Every line that cannot be read, as `(line, what is wrong)`.
+    /// All invalid lines, as `(line, what is wrong)`.
     pub fn parse(text: &str) -> Result<Self, Vec<(u64, String)>> {
         let mut users: HashMap<Box<[u8]>, _> = HashMap::new();
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         let mut lines = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -38,9 +39,9 @@ impl TokenFile {
         for record in lines.records() {
             let record = match record {
                 Ok(record) => record,
-                Err(fault) => {
-                    let line = fault.position().map_or(0, csv::Position::line);
-                    faults.push((line, fault.to_string()));
+                Err(error) => {
+                    let line = error.position().map_or(0, csv::Position::line);
+                    errors.push((line, error.to_string()));
                     continue;
                 }
             };
@@ -48,7 +49,7 @@ impl TokenFile {
             let (Some(token), Some(name), Some(uid)) =
                 (record.get(0), record.get(1), record.get(2))
             else {
-                faults.push((line, "expected at least token,user,uid".to_owned()));
+                errors.push((line, "expected at least token,user,uid".to_owned()));
                 continue;
             };
             if token.is_empty() {
@@ -68,7 +69,7 @@ impl TokenFile {
             let user = (Arc::new(user.with_authenticated_group()), None);
             users.insert(token.as_bytes().into(), user);
         }
-        if faults.is_empty() {
+        if errors.is_empty() {
             let longest = users.keys().map(|token| token.len()).max();
             let longest = longest.unwrap_or(0);
             Ok(Self {
@@ -76,30 +77,30 @@ impl TokenFile {
                 max_token_len: longest,
             })
         } else {
-            Err(faults)
+            Err(errors)
         }
     }
 
-    /// Whose token it is, and its mark, if it was made.
+    /// The user of a token, and the token's hash if it is computed.
     #[must_use]
     pub fn look_up(&self, token: &[u8]) -> Option<TokenFileEntry> {
         if token.len() > self.max_token_len {
             return None;
         }
-        let (user, mark) = self.users.get(token)?;
-        Some((Arc::clone(user), *mark))
+        let (user, hash) = self.users.get(token)?;
+        Some((Arc::clone(user), *hash))
     }
 
-    /// Makes the marks of all, so that no request has to.
-    pub(in crate::identity) fn hash_tokens(&mut self, marks: &TokenHasher) {
-        for (token, (_, mark)) in &mut self.users {
-            *mark = Some(marks.hash(token));
+    /// Computes the hashes of all tokens, so that requests do not have to.
+    pub(crate) fn hash_tokens(&mut self, hasher: &TokenHasher) {
+        for (token, (_, hash)) in &mut self.users {
+            *hash = Some(hasher.hash(token));
         }
     }
 
-    /// The marks that were made.
-    pub(in crate::identity) fn token_hashes(&self) -> impl Iterator<Item = TokenHash> {
-        self.users.values().filter_map(|(_, mark)| *mark)
+    /// The hashes that are computed.
+    pub(crate) fn token_hashes(&self) -> impl Iterator<Item = TokenHash> {
+        self.users.values().filter_map(|(_, hash)| *hash)
     }
 }
 
@@ -115,9 +116,9 @@ mod tests {
 
     #[test]
     fn every_bad_line_is_reported_with_its_number() {
-        let faults = TokenFile::parse("a,alice,1\nonly-a-token\n,nobody,2\nb\n").unwrap_err();
+        let errors = TokenFile::parse("a,alice,1\nonly-a-token\n,nobody,2\nb\n").unwrap_err();
         assert_eq!(
-            faults.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
+            errors.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
             [2, 4]
         );
     }

@@ -1,4 +1,4 @@
-//! `TokenReview` (`authentication.k8s.io/v1`): what is asked, and what the answer says. Pure.
+//! Encodes `TokenReview` requests (`authentication.k8s.io/v1`) and parses the responses. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::ReviewError;
 
-/// Where reviews are created.
+/// The path at which reviews are created.
 pub const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// What the API server says about a token.
+/// The result of a review.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenReviewOutcome {
-    /// It is this user's.
+    /// The token is valid and belongs to this user.
     Authenticated(UserInfo),
-    /// It is nobody's.
+    /// The token is not valid.
     Rejected,
 }
 
@@ -50,7 +50,8 @@ struct TokenReviewUser {
     extra: BTreeMap<String, Vec<String>>,
 }
 
-/// The call that has `token` reviewed; for one of `audiences`, if there are any.
+/// The request for a review of `token`, for one of `audiences` if there are any. `None` if the
+/// token is not UTF-8.
 #[must_use]
 pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
     let token = str::from_utf8(token).ok()?;
@@ -69,25 +70,28 @@ pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
     })
 }
 
-/// What the answer to [`call`] says (`webhook.WebhookTokenAuthenticator`, Kubernetes 1.36): with audiences asked for, one of them
-/// must be among those that the API server names.
+/// Parses the response to [`request`] (`webhook.WebhookTokenAuthenticator`, Kubernetes 1.36). If
+/// audiences were requested, the response has to name one of them.
 ///
 /// # Errors
-/// It says nothing about the token.
+/// The response contains no result.
 pub fn parse_response(
-    reply: &RemoteResponse,
+    response: &RemoteResponse,
     audiences: &[String],
 ) -> Result<TokenReviewOutcome, ReviewError> {
-    reply.check_review_status()?;
-    let TokenReview { status } = serde_json::from_slice(&reply.body)
-        .map_err(|why| ReviewError::Failed(format!("its answer is no TokenReview: {why}")))?;
+    response.check_review_status()?;
+    let TokenReview { status } = serde_json::from_slice(&response.body)
+        .map_err(|error| ReviewError::Failed(format!("its answer is no TokenReview: {error}")))?;
     let TokenReviewStatus {
         authenticated,
         user,
-        audiences: told,
+        audiences: reviewed_audiences,
     } = status;
-    let meant = audiences.is_empty() || told.iter().any(|told| audiences.iter().any(|a| a == told));
-    if !authenticated || !meant || user.username.is_empty() {
+    let audience_matches = audiences.is_empty()
+        || reviewed_audiences
+            .iter()
+            .any(|reviewed| audiences.iter().any(|a| a == reviewed));
+    if !authenticated || !audience_matches || user.username.is_empty() {
         return Ok(TokenReviewOutcome::Rejected);
     }
     let user = UserInfo {
@@ -154,24 +158,27 @@ mod tests {
             r#"{"status":{"authenticated":true,"user":{}}}"#,
             r#"{"status":{"error":"invalid bearer token"}}"#,
         ] {
-            let told = parse_response(&response(201, body), &[]);
-            assert_eq!(told, Ok(TokenReviewOutcome::Rejected), "{body}");
+            let outcome = parse_response(&response(201, body), &[]);
+            assert_eq!(outcome, Ok(TokenReviewOutcome::Rejected), "{body}");
         }
     }
 
     #[test]
     fn an_invalid_response_is_no_outcome() {
         for code in [429, 500, 503] {
-            let told = parse_response(&response(code, "{}"), &[]);
-            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
+            let outcome = parse_response(&response(code, "{}"), &[]);
+            assert!(matches!(outcome, Err(ReviewError::Failed(_))), "{code}");
         }
         for code in [401, 403, 404] {
-            let told = parse_response(&response(code, "{}"), &[]);
-            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
+            let outcome = parse_response(&response(code, "{}"), &[]);
+            assert!(
+                matches!(outcome, Err(ReviewError::NotPermitted(_))),
+                "{code}"
+            );
         }
         for body in ["", "{}", r#"{"status":{"authenticated":"yes"}}"#] {
-            let told = parse_response(&response(200, body), &[]);
-            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
+            let outcome = parse_response(&response(200, body), &[]);
+            assert!(matches!(outcome, Err(ReviewError::Failed(_))), "{body}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reviews under way and those that wait for their turn.
+//! Sends `TokenReview`s for queued tokens and caches their results.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,26 +8,27 @@ use prometheus::IntGauge;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::PendingReview;
 use crate::identity::review_queue::QueuedReview;
 use crate::identity::review_queue::ReviewQueue;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::tokens::TokenAuthenticator;
-use crate::identity::tokens::TokenOutcome;
+use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::signature;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::token_cache::VerifiedToken;
 use crate::identity::tokens::token_review;
 use crate::identity::tokens::token_review::TokenReviewOutcome;
+use crate::identity::tokens::token_store::TokenOutcome;
+use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::ReviewError;
 
-/// The longest token that is reviewed. What waits in line is kept until its turn: at most 128 MiB with this.
+/// The longest token that is reviewed, in bytes. Queued tokens are kept in memory: at most 128 MiB
+/// with this.
 const MAX_TOKEN_BYTES: usize = 128 << 10;
 
-/// What a review has come to.
+/// The result of a review.
 #[derive(Clone, Debug)]
 pub(super) enum TokenReviewResult {
     Completed(TokenOutcome),
@@ -37,112 +38,112 @@ pub(super) enum TokenReviewResult {
 pub(super) struct TokenReviewer {
     api_server: Arc<dyn ApiTransport>,
     audiences: Vec<String>,
-    /// Tokens are kept in it until their reviews are over.
+    /// Holds the tokens until their reviews are complete.
     queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
 }
 
 impl TokenReviewer {
     pub(super) fn new(
-        server: Arc<dyn ApiTransport>,
+        api_server: Arc<dyn ApiTransport>,
         per_second: u32,
         audiences: Vec<String>,
         now: Instant,
-        waiting: IntGauge,
+        waiting_gauge: IntGauge,
     ) -> Arc<Self> {
         Arc::new(Self {
-            api_server: server,
+            api_server,
             audiences,
-            queue: ReviewQueue::new(per_second, now, waiting),
+            queue: ReviewQueue::new(per_second, now, waiting_gauge),
         })
     }
 
-    /// Gets in line for a review of the token, or joins who did; `None` where the line is too long or weir may not ask.
+    /// Queues a review of the token, or joins the pending one. `None` if the queue is full or
+    /// reviews are not permitted.
     pub(super) fn submit(
         &self,
-        mark: TokenHash,
+        token_hash: TokenHash,
         token: &[u8],
-        asker: ClientSource,
-        good_before: bool,
+        source: ClientSource,
+        verified_before: bool,
         now: Instant,
     ) -> Option<PendingReview<TokenReviewResult>> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
         self.queue
-            .submit(mark, (asker, good_before), now, || token.into())
+            .submit(token_hash, source, verified_before, now, || token.into())
     }
 
-    /// Has tokens reviewed, each in its turn.
-    pub(super) async fn run(self: Arc<Self>, tokens: &Arc<TokenAuthenticator>) {
-        while let Some((asked, place)) = self.queue.next_review().await {
-            let (reviews, tokens) = (Arc::clone(&self), Arc::clone(tokens));
+    /// Sends reviews, each when the queue allows it.
+    pub(super) async fn run(self: Arc<Self>, store: &Arc<TokenStore>) {
+        while let Some((review, permit)) = self.queue.next_review().await {
+            let (reviewer, store) = (Arc::clone(&self), Arc::clone(store));
             tokio::spawn(async move {
-                reviews.review(&tokens, asked).await;
-                drop(place);
+                reviewer.review(&store, review).await;
+                drop(permit);
             });
         }
     }
 
-    async fn review(
-        &self,
-        tokens: &TokenAuthenticator,
-        asked: QueuedReview<Box<[u8]>, TokenReviewResult>,
-    ) {
-        let (mark, token) = (asked.key, &asked.request);
-        let count = |result| tokens.metrics.reviews.with_label_values(&[result]).inc();
+    async fn review(&self, store: &TokenStore, review: QueuedReview<Box<[u8]>, TokenReviewResult>) {
+        let (token_hash, token) = (review.key, &review.request);
+        let count = |result| store.metrics.reviews.with_label_values(&[result]).inc();
         let expiry = Jwt::parse(token)
             .and_then(|jwt| jwt.expiry())
             .map(signature::expiry_time);
-        let settled = match self.send_review(token).await {
-            // It says itself that it is over: within the leeway that the API server gives, and no longer worth remembering.
+        let result = match self.send_review(token).await {
+            // Within the leeway that the API server allows, but expired by its own claim: not
+            // cached as valid.
             Some(Ok(TokenReviewOutcome::Authenticated(_)))
                 if expiry.is_some_and(|end| end <= Clock.wall()) =>
             {
                 count("refused");
-                TokenReviewResult::Completed(tokens.record_rejection(mark))
+                TokenReviewResult::Completed(store.record_rejection(token_hash))
             }
             Some(Ok(TokenReviewOutcome::Authenticated(user))) => {
                 count("authenticated");
-                let good = VerifiedToken {
+                let verified = VerifiedToken {
                     user: Arc::new(user),
                     verified_at: Clock.now(),
                     expires_at: expiry,
                     verified_by: VerifiedBy::ApiServer,
                     must_revalidate: false,
                 };
-                tokens.shard(mark).insert_verified(mark, good.clone());
-                tokens.accepted.record(mark, true);
-                TokenReviewResult::Completed(good.into())
+                store
+                    .shard(token_hash)
+                    .insert_verified(token_hash, verified.clone());
+                store.accepted.record(token_hash, true);
+                TokenReviewResult::Completed(verified.into())
             }
-            // What is no text is no token.
+            // `None`: a token that is not UTF-8 is not a token.
             None | Some(Ok(TokenReviewOutcome::Rejected)) => {
                 count("refused");
-                TokenReviewResult::Completed(tokens.record_rejection(mark))
+                TokenReviewResult::Completed(store.record_rejection(token_hash))
             }
-            Some(Err(why)) => {
+            Some(Err(error)) => {
                 count("unanswered");
-                self.handle_failure(&why);
+                self.handle_failure(&error);
                 TokenReviewResult::Unanswered
             }
         };
-        self.queue.complete(asked, settled);
+        self.queue.complete(review, result);
     }
 
     async fn send_review(&self, token: &[u8]) -> Option<Result<TokenReviewOutcome, ReviewError>> {
-        let call = token_review::request(token, &self.audiences)?;
-        Some(match self.api_server.send(call).await {
-            Ok(reply) => token_review::parse_response(&reply, &self.audiences),
-            Err(why) => Err(ReviewError::Failed(why.to_string())),
+        let request = token_review::request(token, &self.audiences)?;
+        Some(match self.api_server.send(request).await {
+            Ok(response) => token_review::parse_response(&response, &self.audiences),
+            Err(error) => Err(ReviewError::Failed(error.to_string())),
         })
     }
 
-    fn handle_failure(&self, why: &ReviewError) {
-        let ReviewError::NotPermitted(code) = why else {
-            return; // the API server is away: its clients' requests say so
+    fn handle_failure(&self, error: &ReviewError) {
+        let ReviewError::NotPermitted(code) = error else {
+            return; // the API server is unavailable, which its clients' requests show
         };
         self.queue.back_off(*code, Clock.now());
         if *code == StatusCode::UNAUTHORIZED {
-            return; // no right is missing: weir's own credential is not accepted, which is logged as such
+            return; // no permission is missing: weir's own credentials are not accepted, which is logged elsewhere
         }
         warn!(
             %code,

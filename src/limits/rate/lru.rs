@@ -1,7 +1,8 @@
-//! A bounded map that forgets what was not used for longest: exactly, as `k8s.io/utils/lru` does.
+//! A bounded map with exact LRU eviction, like `k8s.io/utils/lru`.
 //!
-//! Keys are 128-bit keyed hashes ([`LruKeyHasher`]), so that an entry has the same size whatever a client calls itself, and nobody
-//! can look for two names that meet. All entries stand in one list from the newest to the oldest, linked by their numbers.
+//! Keys are 128-bit keyed hashes ([`LruKeyHasher`]), so that an entry has the same size for any
+//! client name, and collisions cannot be searched for. The entries form one list from the newest to
+//! the oldest, linked by index.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -13,11 +14,11 @@ use siphasher::sip128::SipHasher13;
 
 use crate::hash_keys::BuildIdentityHasher;
 
-/// Makes keys, by a secret of this process.
+/// Hashes names to keys, with a secret of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct LruKeyHasher(SipHasher13);
 
-/// What stands for a name.
+/// The hash of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LruKey(u128);
 
@@ -32,7 +33,7 @@ impl Default for LruKeyHasher {
 }
 
 impl LruKeyHasher {
-    /// Of these texts, one behind the other, without anything between them.
+    /// The key of these texts, concatenated without separators.
     #[must_use]
     pub fn hash_joined<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
         let mut hasher = self.0;
@@ -42,7 +43,7 @@ impl LruKeyHasher {
         LruKey(hasher.finish128().as_u128())
     }
 
-    /// Of these texts, told apart.
+    /// The key of these texts as a list: `["ab", "c"]` and `["a", "bc"]` differ.
     #[must_use]
     pub fn hash_separate<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
         let mut hasher = self.0;
@@ -54,15 +55,15 @@ impl LruKeyHasher {
     }
 }
 
-/// The end of the list.
+/// The index at both ends of the list.
 const NIL: u32 = u32::MAX;
 
-/// At most so many values by key.
+/// At most `capacity` values by key.
 #[derive(Debug)]
 pub struct Lru<V> {
     capacity: usize,
     by_key: HashMap<LruKey, u32, BuildIdentityHasher>,
-    /// All that are in use; one that goes is replaced by the last.
+    /// All entries. A removed entry is replaced by the last one.
     entries: Vec<LruEntry<V>>,
     newest: u32,
     oldest: u32,
@@ -76,26 +77,26 @@ struct LruEntry<V> {
     value: V,
 }
 
-/// Whether a key was there.
+/// Whether a key was in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LruOutcome {
-    /// No, and now it is.
+    /// It was not, and was inserted.
     Inserted,
-    /// No, and the oldest had to go for it.
+    /// It was not, and was inserted in place of the oldest.
     InsertedWithEviction,
-    /// Yes.
+    /// It was.
     Found,
 }
 
 impl<V> Lru<V> {
-    /// What an entry costs, in bytes: itself and its place in the map, which is at worst half empty.
+    /// The memory of an entry in bytes, with its slot in the index, which is half empty at worst.
     pub const ENTRY_BYTES: usize = size_of::<LruEntry<V>>() + 2 * (size_of::<(LruKey, u32)>() + 1);
 
-    /// At most `most` values (and no more than 2³² - 1), at least one.
+    /// At most `capacity` values, at least one and at most 2³² - 1.
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub fn new(capacity: usize) -> Self {
         Self {
-            capacity: most.clamp(1, usize::try_from(NIL).unwrap_or(usize::MAX)),
+            capacity: capacity.clamp(1, usize::try_from(NIL).unwrap_or(usize::MAX)),
             by_key: HashMap::default(),
             entries: Vec::new(),
             newest: NIL,
@@ -103,19 +104,20 @@ impl<V> Lru<V> {
         }
     }
 
-    /// How many there are.
+    /// The number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The value of the key, now the newest; made if it is not there, in the place of the oldest if all are taken.
+    /// The value of the key, which becomes the newest. A missing value is inserted; in a full map
+    /// the oldest is evicted.
     #[expect(
         clippy::expect_used,
         reason = "the entry that was just found or made is there"
@@ -125,7 +127,7 @@ impl<V> Lru<V> {
         key: LruKey,
         make: impl FnOnce() -> V,
     ) -> (&mut V, LruOutcome) {
-        let (at, was) = match self.by_key.get(&key) {
+        let (at, outcome) = match self.by_key.get(&key) {
             Some(&at) => {
                 if at != self.newest {
                     self.unlink(at);
@@ -136,11 +138,11 @@ impl<V> Lru<V> {
             None => self.insert_newest(key, make()),
         };
         let entry = self.entry(at).expect("an entry for each key");
-        (&mut entry.value, was)
+        (&mut entry.value, outcome)
     }
 
     fn insert_newest(&mut self, key: LruKey, value: V) -> (u32, LruOutcome) {
-        let was = if self.entries.len() >= self.capacity {
+        let outcome = if self.entries.len() >= self.capacity {
             self.pop_oldest();
             LruOutcome::InsertedWithEviction
         } else {
@@ -155,34 +157,34 @@ impl<V> Lru<V> {
         });
         self.by_key.insert(key, at);
         self.link_newest(at);
-        (at, was)
+        (at, outcome)
     }
 
-    /// The value of the key, which stays as old as it is.
+    /// The value of the key, whose age does not change.
     pub fn get_mut(&mut self, key: LruKey) -> Option<&mut V> {
         let at = *self.by_key.get(&key)?;
         self.entry(at).map(|entry| &mut entry.value)
     }
 
-    /// The one that would go next.
+    /// The value that would be evicted next.
     #[must_use]
     pub fn oldest(&self) -> Option<&V> {
         let at = usize::try_from(self.oldest).ok()?;
         self.entries.get(at).map(|entry| &entry.value)
     }
 
-    /// Forgets the one that was not used for longest.
+    /// Removes the least recently used value.
     pub fn pop_oldest(&mut self) -> Option<V> {
         let key = self.entry(self.oldest)?.key;
         self.remove(key)
     }
 
-    /// Forgets this one.
+    /// Removes the value of the key.
     pub fn remove(&mut self, key: LruKey) -> Option<V> {
         let at = self.by_key.remove(&key)?;
         self.unlink(at);
         let index = usize::try_from(at).ok()?;
-        let gone = self.entries.swap_remove(index);
+        let removed = self.entries.swap_remove(index);
         if let Some(moved) = self.entries.get(index) {
             let LruEntry {
                 key, newer, older, ..
@@ -191,14 +193,14 @@ impl<V> Lru<V> {
             self.set_older(newer, at);
             self.set_newer(older, at);
         }
-        Some(gone.value)
+        Some(removed.value)
     }
 
     fn entry(&mut self, at: u32) -> Option<&mut LruEntry<V>> {
         self.entries.get_mut(usize::try_from(at).ok()?)
     }
 
-    /// What is older than `at`; the newest of all if `at` is none.
+    /// Sets the older neighbour of `at`; sets the newest entry if `at` is [`NIL`].
     fn set_older(&mut self, at: u32, older: u32) {
         match self.entry(at) {
             Some(entry) => entry.older = older,
@@ -221,7 +223,7 @@ impl<V> Lru<V> {
         self.set_newer(older, newer);
     }
 
-    /// At the newest end.
+    /// Links an entry as the newest.
     fn link_newest(&mut self, at: u32) {
         let second = self.newest;
         if let Some(entry) = self.entry(at) {
@@ -236,7 +238,7 @@ impl<V> Lru<V> {
 mod tests {
     use super::*;
 
-    /// The slow way: a list, oldest first.
+    /// A slow model: a list, oldest first.
     struct LruModel {
         capacity: usize,
         list: Vec<(LruKey, u64)>,
@@ -249,14 +251,14 @@ mod tests {
                 self.list.push(entry);
                 return (entry.1, LruOutcome::Found);
             }
-            let was = if self.list.len() == self.capacity {
+            let outcome = if self.list.len() == self.capacity {
                 self.list.remove(0);
                 LruOutcome::InsertedWithEviction
             } else {
                 LruOutcome::Inserted
             };
             self.list.push((key, value));
-            (value, was)
+            (value, outcome)
         }
     }
 
@@ -267,11 +269,11 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(seed);
         let keys = LruKeyHasher::default();
         for round in 0..200 {
-            let most = random.usize(1..20);
+            let capacity = random.usize(1..20);
             let (mut lru, mut model) = (
-                Lru::new(most),
+                Lru::new(capacity),
                 LruModel {
-                    capacity: most,
+                    capacity,
                     list: Vec::new(),
                 },
             );
@@ -279,25 +281,25 @@ mod tests {
                 let key = keys.hash_separate([&random.u32(0..30).to_be_bytes()[..]]);
                 match random.u8(0..10) {
                     0 => {
-                        let gone = model.list.iter().position(|(k, _)| *k == key);
-                        let gone = gone.map(|at| model.list.remove(at).1);
+                        let removed = model.list.iter().position(|(k, _)| *k == key);
+                        let removed = removed.map(|at| model.list.remove(at).1);
                         assert_eq!(
                             lru.remove(key),
-                            gone,
+                            removed,
                             "seed {seed} round {round} step {step}"
                         );
                     }
                     1 => {
-                        let gone = (!model.list.is_empty()).then(|| model.list.remove(0).1);
+                        let removed = (!model.list.is_empty()).then(|| model.list.remove(0).1);
                         assert_eq!(
                             lru.pop_oldest(),
-                            gone,
+                            removed,
                             "seed {seed} round {round} step {step}"
                         );
                     }
                     _ => {
-                        let (value, was) = lru.get_or_insert_with(key, || step);
-                        let got = (*value, was);
+                        let (value, outcome) = lru.get_or_insert_with(key, || step);
+                        let got = (*value, outcome);
                         assert_eq!(
                             got,
                             model.get_or_insert(key, step),

@@ -1,46 +1,53 @@
-//! How many at all: client limits and event limits, which come before how many at a time.
+//! Rate limits: client limits and event limits, which are checked before a request queues for a
+//! seat.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `lru` `spin_lock` `token_bucket` `top_keys` |
+//! | 1 | `snapshot` |
+//! | 2 | `clients` `events` |
 
 pub mod clients;
 pub mod events;
 pub mod lru;
+pub mod snapshot;
 pub mod spin_lock;
 pub mod token_bucket;
 pub mod top_keys;
 
-use serde::Deserialize;
-use serde::Serialize;
-
 use crate::limits::rate::clients::enforcer::ClientLimits;
 use crate::limits::rate::events::enforcer::EventRateLimit;
-use crate::limits::rate::top_keys::TopKey;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::metrics::Registry;
 
-/// Which limits there are.
+/// The configuration of the rate limits.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitsConfig {
-    /// EventRateLimit.
+    /// The configuration of EventRateLimit; `None` if it is off.
     pub events: Option<events::enforcer::EventRateLimitConfig>,
-    /// `clientLimits`.
+    /// The rules of `clientLimits`.
     pub clients: Vec<clients::config::ClientLimitRule>,
 }
 
-/// The limits that are configured.
+/// The rate limits that are configured.
 #[derive(Debug, Default)]
 pub struct RateLimits {
-    /// EventRateLimit.
+    /// EventRateLimit, if it is configured.
     pub events: Option<EventRateLimit>,
-    /// `clientLimits`.
+    /// The client limits, if there are rules.
     pub clients: Option<ClientLimits>,
 }
 
 impl RateLimits {
-    /// Whether there are any.
+    /// Whether any limit is configured.
     #[must_use]
     pub const fn is_configured(&self) -> bool {
         self.events.is_some() || self.clients.is_some()
     }
 
-    /// What is configured, showing itself in `registry`.
+    /// Creates the limits and registers their metrics in `registry`.
     #[must_use]
     pub fn new(config: &RateLimitsConfig, registry: &Registry) -> Self {
         let RateLimitsConfig { events, clients } = config;
@@ -53,7 +60,7 @@ impl RateLimits {
         }
     }
 
-    /// Every limit as it stands, in the order of the configuration.
+    /// The state of each limit, in the order of the configuration.
     #[must_use]
     pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let events = self.events.iter().flat_map(EventRateLimit::snapshot);
@@ -61,7 +68,7 @@ impl RateLimits {
         events.chain(clients).collect()
     }
 
-    /// Who was refused most, for operators: a line each, its parts apart by tabs.
+    /// The keys with the most rejections, for operators: one line each, tab-separated.
     #[must_use]
     pub fn dump_top_keys(&self) -> String {
         let mut lines = vec!["LIMIT\tREJECTIONS\tTOO HIGH BY AT MOST\tKEY".to_owned()];
@@ -78,28 +85,4 @@ impl RateLimits {
         lines.push(String::new());
         lines.join("\n")
     }
-}
-
-/// A limit as it stands, for operators.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct RateLimitSnapshot {
-    /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
-    pub name: String,
-    /// What it allows, in few words.
-    pub allows: String,
-    /// It refuses nobody, and counts only.
-    pub dry_run: bool,
-    /// Requests that it let through at once.
-    pub passed: u64,
-    /// Requests that it made wait.
-    pub delayed: u64,
-    /// Requests that it refused.
-    pub rejected: u64,
-    /// Keys (clients, namespaces ...) that it remembers.
-    pub keys: u64,
-    /// The most that it may.
-    pub most_keys: u64,
-    /// Whom it refused most.
-    pub top: Vec<TopKey>,
 }

@@ -1,4 +1,4 @@
-//! A lock that is asked for often and held for some tens of nanoseconds.
+//! A lock for a mutex that is contended and held for some tens of nanoseconds.
 
 use std::hint::spin_loop;
 use std::sync::Mutex;
@@ -6,14 +6,14 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::sync::TryLockError;
 
-/// How often a lock is tried before its thread goes to sleep; each time it stays away twice as long as before.
+/// The attempts before the thread sleeps. The pause doubles after each.
 const SPIN_ATTEMPTS: u32 = 8;
 
-/// For how many spins at first: about as long as the lock is held.
+/// The spins of the first pause: about as long as the lock is held.
 const INITIAL_SPINS: u32 = 16;
 
-/// Takes the lock, staying away from it while another has it: two threads that fight for its cache line need three times
-/// as long for a decision as one alone (`benches/buckets.rs`).
+/// Locks the mutex, with pauses while another thread holds it. Two threads that contend for its
+/// cache line take three times as long for a decision as one alone (`benches/buckets.rs`).
 pub fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     for n in 0..SPIN_ATTEMPTS {
         match mutex.try_lock() {

@@ -1,18 +1,20 @@
-//! A token bucket that comes to the same decisions as upstream's, to the last bit.
+//! A token bucket whose decisions equal upstream's to the last bit.
 //!
-//! It is `golang.org/x/time/rate.Limiter` as `client-go/util/flowcontrol.NewTokenBucketRateLimiter` uses it: tokens are a
-//! float, capacity is applied before one is taken, and what is missing is rounded down to whole nanoseconds of waiting, so
-//! that a token that is a hair short is given. A refusal changes nothing.
+//! It is `golang.org/x/time/rate.Limiter` as `client-go/util/flowcontrol.NewTokenBucketRateLimiter`
+//! uses it. Tokens are a float, and the capacity is applied before one is taken. The missing part
+//! is rounded down to whole nanoseconds of waiting, so that a token that is less than a nanosecond
+//! short is granted. A rejection changes nothing.
 
 use std::time::Duration;
 use std::time::Instant;
 
 const NANOS_PER_SECOND: f64 = 1e9;
 
-/// The wait for a token that never comes. Clients try again after it, so that they notice when the block is lifted.
+/// The wait for a token of a rate of zero. Clients retry after it, so that they notice when the
+/// block is lifted.
 pub const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
-/// How fast a bucket fills, and how much it holds.
+/// The refill rate and the capacity of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     per_second: f64,
@@ -20,13 +22,14 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// No token ever: whatever asks for one is refused, and told to wait for [`NEVER`].
+    /// Grants no token: every request is rejected with [`BLOCKED_WAIT`].
     pub const ZERO: Self = Self {
         per_second: 0.0,
         burst: 0.0,
     };
 
-    /// `qps` tokens a second, at most `burst` of them kept; both above 0. As upstream, `qps` goes through a 32-bit float.
+    /// `qps` tokens a second and a capacity of `burst`; both above 0. As upstream, `qps` is rounded
+    /// to a 32-bit float.
     #[must_use]
     #[expect(
         clippy::as_conversions,
@@ -40,25 +43,25 @@ impl Rate {
         }
     }
 
-    /// Tokens a second.
+    /// The tokens added each second.
     #[must_use]
     pub const fn per_second(&self) -> f64 {
         self.per_second
     }
 
-    /// The most tokens that are kept.
+    /// The capacity of a bucket in tokens.
     #[must_use]
     pub const fn burst(&self) -> f64 {
         self.burst
     }
 
-    /// `share` (0 to 1) of what a bucket holds.
+    /// `share` (0 to 1) of a bucket's capacity.
     #[must_use]
     pub fn reserve_share(&self, share: f64) -> TokenReserve {
         TokenReserve(self.burst * share)
     }
 
-    /// How long it takes to get so many tokens, rounded down to whole nanoseconds as upstream does.
+    /// The time to refill this many tokens, rounded down to whole nanoseconds as upstream does.
     #[expect(
         clippy::as_conversions,
         clippy::cast_possible_truncation,
@@ -73,11 +76,11 @@ impl Rate {
     }
 }
 
-/// A number of tokens below which a bucket is not to be emptied by some.
+/// The tokens that [`TokenBucket::take_above_reserve`] leaves in a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenReserve(f64);
 
-/// The tokens of one key.
+/// The bucket of one key.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     tokens: f64,
@@ -85,7 +88,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// As every bucket begins.
+    /// A new bucket, which is full.
     #[must_use]
     pub fn full(rate: &Rate, now: Instant) -> Self {
         Self {
@@ -94,41 +97,41 @@ impl TokenBucket {
         }
     }
 
-    /// Takes a token. A clock that goes back counts as one that stands.
+    /// Takes a token. If the clock goes back, no time has passed.
     ///
     /// # Errors
-    /// There is none; one will be there after this time, if nobody else takes it.
+    /// There is no token; there will be one after this time unless another request takes it.
     pub fn take(&mut self, rate: &Rate, now: Instant) -> Result<(), Duration> {
         self.reserve(rate, now, Duration::ZERO).map(|_| ())
     }
 
-    /// Takes a token, but leaves those below `floor` alone.
+    /// Takes a token, but leaves the `reserve`.
     ///
     /// # Errors
-    /// There are not enough; there will be after this time.
+    /// There are too few tokens; there will be enough after this time.
     pub fn take_above_reserve(
         &mut self,
         rate: &Rate,
-        floor: TokenReserve,
+        reserve: TokenReserve,
         now: Instant,
     ) -> Result<(), Duration> {
         let tokens = self.tokens_at(rate, now);
-        if tokens < floor.0 {
-            return Err(rate.duration_from_tokens(floor.0 - tokens));
+        if tokens < reserve.0 {
+            return Err(rate.duration_from_tokens(reserve.0 - tokens));
         }
         self.take(rate, now)
     }
 
-    /// Takes a token that is there now or within `most`, and tells how long to wait for it: `reserveN`. Who asks first
-    /// waits least.
+    /// Takes a token that is available now or within `max_wait`, and returns the wait for it:
+    /// `reserveN`. Tokens are reserved in the order of the calls.
     ///
     /// # Errors
-    /// It would take longer: this long.
+    /// The wait would be longer than `max_wait`: this long.
     pub fn reserve(
         &mut self,
         rate: &Rate,
         now: Instant,
-        most: Duration,
+        max_wait: Duration,
     ) -> Result<Duration, Duration> {
         let tokens = self.tokens_at(rate, now) - 1.0;
         let wait = if tokens < 0.0 {
@@ -136,7 +139,7 @@ impl TokenBucket {
         } else {
             Duration::ZERO
         };
-        if rate.burst < 1.0 || wait > most {
+        if rate.burst < 1.0 || wait > max_wait {
             return Err(wait);
         }
         *self = Self {
@@ -146,20 +149,21 @@ impl TokenBucket {
         Ok(wait)
     }
 
-    /// Whether it holds all it can: forgetting it changes no decision.
+    /// Whether the bucket is full. Evicting a full bucket changes no decision.
     #[must_use]
     pub fn is_full(&self, rate: &Rate, now: Instant) -> bool {
         self.tokens_at(rate, now) >= rate.burst
     }
 
-    /// `advance`: what it holds at `now`.
+    /// `advance`: the tokens at `now`.
     fn tokens_at(&self, rate: &Rate, now: Instant) -> f64 {
         let elapsed = now.saturating_duration_since(self.updated_at);
         (self.tokens + as_seconds(elapsed) * rate.per_second).min(rate.burst)
     }
 }
 
-/// `Duration.Seconds()`: seconds and the rest apart, which differs from one division in the last bit.
+/// `Duration.Seconds()`: adds seconds and nanoseconds separately, which differs from one division
+/// in the last bit.
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,
@@ -167,6 +171,13 @@ impl TokenBucket {
 )]
 fn as_seconds(elapsed: Duration) -> f64 {
     elapsed.as_secs() as f64 + f64::from(elapsed.subsec_nanos()) / NANOS_PER_SECOND
+}
+
+/// `Retry-After` for a wait: seconds, rounded up, at least one.
+#[must_use]
+pub fn retry_after_seconds(wait: Duration) -> u32 {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -208,14 +219,17 @@ mod tests {
     #[test]
     fn the_reserve_is_left_by_take_above_reserve_and_spent_by_take() {
         let (rate, now) = (Rate::new(1, 10), Instant::now());
-        let floor = rate.reserve_share(0.5);
+        let reserve = rate.reserve_share(0.5);
         let mut bucket = TokenBucket::full(&rate, now);
-        while bucket.take_above_reserve(&rate, floor, now).is_ok() {}
-        assert!(bucket.take_above_reserve(&rate, floor, now).is_err());
-        let left = (0..9)
+        while bucket.take_above_reserve(&rate, reserve, now).is_ok() {}
+        assert!(bucket.take_above_reserve(&rate, reserve, now).is_err());
+        let remaining = (0..9)
             .take_while(|_| bucket.take(&rate, now).is_ok())
             .count();
-        assert_eq!(left, 4, "the one that found exactly five took one of them");
+        assert_eq!(
+            remaining, 4,
+            "the one that found exactly five took one of them"
+        );
     }
 
     #[test]

@@ -1,39 +1,39 @@
-//! Who is refused most, in bounded memory: Metwally's "space saving".
+//! The keys with the most rejections, in bounded memory: Metwally's "space saving".
 //!
-//! Each key in the table has a count that is too high by at most what it says. A key that is refused more often than all
-//! refusals divided by the table's size is in it for sure.
+//! Each key in the table has a count and the maximal error of that count. A key is in the table if
+//! it has more rejections than all rejections divided by the size of the table.
 
 use serde::Deserialize;
 use serde::Serialize;
 
-/// So many keys are told apart: more than anyone reads.
+/// The most tracked keys: more than an operator reads.
 const MAX_KEYS: usize = 64;
 
-/// So much is kept of a key, in bytes.
+/// The bytes kept of a key.
 const MAX_KEY_BYTES: usize = 256;
 
-/// The keys that are refused most.
+/// The keys with the most rejections.
 #[derive(Clone, Debug, Default)]
 pub struct TopKeys(Vec<TopKey>);
 
-/// A key and how often it was refused.
+/// A key and its number of rejections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TopKey {
-    /// Its beginning, as text.
+    /// The beginning of the key as text.
     pub key: String,
-    /// How often, at most.
+    /// The upper bound of its rejections.
     pub rejections: u64,
-    /// By how much that may be too high.
+    /// The maximal error of `rejections`.
     pub error: u64,
 }
 
 impl TopKeys {
-    /// One more refusal.
+    /// Counts a rejection.
     pub fn add(&mut self, key: &[u8]) {
         let key = key.get(..MAX_KEY_BYTES).unwrap_or(key);
-        let known = |top: &&mut TopKey| top.key.as_bytes() == key;
-        if let Some(top) = self.0.iter_mut().find(known) {
+        let is_same = |top: &&mut TopKey| top.key.as_bytes() == key;
+        if let Some(top) = self.0.iter_mut().find(is_same) {
             top.rejections = top.rejections.saturating_add(1);
             return;
         }
@@ -56,7 +56,7 @@ impl TopKeys {
         }
     }
 
-    /// All that are known, the most refused first.
+    /// All tracked keys, those with the most rejections first.
     #[must_use]
     pub fn sorted(&self) -> Vec<TopKey> {
         let mut keys = self.0.clone();

@@ -1,7 +1,7 @@
-//! What is logged, changed while weir runs: `GET` and `PUT /debug/log_level` on the admin listener.
+//! The log filter at runtime: `GET` and `PUT /debug/log_level` on the admin listener.
 //!
-//! kube-apiserver has `PUT /debug/flags/v` for this; weir's filters say more than a number does, and go by the same syntax as
-//! `--log-level`. A filter that cannot be read changes nothing.
+//! kube-apiserver has `PUT /debug/flags/v` for this. weir's filters express more than a number and
+//! have the syntax of `--log-level`. An invalid filter changes nothing.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -19,39 +19,40 @@ use tracing::info;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
-/// Where it is served.
+/// The path of the endpoint.
 pub const PATH: &str = "/debug/log_level";
 
-/// Many times what anybody writes.
+/// Longest filter in bytes: many times the length of a real one.
 const MAX_FILTER_BYTES: usize = 4096;
 
-/// Puts a filter in force.
+/// Applies a filter to the subscriber.
 type ApplyFilter = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 
-/// The filter that is in force.
+/// The filter in force.
 pub struct LogLevel {
-    /// As it was written. Held while it is replaced, so that what is shown is what is in force.
+    /// The text of the filter. Locked while it is replaced, so that `GET` returns the filter in
+    /// force.
     filter: Mutex<String>,
     apply: ApplyFilter,
 }
 
 impl LogLevel {
-    /// `written` is in force, and `apply` puts another one there.
+    /// Creates the state with the filter `initial`. `apply` puts another one in force.
     #[must_use]
     pub fn new(
-        written: &str,
+        initial: &str,
         apply: impl Fn(EnvFilter) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
         Self {
-            filter: Mutex::new(written.to_owned()),
+            filter: Mutex::new(initial.to_owned()),
             apply: Box::new(apply),
         }
     }
 
-    /// Answers `GET` with the filter, and `PUT` of another one by putting it in force.
+    /// Responds to `GET` with the filter, and to `PUT` after putting the request's filter in force.
     ///
     /// # Cancel safety
-    /// The filter is changed or it is not.
+    /// The filter is either changed or not.
     pub async fn handle<B>(&self, request: Request<B>) -> (StatusCode, String)
     where
         B: Body<Data = Bytes>,
@@ -60,10 +61,10 @@ impl LogLevel {
         match *request.method() {
             Method::GET | Method::HEAD => (StatusCode::OK, format!("{}\n", *self.lock_filter())),
             Method::PUT => {
-                let read = Limited::new(request.into_body(), MAX_FILTER_BYTES)
+                let body = Limited::new(request.into_body(), MAX_FILTER_BYTES)
                     .collect()
                     .await;
-                let text = read.map(http_body_util::Collected::to_bytes);
+                let text = body.map(http_body_util::Collected::to_bytes);
                 match text {
                     Ok(text) => self.set_filter(&text),
                     Err(why) => (StatusCode::BAD_REQUEST, format!("no filter: {why}\n")),
@@ -83,11 +84,11 @@ impl LogLevel {
             Ok(filter) => filter,
             Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")),
         };
-        let mut written = self.lock_filter();
-        info!(from = %written, to = text, "what is logged changes");
+        let mut current = self.lock_filter();
+        info!(from = %current, to = text, "what is logged changes");
         match (self.apply)(filter) {
             Ok(()) => {
-                text.clone_into(&mut written);
+                text.clone_into(&mut current);
                 (StatusCode::OK, format!("{text}\n"))
             }
             Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
@@ -105,11 +106,11 @@ impl fmt::Debug for LogLevel {
     }
 }
 
-/// A filter, as in `weir::upstream=debug,info`.
+/// Parses a filter such as `weir::upstream=debug,info`.
 ///
 /// # Errors
-/// The first part of it that is none, and what would be one. A lone word is taken for a level only: to the library `debgu` is
-/// a module of that name, and nothing would be logged any more.
+/// The first invalid part, with the expected syntax. A single word must be a level: the library
+/// takes `debgu` for a module of that name, and nothing would be logged any more.
 pub fn parse_filter(text: &str) -> Result<EnvFilter, String> {
     let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info and debug, as in weir::upstream=debug,info";
     if text.is_empty() {
@@ -117,8 +118,8 @@ pub fn parse_filter(text: &str) -> Result<EnvFilter, String> {
     }
     for part in text.split(',') {
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
-        let good = !level.is_empty() && level.parse::<LevelFilter>().is_ok();
-        if !good || EnvFilter::try_new(part).is_err() {
+        let is_level = !level.is_empty() && level.parse::<LevelFilter>().is_ok();
+        if !is_level || EnvFilter::try_new(part).is_err() {
             return Err(format!("{part:?} is no filter: {expected}"));
         }
     }

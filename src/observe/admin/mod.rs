@@ -1,6 +1,13 @@
 //! The listeners for operators: `/livez`, `/readyz`, `/metrics` and the status page, in plain HTTP.
 //!
-//! They run on a runtime of their own, so that a flood of clients does not keep a probe or a scrape waiting.
+//! They run on a runtime of their own, so that a flood of client requests does not delay probes and
+//! scrapes.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `log_level` `zpages` |
 
 pub mod log_level;
 pub mod zpages;
@@ -54,21 +61,22 @@ use crate::pipeline::connection::request_count::RequestCount;
 use crate::request_info::Query;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 
-/// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
+/// Most connections at a time. Probes and scrapers are few, and these listeners must not take the
+/// file descriptors of clients.
 const MAX_CONNECTIONS: usize = 64;
 
-/// How long an idle connection is kept, or a slow request waited for.
+/// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a filter of [`log_level`] may take to come.
+/// Longest time to receive the body of a [`log_level`] request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long an operator's machine may leave what was sent to it unread or unconfirmed: who listens and has gone to sleep
-/// gives its place back then.
+/// Longest time that sent data may stay unread or unacknowledged. A subscriber on a suspended
+/// machine frees its connection after it.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the kernel keeps of answers that are not read yet, in bytes: some seconds of events, not the megabytes that it would
-/// grow to.
+/// Size of the kernel's send buffer in bytes: some seconds of events. The default grows to
+/// megabytes.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
 const METRICS_TEXT: HeaderValue =
@@ -79,71 +87,73 @@ const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// Where kube-apiserver has its dumps.
+/// Path prefix of kube-apiserver's dumps of API Priority and Fairness.
 const APF_DEBUG_PREFIX: &str = "/debug/api_priority_and_fairness/";
 
-/// Who was refused most.
+/// The clients that rate limits rejected most.
 const RATE_LIMITS_PATH: &str = "/debug/rate_limits";
 
-/// Who holds the places for requests to the API server.
+/// The slots for requests to the API server, by holder.
 const PLACES_PATH: &str = "/debug/places";
 
-/// Who does most.
+/// The top talkers.
 const TOP_TALKERS_PATH: &str = "/debug/top_talkers";
 
-/// What a wrong path is told.
+/// The response body for an unknown path.
 const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
                        and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
                        /debug/rate_limits /debug/places /debug/top_talkers /debug/log_level; /configz /flagz /statusz\n";
 
-/// What a browser is told that was led here by a name of somebody else's.
+/// The response body for a request to a loopback listener by a foreign host name.
 const FOREIGN_HOST_TEXT: &str =
     "this listener is on the loopback: ask for it by its address, or as localhost\n";
 
-/// What a change is answered on a listener that is not on the loopback.
+/// The response body for a change on a listener that is not on the loopback.
 const READ_ONLY_TEXT: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";
 
-/// Whether only this machine reaches a listener at `address`.
+/// Whether only this machine can reach a listener at `address`.
 #[must_use]
 pub fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
-/// What a browser is told that a page from elsewhere makes change something.
+
+/// The response body for a change that a page of another site requests.
 const CROSS_SITE_TEXT: &str = "nothing is changed here for a page of another site\n";
 
-/// What is served.
+/// The endpoints of a listener and their data. A `None` field disables its endpoint.
 #[derive(Debug)]
 pub struct AdminServer {
-    /// Whether weir can do its work.
+    /// The source of `/readyz`.
     pub readiness: Arc<Readiness>,
-    /// The metrics, where they are served.
+    /// The source of `/metrics`.
     pub metrics: Option<Registry>,
-    /// Who was refused most by client limits and event limits, where it is served.
+    /// The source of `/debug/rate_limits`: the clients rejected most by client limits and event
+    /// limits.
     pub rate_limits: Option<Arc<RateLimits>>,
-    /// Who holds which places for requests to the API server, where it is served.
+    /// The source of `/debug/places`: the slots for requests to the API server.
     pub connection_budget: Option<ConnectionBudget>,
-    /// What is logged, where that may be changed.
+    /// The log filter, if it can be changed.
     pub log_level: Option<Arc<LogLevel>>,
-    /// The state of fairness, where there is fairness and where it is served.
+    /// The source of the dumps. Present only with API Priority and Fairness.
     pub flow_controller: Option<Arc<Controller>>,
-    /// Who does most, where it is served.
+    /// The source of `/debug/top_talkers`.
     pub top_talkers: Option<Arc<TopTalkers>>,
-    /// The status page's data, where it is served.
+    /// The data of the status page.
     pub status: Option<Arc<StatusFeed>>,
-    /// What weir was started with, where it is served.
+    /// The configuration that weir was started with, for `/configz`, `/flagz` and `/statusz`.
     pub zpages: Option<Arc<Zpages>>,
 }
 
-/// The body of an answer.
+/// The body of a response.
 type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
 impl AdminServer {
-    /// Serves `listener` until it is dropped.
+    /// Accepts connections until the future is dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the listener; connections under way end by themselves.
+    /// Dropping the future closes the listener. Open connections continue until they end.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
-        let local = listener.local_addr().is_ok_and(is_loopback);
+        let is_local = listener.local_addr().is_ok_and(is_loopback);
         let mut connections = AdminConnections::default();
         loop {
             let tcp = match listener.accept().await {
@@ -160,9 +170,9 @@ impl AdminServer {
             let admin = Arc::clone(&self);
             connections.spawn(|requests| async move {
                 let service = service_fn(|request| {
-                    let begun = requests.start();
-                    let answer = admin.handle(request, local);
-                    async move { answer.await.inspect(|_| drop(begun)) }
+                    let guard = requests.start();
+                    let response = admin.handle(request, is_local);
+                    async move { response.await.inspect(|_| drop(guard)) }
                 });
                 let served = http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -179,22 +189,22 @@ impl AdminServer {
     async fn handle(
         &self,
         request: Request<Incoming>,
-        local: bool,
+        is_local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
-        if local && !has_loopback_host(request.headers()) {
+        if is_local && !has_loopback_host(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
         }
-        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        if !reads && is_cross_origin(request.headers()) {
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        if !is_read && is_cross_origin(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, CROSS_SITE_TEXT));
         }
         if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
-            if !local && !reads {
+            if !is_local && !is_read {
                 return Ok(response(StatusCode::FORBIDDEN, READ_ONLY_TEXT));
             }
             return Ok(handle_log_level(level, request).await);
         }
-        if !reads {
+        if !is_read {
             return Ok(response(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "only GET is served here\n",
@@ -204,30 +214,30 @@ impl AdminServer {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(self.handle_apf_dump(dump, query));
         }
-        if let (RATE_LIMITS_PATH, Some(rates)) = (request.uri().path(), &self.rate_limits) {
-            return Ok(response(StatusCode::OK, rates.dump_top_keys()));
+        if let (RATE_LIMITS_PATH, Some(rate_limits)) = (request.uri().path(), &self.rate_limits) {
+            return Ok(response(StatusCode::OK, rate_limits.dump_top_keys()));
         }
-        if let (PLACES_PATH, Some(places)) = (request.uri().path(), &self.connection_budget) {
-            return Ok(response(StatusCode::OK, places.dump()));
+        if let (PLACES_PATH, Some(budget)) = (request.uri().path(), &self.connection_budget) {
+            return Ok(response(StatusCode::OK, budget.dump()));
         }
         if let (TOP_TALKERS_PATH, Some(talkers)) = (request.uri().path(), &self.top_talkers) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(handle_top_talkers(talkers, query));
         }
         if let Some(status) = &self.status
-            && let Some(answer) = handle_status(status, &request).await
+            && let Some(response) = handle_status(status, &request).await
         {
-            return Ok(answer);
+            return Ok(response);
         }
         if let Some(zpages) = &self.zpages
-            && let Some(answer) = Self::handle_zpage(zpages, &request)
+            && let Some(response) = Self::handle_zpage(zpages, &request)
         {
-            return Ok(answer);
+            return Ok(response);
         }
         Ok(self.handle_probe_or_metrics(request.uri().path()).await)
     }
 
-    /// What probes and scrapes ask for.
+    /// Responds to probes and scrapes, and with 404 to any other path.
     async fn handle_probe_or_metrics(&self, path: &str) -> Response<AdminBody> {
         match (path, &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
@@ -251,7 +261,7 @@ impl AdminServer {
         }
     }
 
-    /// What weir was started with; none for any other path.
+    /// Responds to `/configz`, `/flagz` and `/statusz`. `None` for any other path.
     fn handle_zpage(zpages: &Zpages, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
         let path = request.uri().path();
         if path == "/configz" {
@@ -269,7 +279,7 @@ impl AdminServer {
         Some(response(StatusCode::OK, text))
     }
 
-    /// The dump endpoints of kube-apiserver (`apf_controller_debug.go`).
+    /// Responds with a dump of kube-apiserver's format (`apf_controller_debug.go`).
     fn handle_apf_dump(&self, which: &str, query: Query<'_>) -> Response<AdminBody> {
         let Some(controller) = &self.flow_controller else {
             return response(
@@ -290,18 +300,19 @@ impl AdminServer {
     }
 }
 
-/// Whether a listener on the loopback is asked for as one: a page from elsewhere, whose name was made to lead here, would be taken for
-/// weir's own otherwise, by a browser on this machine.
+/// Whether the `Host` header names the loopback. This prevents DNS rebinding: a page of another
+/// site whose name resolves to the loopback would otherwise be same-origin for a browser on this
+/// machine.
 fn has_loopback_host(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (None, _) => true, // no browser
+        (None, _) => true, // the client is no browser
         (Some(host), None) => host.to_str().is_ok_and(is_loopback_host),
         (Some(_), Some(_)) => false,
     }
 }
 
-/// An address or `localhost`, and a port or none.
+/// Accepts an IP address or `localhost`, with or without a port.
 fn is_loopback_host(host: &str) -> bool {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, port)) if name.parse::<Ipv6Addr>().is_ok() => ("localhost", port),
@@ -315,12 +326,13 @@ fn is_loopback_host(host: &str) -> bool {
     port && (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok())
 }
 
-/// Whether a browser says that a page of another site asks (`Sec-Fetch-Site`, `Origin`).
+/// Whether a browser reports that a page of another site sent the request (`Sec-Fetch-Site`,
+/// `Origin`).
 fn is_cross_origin(headers: &HeaderMap) -> bool {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
-    let own = |origin: &HeaderValue| {
+    let is_own = |origin: &HeaderValue| {
         let origin = origin
             .to_str()
             .ok()
@@ -329,7 +341,7 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
             .zip(host)
             .is_some_and(|((_, authority), host)| authority.eq_ignore_ascii_case(host))
     };
-    is_cross_site(headers) || !headers.get_all(header::ORIGIN).iter().all(own)
+    is_cross_site(headers) || !headers.get_all(header::ORIGIN).iter().all(is_own)
 }
 
 fn is_cross_site(headers: &HeaderMap) -> bool {
@@ -337,8 +349,9 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
     sites.any(|site| site != "same-origin" && site != "none")
 }
 
-/// The open connections, the oldest first. Whoever comes finds a place: that of one on which nothing is under way, if all are taken,
-/// so that nobody keeps a probe out by saying nothing.
+/// The open connections, oldest first. A new connection is always accepted: if there are too many,
+/// it replaces the oldest connection without a request in progress, so that idle connections cannot
+/// keep a probe out.
 #[derive(Debug, Default)]
 struct AdminConnections(VecDeque<(Arc<RequestCount>, AbortHandle)>);
 
@@ -349,9 +362,9 @@ impl AdminConnections {
     {
         self.0.retain(|(_, task)| !task.is_finished());
         if self.0.len() >= MAX_CONNECTIONS {
-            let quiet = |requests: &RequestCount| requests.started() == requests.ended();
-            let quiet = self.0.iter().position(|(requests, _)| quiet(requests));
-            if let Some((_, task)) = self.0.remove(quiet.unwrap_or(0)) {
+            let is_idle = |requests: &RequestCount| requests.started() == requests.ended();
+            let position = self.0.iter().position(|(requests, _)| is_idle(requests));
+            if let Some((_, task)) = self.0.remove(position.unwrap_or(0)) {
                 task.abort();
             }
         }
@@ -362,8 +375,8 @@ impl AdminConnections {
 }
 
 async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
-    let answered = timeout(BODY_TIMEOUT, level.handle(request)).await;
-    let (code, text) = answered.unwrap_or_else(|_| {
+    let result = timeout(BODY_TIMEOUT, level.handle(request)).await;
+    let (code, text) = result.unwrap_or_else(|_| {
         let why = "no filter came\n".to_owned();
         (StatusCode::REQUEST_TIMEOUT, why)
     });
@@ -373,7 +386,7 @@ async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Respo
 fn handle_top_talkers(talkers: &TopTalkers, query: Query<'_>) -> Response<AdminBody> {
     let query = match top_talkers::TopTalkersQuery::parse(query) {
         Ok(query) => query,
-        Err(faults) => return response(StatusCode::BAD_REQUEST, faults.to_string()),
+        Err(errors) => return response(StatusCode::BAD_REQUEST, errors.to_string()),
     };
     match serde_json::to_vec(&talkers.top(&query)) {
         Ok(text) => typed_response(APPLICATION_JSON, text),
@@ -381,37 +394,38 @@ fn handle_top_talkers(talkers: &TopTalkers, query: Query<'_>) -> Response<AdminB
     }
 }
 
-/// The status page and its data; none for any other path.
+/// Responds with the status page and its data. `None` for any other path.
 async fn handle_status(
     status: &Arc<StatusFeed>,
     request: &Request<Incoming>,
 ) -> Option<Response<AdminBody>> {
-    let mut answer = match request.uri().path() {
+    let mut response = match request.uri().path() {
         "/" | "/status" => {
-            let mut answer = typed_response(TEXT_HTML, page::PAGE);
+            let mut response = typed_response(TEXT_HTML, page::PAGE);
             let policy = page::content_security_policy();
-            let headers = answer.headers_mut();
+            let headers = response.headers_mut();
             headers.insert(header::CONTENT_SECURITY_POLICY, policy);
             headers.insert(
                 header::REFERRER_POLICY,
                 HeaderValue::from_static("no-referrer"),
             );
-            answer
+            response
         }
         "/status.json" => typed_response(APPLICATION_JSON, status.json().await),
         "/status/events" => handle_events(status, request),
         _ => return None,
     };
-    let headers = answer.headers_mut();
+    let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, NO_STORE);
     headers.insert(
         header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
     );
-    Some(answer)
+    Some(response)
 }
 
-/// The stream of events. A page from elsewhere could not read it, but would take places: it gets none.
+/// Responds with the event stream. Requests from pages of other sites are rejected: they could not
+/// read the stream, but would take a subscriber's permit.
 fn handle_events(status: &Arc<StatusFeed>, request: &Request<Incoming>) -> Response<AdminBody> {
     if is_cross_site(request.headers()) {
         return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
@@ -425,14 +439,15 @@ fn handle_events(status: &Arc<StatusFeed>, request: &Request<Incoming>) -> Respo
             "as many listen already as may; /status.json is there for everybody\n",
         );
     };
-    let mut answer = Response::new(StreamBody::new(events).boxed_unsync());
-    answer
+    let mut response = Response::new(StreamBody::new(events).boxed_unsync());
+    response
         .headers_mut()
         .insert(header::CONTENT_TYPE, EVENT_STREAM);
-    answer
+    response
 }
 
-/// Bounds what a connection can hold. Where the system does not know how, it is as it was.
+/// Bounds the memory and the time that a connection can hold. If the system does not support an
+/// option, its default stays.
 fn limit_socket_buffers(tcp: &TcpStream) {
     let socket = SockRef::from(tcp);
     let bounded = socket

@@ -1,6 +1,7 @@
-//! `/configz`, `/flagz` and `/statusz` of the admin listener, in the forms of Kubernetes' components (`k8s.io/component-base/configz`
-//! and `zpages`, 1.36): what weir was started with, and which weir this is. Nothing here is a secret: settings name files, and
-//! what stands in those is not read for it.
+//! `/configz`, `/flagz` and `/statusz` of the admin listener, in the formats of Kubernetes'
+//! components (`k8s.io/component-base/configz` and `zpages`, 1.36): weir's configuration and
+//! version. Nothing here is secret: settings name files, and the contents of those files are not
+//! included.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,51 +15,51 @@ use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
 
-/// What stands above flags and status.
+/// The first lines of `/flagz` and `/statusz`.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
                        and is for debugging purposes only.\n";
 
-/// What weir was started with.
+/// The configuration that weir was started with.
 #[derive(Clone, Debug, Default)]
 pub struct EffectiveConfig {
-    /// Flags by name, each with its value as text, defaults among them; a flag without a value is empty.
+    /// Flags with their values as text, defaults included. A flag without a value is empty.
     pub flags: BTreeMap<String, String>,
     /// Settings by their names in a `--config` file.
     pub settings: BTreeMap<String, Value>,
-    /// The name of the machine; empty where it is not known.
+    /// The name of the machine. Empty if it is not known.
     pub host: String,
 }
 
-/// What is shown.
+/// The data of the endpoints.
 #[derive(Debug)]
 pub struct Zpages {
-    /// What weir was started with.
+    /// The configuration that weir was started with.
     pub effective: EffectiveConfig,
-    /// The API server, as HOST:PORT.
+    /// The API server as HOST:PORT.
     pub upstream: String,
-    /// When weir began, on either clock.
+    /// The time at which weir started, on both clocks.
     pub start_time: (Instant, SystemTime),
 }
 
 impl Zpages {
-    /// `/configz`: the configuration, a component's by its name.
+    /// Returns the body of `/configz`: the settings under the component's name.
     #[must_use]
     pub fn configz(&self) -> String {
         json!({"weir": self.effective.settings}).to_string()
     }
 
-    /// `/flagz`: the flags by name.
+    /// Returns the body of `/flagz`: the flags by name.
     #[must_use]
     pub fn flagz(&self) -> String {
         let mut text = format!("\nweir flags\n{WARNING}\n");
         for (name, value) in &self.effective.flags {
-            // What is written goes to memory.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{name}={value}");
         }
         text
     }
 
-    /// `/statusz`: which weir this is, and where to look further.
+    /// Returns the body of `/statusz`: version, uptime and further endpoints.
     #[must_use]
     pub fn statusz(&self, now: Instant) -> String {
         let (started, wall) = self.start_time;
@@ -75,7 +76,7 @@ impl Zpages {
     }
 }
 
-/// As Kubernetes writes it: `12 hr 05 min 00 sec`.
+/// Formats a duration as Kubernetes does: `12 hr 05 min 00 sec`.
 fn format_uptime(up: Duration) -> String {
     let seconds = up.as_secs();
     format!(
@@ -86,7 +87,8 @@ fn format_uptime(up: Duration) -> String {
     )
 }
 
-/// Whether a client takes plain text (`httputil.AcceptableMediaType`); one that does not say takes anything.
+/// Whether a client accepts plain text (`httputil.AcceptableMediaType`). A client without `Accept`
+/// accepts any type.
 #[must_use]
 pub fn accepts_plain_text(headers: &HeaderMap) -> bool {
     let mut accepted = headers.get_all(header::ACCEPT).iter().peekable();

@@ -1,7 +1,8 @@
-//! The audit events (`audit.k8s.io/v1`) of a request, in kube-apiserver's fields and order (1.36). Pure.
+//! The audit events (`audit.k8s.io/v1`) of a request, with kube-apiserver's fields in its order
+//! (1.36). Pure.
 //!
-//! A [`Note`] is what is kept of a request until its events are written: copies, since what a request's headers are parts of is
-//! larger than they are, and stays with them.
+//! An [`AuditEntry`] holds copies of the request's data until its events are written: header values
+//! are slices of larger buffers, which they would keep in memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,59 +23,61 @@ use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::policy::AuditStage;
 use crate::observe::client_text::redact_target;
-use crate::pipeline::trace::record::RequestOutcome;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::request_info::RequestInfo;
 use crate::request_info::go_duration;
 
-/// Most of what a client calls itself, in bytes (`audit/request.go`).
+/// Longest user agent in bytes (`audit/request.go`).
 const MAX_USER_AGENT_BYTES: usize = 1024;
-/// What stands at the end of one that was longer.
+/// Appended to a truncated user agent.
 const TRUNCATION_SUFFIX: &[u8] = b"...TRUNCATED";
 
-/// Most of `X-Forwarded-For`, in bytes: a hundred proxies' worth. Those that are nearest stand at its end.
+/// Longest `X-Forwarded-For` in bytes: enough for a hundred proxies. The nearest proxies are at its
+/// end.
 const MAX_FORWARDED_FOR_BYTES: usize = 4096;
 
-/// What upstream says of a request whose client was gone before an answer (`filters.WithAudit`). There it comes with code 200 and
-/// `Success`; nobody was told that, and who counts answers by this log is not to count it, so that here it is a failure without a code.
+/// Upstream's message for a request whose client closed the connection before the response
+/// (`filters.WithAudit`). Upstream logs it with code 200 and `Success`. weir logs it as a failure
+/// without a code: no such response was sent, and statistics of this log must not count it.
 const CLOSED_EARLY: &str = "Connection closed early";
 
-/// What is kept of a request until its events are written.
+/// A request's data, kept until its events are written.
 #[derive(Clone, Debug)]
 pub(super) struct AuditEntry {
-    /// Its id, shared with the API server's log.
+    /// The audit ID, shared with the API server's log.
     pub(super) id: Box<[u8]>,
     pub(super) method: Method,
     pub(super) target: Box<str>,
     pub(super) user: Option<Arc<UserInfo>>,
-    /// Whom it was taken for, as far as that is known.
+    /// The impersonated user, once the impersonation is known to be allowed.
     pub(super) impersonated: Option<Arc<UserInfo>>,
     pub(super) peer: IpAddr,
-    /// See [`forwarded_for`].
+    /// See [`truncate_forwarded_for`].
     pub(super) forwarded_for: Box<[u8]>,
-    /// See [`user_agent`].
+    /// See [`truncate_user_agent`].
     pub(super) user_agent: Box<[u8]>,
     pub(super) long_running: bool,
-    /// Whether the beginning of its answer has a note of its own.
+    /// Whether the start of the response has an entry of its own.
     pub(super) response_started: bool,
     pub(super) decision: Option<FlowControlDecision>,
     pub(super) rule: Option<Arc<str>>,
     pub(super) outcome: RequestOutcome,
     pub(super) phase: AuditPhase,
     pub(super) received_at: Timestamp,
-    /// How much later the moment was.
+    /// Time from the arrival to this phase.
     pub(super) elapsed: Duration,
 }
 
-/// What a note is taken of.
+/// The phase of a request that an entry describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AuditPhase {
-    /// The answer to a long-running request has begun.
+    /// The response to a long-running request has started.
     ResponseStarted,
-    /// The request is over.
+    /// The request has ended.
     RequestEnded,
 }
 
-/// So much of what a client calls itself as is noted.
+/// Copies a user agent, truncated to [`MAX_USER_AGENT_BYTES`].
 pub(super) fn truncate_user_agent(header: Option<&HeaderValue>) -> Box<[u8]> {
     let all = header.map(HeaderValue::as_bytes).unwrap_or_default();
     match all.get(..MAX_USER_AGENT_BYTES) {
@@ -85,7 +88,7 @@ pub(super) fn truncate_user_agent(header: Option<&HeaderValue>) -> Box<[u8]> {
     }
 }
 
-/// So much of `X-Forwarded-For` as is noted: whole addresses.
+/// Copies `X-Forwarded-For`, truncated to whole addresses at its end.
 pub(super) fn truncate_forwarded_for(header: Option<&HeaderValue>) -> Box<[u8]> {
     let all = header.map(HeaderValue::as_bytes).unwrap_or_default();
     let end = all
@@ -103,7 +106,7 @@ pub(super) fn truncate_forwarded_for(header: Option<&HeaderValue>) -> Box<[u8]> 
 }
 
 impl AuditEntry {
-    /// The memory that it takes, in bytes.
+    /// Returns the memory that the entry takes, in bytes.
     pub(super) fn size_bytes(&self) -> usize {
         let texts = [
             self.id.len(),
@@ -118,7 +121,8 @@ impl AuditEntry {
         size_of::<Self>() + texts.into_iter().sum::<usize>() + users.sum::<usize>()
     }
 
-    /// Appends the lines of its events to `lines`; their number, and the level that the policy has for it.
+    /// Appends the entry's events to `lines`, one per line. Returns their number and the policy's
+    /// level for the request.
     pub(super) fn append_events(
         &self,
         policy: &AuditPolicy,
@@ -126,27 +130,27 @@ impl AuditEntry {
     ) -> (u64, AuditLevel) {
         let target = self.target.as_bytes();
         let Ok(info) = RequestInfo::parse(self.method.as_str(), target) else {
-            return (0, AuditLevel::None); // it was parsed before
+            return (0, AuditLevel::None); // unreachable: the request was parsed before
         };
-        let verdict = policy.evaluate(&info, self.user.as_deref());
-        let mut written = 0;
+        let config = policy.evaluate(&info, self.user.as_deref());
+        let mut count = 0;
         for stage in self
             .stages()
             .iter()
-            .filter(|stage| verdict.includes(**stage))
+            .filter(|stage| config.includes(**stage))
         {
-            go_json::append_line(&self.to_event(&info, verdict.level, *stage), lines);
-            written += 1;
+            go_json::append_line(&self.to_event(&info, config.level, *stage), lines);
+            count += 1;
         }
-        (written, verdict.level)
+        (count, config.level)
     }
 
-    /// Whether it is the last of its request.
+    /// Whether this is the last entry of its request.
     pub(super) fn is_last(&self) -> bool {
         self.phase == AuditPhase::RequestEnded
     }
 
-    /// The stages that its request has passed since the note before.
+    /// Returns the stages that the request has passed since its previous entry.
     fn stages(&self) -> &'static [AuditStage] {
         use AuditStage::Panic;
         use AuditStage::RequestReceived;
@@ -172,7 +176,7 @@ impl AuditEntry {
         stage: AuditStage,
     ) -> AuditEvent<'a> {
         let at_arrival = stage == AuditStage::RequestReceived;
-        let after = if at_arrival {
+        let elapsed = if at_arrival {
             Duration::ZERO
         } else {
             self.elapsed
@@ -203,7 +207,7 @@ impl AuditEntry {
             request_received_timestamp: format_micro_time(self.received_at),
             stage_timestamp: format_micro_time(
                 self.received_at
-                    .saturating_add(after)
+                    .saturating_add(elapsed)
                     .unwrap_or(self.received_at),
             ),
             annotations: if at_arrival {
@@ -214,13 +218,13 @@ impl AuditEntry {
         }
     }
 
-    /// Those that were named on the way, and who came here in the end (`net.SourceIPs`).
+    /// Returns the forwarded addresses, then the peer's (`net.SourceIPs`).
     fn source_ips(&self) -> Vec<IpAddr> {
-        let named = self.forwarded_for.split(|b| *b == b',').filter_map(|ip| {
+        let forwarded = self.forwarded_for.split(|b| *b == b',').filter_map(|ip| {
             let ip = str::from_utf8(ip.trim_ascii()).ok()?;
             Some(ip.parse::<IpAddr>().ok()?.to_canonical())
         });
-        let mut all: Vec<_> = named.collect();
+        let mut all: Vec<_> = forwarded.collect();
         let peer = self.peer.to_canonical();
         if all.last() != Some(&peer) {
             all.push(peer);
@@ -263,7 +267,7 @@ fn user_size_bytes(user: &UserInfo) -> usize {
     size_of::<UserInfo>() + user.name.len() + texts(&user.groups) + extra.sum::<usize>()
 }
 
-/// `metav1.MicroTime`.
+/// Formats a time as `metav1.MicroTime`.
 fn format_micro_time(time: Timestamp) -> String {
     format!("{time:.6}")
 }
@@ -278,7 +282,7 @@ struct AuditEvent<'a> {
     audit_id: Cow<'a, str>,
     stage: &'static str,
     #[serde(rename = "requestURI")]
-    /// Without the credentials in its query.
+    /// Credentials in the query are redacted.
     request_uri: Cow<'a, str>,
     verb: &'a str,
     user: AuditUser<'a>,
@@ -324,7 +328,7 @@ impl<'a> AuditUser<'a> {
         }
     }
 
-    /// A stranger's uid is a mark of weir's own, by which its flow is known.
+    /// Leaves out the uid of an unauthenticated user: weir sets it only to identify the flow.
     fn from_authenticated_user(user: &'a UserInfo) -> Self {
         let mut user = Self::from_user_info(user);
         if user.username == ANONYMOUS {
@@ -364,7 +368,7 @@ impl<'a> ObjectReference<'a> {
     }
 }
 
-/// As much of a `metav1.Status` as is known of an answer that is passed on.
+/// The part of a `metav1.Status` that is known of a forwarded response.
 #[derive(Serialize)]
 struct ResponseStatus {
     metadata: BTreeMap<(), ()>,

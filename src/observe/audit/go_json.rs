@@ -1,4 +1,5 @@
-//! JSON as Go's `encoding/json` writes it, so that tools find the same bytes. Pure.
+//! JSON in the exact form of Go's `encoding/json`, so that tools that search for bytes find them.
+//! Pure.
 
 use std::io;
 
@@ -6,14 +7,14 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
-/// Appends `value` and an end of line.
+/// Appends `value` as JSON and a line end.
 pub(super) fn append_line(value: &impl Serialize, line: &mut Vec<u8>) {
-    // Fails only for keys that are no strings and for writers that fail; neither is here.
+    // Fails only for map keys that are not strings and for failing writers. Neither occurs here.
     let _ = value.serialize(&mut Serializer::with_formatter(&mut *line, GoFormatter));
     line.push(b'\n');
 }
 
-/// Escapes what could be taken for HTML or an end of line in JavaScript, too.
+/// Escapes HTML characters and JavaScript's line separators as well.
 struct GoFormatter;
 
 impl Formatter for GoFormatter {

@@ -1,9 +1,19 @@
-//! The audit log (`--audit-log-path`): who asked for what, what weir decided and how it ended, as events of `audit.k8s.io/v1`.
+//! The audit log (`--audit-log-path`): the requests, weir's decisions and the outcomes, as events
+//! of `audit.k8s.io/v1`.
 //!
-//! In a request's way a [`Note`] is taken and put into a bounded buffer, which takes less than a microsecond. A thread of the
-//! log's own does the rest: [`policy`] says what is written, [`event`] how it looks, [`output`] where it goes. A disk that is slow
-//! stops that thread alone; once the buffer is full, notes are dropped and counted. No request ever waits for the log or fails
-//! because of it (kube-apiserver's `--audit-log-mode=batch`).
+//! On the request path an `AuditEntry` is made and put into a bounded queue, which takes less
+//! than a microsecond. A thread of the log does the rest: [`policy`] selects the events, `event`
+//! builds them, [`output`] writes them. A slow disk blocks that thread only. When the queue is
+//! full, entries are dropped and counted. No request waits for the log or fails because of it
+//! (kube-apiserver's `--audit-log-mode=batch`).
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `go_json` `output` `policy` |
+//! | 1 | `event` |
+//! | 2 | `writer` |
 
 mod event;
 mod go_json;
@@ -40,36 +50,38 @@ use crate::pipeline::trace::record::RequestObserver;
 
 pub use writer::AuditMetrics;
 
-/// Most memory that notes take until they are written: some 60,000 requests, several seconds of a busy API server.
+/// Most memory of entries that are not written yet, in bytes: some 60,000 requests, several seconds
+/// of a busy API server.
 const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
 
-/// How long the end waits for what is not written yet: a healthy disk takes the whole buffer in this time.
+/// Longest wait for unwritten entries at shutdown. A healthy disk takes the whole queue in this
+/// time.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is written, and where.
+/// The policy and the destination of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditConfig {
-    /// `--audit-policy-file`, or everything.
+    /// `--audit-policy-file`; without the flag, all requests are logged.
     pub policy: AuditPolicy,
     /// `--audit-log-path`; `None` is the standard output.
     pub file: Option<LogFileConfig>,
 }
 
-/// Takes notes for the audit log.
+/// Queues entries for the audit log.
 #[derive(Debug)]
 pub struct AuditLog {
     queue: Arc<BoundedQueue<AuditEntry>>,
     metrics: AuditMetrics,
     log_limiter: LogLimiter,
-    /// Fails when everything is written.
+    /// The sender is dropped when everything is written.
     done: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl AuditLog {
-    /// Opens the log and begins to write.
+    /// Opens the log and starts its thread.
     ///
     /// # Errors
-    /// The file or the thread cannot be had.
+    /// The file cannot be opened, or the thread cannot be started.
     pub fn start(config: AuditConfig, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
         Self::with_capacity(config, metrics, MAX_QUEUED_BYTES)
     }
@@ -77,13 +89,13 @@ impl AuditLog {
     fn with_capacity(
         config: AuditConfig,
         metrics: AuditMetrics,
-        most: usize,
+        max_bytes: usize,
     ) -> io::Result<Arc<Self>> {
         let AuditConfig { policy, file } = config;
-        let buffer = Arc::new(BoundedQueue::new(most));
-        let (done, written) = oneshot::channel();
+        let queue = Arc::new(BoundedQueue::new(max_bytes));
+        let (done, done_receiver) = oneshot::channel();
         let writer = AuditWriter {
-            queue: Arc::clone(&buffer),
+            queue: Arc::clone(&queue),
             policy,
             output: file.map_or(Ok(AuditOutput::Stdout), AuditOutput::open)?,
             metrics: metrics.clone(),
@@ -93,17 +105,17 @@ impl AuditLog {
             .name("audit-log".to_owned())
             .spawn(move || writer.run())?;
         Ok(Arc::new(Self {
-            queue: buffer,
+            queue,
             metrics,
             log_limiter: LogLimiter::default(),
-            done: Mutex::new(Some(written)),
+            done: Mutex::new(Some(done_receiver)),
         }))
     }
 
-    /// Takes no more notes, and waits until those that were taken are written, but not for long.
+    /// Closes the queue and waits until its entries are written, but at most `FLUSH_TIMEOUT`.
     ///
     /// # Cancel safety
-    /// What is there goes on being written.
+    /// The thread goes on writing queued entries.
     pub async fn finish(&self) {
         self.queue.close();
         let done = self
@@ -120,10 +132,10 @@ impl AuditLog {
         }
     }
 
-    fn enqueue(&self, record: &Record, moment: AuditPhase, now: Instant) {
-        let note = audit_entry(record, moment, now);
-        let weight = note.size_bytes();
-        if self.queue.try_push(note, weight) {
+    fn enqueue(&self, record: &Record, phase: AuditPhase, now: Instant) {
+        let entry = audit_entry(record, phase, now);
+        let weight = entry.size_bytes();
+        if self.queue.try_push(entry, weight) {
             return;
         }
         self.metrics.dropped.inc();
@@ -149,24 +161,23 @@ impl Drop for AuditLog {
     }
 }
 
-fn audit_entry(record: &Record, moment: AuditPhase, now: Instant) -> AuditEntry {
-    let audited = record.audit.as_deref();
+fn audit_entry(record: &Record, phase: AuditPhase, now: Instant) -> AuditEntry {
+    let audit = record.audit.as_deref();
     AuditEntry {
-        id: audited.map_or_else(Box::default, |audited| audited.id.as_bytes().into()),
+        id: audit.map_or_else(Box::default, |audit| audit.id.as_bytes().into()),
         method: record.method.clone(),
         target: record.target.as_str().into(),
         user: record.user.clone(),
-        impersonated: audited
-            .and_then(|audited| audited.impersonated_user(record.outcome).cloned()),
+        impersonated: audit.and_then(|audit| audit.impersonated_user(record.outcome).cloned()),
         peer: record.peer.ip(),
         forwarded_for: event::truncate_forwarded_for(record.forwarded_for.as_ref()),
         user_agent: event::truncate_user_agent(record.user_agent.as_ref()),
         long_running: record.long_running,
-        response_started: audited.is_some_and(|audited| audited.response_started),
+        response_started: audit.is_some_and(|audit| audit.response_started),
         decision: record.decision.clone(),
         rule: record.rule.clone(),
         outcome: record.outcome,
-        phase: moment,
+        phase,
         received_at: Timestamp::try_from(record.arrived_wall).unwrap_or_default(),
         elapsed: now.saturating_duration_since(record.arrived),
     }

@@ -1,6 +1,7 @@
-//! Where lines go: a file that is rotated as kube-apiserver's is (lumberjack's rules and names), a pipe, or the standard output.
+//! The destinations of audit events: a file with kube-apiserver's rotation (lumberjack's rules and
+//! file names), a pipe, or the standard output.
 //!
-//! Used by the writer's own thread: everything here may block.
+//! Only the writer's thread calls this module: everything here may block.
 
 use std::fs;
 use std::fs::DirBuilder;
@@ -23,47 +24,51 @@ use tracing::warn;
 
 use crate::clock::Clock;
 
-/// Who may read the log: it names users and what they do.
+/// Only the owner may read the log: it names users and their requests.
 const FILE_MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
 
 /// Go's `2006-01-02T15-04-05.000`.
 const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
-/// How long a file that could not be renamed goes on growing until that is tried again: whoever is in the way of it is not gone
-/// sooner, and each try that fails is a line in the log.
+/// Delay after a failed rename, during which the file grows beyond its limit. Retrying sooner would
+/// not remove the cause, and each failure logs a line.
 const ROTATE_RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// A file, and what becomes of it when it has grown.
+/// A log file and its rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFileConfig {
     /// `--audit-log-path`.
     pub path: PathBuf,
-    /// `--audit-log-maxsize`, in bytes: before it would be larger, it is renamed and another begun.
+    /// `--audit-log-maxsize`, in bytes. A file that would exceed it is renamed, and a new one is
+    /// started.
     pub max_size: u64,
-    /// `--audit-log-maxbackup`: how many of the renamed are kept; 0 is any number.
+    /// `--audit-log-maxbackup`: number of renamed files to keep; 0 keeps all.
     pub max_backups: usize,
-    /// `--audit-log-maxage`: how long they are kept; zero is for ever.
+    /// `--audit-log-maxage`: how long renamed files are kept; zero keeps them for ever.
     pub max_age: Duration,
 }
 
-/// Where lines are written.
+/// An open destination.
 #[derive(Debug)]
 pub(super) enum AuditOutput {
     File(RotatingFile),
-    /// A pipe or a device: never rotated, and opened when there is something to write, since that may wait for a reader.
+    /// A pipe or a device. It is never rotated. It is opened at the first write, since opening may
+    /// wait for a reader.
     Pipe(PathBuf, Option<File>),
     Stdout,
 }
 
 impl AuditOutput {
-    /// To a file or a pipe, depending on what is there.
+    /// Opens a file or a pipe, depending on what exists at the path.
     ///
     /// # Errors
-    /// It cannot be opened or made.
+    /// The file cannot be opened or created.
     pub(super) fn open(file: LogFileConfig) -> io::Result<Self> {
         match fs::metadata(&file.path) {
-            Ok(there) if !there.is_file() && !there.is_dir() => Ok(Self::Pipe(file.path, None)),
+            Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => {
+                Ok(Self::Pipe(file.path, None))
+            }
             _ => RotatingFile::open(file).map(Self::File),
         }
     }
@@ -71,7 +76,7 @@ impl AuditOutput {
     /// Writes whole lines.
     ///
     /// # Errors
-    /// Some of them may have been written all the same.
+    /// Some of the lines may be written nevertheless.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         match self {
             Self::File(file) => file.write(lines),
@@ -88,7 +93,7 @@ impl AuditOutput {
         }
     }
 
-    /// How many more bytes go there before anything has to be done first.
+    /// Returns the bytes that fit before the file must be rotated.
     pub(super) fn remaining_bytes(&self) -> u64 {
         match self {
             Self::File(file) if file.rotate_retry_at.is_none() => {
@@ -99,25 +104,25 @@ impl AuditOutput {
     }
 }
 
-/// A file that is renamed when it has grown.
+/// A file that is renamed when it has reached its size limit.
 #[derive(Debug)]
 pub(super) struct RotatingFile {
     config: LogFileConfig,
-    /// `None` after an attempt that failed.
+    /// `None` after a failed open or write.
     file: Option<File>,
     size: u64,
-    /// A write broke off within a line.
+    /// The last write ended within a line.
     has_partial_line: bool,
-    /// It could not be renamed, and is written to until then whatever its size.
+    /// The file could not be renamed. Until this time it is written to whatever its size.
     rotate_retry_at: Option<Instant>,
 }
 
 impl RotatingFile {
-    fn open(rules: LogFileConfig) -> io::Result<Self> {
-        let file = open_append(&rules.path)?;
+    fn open(config: LogFileConfig) -> io::Result<Self> {
+        let file = open_append(&config.path)?;
         let size = file.metadata()?.len();
         let opened = Self {
-            config: rules,
+            config,
             file: Some(file),
             size,
             has_partial_line: false,
@@ -156,8 +161,9 @@ impl RotatingFile {
         written
     }
 
-    /// Renames the file; the next write opens what is at its path then. A file that is gone has been moved away by somebody
-    /// else, which is as good; one that cannot be renamed is written to further on.
+    /// Renames the file. The next write opens a new one at its path. A file that does not exist was
+    /// moved by another process, which has the same effect. A file that cannot be renamed is
+    /// written to further.
     fn rotate(&mut self) {
         self.file = None;
         self.rotate_retry_at = None;
@@ -179,7 +185,8 @@ impl RotatingFile {
         }
     }
 
-    /// `audit.log` as it is called once it is renamed: `audit-2026-11-21T19-04-05.123.log`, in UTC.
+    /// Returns the name that `audit.log` is renamed to: `audit-2026-11-21T19-04-05.123.log`, in
+    /// UTC.
     fn backup_path(&self, at: SystemTime) -> PathBuf {
         let (stem, extension) = self.split_file_name();
         let at = Timestamp::try_from(at).unwrap_or_default();
@@ -187,7 +194,7 @@ impl RotatingFile {
         self.config.path.with_file_name(name)
     }
 
-    /// The file's name up to its extension, and that with its dot.
+    /// Returns the file name without its extension, and the extension with its dot.
     fn split_file_name(&self) -> (String, String) {
         let name = self.config.path.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
@@ -196,10 +203,11 @@ impl RotatingFile {
         (stem.to_owned(), extension.to_owned())
     }
 
-    /// Removes what is too old or too much of the renamed. What cannot be removed is tried again after the next time.
+    /// Removes renamed files that are too old or too many. Files that cannot be removed are tried
+    /// again after the next rotation.
     fn remove_old_backups(&self) {
         let mut backups = self.list_backups();
-        backups.sort_unstable_by(|one, other| other.cmp(one)); // the newest first
+        backups.sort_unstable_by(|one, other| other.cmp(one)); // newest first
         let keep = match self.config.max_backups {
             0 => usize::MAX,
             most => most,
@@ -214,7 +222,7 @@ impl RotatingFile {
         }
     }
 
-    /// The renamed, and when that was.
+    /// Returns the renamed files, each with the time of its rotation.
     fn list_backups(&self) -> Vec<(Timestamp, PathBuf)> {
         let folder = match self.config.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -240,7 +248,7 @@ impl RotatingFile {
     }
 }
 
-/// Opens a file, or makes it and its folder.
+/// Opens a file for appending, or creates it and its directory.
 fn open_append(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         DirBuilder::new()
@@ -271,8 +279,8 @@ mod tests {
     }
 
     /// Names and sizes, by name.
-    fn files(rules: &LogFileConfig) -> Vec<(String, u64)> {
-        let mut files: Vec<_> = fs::read_dir(rules.path.parent().unwrap())
+    fn files(config: &LogFileConfig) -> Vec<(String, u64)> {
+        let mut files: Vec<_> = fs::read_dir(config.path.parent().unwrap())
             .unwrap()
             .map(|entry| entry.unwrap())
             .map(|entry| {
@@ -287,12 +295,12 @@ mod tests {
     #[test]
     fn a_file_at_its_size_limit_is_renamed_with_a_timestamp() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = log_file_config(folder.path());
-        let mut output = AuditOutput::open(rules.clone()).unwrap();
+        let config = log_file_config(folder.path());
+        let mut output = AuditOutput::open(config.clone()).unwrap();
         for _ in 0..5 {
             output.write(LINE).unwrap();
         }
-        let files = files(&rules);
+        let files = files(&config);
         let sizes: Vec<_> = files.iter().map(|(_, size)| *size).collect();
         assert_eq!(sizes, [16, 16, 8], "{files:?}");
         assert_eq!(files[2].0, "audit.log");
@@ -306,26 +314,26 @@ mod tests {
     #[test]
     fn an_existing_file_is_appended_to_and_its_size_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = log_file_config(folder.path());
+        let config = log_file_config(folder.path());
         for _ in 0..3 {
-            AuditOutput::open(rules.clone())
+            AuditOutput::open(config.clone())
                 .unwrap()
                 .write(LINE)
                 .unwrap();
         }
-        let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        let sizes: Vec<_> = files(&config).into_iter().map(|(_, size)| size).collect();
         assert_eq!(sizes, [16, 8]);
     }
 
     #[test]
     fn a_line_over_the_size_limit_gets_a_file_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = log_file_config(folder.path());
-        let mut output = AuditOutput::open(rules.clone()).unwrap();
+        let config = log_file_config(folder.path());
+        let mut output = AuditOutput::open(config.clone()).unwrap();
         for line in [LINE, &[b'x'; 100], LINE] {
             output.write(line).unwrap();
         }
-        let mut sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        let mut sizes: Vec<_> = files(&config).into_iter().map(|(_, size)| size).collect();
         sizes.sort_unstable();
         assert_eq!(sizes, [8, 8, 100]);
     }
@@ -333,38 +341,38 @@ mod tests {
     #[test]
     fn a_file_removed_by_another_process_is_created_again_at_the_next_rotation() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = log_file_config(folder.path());
-        let mut output = AuditOutput::open(rules.clone()).unwrap();
+        let config = log_file_config(folder.path());
+        let mut output = AuditOutput::open(config.clone()).unwrap();
         output.write(LINE).unwrap();
-        fs::remove_file(&rules.path).unwrap();
+        fs::remove_file(&config.path).unwrap();
         for _ in 0..4 {
             output.write(LINE).unwrap();
         }
-        // One went where the first did; then the file's time was over.
-        assert_eq!(fs::metadata(&rules.path).unwrap().len(), 8);
-        fs::remove_dir_all(rules.path.parent().unwrap()).unwrap();
+        // One line went into the first file; then the file's time had passed.
+        assert_eq!(fs::metadata(&config.path).unwrap().len(), 8);
+        fs::remove_dir_all(config.path.parent().unwrap()).unwrap();
         for _ in 0..3 {
             output.write(LINE).unwrap();
         }
-        assert_eq!(fs::metadata(&rules.path).unwrap().len(), 16);
+        assert_eq!(fs::metadata(&config.path).unwrap().len(), 16);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_file_that_cannot_be_renamed_grows_until_it_can() {
         let folder = tempfile::tempdir().unwrap();
-        // With a time in it, its name would be longer than names may be.
+        // With a time in it, the name would exceed the longest file name.
         let long = folder.path().join(format!("{:x<240}.log", ""));
-        let rules = LogFileConfig {
+        let config = LogFileConfig {
             path: long.clone(),
             ..log_file_config(folder.path())
         };
-        let AuditOutput::File(mut file) = AuditOutput::open(rules.clone()).unwrap() else {
+        let AuditOutput::File(mut file) = AuditOutput::open(config.clone()).unwrap() else {
             panic!("a file");
         };
         for _ in 0..5 {
             file.write(LINE).unwrap();
         }
-        assert_eq!(files(&rules).len(), 1);
+        assert_eq!(files(&config).len(), 1);
         assert_eq!(fs::metadata(&long).unwrap().len(), 5 * 8);
         let mut output = AuditOutput::File(file);
         assert_eq!(
@@ -373,7 +381,7 @@ mod tests {
             "lines are still written together"
         );
 
-        // Now it could be; it is tried after a minute, and not before.
+        // The rename would succeed now, but it is retried only after a minute.
         let AuditOutput::File(file) = &mut output else {
             panic!("a file");
         };
@@ -381,10 +389,10 @@ mod tests {
         fs::rename(&long, &file.config.path).unwrap();
         tokio::time::advance(ROTATE_RETRY_DELAY - Duration::from_millis(1)).await;
         file.write(LINE).unwrap();
-        assert_eq!(files(&rules).len(), 1);
+        assert_eq!(files(&config).len(), 1);
         tokio::time::advance(Duration::from_millis(1)).await;
         file.write(LINE).unwrap();
-        let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        let sizes: Vec<_> = files(&config).into_iter().map(|(_, size)| size).collect();
         assert_eq!(sizes, [6 * 8, 8]);
         assert_eq!(output.remaining_bytes(), 12);
     }
@@ -392,12 +400,12 @@ mod tests {
     #[test]
     fn only_the_newest_backups_are_kept_and_other_files_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = LogFileConfig {
+        let config = LogFileConfig {
             max_backups: 2,
             ..log_file_config(folder.path())
         };
-        drop(AuditOutput::open(rules.clone()).unwrap());
-        let others = [
+        drop(AuditOutput::open(config.clone()).unwrap());
+        let unrelated = [
             "audit-2020-01-01T00-00-00.000.txt",
             "audit-2020-01-01.log",
             "audit-2020-13-01T00-00-00.000.log",
@@ -409,26 +417,26 @@ mod tests {
             "audit-2020-01-01T00-00-00.001.log",
             "audit-2019-12-31T23-59-59.999.log",
         ];
-        for name in others.iter().chain(&old) {
-            fs::write(rules.path.with_file_name(name), "x").unwrap();
+        for name in unrelated.iter().chain(&old) {
+            fs::write(config.path.with_file_name(name), "x").unwrap();
         }
-        drop(AuditOutput::open(rules.clone()).unwrap());
-        let mut expected: Vec<_> = others.iter().chain(&old[..2]).copied().collect();
+        drop(AuditOutput::open(config.clone()).unwrap());
+        let mut expected: Vec<_> = unrelated.iter().chain(&old[..2]).copied().collect();
         expected.push("audit.log");
         expected.sort_unstable();
-        let left: Vec<_> = files(&rules).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(left, expected);
+        let remaining: Vec<_> = files(&config).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(remaining, expected);
     }
 
     #[test]
     fn backups_over_the_maximum_age_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let day = Duration::from_secs(24 * 3600);
-        let rules = LogFileConfig {
+        let config = LogFileConfig {
             max_age: 7 * day,
             ..log_file_config(folder.path())
         };
-        let AuditOutput::File(file) = AuditOutput::open(rules.clone()).unwrap() else {
+        let AuditOutput::File(file) = AuditOutput::open(config.clone()).unwrap() else {
             panic!("a file");
         };
         let now = Clock.wall();
@@ -439,7 +447,7 @@ mod tests {
         for path in [&young, &old] {
             fs::write(path, "x").unwrap();
         }
-        drop(AuditOutput::open(rules).unwrap());
+        drop(AuditOutput::open(config).unwrap());
         assert!(young.exists());
         assert!(!old.exists());
     }
@@ -447,21 +455,21 @@ mod tests {
     #[test]
     fn an_unwritable_path_is_an_error_at_start() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = LogFileConfig {
+        let config = LogFileConfig {
             path: folder.path().to_owned(),
             ..log_file_config(folder.path())
         };
-        assert!(AuditOutput::open(rules).is_err());
+        assert!(AuditOutput::open(config).is_err());
     }
 
     #[test]
     fn the_log_is_readable_by_its_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let rules = log_file_config(folder.path());
-        drop(AuditOutput::open(rules.clone()).unwrap());
+        let config = log_file_config(folder.path());
+        drop(AuditOutput::open(config.clone()).unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&rules.path), 0o600);
-        assert_eq!(mode(rules.path.parent().unwrap()), 0o700);
+        assert_eq!(mode(&config.path), 0o600);
+        assert_eq!(mode(config.path.parent().unwrap()), 0o700);
     }
 }

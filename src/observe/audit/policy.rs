@@ -1,8 +1,9 @@
-//! `Policy` (`audit.k8s.io/v1`): which requests are noted, and at which stages. Pure.
+//! `Policy` (`audit.k8s.io/v1`): which requests are logged, and at which stages. Pure.
 //!
-//! Follows kube-apiserver 1.36 (`audit/policy/checker.go`, `apis/audit/validation/validation.go`): the first rule that matches
-//! decides, and what no rule matches is not noted. weir sees no objects: what is to be noted with its body (`Request`,
-//! `RequestResponse`) is noted as `Metadata`, and a warning says so.
+//! Follows kube-apiserver 1.36 (`audit/policy/checker.go`, `apis/audit/validation/validation.go`):
+//! the first matching rule decides, and requests that match no rule are not logged. weir sees no
+//! objects: the levels with bodies (`Request`, `RequestResponse`) count as `Metadata`, with a
+//! warning.
 
 use crate::api::UserInfo;
 use crate::api::flowcontrol::check_dns_subdomain;
@@ -16,17 +17,17 @@ use crate::request_info::RequestInfo;
 const API_VERSION: &str = "audit.k8s.io/v1";
 const KIND: &str = "Policy";
 
-/// How much is noted of a request.
+/// The amount that is logged of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditLevel {
-    /// Nothing.
+    /// Nothing is logged.
     None,
-    /// Everything but bodies.
+    /// Everything but bodies is logged.
     Metadata,
 }
 
 impl AuditLevel {
-    /// As in events and metrics.
+    /// The name in events and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -36,16 +37,16 @@ impl AuditLevel {
     }
 }
 
-/// When in the life of a request an event is made. In this order.
+/// The stage of a request at which an event is generated. In this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditStage {
-    /// It has come.
+    /// The request has arrived.
     RequestReceived,
-    /// The head of the answer is there, the rest not yet: of long-running requests only.
+    /// The response headers are sent, the body is not. Long-running requests only.
     ResponseStarted,
-    /// The answer has gone out.
+    /// The response is complete.
     ResponseComplete,
-    /// There was a defect.
+    /// The request panicked.
     Panic,
 }
 
@@ -57,7 +58,7 @@ impl AuditStage {
         Self::Panic,
     ];
 
-    /// As in events and policies.
+    /// The name in events and policies.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -69,16 +70,16 @@ impl AuditStage {
     }
 }
 
-/// What is done with a request.
+/// The policy's decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestAuditConfig<'a> {
-    /// How much is noted.
+    /// The amount that is logged.
     pub level: AuditLevel,
     omit_stages: [&'a [AuditStage]; 2],
 }
 
 impl RequestAuditConfig<'_> {
-    /// Whether an event is made at `stage`.
+    /// Whether an event is generated at `stage`.
     #[must_use]
     pub fn includes(&self, stage: AuditStage) -> bool {
         self.level != AuditLevel::None
@@ -89,7 +90,7 @@ impl RequestAuditConfig<'_> {
     }
 }
 
-/// Which requests are noted.
+/// The rules that select the requests to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditPolicy {
     rules: Vec<PolicyRule>,
@@ -116,7 +117,7 @@ struct GroupResources {
 }
 
 impl AuditPolicy {
-    /// Everything, at every stage.
+    /// Logs all requests at every stage.
     #[must_use]
     pub fn log_all() -> Self {
         let all = PolicyRule {
@@ -135,27 +136,29 @@ impl AuditPolicy {
         }
     }
 
-    /// The policy of a file; `None`, and faults, if it has none.
-    pub fn parse(file: &str, text: &str, faults: &mut Diagnostics) -> Option<Self> {
-        let before = faults.errors().count();
-        let documents = document::parse_all(file, text, faults);
+    /// Parses the policy of a file. `None`, with errors in `diagnostics`, if the file has no valid
+    /// policy.
+    pub fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
+        let before = diagnostics.errors().count();
+        let documents = document::parse_all(file, text, diagnostics);
         let mut documents = documents.iter().filter(|document| !document.is_null());
         let Some(document) = documents.next() else {
-            if faults.errors().count() == before {
+            if diagnostics.errors().count() == before {
                 let message = format!("a {KIND} ({API_VERSION}) is expected, and nothing is there");
-                faults.report_error(&document::SourceLocation::whole_file(file), "", message);
+                diagnostics.report_error(&document::SourceLocation::whole_file(file), "", message);
             }
             return None;
         };
         for another in documents {
             let message = "one document is expected, this is another";
-            faults.report_error(&another.location, "", message);
+            diagnostics.report_error(&another.location, "", message);
         }
-        let policy = document.decode(faults, "", Strictness::Warn, parse_policy)?;
-        (faults.errors().count() == before).then_some(policy)
+        let policy = document.decode(diagnostics, "", Strictness::Warn, parse_policy)?;
+        (diagnostics.errors().count() == before).then_some(policy)
     }
 
-    /// What is done with a request of `user`; `None` where it was refused before that was known.
+    /// Returns the decision for a request. `user` is `None` if the request was rejected before
+    /// authentication.
     #[must_use]
     pub fn evaluate(
         &self,
@@ -180,8 +183,8 @@ impl PolicyRule {
                 && (self.user_groups.is_empty()
                     || user.groups.iter().any(|g| self.user_groups.contains(g)))
         };
-        let anybody = self.users.is_empty() && self.user_groups.is_empty();
-        if !(anybody || user.is_some_and(is_user)) {
+        let any_user = self.users.is_empty() && self.user_groups.is_empty();
+        if !(any_user || user.is_some_and(is_user)) {
             return false;
         }
         if !(self.verbs.is_empty() || contains_bytes(&self.verbs, info.verb().as_str().as_bytes()))
@@ -196,11 +199,11 @@ impl PolicyRule {
     }
 
     fn matches_resource(&self, info: &RequestInfo<'_>) -> bool {
-        // What stands outside namespaces is in "".
+        // Cluster-scoped resources have the namespace "".
         if !(self.namespaces.is_empty() || contains_bytes(&self.namespaces, info.namespace())) {
             return false;
         }
-        self.resources.is_empty() || self.resources.iter().any(|of| of.matches(info))
+        self.resources.is_empty() || self.resources.iter().any(|resource| resource.matches(info))
     }
 
     fn matches_path(&self, path: &[u8]) -> bool {
@@ -209,7 +212,7 @@ impl PolicyRule {
             url == path
                 || url
                     .strip_suffix(b"*")
-                    .is_some_and(|begin| path.starts_with(begin))
+                    .is_some_and(|prefix| path.starts_with(prefix))
         })
     }
 }
@@ -222,10 +225,10 @@ impl GroupResources {
         if self.resources.is_empty() {
             return true;
         }
-        let named =
+        let name_matches =
             self.resource_names.is_empty() || contains_bytes(&self.resource_names, info.name());
         let (resource, subresource) = (info.resource(), info.subresource());
-        named
+        name_matches
             && self.resources.iter().any(|wanted| {
                 let wanted = wanted.as_bytes();
                 wanted == b"*"
@@ -236,7 +239,7 @@ impl GroupResources {
     }
 }
 
-/// Whether `wanted` is `resource`, or `resource/subresource` where there is one.
+/// Whether `wanted` is `resource`, or `resource/subresource` if there is a subresource.
 fn resource_matches(wanted: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
     if subresource.is_empty() {
         return wanted == resource;
@@ -265,7 +268,7 @@ fn parse_policy(fields: &mut MappingDecoder<'_>) -> AuditPolicy {
     fields.parse("kind", one_of(KIND));
     fields.require(&["apiVersion", "kind"]);
     fields.mark_known(&["metadata"]);
-    fields.boolean("omitManagedFields"); // of objects, which are not noted
+    fields.boolean("omitManagedFields"); // applies to objects, which are not logged
     let omit_stages = parse_stages(fields);
     let rules = fields.objects("rules", parse_rule);
     if rules.as_ref().is_none_or(Vec::is_empty) {
@@ -291,8 +294,8 @@ fn parse_rule(fields: &mut MappingDecoder<'_>) -> PolicyRule {
     let non_resource_urls = fields
         .list("nonResourceURLs", parse_non_resource_url)
         .unwrap_or_default();
-    let resourceful = !(resources.is_empty() && namespaces.is_empty());
-    if resourceful && !non_resource_urls.is_empty() {
+    let for_resources = !(resources.is_empty() && namespaces.is_empty());
+    if for_resources && !non_resource_urls.is_empty() {
         let message = "rules cannot apply to both regular resources and non-resource URLs";
         fields.report_error("nonResourceURLs", message);
     }
@@ -340,15 +343,15 @@ fn parse_stages(fields: &mut MappingDecoder<'_>) -> Vec<AuditStage> {
 
 fn parse_group_resources(fields: &mut MappingDecoder<'_>) -> GroupResources {
     let group = fields.parse("group", |text| {
-        let broken = if text.is_empty() {
+        let errors = if text.is_empty() {
             Vec::new()
         } else {
             check_dns_subdomain(text)
         };
-        if broken.is_empty() {
+        if errors.is_empty() {
             Ok(text.to_owned())
         } else {
-            Err(broken.join("; "))
+            Err(errors.join("; "))
         }
     });
     let mut texts = |name| fields.strings(name).unwrap_or_default();
@@ -367,10 +370,10 @@ fn parse_group_resources(fields: &mut MappingDecoder<'_>) -> GroupResources {
 fn parse_non_resource_url(value: ValueDecoder<'_>) -> Option<String> {
     value.parse(|text| match text.strip_suffix('*').unwrap_or(text) {
         "" if text == "*" => Ok(text.to_owned()),
-        begin if !begin.starts_with('/') => {
+        prefix if !prefix.starts_with('/') => {
             Err("non-resource URL rules must begin with a '/' character")
         }
-        begin if begin.contains('*') => {
+        prefix if prefix.contains('*') => {
             Err("non-resource URL wildcards '*' must be the final character of the rule")
         }
         _ => Ok(text.to_owned()),
@@ -381,7 +384,7 @@ fn parse_non_resource_url(value: ValueDecoder<'_>) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The example of Kubernetes' own documentation, as far as it says something of its own.
+    /// The example of Kubernetes' documentation, without rules that repeat others.
     const EXAMPLE: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -412,9 +415,9 @@ rules:
 "#;
 
     fn parse_text(text: &str) -> (Option<AuditPolicy>, String) {
-        let mut faults = Diagnostics::default();
-        let policy = AuditPolicy::parse("policy.yaml", text, &mut faults);
-        let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
+        let mut diagnostics = Diagnostics::default();
+        let policy = AuditPolicy::parse("policy.yaml", text, &mut diagnostics);
+        let lines: Vec<_> = diagnostics.iter().map(ToString::to_string).collect();
         (policy, lines.join("\n"))
     }
 
@@ -426,7 +429,7 @@ rules:
         .with_authenticated_group()
     }
 
-    /// `level: stages that are wanted`.
+    /// Returns `level: included stages`.
     fn evaluate(
         policy: &AuditPolicy,
         method: &str,
@@ -434,13 +437,13 @@ rules:
         user: Option<&UserInfo>,
     ) -> String {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let verdict = policy.evaluate(&info, user);
-        let wanted: Vec<_> = AuditStage::ALL
+        let config = policy.evaluate(&info, user);
+        let included: Vec<_> = AuditStage::ALL
             .into_iter()
-            .filter(|stage| verdict.includes(*stage))
+            .filter(|stage| config.includes(*stage))
             .map(AuditStage::name)
             .collect();
-        format!("{}: {}", verdict.level.name(), wanted.join(" "))
+        format!("{}: {}", config.level.name(), included.join(" "))
     }
 
     #[test]
@@ -453,7 +456,7 @@ rules:
         let alice = user("alice");
         let cases = [
             ("GET", "/api/v1/namespaces/a/pods/p", ALL),
-            // a subresource is something else
+            // A subresource is a resource of its own.
             ("GET", "/api/v1/namespaces/a/pods/p/exec", LESS),
             ("GET", "/api/v1/namespaces/a/pods/p/log", ALL),
             (
@@ -518,7 +521,7 @@ rules:
             evaluate(&policy, "GET", "/healthz", Some(&anonymous)),
             "None: "
         );
-        // no rule
+        // No rule matches.
         assert_eq!(evaluate(&policy, "GET", "/api/v1/pods", None), "None: ");
     }
 
@@ -535,7 +538,7 @@ rules:
 
     #[test]
     fn every_error_has_its_position() {
-        let (policy, faults) = parse_text(
+        let (policy, diagnostics) = parse_text(
             r#"apiVersion: audit.k8s.io/v1beta1
 kind: Policy
 omitStages: [RequestDone]
@@ -566,8 +569,8 @@ rules:
              subdomain must consist of",
             "13:20: rules[3].resources[1].resourceNames: using resourceNames requires at least one resource",
         ];
-        let lines: Vec<_> = faults.lines().collect();
-        assert_eq!(lines.len(), expected.len(), "{faults}");
+        let lines: Vec<_> = diagnostics.lines().collect();
+        assert_eq!(lines.len(), expected.len(), "{diagnostics}");
         for (line, expected) in lines.iter().zip(expected) {
             let expected = format!("policy.yaml:{expected}");
             assert!(line.starts_with(&expected), "{line}\nnot\n{expected}");

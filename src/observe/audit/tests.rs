@@ -1,4 +1,4 @@
-//! The audit log as a whole: what it writes, and what it does where it cannot.
+//! Tests of the whole audit log: its output, and its behaviour when writing fails.
 
 use std::fs;
 use std::fs::File;
@@ -23,9 +23,9 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::controller::RequestTimes;
 use crate::metrics::Registry;
-use crate::observe::eventually;
+use crate::observe::wait_tests::eventually;
 use crate::pipeline::trace::audit_id::AuditContext;
-use crate::pipeline::trace::record::RequestOutcome;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::request_info::RequestInfo;
 
 fn record(target: &'static str) -> Record {
@@ -98,8 +98,8 @@ async fn events_before_shutdown_are_in_the_log() {
     }
     log.on_ended(&watch, Clock.now());
     log.finish().await;
-    let ends = |text: &[u8]| text.iter().filter(|byte| **byte == b'\n').count();
-    let written = || fs::read(&path).is_ok_and(|text| ends(&text) >= 2003);
+    let count_lines = |text: &[u8]| text.iter().filter(|byte| **byte == b'\n').count();
+    let written = || fs::read(&path).is_ok_and(|text| count_lines(&text) >= 2003);
     assert!(eventually(written).await);
     let lines = lines(&path);
     assert_eq!(lines.len(), 2003);
@@ -141,20 +141,20 @@ async fn a_stalled_disk_drops_events_and_blocks_no_caller() {
     make_fifo(&path);
     let metrics = AuditMetrics::register(&registry);
     let log = AuditLog::with_capacity(config(path.clone()), metrics, 10_000).unwrap();
-    // Nobody reads: the thread waits for a reader, and these calls return all the same.
+    // The pipe has no reader: the thread blocks, and these calls return nevertheless.
     for _ in 0..1000 {
         log.on_ended(&record("/api/v1/pods"), Clock.now());
     }
     let dropped = log.metrics.dropped.get();
     assert!((900..1000).contains(&dropped), "{dropped}");
-    // Now somebody does: what was kept is all there.
-    let reading = tokio::task::spawn_blocking(move || {
+    // The pipe has a reader now: all queued entries arrive.
+    let reader = tokio::task::spawn_blocking(move || {
         let pipe = BufReader::new(File::open(path).unwrap());
         pipe.lines().count()
     });
     log.finish().await;
     drop(log);
-    let read = reading.await.unwrap();
+    let read = reader.await.unwrap();
     assert_eq!(read, 2 * (1000 - usize::try_from(dropped).unwrap()));
 }
 
@@ -171,8 +171,8 @@ async fn shutdown_does_not_wait_for_a_stalled_disk() {
 #[tokio::test]
 async fn events_that_cannot_be_written_are_counted() {
     let registry = Registry::new();
-    let full = config(PathBuf::from("/dev/full"));
-    let log = AuditLog::start(full, AuditMetrics::register(&registry)).unwrap();
+    let full_device = config(PathBuf::from("/dev/full"));
+    let log = AuditLog::start(full_device, AuditMetrics::register(&registry)).unwrap();
     log.on_ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
     let errors = "apiserver_audit_error_total{plugin=\"log\"}";
@@ -197,17 +197,17 @@ async fn annotations_carry_the_decision() {
     let mut record = record("/api/v1/pods");
     let user = record.user.clone().unwrap();
     let now = Clock.now();
-    let admitted = controller
+    let admission = controller
         .admit(&record.info().unwrap(), &user, RequestTimes::at(now))
         .await;
-    record.decision = Some(admitted.unwrap().decision());
+    record.decision = Some(admission.unwrap().decision());
     record.outcome = RequestOutcome::Rejected("client-limit");
-    // Whom a request counts for is no fact about who asked.
+    // The user that a request counts for is not part of the audited identity.
     record.counted_as = Some(Arc::new(UserInfo::anonymous()));
     record.rule = Some(Arc::from("ci"));
     let mut lines = Vec::new();
-    let note = audit_entry(&record, AuditPhase::RequestEnded, now);
-    note.append_events(&AuditPolicy::log_all(), &mut lines);
+    let entry = audit_entry(&record, AuditPhase::RequestEnded, now);
+    entry.append_events(&AuditPolicy::log_all(), &mut lines);
     let last = lines.split(|b| *b == b'\n').nth(1).unwrap();
     let event: Value = serde_json::from_slice(last).unwrap();
     let expected = serde_json::json!({

@@ -1,6 +1,7 @@
-//! The audit log's own thread: makes events of notes, and writes them.
+//! The audit log's thread: builds events from entries and writes them.
 //!
-//! Whatever takes time is done here: the policy is asked, lines are made, the disk is waited for.
+//! All slow work is done here: the policy is evaluated, lines are serialized, the disk is waited
+//! for.
 
 use std::mem;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::bounded_queue::BoundedQueue;
 
-/// Lines are written when there are so many bytes of them, or no more notes.
+/// Lines are written when they reach this many bytes, or when the queue is empty.
 const MAX_WRITE_BYTES: usize = 64 * 1024;
 
-/// What the audit log counts.
+/// Metrics of the audit log.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
     pub(super) dropped: IntCounter,
@@ -32,7 +33,7 @@ pub struct AuditMetrics {
 }
 
 impl AuditMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
         let levels: IntCounterVec = registry.counters(
@@ -69,57 +70,57 @@ impl AuditMetrics {
     }
 }
 
-/// What the thread works with.
+/// The state of the thread.
 #[derive(Debug)]
 pub(super) struct AuditWriter {
     pub(super) queue: Arc<BoundedQueue<AuditEntry>>,
     pub(super) policy: AuditPolicy,
     pub(super) output: AuditOutput,
     pub(super) metrics: AuditMetrics,
-    /// Told by being dropped that everything is written.
+    /// Dropped when everything is written.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// Lines that are to be written together.
+/// Lines that are written together.
 #[derive(Default)]
 struct EventBatch {
     buffer: Vec<u8>,
     events: u64,
-    /// What their notes weigh.
+    /// Queue weight of their entries.
     entry_bytes: usize,
 }
 
 impl AuditWriter {
-    /// Writes until the buffer is closed and empty.
+    /// Writes until the queue is closed and empty.
     pub(super) fn run(self) {
         let Self {
-            queue: buffer,
+            queue,
             policy,
             mut output,
             metrics,
             done,
         } = self;
-        let (mut notes, mut lines) = (Vec::new(), EventBatch::default());
-        let (mut line, log) = (Vec::new(), LogLimiter::default());
-        while buffer.pop_all(&mut notes) {
-            for (note, weight) in notes.drain(..) {
+        let (mut entries, mut batch) = (Vec::new(), EventBatch::default());
+        let (mut line, log_limiter) = (Vec::new(), LogLimiter::default());
+        while queue.pop_all(&mut entries) {
+            for (entry, weight) in entries.drain(..) {
                 line.clear();
-                let (events, level) = note.append_events(&policy, &mut line);
-                if note.is_last() {
+                let (events, level) = entry.append_events(&policy, &mut line);
+                if entry.is_last() {
                     metrics.record_level(level);
                 }
                 metrics.events.inc_by(events);
-                let together = lines.buffer.len() + line.len();
-                if together > MAX_WRITE_BYTES
-                    || u64::try_from(together).is_ok_and(|n| n > output.remaining_bytes())
+                let total = batch.buffer.len() + line.len();
+                if total > MAX_WRITE_BYTES
+                    || u64::try_from(total).is_ok_and(|n| n > output.remaining_bytes())
                 {
-                    lines.flush(&mut output, &buffer, &metrics, &log);
+                    batch.flush(&mut output, &queue, &metrics, &log_limiter);
                 }
-                lines.buffer.append(&mut line);
-                lines.events += events;
-                lines.entry_bytes += weight;
+                batch.buffer.append(&mut line);
+                batch.events += events;
+                batch.entry_bytes += weight;
             }
-            lines.flush(&mut output, &buffer, &metrics, &log);
+            batch.flush(&mut output, &queue, &metrics, &log_limiter);
         }
         drop(done);
     }
@@ -129,20 +130,20 @@ impl EventBatch {
     fn flush(
         &mut self,
         output: &mut AuditOutput,
-        buffer: &BoundedQueue<AuditEntry>,
+        queue: &BoundedQueue<AuditEntry>,
         metrics: &AuditMetrics,
-        log: &LogLimiter,
+        log_limiter: &LogLimiter,
     ) {
         if !self.buffer.is_empty()
             && let Err(why) = output.write(&self.buffer)
         {
             metrics.errors.inc_by(self.events);
-            if let Some(more) = log.try_log(Clock.now()) {
+            if let Some(more) = log_limiter.try_log(Clock.now()) {
                 warn!(%why, events = self.events, more, "the audit log cannot be written");
             }
         }
         self.buffer.clear();
         self.events = 0;
-        buffer.release(mem::take(&mut self.entry_bytes));
+        queue.release(mem::take(&mut self.entry_bytes));
     }
 }

@@ -1,9 +1,10 @@
-//! Lines of weir's own log on their way to the standard error: no worker waits for whoever reads it.
+//! A writer of log lines to the standard error that never blocks its callers.
 //!
-//! A line is put into a bounded buffer, and a thread of the log's own writes. If the reader stalls, that thread alone stands
-//! still; once the buffer is full, lines are dropped and counted, and the log says so when it goes on. (tracing-appender has such a
-//! writer; it is bounded by lines, not by memory, and its end writes to the standard error itself, so that a process whose reader
-//! stalls would not end.)
+//! A line is put into a bounded queue, and a thread of the log writes it. A reader that stalls
+//! blocks that thread only. When the queue is full, lines are dropped and counted, and the log
+//! reports the number once writing continues. (The writer of tracing-appender is bounded by lines,
+//! not by memory. Its shutdown writes to the standard error itself, so that a process with a
+//! stalled reader would not end.)
 
 use std::fmt;
 use std::io;
@@ -26,19 +27,21 @@ use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::observe::bounded_queue::BoundedQueue;
 
-/// Most memory that lines take until they are written: some 20,000, many seconds of everything but a line for each request.
+/// Most memory of lines that are not written yet, in bytes: some 20,000 lines, many seconds of
+/// everything but a line per request.
 const MAX_QUEUED_BYTES: usize = 8 * 1024 * 1024;
 
-/// So many bytes are written at a time.
+/// Bytes per write.
 const MAX_WRITE_BYTES: usize = 64 * 1024;
 
-/// How long the end waits for what is not written yet: a terminal or a pipe that is read takes it in this time.
+/// Longest wait for unwritten lines at shutdown. A terminal or a pipe with a reader takes them in
+/// this time.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A line, with its end.
+/// A line with its line end.
 type LogLine = Box<[u8]>;
 
-/// How many lines were lost. Counted from the beginning, which is before there is a registry.
+/// Number of dropped lines. Counts from the start of the process, before a registry exists.
 #[derive(Clone, Debug)]
 pub struct DroppedLineCounter(IntCounter);
 
@@ -57,38 +60,39 @@ impl Default for DroppedLineCounter {
 }
 
 impl DroppedLineCounter {
-    /// Shows it in `/metrics`.
+    /// Registers the counter.
     pub fn register(&self, registry: &Registry) {
         registry.register_collector(self.0.clone());
     }
 }
 
-/// Takes lines; for `tracing_subscriber::fmt`, which writes each in one piece.
+/// Queues lines for the log's thread. A writer of `tracing_subscriber::fmt`, which writes each line
+/// in one call.
 #[derive(Clone)]
 pub struct NonBlockingWriter {
     queue: Arc<BoundedQueue<LogLine>>,
     dropped_lines: DroppedLineCounter,
-    /// Fails when everything is written.
+    /// The sender is dropped when everything is written.
     done: Arc<Mutex<Receiver<()>>>,
 }
 
 impl NonBlockingWriter {
-    /// Lines go to `output` from now on.
+    /// Starts the thread that writes lines to `output`.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
         Self::with_capacity(output, MAX_QUEUED_BYTES)
     }
 
-    fn with_capacity(output: impl Write + Send + 'static, most: usize) -> io::Result<Self> {
-        let buffer = Arc::new(BoundedQueue::new(most));
-        let dropped = DroppedLineCounter::default();
-        let (done, written) = mpsc::channel();
+    fn with_capacity(output: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
+        let queue = Arc::new(BoundedQueue::new(max_bytes));
+        let dropped_lines = DroppedLineCounter::default();
+        let (done, done_receiver) = mpsc::channel();
         let writer = LogWriterThread {
             output,
-            queue: Arc::clone(&buffer),
-            dropped_lines: dropped.clone(),
+            queue: Arc::clone(&queue),
+            dropped_lines: dropped_lines.clone(),
             reported_lines: 0,
             log_limiter: LogLimiter::default(),
             _done: done,
@@ -97,29 +101,30 @@ impl NonBlockingWriter {
             .name("log".to_owned())
             .spawn(move || writer.run())?;
         Ok(Self {
-            queue: buffer,
-            dropped_lines: dropped,
-            done: Arc::new(Mutex::new(written)),
+            queue,
+            dropped_lines,
+            done: Arc::new(Mutex::new(done_receiver)),
         })
     }
 
-    /// What counts the lines that are lost.
+    /// Returns the counter of dropped lines.
     #[must_use]
     pub fn dropped_lines(&self) -> DroppedLineCounter {
         self.dropped_lines.clone()
     }
 
-    /// Takes no more lines, and waits until those that were taken are written, but not for long. Blocks: for a process' end.
+    /// Closes the queue and waits until its lines are written, but at most `FLUSH_TIMEOUT`.
+    /// Blocks the caller: for the end of the process.
     pub fn finish(&self) {
         self.queue.close();
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = done.recv_timeout(FLUSH_TIMEOUT); // in time or not: this is the end
+        let _ = done.recv_timeout(FLUSH_TIMEOUT); // the process ends in either case
     }
 }
 
 impl fmt::Debug for NonBlockingWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogLines").finish_non_exhaustive()
+        f.debug_struct("NonBlockingWriter").finish_non_exhaustive()
     }
 }
 
@@ -145,15 +150,15 @@ impl<'a> MakeWriter<'a> for NonBlockingWriter {
     }
 }
 
-/// What the thread works with.
+/// The state of the thread.
 struct LogWriterThread<W> {
     output: W,
     queue: Arc<BoundedQueue<LogLine>>,
     dropped_lines: DroppedLineCounter,
-    /// So many lost lines has the log told of.
+    /// Dropped lines that the log has reported.
     reported_lines: u64,
     log_limiter: LogLimiter,
-    /// Tells by being dropped that everything is written.
+    /// Dropped when everything is written.
     _done: mpsc::Sender<()>,
 }
 
@@ -167,35 +172,35 @@ struct LineBatch {
 
 impl<W: Write> LogWriterThread<W> {
     fn run(mut self) {
-        let (mut lines, mut together) = (Vec::new(), LineBatch::default());
+        let (mut lines, mut batch) = (Vec::new(), LineBatch::default());
         while self.queue.pop_all(&mut lines) {
             for (line, weight) in lines.drain(..) {
-                if together.buffer.len() + line.len() > MAX_WRITE_BYTES {
-                    self.write(&mut together);
+                if batch.buffer.len() + line.len() > MAX_WRITE_BYTES {
+                    self.write(&mut batch);
                 }
-                together.buffer.extend_from_slice(&line);
-                together.line_count += 1;
-                together.queued_bytes += weight;
+                batch.buffer.extend_from_slice(&line);
+                batch.line_count += 1;
+                batch.queued_bytes += weight;
             }
-            self.write(&mut together);
+            self.write(&mut batch);
             self.report_dropped();
         }
     }
 
-    /// What cannot be written is lost, for where else could that be told.
-    fn write(&mut self, together: &mut LineBatch) {
+    /// Lines that cannot be written count as dropped: there is no other place to report the error.
+    fn write(&mut self, batch: &mut LineBatch) {
         let output = &mut self.output;
         if output
-            .write_all(&together.buffer)
+            .write_all(&batch.buffer)
             .and_then(|()| output.flush())
             .is_err()
         {
-            self.dropped_lines.0.inc_by(together.line_count);
-            self.reported_lines += together.line_count;
+            self.dropped_lines.0.inc_by(batch.line_count);
+            self.reported_lines += batch.line_count;
         }
-        together.buffer.clear();
-        together.line_count = 0;
-        self.queue.release(mem::take(&mut together.queued_bytes));
+        batch.buffer.clear();
+        batch.line_count = 0;
+        self.queue.release(mem::take(&mut batch.queued_bytes));
     }
 
     fn report_dropped(&mut self) {
@@ -226,7 +231,7 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let lines = NonBlockingWriter::with_capacity(writer, 100_000).unwrap();
         let subscriber = format().with_writer(lines.clone()).finish();
-        // Several times what the pipe and the buffer hold together.
+        // Several times the capacity of the pipe and the queue together.
         tracing::subscriber::with_default(subscriber, || {
             for n in 0..LINES {
                 warn!(
@@ -239,16 +244,16 @@ mod tests {
         assert!((LINES / 2..LINES).contains(&dropped), "{dropped}");
         let registry = Registry::new();
         lines.dropped_lines().register(&registry);
-        let shown = format!("weir_log_lines_dropped_total {dropped}\n");
-        assert!(registry.render().ends_with(&shown));
+        let metric = format!("weir_log_lines_dropped_total {dropped}\n");
+        assert!(registry.render().ends_with(&metric));
 
-        let reading = thread::spawn(move || {
+        let reader_thread = thread::spawn(move || {
             let read = BufReader::new(reader).lines();
             read.map(Result::unwrap).collect::<Vec<_>>()
         });
-        // The pipe's end is the thread's, so that the reader ends when everything is written.
+        // The thread owns the pipe's end, so that the reader ends when everything is written.
         lines.finish();
-        let read = reading.join().unwrap();
+        let read = reader_thread.join().unwrap();
         assert_eq!(u64::try_from(read.len()).unwrap(), LINES - dropped);
         assert!(read.iter().all(|line| line.ends_with(" .")), "{read:#?}");
     }
@@ -282,24 +287,25 @@ mod tests {
             log_limiter: LogLimiter::default(),
             _done: mpsc::channel().0,
         };
-        // Before there is a subscriber: what is logged for the first time by two tests at once may be taken for unwanted.
+        // Called before there is a subscriber: a log statement that two tests reach first at the
+        // same time may be cached as disabled.
         thread().report_dropped();
         let mut thread = thread();
-        let heard = NonBlockingWriter {
+        let captured = NonBlockingWriter {
             queue: Arc::new(BoundedQueue::new(1000)),
             dropped_lines: dropped.clone(),
             done: Arc::new(Mutex::new(mpsc::channel().1)),
         };
-        let subscriber = format().json().with_writer(heard.clone()).finish();
+        let subscriber = format().json().with_writer(captured.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
             thread.report_dropped();
             thread.report_dropped(); // nothing new
         });
-        heard.queue.close();
-        let mut said = Vec::new();
-        assert!(heard.queue.pop_all(&mut said));
-        let [(line, _)] = &said[..] else {
-            panic!("one line, not {}", said.len());
+        captured.queue.close();
+        let mut lines = Vec::new();
+        assert!(captured.queue.pop_all(&mut lines));
+        let [(line, _)] = &lines[..] else {
+            panic!("one line, not {}", lines.len());
         };
         let line: serde_json::Value = serde_json::from_slice(line).unwrap();
         assert_eq!(line["fields"]["lines"], 7);

@@ -1,9 +1,9 @@
-//! What the log says of requests: who was refused by which limit, and, for who wants it (`--log-level weir::access=debug`), a
-//! line for each.
+//! Log lines about requests: rejections by limit (`weir::rejections`), and on demand one line per
+//! request (`--log-level weir::access=debug`).
 //!
-//! Refusals come by the hundred thousand when they come, and are to cost next to nothing: of each reason ten a second are
-//! written down, the others are counted and make one more line. The names in `weir::access` are those of kube-apiserver's
-//! own log of requests (`httplog`, 1.36).
+//! Rejections can come by the hundred thousand and must cost next to nothing: ten lines a second
+//! are written for each reason, the others are counted and make one summary line. The fields of
+//! `weir::access` are those of kube-apiserver's request log (`httplog`, 1.36).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -25,49 +25,49 @@ use tracing::warn;
 use crate::limits::rate::top_keys::TopKeys;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestOutcome;
 use crate::request_info::MetricLabels;
 
-/// Lines a second for each reason: enough to see what it is about, and no more than a disk takes.
+/// Lines per interval for each reason: enough to see the cause, and no more than a disk takes.
 const LINES_PER_INTERVAL: u32 = 10;
 
-/// The time in which so many are written.
+/// The interval of the line limit and of summaries.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reasons that are told apart. They come from the configuration (limits, and levels or rules), so that more would be a
-/// configuration that nobody can read; what is beyond counts for one.
+/// Most reasons with a sampler of their own. Reasons come from the configuration (limits, and
+/// levels or rules); more of them share one sampler.
 const MAX_REASONS: usize = 256;
 
-/// Of so many that are not written down the user is noted, and of each of the first: whoever is most of them is most of a
-/// part of them.
+/// The user is recorded for one of this many suppressed rejections, and for each of the first ones.
+/// A user with most rejections also has most of a sample.
 const SAMPLE_USER_EVERY: u64 = 16;
 const SAMPLE_FIRST_USERS: u64 = 64;
 
-/// So much is written of what a client may make as long as it likes, in bytes.
+/// Longest text of a client in a log line, in bytes.
 const MAX_TEXT_BYTES: usize = 512;
 
-/// Writes down who was refused by a limit.
+/// Logs rejections by a limit.
 #[derive(Debug)]
 pub struct RejectionLog {
-    /// Grows only.
+    /// Samplers are added and never removed.
     samplers: ArcSwap<Vec<Arc<ReasonSampler>>>,
-    /// Held while it grows.
+    /// Locked while a sampler is added.
     insert_lock: Mutex<()>,
 }
 
-/// A limit, and what of it.
+/// Samples the log lines of one reason: a limit and its scope.
 #[derive(Debug)]
 struct ReasonSampler {
     limit: &'static str,
-    /// The priority level or the rule; empty where there is neither.
+    /// The priority level or the rule; empty if there is neither.
     scope: Box<str>,
-    /// Lines that may be written before the second is over. Relaxed, as the next one: they order nothing.
+    /// Lines left in this interval. Relaxed, as is `suppressed`: they order nothing.
     remaining_lines: AtomicU32,
-    /// What was not written since the last line about them.
+    /// Rejections without a line since the last summary.
     suppressed: AtomicU64,
-    /// Of whom some of these were. Held for a look at it; who finds it taken goes on.
+    /// Users of the sampled suppressed rejections. A caller that finds it locked skips the sample.
     top_users: Mutex<TopKeys>,
 }
 
@@ -81,10 +81,10 @@ impl Default for RejectionLog {
 }
 
 impl RejectionLog {
-    /// Says each second what was not written down.
+    /// Logs a summary of suppressed lines each second.
     ///
     /// # Cancel safety
-    /// Nothing is lost but that.
+    /// Only the next summary is lost.
     pub async fn run(self: Arc<Self>) {
         let mut second = tokio::time::interval(INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -94,52 +94,55 @@ impl RejectionLog {
         }
     }
 
-    /// Says what was not written down since the last time: each second, and at weir's end.
+    /// Logs a summary of the lines suppressed since the last call: each second, and at shutdown.
     pub fn log_summaries(&self) {
-        for reason in &**self.samplers.load() {
-            reason.log_summary();
+        for sampler in &**self.samplers.load() {
+            sampler.log_summary();
         }
     }
 
-    /// Shows `look` the reason; nothing is cloned for it, since refusals come by the hundred thousand.
+    /// Calls `f` with the reason's sampler. The sampler is not cloned, since rejections can come by
+    /// the hundred thousand.
     fn with_sampler<T>(
         &self,
         limit: &'static str,
-        of: &str,
-        look: impl FnOnce(&ReasonSampler) -> T,
+        scope: &str,
+        f: impl FnOnce(&ReasonSampler) -> T,
     ) -> T {
-        let same = |reason: &&Arc<ReasonSampler>| reason.limit == limit && *reason.scope == *of;
-        let known = self.samplers.load();
-        match known.iter().find(same) {
-            Some(reason) => look(reason),
-            None => look(&self.add_sampler(limit, of)),
+        let is_same =
+            |sampler: &&Arc<ReasonSampler>| sampler.limit == limit && *sampler.scope == *scope;
+        let samplers = self.samplers.load();
+        match samplers.iter().find(is_same) {
+            Some(sampler) => f(sampler),
+            None => f(&self.add_sampler(limit, scope)),
         }
     }
 
-    fn add_sampler(&self, limit: &'static str, of: &str) -> Arc<ReasonSampler> {
-        let same = |reason: &&Arc<ReasonSampler>| reason.limit == limit && *reason.scope == *of;
-        let growing = self
+    fn add_sampler(&self, limit: &'static str, scope: &str) -> Arc<ReasonSampler> {
+        let is_same =
+            |sampler: &&Arc<ReasonSampler>| sampler.limit == limit && *sampler.scope == *scope;
+        let guard = self
             .insert_lock
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut reasons = Vec::clone(&self.samplers.load());
-        let reason = match (reasons.iter().find(same), reasons.first()) {
-            (Some(reason), _) => Arc::clone(reason),
-            (None, Some(other)) if reasons.len() > MAX_REASONS => Arc::clone(other),
+        let mut samplers = Vec::clone(&self.samplers.load());
+        let sampler = match (samplers.iter().find(is_same), samplers.first()) {
+            (Some(sampler), _) => Arc::clone(sampler),
+            (None, Some(other)) if samplers.len() > MAX_REASONS => Arc::clone(other),
             (None, _) => {
-                let new = ReasonSampler::new(limit, of);
-                reasons.push(Arc::clone(&new));
-                self.samplers.store(Arc::new(reasons));
+                let new = ReasonSampler::new(limit, scope);
+                samplers.push(Arc::clone(&new));
+                self.samplers.store(Arc::new(samplers));
                 new
             }
         };
-        drop(growing);
-        reason
+        drop(guard);
+        sampler
     }
 }
 
-/// Whether there is to be a line is decided when the limit says no, so that only those that have one cost an id; it is written with the
-/// others, at the end.
+/// Whether a rejection is logged is decided at the time of the rejection, so that only logged ones
+/// cost an audit ID. The line is written when the request ends.
 impl RequestObserver for RejectionLog {
     fn on_rejected(&self, record: &Record) -> bool {
         let RequestOutcome::Rejected(limit) = record.outcome else {
@@ -149,13 +152,13 @@ impl RequestObserver for RejectionLog {
             return false;
         }
         let level = record.decision.as_ref().map(|d| &*d.priority_level().name);
-        let of = level.or(record.rule.as_deref()).unwrap_or_default();
-        self.with_sampler(limit, of, |reason| {
-            let written = reason.try_acquire_line();
-            if !written {
-                reason.record_suppressed(record);
+        let scope = level.or(record.rule.as_deref()).unwrap_or_default();
+        self.with_sampler(limit, scope, |sampler| {
+            let is_logged = sampler.try_acquire_line();
+            if !is_logged {
+                sampler.record_suppressed(record);
             }
-            written
+            is_logged
         })
     }
 
@@ -167,10 +170,10 @@ impl RequestObserver for RejectionLog {
 }
 
 impl ReasonSampler {
-    fn new(limit: &'static str, of: &str) -> Arc<Self> {
+    fn new(limit: &'static str, scope: &str) -> Arc<Self> {
         Arc::new(Self {
             limit,
-            scope: of.into(),
+            scope: scope.into(),
             remaining_lines: AtomicU32::new(LINES_PER_INTERVAL),
             suppressed: AtomicU64::new(0),
             top_users: Mutex::default(),
@@ -181,15 +184,15 @@ impl ReasonSampler {
         self.remaining_lines.load(Ordering::Relaxed) > 0
             && self
                 .remaining_lines
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                    left.checked_sub(1)
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| {
+                    remaining.checked_sub(1)
                 })
                 .is_ok()
     }
 
     fn record_suppressed(&self, record: &Record) {
-        let before = self.suppressed.fetch_add(1, Ordering::Relaxed);
-        if (before < SAMPLE_FIRST_USERS || before.is_multiple_of(SAMPLE_USER_EVERY))
+        let count = self.suppressed.fetch_add(1, Ordering::Relaxed);
+        if (count < SAMPLE_FIRST_USERS || count.is_multiple_of(SAMPLE_USER_EVERY))
             && let Some(user) = record.effective_user()
             && let Ok(mut users) = self.top_users.try_lock()
         {
@@ -210,8 +213,8 @@ impl ReasonSampler {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner),
         );
-        let most = users.sorted().into_iter().next();
-        let user = most.as_ref().map(|top| &*top.key);
+        let top_user = users.sorted().into_iter().next();
+        let user = top_user.as_ref().map(|top| &*top.key);
         let Self {
             limit, scope: of, ..
         } = self;
@@ -225,7 +228,7 @@ impl ReasonSampler {
     }
 }
 
-/// The words for a level or a rule.
+/// The part of the message that names a level or a rule.
 struct ScopeSuffix<'a>(&'a str);
 
 impl std::fmt::Display for ScopeSuffix<'_> {
@@ -238,7 +241,7 @@ impl std::fmt::Display for ScopeSuffix<'_> {
     }
 }
 
-/// The words for who it was.
+/// The part of the message that names the user with most rejections.
 struct TopUserSuffix<'a>(Option<&'a str>);
 
 impl std::fmt::Display for TopUserSuffix<'_> {
@@ -249,26 +252,26 @@ impl std::fmt::Display for TopUserSuffix<'_> {
 }
 
 fn log_rejection(record: &Record, limit: &str) {
-    let said = LogFields::from_record(record);
+    let fields = LogFields::from_record(record);
     warn!(
         target: "weir::rejections",
         reason = limit,
-        priority_level = said.priority_level,
-        flow_schema = said.flow_schema,
+        priority_level = fields.priority_level,
+        flow_schema = fields.flow_schema,
         rule = record.rule.as_deref(),
-        queue_wait_seconds = said.queue_wait,
+        queue_wait_seconds = fields.queue_wait,
         user = record.effective_user().map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
-        impersonator = said.user.filter(|_| record.counted_as.is_some()),
+        impersonator = fields.user.filter(|_| record.counted_as.is_some()),
         method = record.method.as_str(),
-        uri = &*said.target,
-        user_agent = said.user_agent.as_deref(),
-        audit_id = said.audit_id.as_deref(),
+        uri = &*fields.target,
+        user_agent = fields.user_agent.as_deref(),
+        audit_id = fields.audit_id.as_deref(),
         client = %record.peer,
         "rejected"
     );
 }
 
-/// A line for each request.
+/// Logs one line per request.
 #[derive(Debug)]
 pub struct AccessLog;
 
@@ -277,27 +280,27 @@ impl RequestObserver for AccessLog {
         if !enabled!(target: "weir::access", Level::DEBUG) {
             return;
         }
-        let said = LogFields::from_record(record);
+        let fields = LogFields::from_record(record);
         let info = record.info().ok();
         let verb =
             info.map(|info| MetricLabels::from_request(record.method.as_str(), &info, None).verb);
         let mut limit = None;
-        if let RequestOutcome::Rejected(by) = record.outcome {
-            limit = Some(by);
+        if let RequestOutcome::Rejected(rejected_by) = record.outcome {
+            limit = Some(rejected_by);
         }
         debug!(
             target: "weir::access",
             verb,
-            URI = &*said.target,
+            URI = &*fields.target,
             latency_seconds = now.saturating_duration_since(record.arrived).as_secs_f64(),
-            user = said.user,
-            userAgent = said.user_agent.as_deref(),
-            "audit-ID" = said.audit_id.as_deref(),
+            user = fields.user,
+            userAgent = fields.user_agent.as_deref(),
+            "audit-ID" = fields.audit_id.as_deref(),
             srcIP = %record.peer,
-            apf_pl = said.priority_level,
-            apf_fs = said.flow_schema,
+            apf_pl = fields.priority_level,
+            apf_fs = fields.flow_schema,
             apf_seats = record.decision.as_ref().map(|decision| decision.seats),
-            apf_queue_wait_seconds = said.queue_wait,
+            apf_queue_wait_seconds = fields.queue_wait,
             rejection = limit,
             resp = record.outcome.code().map(|code| code.as_u16()),
             sent_bytes = record.sent_bytes,
@@ -306,14 +309,14 @@ impl RequestObserver for AccessLog {
     }
 }
 
-/// What both logs say, no longer than it may be.
+/// The fields of both logs, truncated.
 struct LogFields<'a> {
-    /// Without the credentials in its query.
+    /// Credentials in the query are redacted.
     target: Cow<'a, str>,
-    /// Who asks.
+    /// The authenticated user.
     user: Option<&'a str>,
     user_agent: Option<Cow<'a, str>>,
-    /// The request's id, which a rejection has only where it is written down.
+    /// The audit ID. A rejection has one only if it is logged.
     audit_id: Option<Cow<'a, str>>,
     priority_level: Option<&'a str>,
     flow_schema: Option<&'a str>,
@@ -324,7 +327,7 @@ impl<'a> LogFields<'a> {
     fn from_record(record: &'a Record) -> Self {
         let decision = record.decision.as_ref();
         let user = record.user.as_ref();
-        let (user_agent, audited) = (record.user_agent.as_ref(), record.audit.as_ref());
+        let (user_agent, audit) = (record.user_agent.as_ref(), record.audit.as_ref());
         Self {
             target: match client_text::redact_target(truncate(
                 record.target.as_str(),
@@ -335,8 +338,7 @@ impl<'a> LogFields<'a> {
             },
             user: user.map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
             user_agent: user_agent.map(|agent| client_text::header_to_text(agent, MAX_TEXT_BYTES)),
-            audit_id: audited
-                .map(|audited| client_text::header_to_text(&audited.id, MAX_TEXT_BYTES)),
+            audit_id: audit.map(|audit| client_text::header_to_text(&audit.id, MAX_TEXT_BYTES)),
             priority_level: decision.map(|decision| &*decision.priority_level().name),
             flow_schema: decision.map(|decision| &*decision.flow_schema().name),
             queue_wait: decision.map(|decision| decision.queue_wait.as_secs_f64()),

@@ -25,10 +25,10 @@ impl io::Write for CapturedOutput {
     }
 }
 
-/// The lines that are logged of what is done, each an object.
+/// Runs `done` and returns the lines it logs, each as a JSON object.
 fn capture_log(filter: &str, done: impl FnOnce()) -> Vec<serde_json::Value> {
-    let written = CapturedOutput::default();
-    let writer = written.clone();
+    let output = CapturedOutput::default();
+    let writer = output.clone();
     let subscriber = tracing_subscriber::fmt()
         .json()
         .flatten_event(true)
@@ -36,7 +36,7 @@ fn capture_log(filter: &str, done: impl FnOnce()) -> Vec<serde_json::Value> {
         .with_writer(move || writer.clone())
         .finish();
     tracing::subscriber::with_default(subscriber, done);
-    let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+    let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
@@ -67,7 +67,7 @@ fn record(user: &str, outcome: RequestOutcome) -> Record {
     }
 }
 
-/// What becomes of a request that a limit refuses.
+/// Reports a request that a limit rejects, from its rejection to its end.
 fn reject(log: &RejectionLog, mut record: Record) {
     record.is_logged = log.on_rejected(&record);
     log.on_ended(&record, Clock.now());
@@ -129,11 +129,11 @@ fn reasons_are_bounded_and_no_rejection_is_lost() {
     });
     assert_eq!(log.samplers.load().len(), MAX_REASONS + 1);
     let more: u64 = lines.iter().filter_map(|line| line["more"].as_u64()).sum();
-    let written = lines.iter().filter(|line| line["message"] == "rejected");
-    let written = u64::try_from(written.count()).unwrap();
-    assert_eq!(written + more, 2 * u64::try_from(MAX_REASONS).unwrap());
+    let logged = lines.iter().filter(|line| line["message"] == "rejected");
+    let logged = u64::try_from(logged.count()).unwrap();
+    assert_eq!(logged + more, 2 * u64::try_from(MAX_REASONS).unwrap());
     assert_eq!(
-        written,
+        logged,
         u64::try_from(MAX_REASONS).unwrap() + u64::from(LINES_PER_INTERVAL)
     );
 }
@@ -171,7 +171,7 @@ fn a_rejection_is_logged_for_the_user_that_the_limit_counted() {
             record("alice", RequestOutcome::Rejected("queue-full")),
         );
     });
-    let [line, .., sum, own] = &lines[..] else {
+    let [line, .., sum, own_line] = &lines[..] else {
         panic!("{lines:#?}");
     };
     assert_eq!(
@@ -180,7 +180,7 @@ fn a_rejection_is_logged_for_the_user_that_the_limit_counted() {
     );
     assert_eq!(sum["user"], "bob");
     assert_eq!(
-        (&own["user"], own.get("impersonator")),
+        (&own_line["user"], own_line.get("impersonator")),
         (&"alice".into(), None)
     );
 }

@@ -1,9 +1,10 @@
-//! Whether the API server believes weir's front-proxy certificate: weir asks who it is (`SelfSubjectReview`), as a probe user that it
-//! asserts, at the start and from then on at an interval.
+//! Probes whether the API server accepts weir's front-proxy certificate: weir creates a
+//! `SelfSubjectReview` as a probe user that it asserts, at startup and then at an interval.
 //!
-//! Promises: only answers to weir's own probes decide. An API server behind kube-apiserver's proxy can answer 401 to a client's
-//! request at will; such an answer brings the next probe forward and nothing else. An answer that says nothing about the
-//! certificate (no connection, 429, 5xx) changes nothing. Such answers bring forward one probe in [`RETRY_INTERVAL`].
+//! Only responses to weir's own probes decide. An API server behind kube-apiserver's proxy can
+//! respond 401 to a client's request at will; such a response only advances the next probe, at most
+//! once in `RETRY_INTERVAL`. A response that does not depend on the certificate (no connection,
+//! 429, 5xx) changes nothing.
 
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
@@ -32,51 +33,54 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
 use crate::upstream;
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::connection::connection_budget::Requester;
-use crate::upstream::forward::SendContext;
+use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers;
-use crate::upstream::headers::ClientAddress;
-use crate::upstream::headers::FrontProxy;
-use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::headers::auth_mode::FrontProxy;
+use crate::upstream::headers::forwarded_for::ClientAddress;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::requester::Requester;
 
-/// The user that probes assert. It has no rights but those of `system:authenticated`, one of which is to ask who it is.
+/// The user that probes assert. Its only rights are those of `system:authenticated`, which include
+/// creating a `SelfSubjectReview`.
 pub const PROBE_USER: &str = "weir:front-proxy-probe";
 
-/// Where a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes 1.28).
+/// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes
+/// 1.28).
 const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
-/// After so many refused probes without an accepted one between them `/readyz` fails.
+/// Rejected probes without an accepted one between them after which `/readyz` fails.
 const FAILURE_THRESHOLD: u32 = 3;
 
-/// The time between probes while the last one was refused, or a client's request was answered 401.
+/// Interval of probes after a rejected probe, or after a client's request got a 401.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long an answer may take.
+/// Longest time of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// More than such an answer has, in bytes.
+/// Longest response in bytes; more than such a response has.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// What an answer says about the certificate.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeOutcome {
-    /// The request counted as the probe user's.
+    /// The response names the probe user.
     Accepted,
-    /// It did not, and why.
+    /// The certificate was not accepted, with the reason.
     Rejected(String),
-    /// Nothing, and why.
+    /// The response does not depend on the certificate, with the reason.
     Unknown(String),
 }
 
-/// Reads an answer. An API server that does not serve the review (before 1.28) answers 403, in which it names the user, or 404, which
-/// says nothing; one that does not believe the certificate answers 401 in either case.
+/// Classifies the response to a probe. An API server without the review (before 1.28) responds 403,
+/// which names the user, or 404, which is unknown. One that does not accept the certificate
+/// responds 401 in both cases.
 #[must_use]
 pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     #[derive(Default, Deserialize)]
@@ -85,19 +89,19 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
         status: serde_json::Value,
         message: String,
     }
-    let answer: ProbeResponse = serde_json::from_slice(body).unwrap_or_default();
-    let taken_for = match code {
+    let response: ProbeResponse = serde_json::from_slice(body).unwrap_or_default();
+    let user = match code {
         StatusCode::UNAUTHORIZED => {
             return ProbeOutcome::Rejected("its requests are answered 401".to_owned());
         }
         StatusCode::OK | StatusCode::CREATED => {
-            let name = answer.status.pointer("/userInfo/username");
+            let name = response.status.pointer("/userInfo/username");
             name.and_then(|name| name.as_str()).map(str::to_owned)
         }
-        StatusCode::FORBIDDEN => forbidden_user(&answer.message),
+        StatusCode::FORBIDDEN => forbidden_user(&response.message),
         _ => None,
     };
-    match taken_for.as_deref() {
+    match user.as_deref() {
         Some(PROBE_USER) => ProbeOutcome::Accepted,
         Some(other) => ProbeOutcome::Rejected(format!(
             "its requests count as {other:?}'s, whoever they assert"
@@ -106,22 +110,23 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     }
 }
 
-/// The user that a refusal of the authorizer names (`responsewriters.Forbidden`): `… is forbidden: User "NAME" cannot …`.
+/// Returns the user that an authorizer's rejection names (`responsewriters.Forbidden`): `… is
+/// forbidden: User "NAME" cannot …`.
 fn forbidden_user(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("User \"")?;
     let (name, _) = rest.split_once("\" cannot ")?;
     Some(name.to_owned())
 }
 
-/// What the probes have come to.
+/// The state after the probes so far.
 #[derive(Debug, Default)]
 struct ProbeState {
-    /// Refused ones since the last accepted one.
+    /// Rejected probes since the last accepted one.
     rejected_probes: u32,
     why: String,
 }
 
-/// What a verdict changes about readiness.
+/// A change of readiness caused by a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HealthChange {
     Failed,
@@ -133,9 +138,9 @@ impl ProbeState {
         self.rejected_probes >= FAILURE_THRESHOLD
     }
 
-    fn record(&mut self, verdict: ProbeOutcome) -> Option<HealthChange> {
+    fn record(&mut self, outcome: ProbeOutcome) -> Option<HealthChange> {
         let failed_before = self.is_failing();
-        match verdict {
+        match outcome {
             ProbeOutcome::Accepted => *self = Self::default(),
             ProbeOutcome::Rejected(why) => {
                 self.rejected_probes = self.rejected_probes.saturating_add(1);
@@ -151,17 +156,17 @@ impl ProbeState {
     }
 }
 
-/// Whether the API server believes the certificate, as far as the probes know.
+/// Whether the API server accepts the certificate, by the results of probes.
 #[derive(Debug)]
 pub struct FrontProxyHealth {
-    /// Held for a look.
+    /// Locked for a few instructions.
     state: Mutex<ProbeState>,
     accepted: IntGauge,
     probes: IntCounterVec,
 }
 
 impl FrontProxyHealth {
-    /// Before the first probe; shows itself in `registry`.
+    /// Creates the state before the first probe and registers its metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Arc<Self> {
         let accepted = registry.gauge(
@@ -180,7 +185,7 @@ impl FrontProxyHealth {
         })
     }
 
-    /// Why readiness fails, if it does.
+    /// Returns the reason if readiness fails.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         let state = self.lock_state();
@@ -192,9 +197,9 @@ impl FrontProxyHealth {
         })
     }
 
-    /// Counts and logs a probe. Whether the next one is due soon.
-    fn record(&self, verdict: ProbeOutcome) -> bool {
-        let result = match &verdict {
+    /// Counts and logs a probe. Returns whether the next one is due after [`RETRY_INTERVAL`].
+    fn record(&self, outcome: ProbeOutcome) -> bool {
+        let result = match &outcome {
             ProbeOutcome::Accepted => "accepted",
             ProbeOutcome::Rejected(_) => "refused",
             ProbeOutcome::Unknown(_) => "unknown",
@@ -202,7 +207,7 @@ impl FrontProxyHealth {
         self.probes.with_label_values(&[result]).inc();
         let mut state = self.lock_state();
         let first = state.rejected_probes == 0;
-        let change = state.record(verdict);
+        let change = state.record(outcome);
         self.accepted.set((!state.is_failing()).into());
         let why = &state.why;
         match change {
@@ -228,48 +233,48 @@ impl FrontProxyHealth {
     }
 }
 
-/// The probe itself.
+/// The task that probes the API server.
 #[derive(Debug)]
 pub struct FrontProxyProbe {
-    /// Connections by the certificate.
+    /// Connections with the front-proxy certificate.
     pub pool: Arc<Pool<FrontProxy>>,
-    /// Which headers name the user.
+    /// The headers that carry the user.
     pub headers: Arc<IdentityHeaders>,
-    /// Tells of clients' requests that were answered 401.
+    /// Reports clients' requests that got a 401.
     pub metrics: Arc<upstream::UpstreamMetrics>,
-    /// Where results go.
+    /// The state that results are recorded in.
     pub health: Arc<FrontProxyHealth>,
-    /// The time between probes while all is well.
+    /// Interval of probes after an accepted one.
     pub interval: Duration,
 }
 
 impl FrontProxyProbe {
-    /// Probes until it is dropped.
+    /// Probes until the future is dropped.
     ///
     /// # Cancel safety
-    /// A probe under way is not counted.
+    /// A probe in progress is not counted.
     pub async fn run(self) {
-        let soon = RETRY_INTERVAL.min(self.interval);
-        let mut brought_forward: Option<Instant> = None;
+        let retry_interval = RETRY_INTERVAL.min(self.interval);
+        let mut last_advanced: Option<Instant> = None;
         loop {
-            let probed = timeout(PROBE_TIMEOUT, self.probe()).await;
-            let late =
+            let outcome = timeout(PROBE_TIMEOUT, self.probe()).await;
+            let timed_out =
                 || ProbeOutcome::Unknown(format!("no answer within {}s", PROBE_TIMEOUT.as_secs()));
-            let refused = self.health.record(probed.unwrap_or_else(|_| late()));
-            if refused {
-                tokio::time::sleep(soon).await;
+            let is_rejected = self.health.record(outcome.unwrap_or_else(|_| timed_out()));
+            if is_rejected {
+                tokio::time::sleep(retry_interval).await;
                 continue;
             }
-            let early = timeout(
+            let unauthorized = timeout(
                 self.interval,
                 self.metrics.wait_for_unauthorized_assertion(),
             )
             .await;
-            if early.is_ok() {
-                if let Some(last) = brought_forward {
-                    tokio::time::sleep_until((last + soon).into()).await;
+            if unauthorized.is_ok() {
+                if let Some(last) = last_advanced {
+                    tokio::time::sleep_until((last + retry_interval).into()).await;
                 }
-                brought_forward = Some(Clock.now());
+                last_advanced = Some(Clock.now());
             }
         }
     }
@@ -293,39 +298,39 @@ impl FrontProxyProbe {
             name: PROBE_USER.to_owned(),
             ..UserInfo::default()
         };
-        let here = ClientAddress {
+        let peer = ClientAddress {
             peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
             trusted: false,
         };
         let (parts, ()) = request.into_parts();
         let asserted =
-            headers::front_proxy_head(parts, here, &self.headers, &user.with_authenticated_group());
+            headers::front_proxy_head(parts, peer, &self.headers, &user.with_authenticated_group());
         let Ok(head) = asserted else {
             return ProbeOutcome::Unknown("the probe user cannot be written".to_owned());
         };
         let body = RequestBody::internal(Bytes::from_static(REVIEW_BODY.as_bytes()));
-        let mut turn = None;
-        let errand = SendContext {
+        let mut lease = None;
+        let context = SendContext {
             requester: &Requester::default(),
-            guard: &mut turn,
+            guard: &mut lease,
             sent_at: &mut None,
         };
-        let answer = match self
+        let response = match self
             .pool
-            .send(head, body, ConnectionClass::Shared, errand)
+            .send(head, body, ConnectionClass::Shared, context)
             .await
         {
-            Ok(answer) => answer,
+            Ok(response) => response,
             Err(why) => return ProbeOutcome::Unknown(why.to_string()),
         };
-        let code = answer.status();
-        match Limited::new(answer.into_body(), MAX_RESPONSE_BYTES)
+        let code = response.status();
+        match Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
             .collect()
             .await
         {
             Ok(body) => {
-                if let Some(turn) = &mut turn {
-                    turn.complete();
+                if let Some(lease) = &mut lease {
+                    lease.complete();
                 }
                 classify_response(code, &body.to_bytes())
             }
@@ -354,28 +359,31 @@ mod tests {
                 r#"{{"kind":"Status","message":"selfsubjectreviews.authentication.k8s.io is forbidden: User \"{name}\" cannot create resource \"selfsubjectreviews\" in API group \"authentication.k8s.io\" at the cluster scope"}}"#
             )
         };
-        let told = |code: u16, body: &str| {
+        let classify = |code: u16, body: &str| {
             let code = StatusCode::from_u16(code).unwrap();
             classify_response(code, body.as_bytes())
         };
-        assert_eq!(told(201, &review(PROBE_USER)), ProbeOutcome::Accepted);
-        assert_eq!(told(403, &forbidden(PROBE_USER)), ProbeOutcome::Accepted);
+        assert_eq!(classify(201, &review(PROBE_USER)), ProbeOutcome::Accepted);
+        assert_eq!(
+            classify(403, &forbidden(PROBE_USER)),
+            ProbeOutcome::Accepted
+        );
         for (code, body) in [
             (401, "{}".to_owned()),
             (201, review("front-proxy-client")),
             (403, forbidden("system:anonymous")),
         ] {
-            let told = told(code, &body);
+            let outcome = classify(code, &body);
             assert!(
-                matches!(told, ProbeOutcome::Rejected(_)),
-                "{code} {body}: {told:?}"
+                matches!(outcome, ProbeOutcome::Rejected(_)),
+                "{code} {body}: {outcome:?}"
             );
         }
         for (code, body) in [(201, "{}"), (403, "no"), (404, ""), (429, "{}"), (500, "x")] {
-            let told = told(code, body);
+            let outcome = classify(code, body);
             assert!(
-                matches!(told, ProbeOutcome::Unknown(_)),
-                "{code} {body}: {told:?}"
+                matches!(outcome, ProbeOutcome::Unknown(_)),
+                "{code} {body}: {outcome:?}"
             );
         }
     }
@@ -383,7 +391,7 @@ mod tests {
     #[test]
     fn three_rejected_probes_fail_and_one_accepted_probe_recovers() {
         let mut state = ProbeState::default();
-        for verdict in [
+        for outcome in [
             rejected(),
             rejected(),
             ProbeOutcome::Accepted,
@@ -391,7 +399,7 @@ mod tests {
             unknown(),
             rejected(),
         ] {
-            assert_eq!(state.record(verdict), None);
+            assert_eq!(state.record(outcome), None);
             assert!(!state.is_failing());
         }
         assert_eq!(state.record(rejected()), Some(HealthChange::Failed));

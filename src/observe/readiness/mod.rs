@@ -1,8 +1,9 @@
-//! Whether weir can do its work: it has not been told to go, and the API server answers.
+//! Readiness of weir: it is not shutting down, and the API server responds.
 //!
-//! The API server is asked with weir's own credentials, at most once a second whoever asks, and any answer of its counts:
-//! whether the API server is well is its own `/readyz`'s to say, and a load balancer in front asks for that through weir. The
-//! same request tells whether the upstream leads back to this weir ([`loops`](crate::upstream::loop_detection)).
+//! The API server is probed with weir's own credentials, at most once a second however many callers
+//! there are, and any response counts. The health of the API server itself is the subject of its
+//! own `/readyz`, which a load balancer requests through weir. The same probe detects whether the
+//! upstream leads back to this weir ([`loop_detection`](crate::upstream::loop_detection)).
 
 pub mod front_proxy;
 
@@ -15,69 +16,87 @@ use http::Method;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
+use serde::Deserialize;
+use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
-use crate::observe::status::snapshot;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::headers;
-use crate::upstream::headers::Internal;
+use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::pool::Pool;
 
-/// How long an answer is good for: probes of any frequency cost the API server one request a second.
+/// How long a probe's result is reused: probes of any frequency cost the API server one request a
+/// second.
 const CACHE_TTL: Duration = Duration::from_secs(1);
 
-/// How long an answer is shown to who does not ask: longer than an answer may take.
+/// How long a result is shown to readers that do not probe: longer than a probe may take.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 
-/// How long the API server may take; the kubelet's probes give up after a second or a few.
+/// Longest time of a probe. The kubelet's probes time out after one or a few seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// More than `/readyz` ever says.
+/// Longest response in bytes; more than `/readyz` has.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Asks, and remembers for a moment.
+/// Readiness in the status snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReadinessStatus {
+    /// The last result of `/readyz`; `None` before the first probe.
+    pub ready: Option<bool>,
+    /// Whether weir is shutting down.
+    pub shutting_down: bool,
+    /// Why the API server does not accept weir's front-proxy certificate.
+    pub front_proxy_failure: Option<String>,
+    /// Why the upstream counts as a loop.
+    pub loop_failure: Option<String>,
+    /// Why the API server does not respond.
+    pub upstream_failure: Option<String>,
+}
+
+/// Probes the API server and caches the result.
 #[derive(Debug)]
 pub struct Readiness {
     upstream: Arc<Pool<Internal>>,
     own_credentials: Arc<OwnCredentials>,
     drain: Arc<Drain>,
-    /// What the API server takes weir's front-proxy certificate for, where there is one.
+    /// Whether the API server accepts weir's front-proxy certificate, if there is one.
     front_proxy: Option<Arc<FrontProxyHealth>>,
-    /// Whether what is asked of the API server comes back to this weir.
+    /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
-    /// The last answer. Held while asking, so that many askers cause one question.
+    /// The last result. Locked during a probe, so that concurrent callers share it.
     last_probe: Mutex<Option<(Instant, Result<(), String>)>>,
-    /// The same, for who does not want to wait for the next.
+    /// The same result, for readers that do not wait for a probe.
     published_probe: ArcSwapOption<(Instant, Result<(), String>)>,
 }
 
 impl Readiness {
-    /// Readiness of what `upstream` leads to.
+    /// Creates the readiness of the API server behind `upstream`.
     #[must_use]
     pub fn new(
         upstream: Arc<Pool<Internal>>,
-        own: Arc<OwnCredentials>,
+        own_credentials: Arc<OwnCredentials>,
         drain: Arc<Drain>,
-        loops: Arc<LoopDetector>,
+        loop_detector: Arc<LoopDetector>,
     ) -> Self {
         Self {
             upstream,
-            own_credentials: own,
+            own_credentials,
             drain,
             front_proxy: None,
-            loop_detector: loops,
+            loop_detector,
             last_probe: Mutex::default(),
             published_probe: ArcSwapOption::empty(),
         }
     }
 
-    /// Fails, too, where `health` does.
+    /// Adds a check that fails while `health` does.
     #[must_use]
     pub fn with_front_proxy(mut self, health: Option<Arc<FrontProxyHealth>>) -> Self {
         self.front_proxy = health;
@@ -88,10 +107,10 @@ impl Readiness {
         self.front_proxy.as_ref()?.failure()
     }
 
-    /// What `/readyz` says: the checks, and whether all is well.
+    /// Returns whether all checks pass, and the text of `/readyz`.
     ///
     /// # Cancel safety
-    /// Nothing is lost; the next asker asks again.
+    /// Nothing is lost; the next caller probes again.
     pub async fn report(&self) -> (bool, String) {
         let shutdown = if self.drain.is_ready() {
             Ok(())
@@ -121,7 +140,7 @@ impl Readiness {
         if self.own_credentials.is_configured() {
             text.push_str(&match self.own_credentials.health() {
                 Ok(()) => "[+]own-credential ok\n".to_owned(),
-                // Requests whose tokens weir need not review go on.
+                // Requests with tokens that need no review still succeed.
                 Err(why) => format!("[-]own-credential failed, readiness not affected: {why}\n"),
             });
         }
@@ -133,44 +152,43 @@ impl Readiness {
         (ready, text)
     }
 
-    /// Whether the last answer is of so long ago; none at all is.
+    /// Whether the last result is at least `age` old, or there is none. `false` during a probe.
     #[must_use]
     pub fn is_older_than(&self, age: Duration, now: Instant) -> bool {
-        // Held: somebody asks at the moment.
+        // The lock is held during a probe.
         self.last_probe.try_lock().is_ok_and(|last| {
             last.as_ref()
                 .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= age)
         })
     }
 
-    /// What is known without asking; an answer of long ago is none.
+    /// Returns the cached readiness without a probe. A result older than `STALE_AFTER` counts as
+    /// none.
     #[must_use]
-    pub fn snapshot(&self, now: Instant) -> snapshot::ReadinessStatus {
+    pub fn snapshot(&self, now: Instant) -> ReadinessStatus {
         let shutting_down = !self.drain.is_ready();
-        let answer = self.published_probe.load();
-        let upstream = answer
+        let result = self.published_probe.load();
+        let upstream = result
             .as_deref()
             .filter(|(at, _)| now.saturating_duration_since(*at) < STALE_AFTER)
-            .map(|(_, answer)| answer);
+            .map(|(_, result)| result);
         let front_proxy_failure = self.front_proxy_failure();
         let loop_failure = self.loop_detector.readiness_failure();
-        let well = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
-        snapshot::ReadinessStatus {
-            ready: upstream.map(|answer| answer.is_ok() && well),
+        let others_pass = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
+        ReadinessStatus {
+            ready: upstream.map(|result| result.is_ok() && others_pass),
             shutting_down,
             front_proxy_failure,
             loop_failure,
-            upstream_failure: upstream.and_then(|answer| answer.clone().err()),
+            upstream_failure: upstream.and_then(|result| result.clone().err()),
         }
     }
 
-    /// What `/readyz` would say, as far as is known without asking: [`Status::run`] sees to it that somebody asks.
-    ///
-    /// [`Status::run`]: crate::observe::status::Status::run
+    /// Returns what `/readyz` would report, without a probe. The status feed probes regularly.
     #[must_use]
     pub fn last_known_ready(&self) -> bool {
-        let answer = self.published_probe.load();
-        let failed = answer.as_deref().is_some_and(|(_, answer)| answer.is_err());
+        let result = self.published_probe.load();
+        let failed = result.as_deref().is_some_and(|(_, result)| result.is_err());
         let checks = [
             self.front_proxy_failure(),
             self.loop_detector.readiness_failure(),
@@ -180,31 +198,34 @@ impl Readiness {
 
     async fn check_upstream(&self) -> Result<(), String> {
         let mut last = self.last_probe.lock().await;
-        if let Some((at, answer)) = &*last
+        if let Some((at, result)) = &*last
             && Clock.now().saturating_duration_since(*at) < CACHE_TTL
         {
-            return answer.clone();
+            return result.clone();
         }
-        let answer = timeout(PROBE_TIMEOUT, self.probe_upstream())
+        let result = timeout(PROBE_TIMEOUT, self.probe_upstream())
             .await
             .unwrap_or_else(|_| Err(format!("no answer within {}s", PROBE_TIMEOUT.as_secs())));
         let now = Clock.now();
-        *last = Some((now, answer.clone()));
+        *last = Some((now, result.clone()));
         self.published_probe
-            .store(Some(Arc::new((now, answer.clone()))));
-        answer
+            .store(Some(Arc::new((now, result.clone()))));
+        result
     }
 
     async fn probe_upstream(&self) -> Result<(), String> {
-        // Without a credential the question is as good: any answer counts.
+        // Any response counts, so that no credential is needed.
         let authorization = self.own_credentials.authorization().unwrap_or_default();
         let request = headers::internal_head(
             Method::GET,
             PathAndQuery::from_static("/readyz"),
             authorization,
         );
-        let (request, nonce) = self.loop_detector.start_probe(request);
-        let (response, mut turn) = self
+        let (request, nonce) = match self.loop_detector.start_probe() {
+            Some((nonce, entry)) => (request.with_cdn_loop(entry), Some(nonce)),
+            None => (request, None),
+        };
+        let (response, mut lease) = self
             .upstream
             .send_internal(request, RequestBody::empty())
             .await
@@ -214,14 +235,14 @@ impl Readiness {
                 .record_probe_response(&nonce, response.status());
         }
         self.own_credentials.record_response(response.status());
-        // Read to its end, so that the connection serves the next question.
+        // The body is read to its end, so that the connection can be reused.
         if Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
             .collect()
             .await
             .is_ok()
-            && let Some(turn) = &mut turn
+            && let Some(lease) = &mut lease
         {
-            turn.complete();
+            lease.complete();
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! `TracingConfiguration` (`apiserver.config.k8s.io`): kube-apiserver's own file (`--tracing-config-file`). Pure.
+//! `TracingConfiguration` (`apiserver.config.k8s.io`): kube-apiserver's own file format
+//! (`--tracing-config-file`). Pure.
 
 use http::uri::Authority;
 
@@ -14,27 +15,27 @@ const API_VERSIONS: [&str; 3] = [
 ];
 const KIND: &str = "TracingConfiguration";
 
-/// OpenTelemetry's own, and so kube-apiserver's.
+/// The default of OpenTelemetry, and so of kube-apiserver.
 const DEFAULT_ENDPOINT: &str = "localhost:4317";
 
-/// Where traces go, and how many.
+/// The collector and the sampling rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracingConfig {
-    /// The collector, which speaks OTLP by gRPC, without TLS.
+    /// The address of the collector. The protocol is OTLP over gRPC, without TLS.
     pub endpoint: Authority,
-    /// Of a million requests whose client has not begun a trace, so many are traced.
+    /// Requests that are traced, per million of those whose clients have not started a trace.
     pub sampling_rate_per_million: u32,
 }
 
-/// The configuration of a file's documents, of which there must be one.
-pub fn parse(documents: &[Node], faults: &mut Diagnostics) -> Option<TracingConfig> {
+/// Parses the documents of a file, of which there must be exactly one.
+pub fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
     let mut documents = documents.iter().filter(|document| !document.is_null());
     let first = documents.next()?;
     if let Some(second) = documents.next() {
-        faults.report_error(&second.location, "", "a second document; one is expected");
+        diagnostics.report_error(&second.location, "", "a second document; one is expected");
     }
     first
-        .decode(faults, "", Strictness::Strict, parse_config)
+        .decode(diagnostics, "", Strictness::Strict, parse_config)
         .flatten()
 }
 
@@ -74,7 +75,7 @@ fn parse_config(fields: &mut MappingDecoder<'_>) -> Option<TracingConfig> {
     }
 }
 
-/// `HOST:PORT`, with gRPC's `dns:` or without.
+/// Parses `HOST:PORT`, with or without gRPC's `dns:`.
 fn parse_endpoint(text: &str) -> Result<Authority, String> {
     let expected = || {
         format!(
@@ -99,10 +100,10 @@ mod tests {
     use crate::document;
 
     fn parse_text(text: &str) -> (Option<TracingConfig>, String) {
-        let mut faults = Diagnostics::default();
-        let nodes = document::parse_all("tracing.yaml", text, &mut faults);
-        let read = parse(&nodes, &mut faults);
-        (read, faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let nodes = document::parse_all("tracing.yaml", text, &mut diagnostics);
+        let read = parse(&nodes, &mut diagnostics);
+        (read, diagnostics.to_string())
     }
 
     #[test]
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_error_has_its_position() {
-        let (_, faults) = parse_text(
+        let (_, diagnostics) = parse_text(
             "apiVersion: apiserver.config.k8s.io/v2\nkind: Tracing\nendpoint: https://collector/\nsamplingRatePerMillion: 1000001\nrate: 1\n",
         );
         for line in [
@@ -141,7 +142,7 @@ mod tests {
             "tracing.yaml:4:25: samplingRatePerMillion: expected a whole number from 0 to 1000000",
             "tracing.yaml:5:1: rate: unknown field",
         ] {
-            assert!(faults.contains(line), "{line}: {faults}");
+            assert!(diagnostics.contains(line), "{line}: {diagnostics}");
         }
     }
 }

@@ -1,50 +1,51 @@
-//! In the place of traces, where weir is built without the feature `otlp`: a configuration of them is refused.
+//! Replaces the exporter of traces in builds without the feature `otlp`: a tracing configuration is
+//! an error.
 
 use std::convert::Infallible;
 use std::time::Instant;
 
 use crate::metrics::Registry;
-use crate::pipeline::record::Record;
-use crate::pipeline::record::RequestObserver;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::record::RequestObserver;
 
-/// `TracingConfiguration`, of which there can be none.
+/// `TracingConfiguration`, of which no value exists.
 pub mod config {
     use std::convert::Infallible;
 
     use crate::document::Diagnostics;
     use crate::document::Node;
 
-    /// Never there.
+    /// A type without values.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct TracingConfig {
-        /// Of a million requests whose client has not begun a trace, so many are traced.
+        /// Requests that are traced, per million of those whose clients have not started a trace.
         pub sampling_rate_per_million: u32,
         pub(super) never: Infallible,
     }
 
-    /// A fault, whatever it says.
-    pub fn parse(documents: &[Node], faults: &mut Diagnostics) -> Option<TracingConfig> {
+    /// Reports an error for any document.
+    pub fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
         if let Some(document) = documents.first() {
             let why = "this weir sends no traces: it was built without the cargo feature otlp";
-            faults.report_error(&document.location, "", why);
+            diagnostics.report_error(&document.location, "", why);
         }
         None
     }
 }
 
-/// None.
+/// No metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct SpanMetrics;
 
 impl SpanMetrics {
-    /// There is nothing to register.
+    /// Registers nothing.
     #[must_use]
     pub const fn register(_: &Registry) -> Self {
         Self
     }
 }
 
-/// Never there.
+/// A type without values.
 #[derive(Clone, Copy, Debug)]
 pub struct SpanProcessor(Infallible);
 

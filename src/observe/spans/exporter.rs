@@ -1,7 +1,8 @@
-//! Spans on their way to a collector: OTLP by gRPC, without TLS, as kube-apiserver sends them.
+//! Exports spans to a collector: OTLP over gRPC, without TLS, as kube-apiserver does.
 //!
-//! One unary call of gRPC is an HTTP/2 request with a length before its body and a status in its trailers; the crate that
-//! speaks HTTP/2 to the API server does that. Spans are sent some at a time; what cannot be sent is counted and gone.
+//! A unary gRPC call is an HTTP/2 request with a length before its body and a status in its
+//! trailers. The `h2` crate, which also carries the requests to the API server, is enough for that.
+//! Spans are sent in batches. Spans that cannot be sent are counted and dropped.
 
 use std::io;
 use std::time::Duration;
@@ -38,18 +39,18 @@ use crate::observe::spans::otlp::ResourceSpans;
 use crate::observe::spans::otlp::ScopeSpans;
 use crate::observe::spans::otlp::Span;
 
-/// Spans that are sent at a time at most, and how long the first of them waits for others: OpenTelemetry's defaults for a
-/// batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).
+/// Most spans per batch, and how long the first of them waits for others: OpenTelemetry's defaults
+/// for a batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).
 const MAX_BATCH_SPANS: usize = 512;
 const SCHEDULE_DELAY: Duration = Duration::from_secs(5);
 
-/// How long a collector may take (`OTEL_EXPORTER_OTLP_TIMEOUT`).
+/// Longest time of an export (`OTEL_EXPORTER_OTLP_TIMEOUT`).
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An answer of a collector is a few bytes.
+/// Longest response in bytes. A collector's response has a few.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// What is counted here.
+/// Metrics of spans by result.
 #[derive(Clone, Debug)]
 pub struct SpanMetrics {
     pub(super) dropped: IntCounter,
@@ -58,7 +59,7 @@ pub struct SpanMetrics {
 }
 
 impl SpanMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
         let spans: IntCounterVec = registry.counters(
@@ -82,20 +83,20 @@ pub(super) struct OtlpExporter {
 }
 
 impl OtlpExporter {
-    /// Sends what comes, until no more can come.
+    /// Exports spans until the channel is closed and empty.
     pub(super) async fn run(self, mut spans: mpsc::Receiver<Vec<Span>>) {
         let log = LogLimiter::default();
         while let Some(first) = spans.recv().await {
             let mut batch = first;
-            let gathered = timeout(SCHEDULE_DELAY, async {
+            let gathering = timeout(SCHEDULE_DELAY, async {
                 while batch.len() < MAX_BATCH_SPANS
                     && let Some(more) = spans.recv().await
                 {
                     batch.extend(more);
                 }
             });
-            // Either there are enough, or the time is up.
-            let _ = gathered.await;
+            // Either the batch is full, or the delay has passed.
+            let _ = gathering.await;
             let count = u64::try_from(batch.len()).unwrap_or_default();
             let sent = timeout(EXPORT_TIMEOUT, send(&self.endpoint, batch)).await;
             match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -111,32 +112,32 @@ impl OtlpExporter {
     }
 }
 
-/// On a connection of its own: some every few seconds are not worth looking after one.
+/// Sends a batch on a new connection: a batch every few seconds does not justify a pooled one.
 async fn send(endpoint: &Authority, spans: Vec<Span>) -> io::Result<()> {
     let tcp = TcpStream::connect(endpoint.as_str()).await?;
     let (mut sender, connection) = client::handshake(tcp).await.map_err(io::Error::other)?;
     let connection = tokio::spawn(connection);
-    let answered = async {
-        let (answer, mut body) = sender
+    let result = async {
+        let (response, mut body) = sender
             .send_request(export_request(endpoint)?, false)
             .map_err(io::Error::other)?;
         body.send_data(grpc_frame(spans), true)
             .map_err(io::Error::other)?;
-        let (head, mut body) = answer.await.map_err(io::Error::other)?.into_parts();
-        let mut read = 0;
+        let (head, mut body) = response.await.map_err(io::Error::other)?.into_parts();
+        let mut received = 0;
         while let Some(data) = body.data().await {
-            read += data.map_err(io::Error::other)?.len();
-            if read > MAX_RESPONSE_BYTES {
+            received += data.map_err(io::Error::other)?.len();
+            if received > MAX_RESPONSE_BYTES {
                 return Err(io::Error::other("an answer of more than 64 KiB"));
             }
         }
         let trailers = body.trailers().await.map_err(io::Error::other)?;
-        // Where there is nothing else to say, the status stands in the head.
+        // A response without a body has its status in the headers.
         check_grpc_status(trailers.as_ref().unwrap_or(&head.headers))
     };
-    let answered = answered.await;
+    let result = result.await;
     connection.abort();
-    answered
+    result
 }
 
 fn export_request(endpoint: &Authority) -> io::Result<Request<()>> {
@@ -157,7 +158,7 @@ fn export_request(endpoint: &Authority) -> io::Result<Request<()>> {
         .map_err(io::Error::other)
 }
 
-/// The message, not compressed, with its length before it.
+/// Encodes the uncompressed message with its length prefix.
 fn grpc_frame(spans: Vec<Span>) -> Bytes {
     let attribute = |key, value: &str| KeyValue::new(key, AttributeValue::Text(value.to_owned()));
     let message = ExportTraceServiceRequest {
@@ -185,13 +186,15 @@ fn grpc_frame(spans: Vec<Span>) -> Bytes {
     bytes.freeze()
 }
 
-/// The status of a call.
+/// Checks the status of a call.
 fn check_grpc_status(headers: &HeaderMap) -> io::Result<()> {
-    let of = |name| headers.get(name).map(HeaderValue::to_str);
-    match of("grpc-status") {
+    let header_value = |name| headers.get(name).map(HeaderValue::to_str);
+    match header_value("grpc-status") {
         Some(Ok("0")) => Ok(()),
         Some(Ok(code)) => {
-            let message = of("grpc-message").and_then(Result::ok).unwrap_or_default();
+            let message = header_value("grpc-message")
+                .and_then(Result::ok)
+                .unwrap_or_default();
             Err(io::Error::other(format!("gRPC status {code}: {message}")))
         }
         Some(Err(_)) | None => Err(io::Error::other("the answer has no gRPC status")),

@@ -1,8 +1,17 @@
-//! Traces by OpenTelemetry: of each request that is traced, a span for it and one for its way to the API server.
+//! Traces by OpenTelemetry: for each traced request one span, and a second one for its upstream
+//! request.
 //!
-//! Whether a request is traced `pipeline` decides, and the API server's own spans are children of the second one. Names and
-//! attributes are those of kube-apiserver's spans and of OpenTelemetry's conventions for HTTP; what weir decided stands beside
-//! them. Spans are made when the request has ended, and wait for the collector in a bounded queue.
+//! `pipeline` decides which requests are traced. The API server's own spans are children of the
+//! second span. Names and attributes follow kube-apiserver's spans and OpenTelemetry's conventions
+//! for HTTP; weir's decision is added to them. Spans are built when the request has ended, and wait
+//! for the collector in a bounded queue.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `config` `otlp` |
+//! | 1 | `exporter` |
 
 pub mod config;
 mod exporter;
@@ -27,35 +36,35 @@ use crate::observe::spans::otlp::AttributeValue;
 use crate::observe::spans::otlp::KeyValue;
 use crate::observe::spans::otlp::Span;
 use crate::observe::spans::otlp::SpanStatus;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestOutcome;
 use crate::pipeline::trace::trace_context::TraceContext;
 use crate::request_info::RequestInfo;
 
 pub use crate::observe::spans::exporter::SpanMetrics;
 
-/// Requests whose spans may wait for the collector: OpenTelemetry's default for spans (`OTEL_BSP_MAX_QUEUE_SIZE`), of which
-/// each has two.
+/// Most requests whose spans wait for the collector: OpenTelemetry's default for spans
+/// (`OTEL_BSP_MAX_QUEUE_SIZE`). A request has two spans.
 const MAX_QUEUED_REQUESTS: usize = 1024;
 
-/// What is kept of a text that a client may make as long as it likes, in bytes.
+/// Longest attribute in bytes. Clients choose the length of some.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// How long weir's end waits for the collector.
+/// Longest wait for the collector at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Makes spans of traced requests and has them sent.
+/// Builds the spans of traced requests and queues them for the exporter.
 pub struct SpanProcessor {
-    /// None once weir ends.
+    /// `None` after `finish`.
     queue: ArcSwapOption<mpsc::Sender<Vec<Span>>>,
     metrics: SpanMetrics,
-    /// Awaited once, at the end.
+    /// Awaited once, in `finish`.
     export_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl SpanProcessor {
-    /// Begins to send to the collector, on the runtime that this is called in.
+    /// Starts the exporter on the current runtime.
     #[must_use]
     pub fn start(config: TracingConfig, metrics: SpanMetrics) -> Self {
         let (queue, spans) = mpsc::channel(MAX_QUEUED_REQUESTS);
@@ -70,30 +79,30 @@ impl SpanProcessor {
         }
     }
 
-    /// Sends what waits, if that does not take long.
+    /// Exports the queued spans, with a time limit of `FLUSH_TIMEOUT`.
     ///
     /// # Cancel safety
-    /// What waits may be lost.
+    /// Queued spans may be lost.
     pub async fn finish(&self) {
         self.queue.store(None);
-        if let Some(exporting) = self.export_task.lock().await.take() {
-            let _ = timeout(FLUSH_TIMEOUT, exporting).await;
+        if let Some(export_task) = self.export_task.lock().await.take() {
+            let _ = timeout(FLUSH_TIMEOUT, export_task).await;
         }
     }
 }
 
 impl RequestObserver for SpanProcessor {
     fn on_ended(&self, record: &Record, now: Instant) {
-        let Some(traced) = &record.trace_context else {
+        let Some(context) = &record.trace_context else {
             return;
         };
         let queue = self.queue.load();
         match queue.as_ref().map(|queue| queue.try_reserve()) {
-            // Only then they are made: a collector that is away costs nothing but this.
-            Some(Ok(room)) => room.send(build_spans(record, traced, now)),
+            // Spans are built only if there is room: without a collector nothing else is spent.
+            Some(Ok(permit)) => permit.send(build_spans(record, context, now)),
             Some(Err(_)) | None => {
-                let both = 1 + u64::from(traced.forwarded_at.is_some());
-                self.metrics.dropped.inc_by(both);
+                let count = 1 + u64::from(context.forwarded_at.is_some());
+                self.metrics.dropped.inc_by(count);
             }
         }
     }
@@ -101,12 +110,12 @@ impl RequestObserver for SpanProcessor {
 
 impl fmt::Debug for SpanProcessor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spans").finish_non_exhaustive()
+        f.debug_struct("SpanProcessor").finish_non_exhaustive()
     }
 }
 
-/// The span of a request, and that of its way to the API server, if it went there.
-fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span> {
+/// Builds the span of a request, and that of its upstream request if it was forwarded.
+fn build_spans(record: &Record, context: &TraceContext, now: Instant) -> Vec<Span> {
     let at = |instant: Instant| {
         let wall = record.arrived_wall + instant.saturating_duration_since(record.arrived);
         let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
@@ -119,7 +128,7 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
         code: otlp::STATUS_CODE_ERROR,
     });
     let span = |id: [u8; 8], parent: Option<[u8; 8]>, name, kind| Span {
-        trace_id: traced.trace_id.to_vec(),
+        trace_id: context.trace_id.to_vec(),
         span_id: id.to_vec(),
         parent_span_id: parent.map(Vec::from).unwrap_or_default(),
         name,
@@ -132,27 +141,27 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
     let request = Span {
         attributes: request_attributes(record),
         ..span(
-            traced.request_span,
-            traced.parent_span,
+            context.request_span,
+            context.parent_span,
             span_name(record),
             otlp::SPAN_KIND_SERVER,
         )
     };
-    let Some(forwarded) = traced.forwarded_at else {
+    let Some(forwarded) = context.forwarded_at else {
         return vec![request];
     };
-    let mut about = SpanAttributes::default();
-    about.push_text("http.request.method", Some(record.method.as_str()));
-    if traced.responded_at.is_some() {
-        about.push_integer("http.response.status_code", code.map(i64::from));
+    let mut attributes = SpanAttributes::default();
+    attributes.push_text("http.request.method", Some(record.method.as_str()));
+    if context.responded_at.is_some() {
+        attributes.push_integer("http.response.status_code", code.map(i64::from));
     }
     let name = record.method.as_str().to_owned();
     let forwarding = Span {
         start_time_unix_nano: at(forwarded),
-        attributes: about.0,
+        attributes: attributes.0,
         ..span(
-            traced.upstream_span,
-            Some(traced.request_span),
+            context.upstream_span,
+            Some(context.request_span),
             name,
             otlp::SPAN_KIND_CLIENT,
         )
@@ -160,7 +169,8 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
     vec![request, forwarding]
 }
 
-/// As kube-apiserver names its spans: the method, and the path with its names left out (`getSpanNameFromRequestInfo`).
+/// Returns the name that kube-apiserver gives to spans: the method, and the path without object
+/// names (`getSpanNameFromRequestInfo`).
 fn span_name(record: &Record) -> String {
     let method = record.method.as_str();
     record
@@ -198,40 +208,40 @@ fn span_route(info: &RequestInfo<'_>) -> String {
 }
 
 fn request_attributes(record: &Record) -> Vec<KeyValue> {
-    let mut about = SpanAttributes::default();
-    about.push_text("http.request.method", Some(record.method.as_str()));
-    about.push_text("url.path", Some(record.target.path()));
+    let mut attributes = SpanAttributes::default();
+    attributes.push_text("http.request.method", Some(record.method.as_str()));
+    attributes.push_text("url.path", Some(record.target.path()));
     let query = record.target.query().map(client_text::redact_query);
-    about.push_text("url.query", query.as_deref());
-    about.push_text("url.scheme", Some("https"));
+    attributes.push_text("url.query", query.as_deref());
+    attributes.push_text("url.scheme", Some("https"));
     let user_agent = record.user_agent.as_ref();
     let user_agent = user_agent.map(|agent| client_text::header_to_text(agent, MAX_TEXT_BYTES));
-    about.push_text("user_agent.original", user_agent.as_deref());
-    about.push_text("client.address", Some(&record.peer.ip().to_string()));
-    about.push_text("user.name", record.user.as_ref().map(|user| &*user.name));
+    attributes.push_text("user_agent.original", user_agent.as_deref());
+    attributes.push_text("client.address", Some(&record.peer.ip().to_string()));
+    attributes.push_text("user.name", record.user.as_ref().map(|user| &*user.name));
     let code = record.outcome.code().map(|code| code.as_u16());
-    about.push_integer("http.response.status_code", code.map(i64::from));
-    about.push_integer(
+    attributes.push_integer("http.response.status_code", code.map(i64::from));
+    attributes.push_integer(
         "http.response.body.size",
         i64::try_from(record.sent_bytes).ok(),
     );
     if let Some(decision) = &record.decision {
-        about.push_text("weir.flow_schema", Some(&decision.flow_schema().name));
-        about.push_text("weir.priority_level", Some(&decision.priority_level().name));
-        about.push_integer("weir.seats", Some(decision.seats.into()));
+        attributes.push_text("weir.flow_schema", Some(&decision.flow_schema().name));
+        attributes.push_text("weir.priority_level", Some(&decision.priority_level().name));
+        attributes.push_integer("weir.seats", Some(decision.seats.into()));
         let wait = decision.queue_wait.as_secs_f64();
-        about.0.push(KeyValue::new(
+        attributes.0.push(KeyValue::new(
             "weir.queue_wait_seconds",
             AttributeValue::Double(wait),
         ));
     }
     if let RequestOutcome::Rejected(limit) = record.outcome {
-        about.push_text("weir.rejection", Some(limit));
+        attributes.push_text("weir.rejection", Some(limit));
     }
-    about.0
+    attributes.0
 }
 
-/// What is said about a span.
+/// The attributes of a span.
 #[derive(Default)]
 struct SpanAttributes(Vec<KeyValue>);
 

@@ -1,9 +1,10 @@
-//! OTLP's messages (opentelemetry-proto 1.x, `collector/trace/v1` and `trace/v1`), as far as weir fills them in. Pure.
+//! The messages of OTLP (opentelemetry-proto 1.x, `collector/trace/v1` and `trace/v1`) with the
+//! fields that weir sets. Pure.
 
 use prost::Message;
 use prost::Oneof;
 
-/// The method that takes them.
+/// The gRPC method that receives spans.
 pub(super) const EXPORT_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// `Span.kind`.
@@ -41,7 +42,6 @@ pub(super) struct ScopeSpans {
     pub(super) spans: Vec<Span>,
 }
 
-/// `InstrumentationScope`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct InstrumentationScope {
     #[prost(string, tag = "1")]

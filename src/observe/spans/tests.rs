@@ -1,4 +1,4 @@
-//! A collector that says what it was sent.
+//! Tests of spans against a collector that records what it receives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,27 +19,29 @@ use super::*;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::observe::eventually;
 use crate::observe::spans::otlp::ExportTraceServiceRequest;
+use crate::observe::wait_tests::eventually;
 
-/// Answers with this gRPC status, and tells what came.
+/// Starts a collector that responds with this gRPC status. Returns its address and the received
+/// spans.
 async fn start_collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver<Vec<Span>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (came, spans) = mpsc::unbounded_channel();
+    let (received, spans) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         loop {
             let (tcp, _) = listener.accept().await.unwrap();
             let mut connection = h2::server::handshake(tcp).await.unwrap();
-            let came = came.clone();
+            let received = received.clone();
             tokio::spawn(async move {
                 while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    let came = came.clone();
+                    let received = received.clone();
                     tokio::spawn(async move {
-                        let _ = came.send(read_spans(request).await);
-                        let answer = Response::builder().header("content-type", "application/grpc");
+                        let _ = received.send(read_spans(request).await);
+                        let response =
+                            Response::builder().header("content-type", "application/grpc");
                         let mut stream = respond
-                            .send_response(answer.body(()).unwrap(), false)
+                            .send_response(response.body(()).unwrap(), false)
                             .unwrap();
                         stream
                             .send_data(Bytes::from_static(&[0, 0, 0, 0, 0]), false)
@@ -134,7 +136,7 @@ fn is_counted(registry: &Registry, result: &str) -> bool {
     ))
 }
 
-/// They are counted, be it after the end.
+/// Spans are counted, possibly after `finish` has returned.
 async fn assert_eventually_counted(registry: &Registry, result: &str) {
     let counted = eventually(|| is_counted(registry, result)).await;
     assert!(counted, "{}", registry.render());
@@ -142,13 +144,13 @@ async fn assert_eventually_counted(registry: &Registry, result: &str) {
 
 #[tokio::test]
 async fn a_request_is_two_spans_at_the_collector() {
-    let (address, mut came) = start_collector("0").await;
+    let (address, mut received) = start_collector("0").await;
     let registry = Registry::new();
     let spans = start_processor(address, &registry);
     let record = traced_record(true);
     spans.on_ended(&record, record.arrived + Duration::from_secs(5));
     spans.finish().await;
-    let sent = came.recv().await.unwrap();
+    let sent = received.recv().await.unwrap();
     let [request, forwarding] = &sent[..] else {
         panic!("{sent:#?}");
     };
@@ -181,12 +183,12 @@ async fn a_request_is_two_spans_at_the_collector() {
 
 #[tokio::test]
 async fn a_rejected_request_is_one_span() {
-    let (address, mut came) = start_collector("0").await;
+    let (address, mut received) = start_collector("0").await;
     let spans = start_processor(address, &Registry::new());
     let record = traced_record(false);
     spans.on_ended(&record, record.arrived);
     spans.finish().await;
-    let sent = came.recv().await.unwrap();
+    let sent = received.recv().await.unwrap();
     assert_eq!(sent.len(), 1);
     let why = Some(AttributeValue::Text("queue-full".to_owned()));
     assert_eq!(attribute(&sent[0], "weir.rejection"), why);
@@ -194,13 +196,13 @@ async fn a_rejected_request_is_one_span() {
 
 #[tokio::test]
 async fn spans_that_the_collector_rejects_are_counted() {
-    let (address, mut came) = start_collector("8").await;
+    let (address, mut received) = start_collector("8").await;
     let registry = Registry::new();
     let spans = start_processor(address, &registry);
     let record = traced_record(true);
     spans.on_ended(&record, record.arrived);
     spans.finish().await;
-    assert!(came.recv().await.is_some());
+    assert!(received.recv().await.is_some());
     assert_eventually_counted(&registry, "failed").await;
     spans.on_ended(&record, record.arrived); // weir is ending
     assert!(is_counted(&registry, "dropped"), "{}", registry.render());

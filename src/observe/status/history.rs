@@ -1,4 +1,5 @@
-//! The last 15 minutes, in bounded memory: a row every five seconds, made from the snapshots' totals.
+//! The history of the last 15 minutes in bounded memory: one row every five seconds, computed from
+//! the totals of the snapshots.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,16 +8,17 @@ use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 
-/// How far rows are apart: 15 minutes of plot are 180 points then, as many as a small plot has pixels.
+/// Seconds between rows. 15 minutes are then 180 points, as many as a small plot has pixels.
 pub const ROW_SECONDS: u64 = 5;
 
-/// Rows that are kept: 15 minutes. One takes 32 bytes a level, all of 50 levels less than 320 KiB.
+/// Rows kept: 15 minutes. A row takes 32 bytes per level; all rows of 50 levels take less than 320
+/// KiB.
 const MAX_ROWS: usize = 180;
 
-/// The classes of codes, and what is summed up in each.
+/// The classes of status codes that rows count.
 const CODE_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// The rows, and what the next one is counted from.
+/// The rows, and the totals from which the next row is computed.
 #[derive(Debug, Default)]
 pub struct HistoryRing {
     rows: VecDeque<HistoryRow>,
@@ -39,7 +41,7 @@ struct LevelPoint {
     rejected: f32,
 }
 
-/// What was counted when the last row was made.
+/// The totals at the time of the last row.
 #[derive(Debug)]
 struct CounterTotals {
     unix_ms: u64,
@@ -49,7 +51,7 @@ struct CounterTotals {
 }
 
 impl HistoryRing {
-    /// Adds a row: what happened since the last one. The first call only begins to count.
+    /// Adds a row with the rates since the last row. The first call only stores the totals.
     pub fn add(&mut self, now: &StatusSnapshot) {
         let before = self.last.take();
         let totals = CounterTotals::from_snapshot(now, before.as_ref());
@@ -63,7 +65,8 @@ impl HistoryRing {
         self.last = Some(totals);
     }
 
-    /// The rows that somebody else has kept, to go on from; counting begins with the next snapshot.
+    /// Creates a ring with the rows of another process's history. The next snapshot only stores the
+    /// totals.
     #[must_use]
     pub fn from_history(history: &StatusHistory) -> Self {
         let at = |column: &Vec<u32>, n| column.get(n).copied().unwrap_or_default();
@@ -96,7 +99,7 @@ impl HistoryRing {
         }
     }
 
-    /// All rows, as columns.
+    /// Returns all rows as columns.
     #[must_use]
     pub fn history(&self) -> StatusHistory {
         let mut history = StatusHistory {
@@ -112,7 +115,7 @@ impl HistoryRing {
             }
             for (name, point) in &row.levels {
                 let level = history.levels.entry(name.to_string()).or_default();
-                // One that came later was empty before.
+                // A level that was added later has empty values before.
                 level.limit.resize(at, 0);
                 level.seats.resize(at, 0);
                 level.waiting.resize(at, 0);
@@ -134,7 +137,7 @@ impl HistoryRing {
 }
 
 impl CounterTotals {
-    /// Names are shared with the totals before, so that a row costs none.
+    /// Shares the names with the totals before, so that a row allocates none.
     fn from_snapshot(now: &StatusSnapshot, before: Option<&Self>) -> Self {
         let mut codes = [0_u64; CODE_CLASSES.len()];
         for (code, count) in &now.requests.by_code {
@@ -159,7 +162,7 @@ impl CounterTotals {
     }
 
     fn level(&self, name: &str) -> Option<&(Arc<str>, u64)> {
-        self.levels.iter().find(|(known, _)| **known == *name)
+        self.levels.iter().find(|(level, _)| **level == *name)
     }
 }
 
@@ -192,7 +195,7 @@ impl HistoryRow {
     }
 }
 
-/// So many in so many milliseconds, a second.
+/// Returns the rate per second of `count` events in `millis` milliseconds.
 #[expect(clippy::as_conversions, reason = "a plot needs no more than this")]
 fn per_second(count: u64, millis: u64) -> f32 {
     (count as f64 * 1000.0 / millis as f64) as f32

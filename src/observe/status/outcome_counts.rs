@@ -1,26 +1,27 @@
-//! How requests ended: by code, and by the limit that refused them. Plain counters in memory of a fixed size.
+//! Requests by outcome: by status code, and by the limit that rejected them. Plain counters of
+//! fixed size.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::limits::upgrade_rate::UNPROVEN_UPGRADES;
+use crate::limits::rejection::UNPROVEN_UPGRADES;
 use crate::pipeline::reject::rejection::EVENT_BODIES;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestOutcome;
 
-/// HTTP has codes from 100 to 599; what comes beyond is counted as the last.
+/// HTTP status codes are 100 to 599. Greater ones are counted as the last.
 const FIRST_CODE: u16 = 100;
 const CODE_COUNT: usize = 500;
 
-/// Totals since the start. Relaxed: each number stands for itself.
+/// Totals since the start. Relaxed: no number depends on another.
 #[derive(Debug)]
 pub struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
-    /// Rejected by a limit of how many at all; what levels reject they count themselves.
+    /// Rejections by rate limits. Priority levels count theirs themselves.
     by_rate_limit: [(&'static str, AtomicU64); 4],
 }
 
@@ -42,9 +43,9 @@ impl Default for OutcomeCounts {
 
 impl OutcomeCounts {
     pub(super) fn record_outcome(&self, outcome: RequestOutcome) {
-        if let RequestOutcome::Rejected(by) = outcome {
-            let known = self.by_rate_limit.iter().find(|(limit, _)| *limit == by);
-            known.inspect(|(_, count)| {
+        if let RequestOutcome::Rejected(limit) = outcome {
+            let counter = self.by_rate_limit.iter().find(|(name, _)| *name == limit);
+            counter.inspect(|(_, count)| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
         }
@@ -58,7 +59,7 @@ impl OutcomeCounts {
         }
     }
 
-    /// Those codes that there were.
+    /// Requests by status code. Codes without requests are left out.
     #[must_use]
     pub fn by_code(&self) -> BTreeMap<u16, u64> {
         let counts = self
@@ -69,14 +70,14 @@ impl OutcomeCounts {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Requests that a limit of how many at all rejected, by the limit; those that there were.
+    /// Requests that a rate limit rejected, by limit. Limits without rejections are left out.
     pub fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.by_rate_limit.iter();
         let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0)
     }
 
-    /// Requests whose clients went away before there was an answer.
+    /// Requests that their clients aborted before the response.
     #[must_use]
     pub fn aborted(&self) -> u64 {
         self.aborted.load(Ordering::Relaxed)

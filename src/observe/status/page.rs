@@ -1,4 +1,4 @@
-//! The page itself: one file, and the rules by which a browser reads it.
+//! The status page as one file, and its content security policy.
 
 use std::sync::LazyLock;
 
@@ -8,11 +8,13 @@ use http::HeaderValue;
 use sha2::Digest;
 use sha2::Sha256;
 
-/// Everything in one: nothing is loaded from elsewhere, for there may be nothing else in reach.
+/// The page with its script and style. It loads nothing from other hosts, which may be out of
+/// reach.
 pub const PAGE: &str = include_str!("page.html");
 
-/// What the page may do: run its own script and style, known by their hashes, and ask where it came from. Names that
-/// clients choose are shown on it; should one ever get into the page as markup, it is dead there.
+/// Returns the policy of the page: it may run its own script and style, identified by their hashes,
+/// and connect to its own origin. The page displays names that clients choose; if such a name ever
+/// became markup, the policy would make it inert.
 pub fn content_security_policy() -> HeaderValue {
     static POLICY: LazyLock<String> = LazyLock::new(|| {
         let (script, style) = (csp_hash("script"), csp_hash("style"));
@@ -25,7 +27,7 @@ pub fn content_security_policy() -> HeaderValue {
         .unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
 }
 
-/// The source expression for the page's only element of this name.
+/// Returns the source expression for the page's only element of this name.
 fn csp_hash(element: &str) -> String {
     let (begin, end) = (format!("<{element}>"), format!("</{element}>"));
     let text = PAGE
@@ -55,7 +57,7 @@ mod tests {
             "innerHTML",
             " style=",
         ] {
-            // The name of SVG's language is an address that nobody asks.
+            // The URL is the name of SVG's namespace; browsers do not request it.
             let page = PAGE.replace("http://www.w3.org/2000/svg", "");
             assert!(!page.contains(foreign), "{foreign}");
         }

@@ -1,119 +1,108 @@
-//! What an operator sees, as data: one moment of weir, and what was before it.
+//! The status of weir as plain data: one snapshot, and the history before it.
 //!
-//! Whatever grows is a running total since the start; who shows it makes rates from the difference of two snapshots. Names
-//! may come from clients: they are cut to a length where they are counted, and are for the viewer to show as text and
-//! nothing else. Fields that a reader does not know are for it to pass over, and what is missing is empty.
+//! Growing numbers are totals since the start; a viewer computes rates from the difference of two
+//! snapshots. Names may come from clients: they are truncated where they are counted, and viewers
+//! must display them as text only. A reader ignores unknown fields and treats missing ones as
+//! empty.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::Serialize;
 
-use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::observe::readiness::ReadinessStatus;
 
-/// One moment of weir.
+/// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusSnapshot {
-    /// The name of the machine (or Pod) that weir runs on; empty where it is not known.
+    /// The name of the machine (or Pod) that weir runs on. Empty if it is not known.
     pub host: String,
-    /// weir's version.
+    /// The version of weir.
     pub version: String,
-    /// When this was: milliseconds since 1970.
+    /// The time of the snapshot in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How long weir runs.
+    /// Seconds since weir started.
     pub uptime_seconds: f64,
-    /// Whether it can do its work.
+    /// The readiness of weir.
     pub readiness: ReadinessStatus,
-    /// The way to the API server.
+    /// Connections and failures towards the API server.
     pub upstream: UpstreamStatus,
     /// Requests of clients.
     pub requests: RequestsStatus,
-    /// Requests that a limit refused, by the limit: `queue-full`, `time-out`, `client-limit` ...
+    /// Rejected requests by limit: `queue-full`, `time-out`, `client-limit` ...
     pub rejections: BTreeMap<String, u64>,
-    /// How it is decided how many requests go on at a time.
+    /// The mode in which weir limits concurrent requests.
     pub mode: AdmissionMode,
-    /// `--flowcontrol-enforcement=DryRun`: every request goes on at once, and what levels say of themselves is what would be.
+    /// `--flowcontrol-enforcement=DryRun`: all requests execute at once, and the numbers of levels
+    /// are those of a simulation.
     pub dry_run: bool,
-    /// Requests that a level would have refused in a dry run, by reason; none of them is among the rejections.
+    /// Requests that a level would have rejected without the dry run, by reason. They are not among
+    /// the rejections.
     pub would_be_rejections: BTreeMap<String, u64>,
-    /// Priority levels by name; with max-in-flight its two kinds of requests.
+    /// Priority levels by name; with max-in-flight, its two kinds of requests.
     pub levels: Vec<LevelStatus>,
     /// Event limits and client limits, in the order of the configuration.
     pub rate_limits: Vec<RateLimitSnapshot>,
-    /// Refusals that are held back.
+    /// Rejections that are delayed.
     pub holds: HoldsStatus,
     /// Connections of clients.
     pub connections: ConnectionsStatus,
-    /// Who asks most.
+    /// The top talkers by window and dimension.
     pub talkers: Vec<TopTalkersStatus>,
 }
 
-/// Whether weir can do its work.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ReadinessStatus {
-    /// What `/readyz` says; none where nobody has asked yet.
-    pub ready: Option<bool>,
-    /// Whether it has been told to go.
-    pub shutting_down: bool,
-    /// Why the API server does not believe weir's front-proxy certificate.
-    pub front_proxy_failure: Option<String>,
-    /// Why the upstream counts as a loop, if it does.
-    pub loop_failure: Option<String>,
-    /// Why the API server does not answer.
-    pub upstream_failure: Option<String>,
-}
-
-/// The way to the API server.
+/// Connections and failures towards the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UpstreamStatus {
-    /// The API server, as HOST:PORT.
+    /// The API server as HOST:PORT.
     pub address: String,
-    /// Open connections, by the way that they serve.
+    /// Open connections by class.
     pub connections: BTreeMap<String, u64>,
-    /// Requests of clients that got no answer, by cause.
+    /// Requests of clients without a response from the API server, by cause.
     pub failures: BTreeMap<String, u64>,
-    /// The last of them.
+    /// The last of these failures.
     pub last_failure: Option<FailureStatus>,
-    /// Places for requests, by kind: long-running ones, and those without a proven credential.
+    /// Slots for requests by kind: long-running ones, and those without a verified credential.
     pub places: Vec<SlotsStatus>,
 }
 
-/// Places for requests of one kind.
+/// Slots for requests of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SlotsStatus {
     /// `long-running`, `watch` ..., as in `weir_upstream_places`.
     pub kind: String,
-    /// How many there are.
+    /// Number of slots.
     pub total: u64,
-    /// How many are taken.
+    /// Slots in use.
     pub taken: u64,
-    /// The users and addresses that hold most of them, most first. One request counts for its user and for its address.
+    /// The users and addresses that use most slots, largest first. A request counts for its user
+    /// and for its address.
     pub holders: Vec<SlotHolderStatus>,
 }
 
-/// A user or an address, and what it holds.
+/// A user or an address, and the slots it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SlotHolderStatus {
     /// `user`, `sourceAddress`, or `watches`: the connections that watches share.
     pub by: String,
-    /// The name's beginning; empty for `watches`.
+    /// The name, truncated; empty for `watches`.
     pub name: String,
-    /// Places that it holds.
+    /// Slots in use.
     pub taken: u64,
 }
 
-/// A request that got no answer.
+/// A request without a response from the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FailureStatus {
-    /// When: milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub unix_ms: u64,
-    /// Why.
+    /// The cause.
     pub why: String,
 }
 
@@ -121,101 +110,101 @@ pub struct FailureStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RequestsStatus {
-    /// Under way now, those that wait among them; without long-running ones.
+    /// Requests in flight, queued ones included, long-running ones excluded.
     pub in_flight: u64,
     /// Open watches.
     pub watches: u64,
-    /// Ended, by HTTP code.
+    /// Ended requests by status code.
     pub by_code: BTreeMap<u16, u64>,
-    /// Ended by their clients before there was an answer.
+    /// Requests that their clients aborted before the response.
     pub aborted: u64,
 }
 
-/// How it is decided how many requests go on at a time.
+/// How weir limits concurrent requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdmissionMode {
-    /// Two counters.
+    /// Two counters: `--max-requests-inflight` and `--max-mutating-requests-inflight`.
     MaxInFlight,
     /// API Priority and Fairness.
     #[default]
     PriorityAndFairness,
 }
 
-/// A priority level, or one of the two kinds of max-in-flight.
+/// A priority level, or one of the two kinds of requests of max-in-flight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LevelStatus {
-    /// Its name.
+    /// The name of the level.
     pub name: String,
-    /// What it does with a request too many.
+    /// The response to requests over the limit.
     pub kind: LevelKind,
-    /// Not in the configuration any more; goes with its last request.
+    /// Removed from the configuration; ends with its last request.
     pub quiescing: bool,
-    /// Seats taken; with max-in-flight one a request.
+    /// Seats in use. With max-in-flight, each request takes one.
     pub seats_in_use: u64,
-    /// Requests that have them.
+    /// Requests that are executing.
     pub executing: u64,
-    /// Seats there are now, with what is borrowed and without what is lent; none: no bound.
+    /// Current seats, with borrowed ones and without lent ones. `None`: no limit.
     pub current_limit: Option<u32>,
-    /// Seats by its shares.
+    /// Seats by the level's shares.
     pub nominal_limit: Option<u32>,
-    /// Fewest seats that it can come to have.
+    /// Fewest seats that the level can have.
     pub lower_limit: Option<u32>,
-    /// Most seats that it can come to have.
+    /// Most seats that the level can have.
     pub upper_limit: Option<u32>,
-    /// Requests that wait.
+    /// Queued requests.
     pub waiting: u64,
-    /// Seats that these will take.
+    /// Seats that the queued requests need.
     pub waiting_seats: u64,
-    /// Its queues, and in how many of them somebody waits.
+    /// Number of queues.
     pub queues: u64,
-    /// See `queues`.
+    /// Queues with queued requests.
     pub active_queues: u64,
-    /// How many requests a queue may hold.
+    /// Most requests per queue.
     pub queue_length_limit: u64,
-    /// Requests that were let through.
+    /// Requests dispatched so far.
     pub dispatched: u64,
-    /// Requests that were refused, or in a dry run would have been, by reason.
+    /// Requests rejected, or in a dry run those that would have been, by reason.
     pub rejected: BTreeMap<String, u64>,
-    /// How long requests waited that were let through or gave up.
+    /// Queue times of requests that were dispatched or whose clients gave up.
     pub waits: QueueWaitStatus,
 }
 
-/// What a level does with a request too many.
+/// The response to requests over a level's limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LevelKind {
-    /// There is none.
+    /// There is no limit.
     Exempt,
-    /// It is one of max-in-flight's.
+    /// One of the two kinds of max-in-flight.
     InFlight,
-    /// It waits.
+    /// They are queued.
     #[default]
     Queue,
-    /// It is refused.
+    /// They are rejected.
     Reject,
 }
 
-/// Times that requests waited.
+/// A histogram of queue times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct QueueWaitStatus {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// The sum of their times.
+    /// Sum of the queue times, in seconds.
     pub seconds: f64,
-    /// Upper bounds in seconds, and how many did not wait longer.
+    /// Upper bounds in seconds, each with the number of requests that waited no longer.
     pub buckets: Vec<(f64, u64)>,
 }
 
-/// Refusals that are held back, because their clients did not wait as they were told.
+/// Delayed rejections: of clients that retried before `Retry-After` had passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HoldsStatus {
-    /// Held now.
+    /// Rejections that are delayed now.
     pub now: u64,
-    /// The flows that these are of.
+    /// Flows of these rejections.
     pub flows: u64,
-    /// Held since the start, those of now left out.
+    /// Delayed rejections since the start, except those of `now`.
     pub ended: u64,
 }
 
@@ -223,84 +212,84 @@ pub struct HoldsStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConnectionsStatus {
-    /// Open now.
+    /// Open connections.
     pub open: u64,
-    /// The most there may be.
+    /// The limit of open connections.
     pub most: u64,
 }
 
-/// Who asks most, by one of the things that tell requests apart.
+/// The top talkers in one window and dimension.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TopTalkersStatus {
     /// `user`, `userAgent`, `namespace` ...
     pub by: String,
-    /// Over how long.
+    /// Length of the window in seconds.
     pub window_seconds: u64,
-    /// What all have asked together, shown or not.
+    /// Requests of all names together, listed or not.
     pub requests: u64,
-    /// Those who are first by any measure; by requests first.
+    /// The first names by each measure; those by requests come first.
     pub rows: Vec<TalkerStatus>,
 }
 
-/// One who asks much, in the window.
+/// The usage of one name in the window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TalkerStatus {
-    /// The name's beginning.
+    /// The name, truncated.
     pub name: String,
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Seats, by how long they were taken.
+    /// Seats × seconds that they were occupied.
     pub seat_seconds: f64,
-    /// Bytes of answers.
+    /// Bytes of response bodies.
     pub bytes: u64,
-    /// Requests that were refused.
+    /// Rejected requests.
     pub rejections: u64,
-    /// Time in queues.
+    /// Seconds in queues.
     pub queue_wait_seconds: f64,
-    /// So many requests more it may have made, at most.
+    /// The number of requests is at most `requests` + `error`.
     pub error: u64,
 }
 
-/// The last minutes, a column for each thing that is plotted; all have as many values, the oldest first.
+/// The history as columns of equal length, oldest value first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusHistory {
-    /// How far the values are apart, unless weir was busy.
+    /// Seconds between values. The interval is longer while weir is overloaded.
     pub every_seconds: u64,
-    /// When each was: milliseconds since 1970.
+    /// The time of each row in milliseconds since 1970.
     pub unix_ms: Vec<u64>,
-    /// Requests a second that ended, by the class of their code: `2xx` ...
+    /// Ended requests per second by class of status code: `2xx` ...
     pub codes: BTreeMap<String, Vec<f32>>,
-    /// Requests a second that a limit refused.
+    /// Rejected requests per second.
     pub rejected: Vec<f32>,
-    /// By the level's name.
+    /// The history of each level by its name.
     pub levels: BTreeMap<String, LevelHistory>,
 }
 
-/// The last minutes of a level.
+/// The history of one level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LevelHistory {
-    /// Seats there were; 0 where there was no bound.
+    /// Current seats; 0 without a limit.
     pub limit: Vec<u32>,
-    /// Seats taken.
+    /// Seats in use.
     pub seats: Vec<u32>,
-    /// Requests that waited.
+    /// Queued requests.
     pub waiting: Vec<u32>,
-    /// Requests a second that were refused.
+    /// Rejected requests per second.
     pub rejected: Vec<f32>,
 }
 
 impl LevelStatus {
-    /// All that were refused.
+    /// Returns the rejections of all reasons.
     #[must_use]
     pub fn rejected_total(&self) -> u64 {
         self.rejected.values().sum()
     }
 
-    /// Seats that it has of others (or, below zero, that others have of it).
+    /// Returns the seats borrowed from other levels; negative if more are lent.
     #[must_use]
     pub fn borrowed_seats(&self) -> i64 {
         match (self.current_limit, self.nominal_limit) {

@@ -1,4 +1,5 @@
-//! Where a snapshot's numbers come from. Nothing is counted for it alone but codes: each part is asked for what it knows.
+//! The components that a snapshot is read from. Only status codes are counted for the snapshot
+//! alone; all other numbers are those of the components.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
 use crate::limits::Admission;
 use crate::limits::max_in_flight;
-use crate::limits::rate::RateLimitSnapshot;
 use crate::limits::rate::RateLimits;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::AdmissionMode;
@@ -30,51 +31,51 @@ use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::upstream;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
-use crate::upstream::connection::connection_budget::SlotHolder;
 use crate::upstream::connection::connection_budget::SlotUsage;
+use crate::upstream::requester::SlotHolder;
 
-/// How many of those whom a limit refused are shown.
+/// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;
 
-/// How many holders of places of a kind are shown.
+/// Listed holders of slots per kind.
 const MAX_TOP_HOLDERS: usize = 10;
 
-/// So many characters of a holder's name are shown: a token names a user as it likes.
+/// Characters of a holder's name that are kept: a token can have a user name of any length.
 const MAX_HOLDER_NAME_CHARS: usize = 128;
 
-/// The parts of weir that are asked.
+/// The components that a snapshot is read from.
 #[derive(Debug)]
 pub struct StatusSources {
     /// The name of the machine that weir runs on.
     pub host: String,
-    /// The API server, as HOST:PORT.
+    /// The API server as HOST:PORT.
     pub upstream_address: String,
-    /// When weir began.
+    /// The time at which weir started.
     pub start_time: Instant,
-    /// Whether it is told to go, and what is under way.
+    /// The shutdown state, and the requests in flight.
     pub drain: Arc<Drain>,
-    /// Whether the API server answers.
+    /// The cached result of `/readyz`.
     pub readiness: Arc<Readiness>,
-    /// The way to it.
+    /// Connections and failures towards the API server.
     pub upstream: Arc<upstream::UpstreamMetrics>,
-    /// What requests hold of it.
+    /// Slots for requests to the API server, and what uses them.
     pub connection_budget: ConnectionBudget,
-    /// Levels, or counters.
+    /// Priority levels or max-in-flight counters.
     pub admission: Admission,
     /// Event limits and client limits.
     pub rate_limits: Arc<RateLimits>,
-    /// Refusals that are held.
+    /// Rejections that are delayed.
     pub rejection_delay: Arc<RejectionDelay>,
-    /// How requests ended.
+    /// Requests by outcome.
     pub outcomes: Arc<OutcomeCounts>,
-    /// Who does most.
+    /// The top talkers.
     pub top_talkers: Arc<TopTalkers>,
-    /// The most connections there may be.
+    /// The limit of open client connections.
     pub max_connections: usize,
 }
 
 impl StatusSources {
-    /// All of it at one moment, or nearly: each part waits for nobody.
+    /// Reads all components at nearly one moment. Waits for none of them.
     #[must_use]
     pub fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
         let (mode, dry_run, levels): (_, _, Vec<_>) = match &self.admission {
@@ -93,7 +94,7 @@ impl StatusSources {
             }
         };
         let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);
-        let (held, flows, ended) = self.rejection_delay.snapshot();
+        let (delayed, flows, ended) = self.rejection_delay.snapshot();
         StatusSnapshot {
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -119,7 +120,7 @@ impl StatusSources {
                 .map(truncate_top_keys)
                 .collect(),
             holds: HoldsStatus {
-                now: saturating_u64(held),
+                now: saturating_u64(delayed),
                 flows: saturating_u64(flows),
                 ended,
             },
@@ -132,8 +133,8 @@ impl StatusSources {
     }
 
     fn upstream_status(&self, now: Instant, wall: SystemTime) -> UpstreamStatus {
-        let noted = self.upstream.failures().snapshot();
-        let failures = noted.by_cause.into_iter();
+        let recorded = self.upstream.failures().snapshot();
+        let failures = recorded.by_cause.into_iter();
         UpstreamStatus {
             address: self.upstream_address.clone(),
             connections: self.upstream.open_connections(),
@@ -141,12 +142,12 @@ impl StatusSources {
             places: self
                 .connection_budget
                 .snapshot(MAX_TOP_HOLDERS)
-                .map(slots_status)
+                .map(|(kind, usage)| slots_status(kind, usage))
                 .into(),
-            last_failure: noted.last.map(|(at, why)| {
-                let ago = now.saturating_duration_since(at);
+            last_failure: recorded.last.map(|(at, why)| {
+                let age = now.saturating_duration_since(at);
                 FailureStatus {
-                    unix_ms: unix_ms(wall.checked_sub(ago).unwrap_or(wall)),
+                    unix_ms: unix_ms(wall.checked_sub(age).unwrap_or(wall)),
                     why: why.to_string(),
                 }
             }),
@@ -154,7 +155,8 @@ impl StatusSources {
     }
 }
 
-/// Those that were, and those that would be, by reason. Levels count at once, and what rates reject never comes to one.
+/// Returns the rejections and the would-be rejections of a dry run, each by reason. Levels count at
+/// once. A request that a rate limit rejects never reaches a level.
 fn split_rejections(
     levels: &[LevelStatus],
     dry_run: bool,
@@ -227,25 +229,25 @@ fn level_status(summary: level::LevelSummary) -> LevelStatus {
     }
 }
 
-fn in_flight_status(shown: max_in_flight::MaxInFlightSnapshot) -> LevelStatus {
-    let limit = shown.limit.map(std::num::NonZeroU32::get);
-    let refused = (shown.rejected > 0).then(|| ("max-in-flight".to_owned(), shown.rejected));
+fn in_flight_status(snapshot: max_in_flight::MaxInFlightSnapshot) -> LevelStatus {
+    let limit = snapshot.limit.map(std::num::NonZeroU32::get);
+    let rejected = (snapshot.rejected > 0).then(|| ("max-in-flight".to_owned(), snapshot.rejected));
     LevelStatus {
-        name: shown.kind.label().to_owned(),
+        name: snapshot.kind.label().to_owned(),
         kind: LevelKind::InFlight,
-        seats_in_use: shown.in_use.into(),
-        executing: shown.in_use.into(),
+        seats_in_use: snapshot.in_use.into(),
+        executing: snapshot.in_use.into(),
         current_limit: limit,
         nominal_limit: limit,
         lower_limit: limit,
         upper_limit: limit,
-        dispatched: shown.admitted,
-        rejected: refused.into_iter().collect(),
+        dispatched: snapshot.admitted,
+        rejected: rejected.into_iter().collect(),
         ..LevelStatus::default()
     }
 }
 
-fn slots_status((kind, shown): (&str, SlotUsage)) -> SlotsStatus {
+fn slots_status(kind: &str, usage: SlotUsage) -> SlotsStatus {
     let holder = |(holder, taken)| {
         let (by, name) = match holder {
             SlotHolder::User(name) if name.is_empty() => ("watches", name),
@@ -260,9 +262,9 @@ fn slots_status((kind, shown): (&str, SlotUsage)) -> SlotsStatus {
     };
     SlotsStatus {
         kind: kind.to_owned(),
-        total: saturating_u64(shown.total),
-        taken: saturating_u64(shown.used),
-        holders: shown.holders.into_iter().map(holder).collect(),
+        total: saturating_u64(usage.total),
+        taken: saturating_u64(usage.used),
+        holders: usage.holders.into_iter().map(holder).collect(),
     }
 }
 
@@ -272,25 +274,25 @@ fn truncate_top_keys(mut limit: RateLimitSnapshot) -> RateLimitSnapshot {
 }
 
 fn unix_ms(wall: SystemTime) -> u64 {
-    let since = wall.duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
+    since_1970.map_or(0, |since_1970| {
+        u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
     })
 }
 
-fn saturating_u64(of: usize) -> u64 {
-    u64::try_from(of).unwrap_or(u64::MAX)
+fn saturating_u64(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::trace::record::RequestOutcome;
+    use crate::pipeline::trace::outcome::RequestOutcome;
 
     #[test]
     fn slot_holders_have_a_kind_and_long_names_are_truncated() {
         let long = "x".repeat(1000);
-        let shown = SlotUsage {
+        let usage = SlotUsage {
             total: 8,
             used: 7,
             holders: vec![
@@ -299,17 +301,17 @@ mod tests {
                 (SlotHolder::User(String::new()), 1),
             ],
         };
-        let places = slots_status(("long-running", shown));
-        assert_eq!((places.total, places.taken), (8, 7));
-        let holders = places.holders.iter();
+        let slots = slots_status("long-running", usage);
+        assert_eq!((slots.total, slots.taken), (8, 7));
+        let holders = slots.holders.iter();
         let holders: Vec<_> = holders
-            .map(|of| (of.by.as_str(), of.name.as_str(), of.taken))
+            .map(|holder| (holder.by.as_str(), holder.name.as_str(), holder.taken))
             .collect();
-        let cut = "x".repeat(MAX_HOLDER_NAME_CHARS);
+        let truncated = "x".repeat(MAX_HOLDER_NAME_CHARS);
         assert_eq!(
             holders,
             [
-                ("user", cut.as_str(), 4),
+                ("user", truncated.as_str(), 4),
                 ("sourceAddress", "192.0.2.1", 2),
                 ("watches", "", 1)
             ]
@@ -325,9 +327,9 @@ mod tests {
         let levels = [level(3), level(4)];
         let counts = OutcomeCounts::default();
         counts.record_outcome(RequestOutcome::Rejected("client-limit"));
-        let by = |of: &[(&str, u64)]| -> BTreeMap<String, u64> {
-            let of = of.iter();
-            of.map(|&(reason, n)| (reason.to_owned(), n)).collect()
+        let by = |counts: &[(&str, u64)]| -> BTreeMap<String, u64> {
+            let counts = counts.iter();
+            counts.map(|&(reason, n)| (reason.to_owned(), n)).collect()
         };
         assert_eq!(
             split_rejections(&levels, true, &counts),

@@ -1,4 +1,5 @@
-//! Who does most, as the status page shows it: of each kind those who are first by any measure.
+//! The top talkers for the status page: the first names by any measure, for each dimension and
+//! window.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -11,18 +12,18 @@ use crate::observe::top_talkers::TopTalkersQuery;
 use crate::observe::top_talkers::UsageMeasure;
 use crate::observe::top_talkers::Window;
 
-/// So many of each measure: what a look takes in.
+/// Rows per measure: as many as a reader takes in at a glance.
 const ROWS_PER_MEASURE: usize = 8;
 
 /// The longer windows change slowly, and cost as much as the short one.
 const LONG_WINDOW_REFRESH: Duration = Duration::from_secs(10);
 
-/// What was found for the longer windows, and when.
+/// The lists of the longer windows, and the time at which they were computed.
 #[derive(Debug, Default)]
 pub(super) struct LongWindowCache(Option<(Instant, Vec<snapshot::TopTalkersStatus>)>);
 
 impl LongWindowCache {
-    /// All lists, those of the last minute as they are now.
+    /// Returns the lists of all windows, those of the last minute as of now.
     pub(super) fn all_windows(
         &mut self,
         talkers: &TopTalkers,
@@ -32,13 +33,13 @@ impl LongWindowCache {
             .0
             .take()
             .filter(|(at, _)| now.saturating_duration_since(*at) < LONG_WINDOW_REFRESH);
-        let (at, longer) = fresh.unwrap_or_else(|| {
-            let longer = [Window::FiveMinutes, Window::SixtyMinutes];
-            (now, window_lists(talkers, &longer))
+        let (at, long_windows) = fresh.unwrap_or_else(|| {
+            let long_windows = [Window::FiveMinutes, Window::SixtyMinutes];
+            (now, window_lists(talkers, &long_windows))
         });
         let mut all = window_lists(talkers, &[Window::OneMinute]);
-        all.extend_from_slice(&longer);
-        self.0 = Some((at, longer));
+        all.extend_from_slice(&long_windows);
+        self.0 = Some((at, long_windows));
         all
     }
 }
@@ -57,7 +58,7 @@ fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::To
         window_seconds: window.duration().as_secs(),
         ..snapshot::TopTalkersStatus::default()
     };
-    // By requests first: of those nobody is left out.
+    // Requests come first: their list is complete.
     for sort in UsageMeasure::DISPLAY_ORDER {
         let top = talkers.top(&TopTalkersQuery {
             window,
@@ -67,7 +68,7 @@ fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::To
         });
         list.requests = top.total.requests;
         for row in top.rows {
-            if list.rows.iter().all(|known| known.name != row.name) {
+            if list.rows.iter().all(|listed| listed.name != row.name) {
                 list.rows.push(talker_status(row));
             }
         }
@@ -76,18 +77,14 @@ fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::To
 }
 
 fn talker_status(row: TalkerRow) -> snapshot::TalkerStatus {
-    let TalkerRow {
-        name,
-        usage: amounts,
-        error,
-    } = row;
+    let TalkerRow { name, usage, error } = row;
     snapshot::TalkerStatus {
         name,
-        requests: amounts.requests,
-        seat_seconds: amounts.seat_seconds,
-        bytes: amounts.bytes,
-        rejections: amounts.rejections,
-        queue_wait_seconds: amounts.queue_wait_seconds,
+        requests: usage.requests,
+        seat_seconds: usage.seat_seconds,
+        bytes: usage.bytes,
+        rejections: usage.rejections,
+        queue_wait_seconds: usage.queue_wait_seconds,
         error: error.requests,
     }
 }

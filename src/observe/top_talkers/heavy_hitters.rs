@@ -1,19 +1,24 @@
-//! Who does most, in bounded memory: a table that forgets the least of each measure when it is full.
+//! Heavy hitters in bounded memory: a full table evicts the smallest entries of every measure.
 //!
-//! It is Misra and Gries' algorithm of 1982 for several measures at once, made to keep what it has counted, in batches. The
-//! table keeps a *floor* for each measure: whoever is not in the table has done no more than that. When the table is full, the
-//! floor rises to what the nth of the measure may have done, and whoever is above no floor goes; n is as large as leaves half
-//! of the table free, and never less than [`KEPT`]. Who comes anew may have done as much as the floor before: that is the new
-//! entry's *error*. What is counted for an entry is so never too much, and too little by at most its error.
+//! The algorithm is that of Misra and Gries (1982), for several measures at once, with evictions in
+//! batches and kept counts. The table has a *cut-off* for each measure: a name that is not in the
+//! table has used at most the cut-off. When the table is full, the cut-off rises to the upper bound
+//! of the nth entry in the measure, and entries that exceed no cut-off are evicted. The number n is
+//! the largest that leaves half of the table free, and at least [`MIN_KEPT_PER_MEASURE`]. A new
+//! entry may have used as much as the cut-off before it was inserted: that is the entry's *error*.
+//! An entry's count is therefore never too high, and too low by at most its error.
 //!
-//! **The bound.** No floor is higher than all that was done, divided by [`KEPT`]. For, call an entry's excess how far count
-//! and error together are above the floor. Whatever is done adds at most itself to the sum of all excesses, and a rise of the
-//! floor by `d` takes `d` from each of at least [`KEPT`] of them; a sum does not fall below 0. Tables that are added up
-//! keep this: floors add up, and so do sums.
+//! **The bound.** A cut-off is at most the total usage divided by [`MIN_KEPT_PER_MEASURE`]. Proof:
+//! call the distance of count plus error above the cut-off an entry's excess. Usage adds at most
+//! itself to the sum of all excesses. A rise of the cut-off by `d` takes `d` from each of at least
+//! [`MIN_KEPT_PER_MEASURE`] entries, and the sum does not fall below 0. Merging keeps the bound:
+//! cut-offs add up, and so do totals.
 //!
-//! **Exact where it can be**: until the table is full for the first time, floors and errors are 0. Few clusters fill it.
+//! **Exact while possible.** Until a table is full for the first time, cut-offs and errors are 0.
+//! Few clusters fill it.
 //!
-//! Each measure has its own floor, and one is enough to stay: who reads much with few requests is kept for the bytes.
+//! Each measure has its own cut-off. An entry stays if it exceeds one of them: a client that reads
+//! many bytes with few requests is kept for its bytes.
 
 use std::sync::Arc;
 
@@ -22,24 +27,25 @@ use super::weights::Weights;
 use crate::hash_keys::HashKey;
 use crate::hash_keys::HashKeyMap;
 
-/// So many of each measure are kept at least when there are too many: more than anyone reads, and an error of at most 2 %.
+/// Least number of entries kept per measure in an eviction. It is more than a reader looks at, and
+/// bounds the error to 2 % of the total.
 pub(super) const MIN_KEPT_PER_MEASURE: usize = 50;
 
-/// Most entries: what a hash table of 1024 places takes. Half of them are free again after each clearance, so that its cost is
-/// shared by at least 448 newcomers.
+/// Most entries: what a hash table of 1024 buckets holds. An eviction frees half of them, so that
+/// at least 448 insertions share its cost.
 pub(super) const MAX_ENTRIES: usize = 896;
 
-/// So many are kept of a table that is closed: each measure's share is [`KEPT`].
+/// Most entries of a compacted table: [`MIN_KEPT_PER_MEASURE`] for each measure.
 const COMPACT_ENTRIES: usize = MEASURES * MIN_KEPT_PER_MEASURE;
 
-/// Somebody, and what was done.
+/// A name and its usage.
 #[derive(Clone, Debug)]
 pub(super) struct HeavyHitter {
-    /// Who.
+    /// The name as it is displayed.
     pub(super) name: Arc<str>,
-    /// At least.
+    /// Lower bound of the usage.
     pub(super) count: Weights,
-    /// So much more at most.
+    /// The usage is at most `count + error`.
     pub(super) error: Weights,
 }
 
@@ -49,7 +55,7 @@ impl HeavyHitter {
     }
 }
 
-/// Some time's entries.
+/// The usage by name in a period of time.
 #[derive(Clone, Debug)]
 pub(super) struct HeavyHitters {
     max_entries: usize,
@@ -59,81 +65,84 @@ pub(super) struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    /// An empty one of at most `most` entries, which must have room for [`KEPT`] of each measure in its half.
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates an empty table of at most `max_entries` entries. Half of that must hold
+    /// [`MIN_KEPT_PER_MEASURE`] entries of each measure.
+    pub(super) fn new(max_entries: usize) -> Self {
         Self {
-            max_entries: most,
+            max_entries,
             entries: HashKeyMap::default(),
             cutoff: Weights::ZERO,
             total: Weights::ZERO,
         }
     }
 
-    /// All entries, in no order.
+    /// All entries, in no particular order.
     pub(super) fn entries(&self) -> impl Iterator<Item = &HeavyHitter> {
         self.entries.values()
     }
 
-    /// What anybody else has done at most.
+    /// Upper bound of the usage of any name that is not in the table.
     pub(super) const fn cutoff(&self) -> Weights {
         self.cutoff
     }
 
-    /// What all have done together; exact.
+    /// Usage of all names together. Exact.
     pub(super) const fn total(&self) -> Weights {
         self.total
     }
 
-    /// More was done, by the one of that name.
-    pub(super) fn add(&mut self, key: HashKey, name: Arc<str>, more: Weights) {
-        self.total.add(more);
+    /// Adds usage of a name.
+    pub(super) fn add(&mut self, key: HashKey, name: Arc<str>, weights: Weights) {
+        self.total.add(weights);
         let new = HeavyHitter {
             name,
-            count: more,
+            count: weights,
             error: Weights::ZERO,
         };
         self.upsert(key, new, Weights::ZERO);
     }
 
-    /// More was done, and it is not known by whom.
-    pub(super) fn add_unattributed(&mut self, more: Weights) {
-        self.total.add(more);
-        self.raise_cutoff(more);
+    /// Adds usage whose name is not known.
+    pub(super) fn add_unattributed(&mut self, weights: Weights) {
+        self.total.add(weights);
+        self.raise_cutoff(weights);
     }
 
-    /// Everything that another table has.
+    /// Adds all usage of another table.
     pub(super) fn merge(&mut self, other: &Self) {
         self.total.add(other.total);
-        // Whoever is not in the other may have done as much as its floor there; who is, as much as is said there.
+        // A name that is not in the other table has used at most the other's cut-off there. A name
+        // that is in it has used what the entry says.
         self.raise_cutoff(other.cutoff);
         for (key, entry) in &other.entries {
             self.upsert(*key, entry.clone(), other.cutoff);
         }
     }
 
-    /// Empty again, for the next.
+    /// Empties the table for reuse.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.cutoff = Weights::ZERO;
         self.total = Weights::ZERO;
     }
 
-    /// To be kept: without those who matter in no measure, unless they are few.
+    /// Returns a smaller copy to keep: only entries that are large in some measure. A table with
+    /// few entries is copied whole.
     pub(super) fn compact(&self) -> Self {
-        let few = self.entries.len() <= COMPACT_ENTRIES;
-        let floor = if few {
+        let is_small = self.entries.len() <= COMPACT_ENTRIES;
+        let cutoff = if is_small {
             self.cutoff
         } else {
             self.next_cutoff(COMPACT_ENTRIES)
         };
-        let staying = self
+        let kept = self
             .entries
             .iter()
-            .filter(|(_, entry)| few || entry.upper_bound().exceeds_any(floor));
+            .filter(|(_, entry)| is_small || entry.upper_bound().exceeds_any(cutoff));
         Self {
             max_entries: self.max_entries,
-            entries: staying.map(|(key, entry)| (*key, entry.clone())).collect(),
-            cutoff: floor,
+            entries: kept.map(|(key, entry)| (*key, entry.clone())).collect(),
+            cutoff,
             total: self.total,
         }
     }
@@ -148,7 +157,8 @@ impl HeavyHitters {
         }
     }
 
-    /// `raised` of the floor and of all errors stands for what this very entry says.
+    /// Adds usage to an entry, or inserts it. `raised` is the part of the cut-off and of all errors
+    /// that stands for this name's usage and is replaced by `new`.
     fn upsert(&mut self, key: HashKey, new: HeavyHitter, raised: Weights) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.count.add(new.count);
@@ -163,40 +173,40 @@ impl HeavyHitters {
     }
 
     fn evict(&mut self) {
-        let floor = self.next_cutoff(self.max_entries / 2);
-        self.cutoff = floor;
+        let cutoff = self.next_cutoff(self.max_entries / 2);
+        self.cutoff = cutoff;
         self.entries
-            .retain(|_, entry| entry.upper_bound().exceeds_any(floor));
+            .retain(|_, entry| entry.upper_bound().exceeds_any(cutoff));
     }
 
-    /// The lowest floors found above which there are no more than `room` entries. The measures mostly have the same entries on
-    /// top, so that there is room for more of each than its share.
+    /// Returns the lowest cut-offs found that at most `room` entries exceed. The largest entries of
+    /// the measures are mostly the same, so that more of each measure fit than its share.
     fn next_cutoff(&self, room: usize) -> Weights {
         let share = room / MEASURES;
-        let mut each = room;
+        let mut n = room;
         loop {
-            let floor = self.nth_bounds(each);
-            let above = |entry: &&HeavyHitter| entry.upper_bound().exceeds_any(floor);
-            if each <= share || self.entries.values().filter(above).count() <= room {
-                return floor;
+            let cutoff = self.nth_bounds(n);
+            let exceeds = |entry: &&HeavyHitter| entry.upper_bound().exceeds_any(cutoff);
+            if n <= share || self.entries.values().filter(exceeds).count() <= room {
+                return cutoff;
             }
-            each = (each / 2).max(share);
+            n = (n / 2).max(share);
         }
     }
 
-    /// For each measure, what the `n`th may have done.
+    /// Returns for each measure the upper bound of the `n`th largest entry.
     fn nth_bounds(&self, n: usize) -> Weights {
-        let mut floor = self.cutoff;
-        let mut all = Vec::with_capacity(self.entries.len());
-        for (measure, floor) in floor.0.iter_mut().enumerate() {
-            all.clear();
-            let of = |entry: &HeavyHitter| entry.upper_bound().get(measure);
-            all.extend(self.entries.values().map(of));
-            if (1..=all.len()).contains(&n) {
-                let (_, nth, _) = all.select_nth_unstable_by(n - 1, |a, b| b.cmp(a));
-                *floor = (*floor).max(*nth);
+        let mut cutoff = self.cutoff;
+        let mut bounds = Vec::with_capacity(self.entries.len());
+        for (measure, cutoff) in cutoff.0.iter_mut().enumerate() {
+            bounds.clear();
+            let bound = |entry: &HeavyHitter| entry.upper_bound().get(measure);
+            bounds.extend(self.entries.values().map(bound));
+            if (1..=bounds.len()).contains(&n) {
+                let (_, nth, _) = bounds.select_nth_unstable_by(n - 1, |a, b| b.cmp(a));
+                *cutoff = (*cutoff).max(*nth);
             }
         }
-        floor
+        cutoff
     }
 }

@@ -1,12 +1,26 @@
-//! Who does most: users, user agents, source addresses, namespaces, resources and flows, by requests, seat-seconds, bytes, rejections and time
-//! in queues, over the last 1, 5 and 60 minutes.
+//! Top talkers: usage by user, user agent, source address, namespace, resource and flow. Usage is
+//! requests, seat-seconds, bytes, rejections and time in queues, over the last 1, 5 and 60 minutes.
 //!
-//! Memory is bounded whatever clients call themselves: a [`heavy_hitters`] forgets those who matter least, and says by how much what
-//! it shows may be too low. `/debug/top_talkers` serves it.
+//! Memory is bounded whatever names clients choose: `heavy_hitters` evicts the smallest entries
+//! and keeps an upper bound for the error of each count. `/debug/top_talkers` serves the result.
 //!
-//! Each worker counts on a [`WorkerShard`] of its own, which costs it a few hash look-ups. What lies there is carried together every
-//! second, when somebody asks, and when a desk is full. No worker ever waits: if it cannot get at its desk, or at the
-//! common tables while its own are full, what it would count becomes part of the error, so that what is shown stays true.
+//! Each worker counts in its own [`WorkerShard`], at the cost of a few hash look-ups per request. A
+//! shard is flushed into the shared tables every second, before a query, and when it is full. A
+//! worker never waits: if its shard is locked, or if its shard is full while the shared tables are
+//! locked, the request's usage is added to the error bound. The reported bounds therefore always
+//! hold.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `name` `weights` |
+//! | 1 | `heavy_hitters` |
+//! | 2 | `query` |
+//! | 3 | `sliding_windows` |
+//! | 4 | `shared` |
+//! | 5 | `worker_shard` |
+//! | 6 | `observer` |
 
 mod heavy_hitters;
 mod name;
@@ -14,6 +28,7 @@ mod observer;
 #[cfg(test)]
 mod observer_tests;
 mod query;
+mod shared;
 mod sliding_windows;
 #[cfg(test)]
 mod tests;
@@ -21,19 +36,16 @@ mod weights;
 mod worker_shard;
 
 use std::fmt;
-use std::hash::RandomState;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
 use tokio::time::MissedTickBehavior;
 
 use crate::clock::Clock;
-use crate::hash_keys::HashSecret;
-use crate::observe::top_talkers::sliding_windows::SlidingWindows;
+use crate::observe::top_talkers::shared::SharedState;
+use crate::observe::top_talkers::shared::lock;
 use crate::observe::top_talkers::sliding_windows::WindowView;
 
 pub use self::name::TalkerName;
@@ -48,57 +60,42 @@ pub use self::query::Window;
 pub use self::weights::Weights;
 pub use crate::observe::top_talkers::worker_shard::WorkerShard;
 
-/// How often desks are emptied: what is done is counted at most so much late.
+/// The interval at which shards are flushed: the longest delay until usage is counted.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many things are told apart.
-const DIMENSIONS: usize = Dimension::ALL.len();
-
-/// Who does most.
+/// Counts usage of all workers and answers queries for the top talkers.
 pub struct TopTalkers {
     shared: Arc<SharedState>,
     default_seats: u64,
-    /// One for each worker; they stay.
+    /// One shard per worker. Shards are never removed.
     shards: Mutex<Vec<Arc<WorkerShard>>>,
 }
 
-/// What all desks share.
-pub(super) struct SharedState {
-    /// Of this process, so that nobody can look for names that meet.
-    name_hasher: RandomState,
-    /// What requests are compared by that may be alike.
-    fingerprint_secret: HashSecret,
-    /// What all counts come to, by [`By`]. Held while a desk is emptied, a part closed or a window shown.
-    windows: Mutex<[SlidingWindows; DIMENSIONS]>,
-}
-
 impl TopTalkers {
-    /// Nobody has done anything yet. `seats_without_decision`: what a request takes that no priority level decided on; 1 where
-    /// requests are only counted, 0 where there is fairness.
+    /// Creates empty windows that start at `now`.
+    ///
+    /// `seats_without_decision` is the number of seats that a request is counted with if no
+    /// priority level decided on it: 1 with max-in-flight, where requests are only counted; 0 with
+    /// API Priority and Fairness.
     #[must_use]
     pub fn new(now: Instant, seats_without_decision: u64) -> Arc<Self> {
-        let common = SharedState {
-            name_hasher: RandomState::new(),
-            fingerprint_secret: HashSecret::default(),
-            windows: Mutex::new(Dimension::ALL.map(|_| SlidingWindows::new(now))),
-        };
         Arc::new(Self {
-            shared: Arc::new(common),
+            shared: Arc::new(SharedState::new(now)),
             default_seats: seats_without_decision,
             shards: Mutex::default(),
         })
     }
 
-    /// Where one worker counts.
+    /// Creates the shard of one worker.
     #[must_use]
     pub fn new_shard(&self) -> Arc<WorkerShard> {
-        let common = Arc::clone(&self.shared);
-        let desk = Arc::new(WorkerShard::new(common, self.default_seats));
-        lock(&self.shards).push(Arc::clone(&desk));
-        desk
+        let shared = Arc::clone(&self.shared);
+        let shard = Arc::new(WorkerShard::new(shared, self.default_seats));
+        lock(&self.shards).push(Arc::clone(&shard));
+        shard
     }
 
-    /// Who did most.
+    /// Flushes all shards and returns the top talkers for a query.
     #[must_use]
     pub fn top(&self, query: &TopTalkersQuery) -> TopTalkersReport {
         self.top_at(query, Clock.now())
@@ -108,34 +105,34 @@ impl TopTalkers {
         self.flush_shards(now);
         let view = {
             let windows = lock(&self.shared.windows);
-            let mut asked = windows.iter().zip(Dimension::ALL);
-            let asked = asked.find(|(_, by)| *by == query.by);
-            asked.map(|(windows, _)| windows.view(query.window, now))
+            let mut by_dimension = windows.iter().zip(Dimension::ALL);
+            let found = by_dimension.find(|(_, dimension)| *dimension == query.by);
+            found.map(|(windows, _)| windows.view(query.window, now))
         };
         build_report(query, view.unwrap_or_else(WindowView::empty))
     }
 
-    /// Carries together what lies on the desks, for ever.
+    /// Flushes all shards at an interval. Never returns.
     ///
     /// # Cancel safety
-    /// Nothing is lost; who asks carries together as well.
+    /// Nothing is lost: queries flush the shards as well.
     pub async fn run(self: Arc<Self>) {
-        let mut times = tokio::time::interval(FLUSH_INTERVAL);
-        times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            times.tick().await;
+            ticks.tick().await;
             self.flush_shards(Clock.now());
         }
     }
 
-    /// Carries together what lies on the desks.
+    /// Moves the counts of all shards into the shared windows and advances the windows to `now`.
     pub fn flush_shards(&self, now: Instant) {
-        let desks = lock(&self.shards).clone();
-        for desk in desks {
-            let sheets = desk.drain();
+        let shards = lock(&self.shards).clone();
+        for shard in shards {
+            let batches = shard.drain();
             let mut windows = lock(&self.shared.windows);
-            for (mut sheet, windows) in sheets.into_iter().zip(windows.iter_mut()) {
-                sheet.flush_into(windows);
+            for (mut batch, windows) in batches.into_iter().zip(windows.iter_mut()) {
+                batch.flush_into(windows);
             }
         }
         for windows in lock(&self.shared.windows).iter_mut() {
@@ -144,14 +141,14 @@ impl TopTalkers {
     }
 }
 
-/// The first rows of a view.
+/// Builds the report from the first rows of a view: largest first, equal ones by name.
 fn build_report(query: &TopTalkersQuery, view: WindowView) -> TopTalkersReport {
     let WindowView { table, covered } = view;
-    let place = query.sort.index();
+    let measure = query.sort.index();
     let mut entries: Vec<_> = table.entries().collect();
-    entries.retain(|entry| entry.count.get(place) > 0);
+    entries.retain(|entry| entry.count.get(measure) > 0);
     entries.sort_unstable_by(|a, b| {
-        let most_first = b.count.get(place).cmp(&a.count.get(place));
+        let most_first = b.count.get(measure).cmp(&a.count.get(measure));
         most_first.then_with(|| a.name.cmp(&b.name))
     });
     let rows = entries
@@ -171,13 +168,8 @@ fn build_report(query: &TopTalkersQuery, view: WindowView) -> TopTalkersReport {
     }
 }
 
-/// A count that was being written when somebody panicked is at worst too low by one request.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl fmt::Debug for TopTalkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Talkers").finish_non_exhaustive()
+        f.debug_struct("TopTalkers").finish_non_exhaustive()
     }
 }

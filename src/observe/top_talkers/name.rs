@@ -1,4 +1,4 @@
-//! A name, made up of parts that stand somewhere else: hashed for each request, put together only for the first of them.
+//! A name made of borrowed parts. It is hashed for each request and copied only for a new entry.
 
 use std::hash::Hash;
 use std::hash::Hasher;
@@ -7,22 +7,22 @@ use std::sync::Arc;
 
 use crate::hash_keys::HashKey;
 
-/// So many bytes of a name tell it from others; with its length, so that what is longer than that is mixed up with nothing
-/// shorter. The longest name of a service account has 339; a header may have a million.
+/// Bytes of a name that its hash covers, besides its length, so that a longer name never equals a
+/// shorter one. The longest name of a service account has 339 bytes; a header may have a million.
 const MAX_HASHED_BYTES: usize = 512;
 
-/// So many bytes of a name are shown, and kept. client-go's longest user agents have about 130.
+/// Bytes of a name that are kept and displayed. client-go's longest user agents have about 130.
 const MAX_DISPLAY_BYTES: usize = 192;
 
-/// What is shown of the rest.
+/// Displayed in place of the truncated rest.
 const ELLIPSIS: &str = "…";
 
-/// Parts of a name, in order, with what stands between them.
+/// The parts of a name in order, separators included.
 #[derive(Clone, Copy, Debug)]
 pub struct TalkerName<'a>(&'a [&'a [u8]]);
 
 impl<'a> TalkerName<'a> {
-    /// Of these parts.
+    /// Creates a name from its parts.
     #[must_use]
     pub const fn new(parts: &'a [&'a [u8]]) -> Self {
         Self(parts)
@@ -33,32 +33,32 @@ impl<'a> TalkerName<'a> {
     }
 
     pub(super) fn to_display(self) -> Arc<str> {
-        // One byte more, to see whether there is more.
+        // One byte more than the limit, to detect longer names.
         let bytes = self.0.iter().copied().flatten().copied();
         let bytes: Vec<u8> = bytes.take(MAX_DISPLAY_BYTES + 1).collect();
         let text = String::from_utf8_lossy(&bytes);
         if text.len() <= MAX_DISPLAY_BYTES {
             return text.into();
         }
-        let mut shown = String::with_capacity(MAX_DISPLAY_BYTES);
+        let mut displayed = String::with_capacity(MAX_DISPLAY_BYTES);
         for character in text.chars() {
-            if shown.len() + character.len_utf8() + ELLIPSIS.len() > MAX_DISPLAY_BYTES {
+            if displayed.len() + character.len_utf8() + ELLIPSIS.len() > MAX_DISPLAY_BYTES {
                 break;
             }
-            shown.push(character);
+            displayed.push(character);
         }
-        shown.push_str(ELLIPSIS);
-        shown.into()
+        displayed.push_str(ELLIPSIS);
+        displayed.into()
     }
 }
 
 impl Hash for TalkerName<'_> {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let (mut left, mut length) = (MAX_HASHED_BYTES, 0);
+        let (mut remaining, mut length) = (MAX_HASHED_BYTES, 0);
         for part in self.0 {
-            let part_told = part.get(..left).unwrap_or(part);
-            hasher.write(part_told);
-            left -= part_told.len();
+            let hashed = part.get(..remaining).unwrap_or(part);
+            hasher.write(hashed);
+            remaining -= hashed.len();
             length += part.len();
         }
         hasher.write_usize(length);

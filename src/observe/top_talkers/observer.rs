@@ -1,25 +1,26 @@
-//! What a request counts for, and for whom, as the limits see it: read off its record when it has ended.
+//! The names and the usage of a request, read from its record.
 
 use std::time::Instant;
 
-use super::TalkerName;
-use super::Weights;
-use super::WorkerShard;
+use super::name::TalkerName;
+use super::weights::Weights;
+use super::worker_shard::WorkerShard;
 use crate::clock::Clock;
 use crate::flowcontrol::matching::FlowDistinguisherMethod;
 use crate::hash_keys::HashKey;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestOutcome;
 
-/// What has no namespace or no user agent, as kubectl prints it.
+/// The name of a missing namespace or user agent, as kubectl prints it.
 const NONE: &[u8] = b"<none>";
 
-/// Who was turned away before it was known who it is.
+/// The user of a request that was rejected before authentication.
 const UNKNOWN: &[u8] = b"<unknown>";
 
-/// One that runs long counts when its answer begins, for it may run for hours, and its bytes when it ends. A watch holds its
-/// seats until it has sent what there was when it began; here, until its answer has begun.
+/// A long-running request is counted when its response starts, since it may run for hours; its
+/// bytes are counted when it ends. Upstream, a watch occupies its seats until its initial events
+/// are sent; here, until its response starts.
 impl RequestObserver for WorkerShard {
     fn on_response_started(&self, record: &Record) {
         self.count_request(record, self.request_weights(record, Clock.now()));
@@ -42,13 +43,13 @@ impl WorkerShard {
             None if record.long_running => Default::default(),
             None => (self.default_seats, Default::default()),
         };
-        let since = now.saturating_duration_since(record.arrived);
-        let held = since.saturating_sub(queue_wait);
+        let elapsed = now.saturating_duration_since(record.arrived);
+        let seat_time = elapsed.saturating_sub(queue_wait);
         let seats = if rejected { 0 } else { seats };
-        Weights::from_request(record.sent_bytes, queue_wait, rejected, (seats, held))
+        Weights::from_request(record.sent_bytes, queue_wait, rejected, seats, seat_time)
     }
 
-    /// Of all that its names are made of.
+    /// Returns a hash of all inputs of the request's names.
     fn request_fingerprint(&self, record: &Record) -> HashKey {
         let decision = record.decision.as_ref();
         self.fingerprint((
@@ -57,7 +58,10 @@ impl WorkerShard {
             record
                 .effective_user()
                 .map(|user| (&*user.name, &*user.uid)),
-            record.user_agent.as_ref().map(|agent| agent.as_bytes()),
+            record
+                .user_agent
+                .as_ref()
+                .map(|user_agent| user_agent.as_bytes()),
             decision.map(|decision| {
                 (
                     &*decision.flow_schema().name,
@@ -68,16 +72,16 @@ impl WorkerShard {
     }
 
     fn count_request(&self, record: &Record, weights: Weights) {
-        let likeness = self.request_fingerprint(record);
-        if self.count_cached(likeness, weights) {
+        let fingerprint = self.request_fingerprint(record);
+        if self.count_cached(fingerprint, weights) {
             return;
         }
         let Ok(info) = record.info() else {
-            return; // never: it was parsed before
+            return; // unreachable: the request was parsed before
         };
         let address = record.peer.ip().to_canonical().to_string();
-        let agent = record.user_agent.as_ref();
-        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
+        let user_agent = record.user_agent.as_ref();
+        let user_agent = user_agent.map_or(NONE, |user_agent| user_agent.as_bytes());
         let decision = record.decision.as_ref();
         let user = record.effective_user();
         let user_name = user.map_or(UNKNOWN, |user| user.name.as_bytes());
@@ -104,7 +108,7 @@ impl WorkerShard {
             [info.path(), b"", b"", b"", b""]
         };
         let verb = info.verb().as_str().as_bytes();
-        let asked = [verb, b" ", resource, dot, group, slash, subresource];
+        let verb_and_resource = [verb, b" ", resource, dot, group, slash, subresource];
 
         let schema = decision.map_or(&b""[..], |decision| decision.flow_schema().name.as_bytes());
         let distinguisher = match decision.map(|decision| decision.distinguisher_method()) {
@@ -117,14 +121,14 @@ impl WorkerShard {
         let slash = distinguisher.map_or(&b""[..], |_| b"/");
         let flow = [schema, slash, distinguisher.unwrap_or_default()];
         self.count(
-            Some(likeness),
+            Some(fingerprint),
             [
                 decision.map(|_| TalkerName::new(&flow)),
                 Some(TalkerName::new(&[namespace])),
-                Some(TalkerName::new(&asked)),
+                Some(TalkerName::new(&verb_and_resource)),
                 Some(TalkerName::new(&[address.as_bytes()])),
                 Some(TalkerName::new(&[user_name])),
-                Some(TalkerName::new(&[agent])),
+                Some(TalkerName::new(&[user_agent])),
             ],
             weights,
         );

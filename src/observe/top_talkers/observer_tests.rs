@@ -1,4 +1,4 @@
-//! What a request counts for, by its record.
+//! Tests of the names and the usage that a record counts for.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,9 +12,10 @@ use http::uri::PathAndQuery;
 
 use super::*;
 use crate::api::UserInfo;
+use crate::observe::top_talkers::shared::DIMENSIONS;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestOutcome;
 
 const OK: RequestOutcome = RequestOutcome::Responded(StatusCode::OK);
 
@@ -57,25 +58,25 @@ fn top(talkers: &TopTalkers, by: Dimension, now: Instant) -> Vec<(String, Usage)
 
 #[test]
 fn a_request_counts_in_every_dimension() {
-    let begin = Clock.now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
-    let now = begin + Duration::from_secs(2);
+    let start = Clock.now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
+    let now = start + Duration::from_secs(2);
     for target in [
         "/apis/apps/v1/namespaces/shop/deployments?limit=5",
         "/api/v1/nodes/n1/status",
         "/version",
     ] {
-        desk.on_ended(&record(target, begin), now);
+        shard.on_ended(&record(target, start), now);
     }
-    let mut nameless = record("/api/v1/nodes/n1/status", begin);
-    (nameless.user, nameless.user_agent) = (None, None);
-    desk.on_ended(&nameless, now);
+    let mut anonymous = record("/api/v1/nodes/n1/status", start);
+    (anonymous.user, anonymous.user_agent) = (None, None);
+    shard.on_ended(&anonymous, now);
 
     let names = |by| {
         let names = top(&talkers, by, now).into_iter();
         names
-            .map(|(name, did)| format!("{name} {}", did.requests))
+            .map(|(name, usage)| format!("{name} {}", usage.requests))
             .collect::<Vec<_>>()
     };
     assert_eq!(names(Dimension::User), ["alice 3", "<unknown> 1"]);
@@ -111,42 +112,42 @@ fn requests_with_cached_keys_count_like_the_first_one() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let begin = Clock.now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
+    let start = Clock.now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
     let targets = [
         "/api/v1/nodes",
         "/api/v1/namespaces/a/pods",
         "/api/v1/namespaces/b/pods",
     ];
-    let agents = ["kubectl/v1.36.0", "flood/1.0"];
+    let user_agents = ["kubectl/v1.36.0", "flood/1.0"];
     let mut exact: [BTreeMap<String, u64>; DIMENSIONS] = Default::default();
     for _ in 0..5000 {
         let target = random.usize(0..targets.len());
-        let mut record = record(targets[target], begin);
+        let mut record = record(targets[target], start);
         let deletes = random.bool();
         record.method = if deletes { Method::DELETE } else { Method::GET };
-        // Many, so that neither all that are alike nor all names have room on a desk.
+        // Many users, so that neither all fingerprints nor all names fit into a shard.
         let user = format!("user-{}", random.u8(0..120));
         record.user = Some(Arc::new(UserInfo {
             name: user.clone(),
             ..UserInfo::default()
         }));
-        let agent = agents[random.usize(0..2)];
-        record.user_agent = Some(HeaderValue::from_static(agent));
+        let user_agent = user_agents[random.usize(0..2)];
+        record.user_agent = Some(HeaderValue::from_static(user_agent));
         let address = format!("10.0.0.{}", random.u8(0..4));
         record.peer = SocketAddr::new(address.parse().unwrap(), random.u16(..));
-        desk.on_ended(&record, begin);
+        shard.on_ended(&record, start);
         let verb = if deletes { "deletecollection" } else { "list" };
         let (namespace, resource) = [("<none>", "nodes"), ("a", "pods"), ("b", "pods")][target];
-        let asked = format!("{verb} {resource}");
+        let verb_and_resource = format!("{verb} {resource}");
         let names = [
             None,
             Some(namespace),
-            Some(&*asked),
+            Some(&*verb_and_resource),
             Some(&*address),
             Some(&*user),
-            Some(agent),
+            Some(user_agent),
         ];
         for (counts, name) in exact.iter_mut().zip(names) {
             if let Some(name) = name {
@@ -154,14 +155,14 @@ fn requests_with_cached_keys_count_like_the_first_one() {
             }
         }
         if random.u8(..) == 0 {
-            talkers.flush_shards(begin);
+            talkers.flush_shards(start);
         }
     }
     for (by, expected) in Dimension::ALL.into_iter().zip(exact) {
-        let shown = top(&talkers, by, begin).into_iter();
-        let shown: BTreeMap<_, _> = shown.map(|(name, did)| (name, did.requests)).collect();
+        let shown = top(&talkers, by, start).into_iter();
+        let shown: BTreeMap<_, _> = shown.map(|(name, usage)| (name, usage.requests)).collect();
         if by == Dimension::User {
-            // More than are shown, of whom nobody counts for too much.
+            // There are more names than rows, and no count is too high.
             assert_eq!(shown.len(), TopTalkersQuery::MAX_LIMIT);
             for (name, requests) in shown {
                 assert!(requests <= expected[&name], "{name}");
@@ -174,32 +175,35 @@ fn requests_with_cached_keys_count_like_the_first_one() {
 
 #[test]
 fn an_impersonated_request_counts_for_the_user_that_the_limits_saw() {
-    let begin = Clock.now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
-    let now = begin + Duration::from_secs(2);
-    let mut impersonating = record("/version", begin);
+    let start = Clock.now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
+    let now = start + Duration::from_secs(2);
+    let mut impersonating = record("/version", start);
     for name in ["bob", "carol"] {
         impersonating.counted_as = Some(Arc::new(UserInfo {
             name: name.to_owned(),
             ..UserInfo::default()
         }));
-        desk.on_ended(&impersonating, now);
+        shard.on_ended(&impersonating, now);
     }
-    desk.on_ended(&record("/version", begin), now);
-    desk.on_ended(&impersonating, now);
+    shard.on_ended(&record("/version", start), now);
+    shard.on_ended(&impersonating, now);
     let top = top(&talkers, Dimension::User, now).into_iter();
-    let names: Vec<_> = top.map(|(name, did)| (name, did.requests)).collect();
+    let names: Vec<_> = top.map(|(name, usage)| (name, usage.requests)).collect();
     let expected = [("carol", 2), ("alice", 1), ("bob", 1)];
-    assert_eq!(names, expected.map(|(name, did)| (name.to_owned(), did)));
+    assert_eq!(
+        names,
+        expected.map(|(name, usage)| (name.to_owned(), usage))
+    );
 }
 
 #[test]
 fn a_rejection_holds_no_seats() {
-    let begin = Clock.now();
-    let talkers = TopTalkers::new(begin, 1);
-    let now = begin + Duration::from_secs(2);
-    let mut rejected = record("/api/v1/pods", begin);
+    let start = Clock.now();
+    let talkers = TopTalkers::new(start, 1);
+    let now = start + Duration::from_secs(2);
+    let mut rejected = record("/api/v1/pods", start);
     rejected.outcome = RequestOutcome::Rejected("max-in-flight");
     talkers.new_shard().on_ended(&rejected, now);
     let expected = Usage {
@@ -216,28 +220,28 @@ fn a_rejection_holds_no_seats() {
 
 #[test]
 fn a_watch_counts_when_it_starts_and_its_bytes_when_it_ends() {
-    let begin = Clock.now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
-    let mut watch = record("/api/v1/pods?watch=1", begin);
-    let did = |requests, bytes| {
-        let did = Usage {
+    let start = Clock.now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
+    let mut watch = record("/api/v1/pods?watch=1", start);
+    let usage = |requests, bytes| {
+        let usage = Usage {
             requests,
             bytes,
             ..Usage::default()
         };
-        [("watch pods".to_owned(), did)]
+        [("watch pods".to_owned(), usage)]
     };
     watch.sent_bytes = 0;
-    desk.on_response_started(&watch);
-    let now = begin + Duration::from_secs(50);
-    assert_eq!(top(&talkers, Dimension::Resource, now), did(1, 0));
+    shard.on_response_started(&watch);
+    let now = start + Duration::from_secs(50);
+    assert_eq!(top(&talkers, Dimension::Resource, now), usage(1, 0));
     watch.sent_bytes = 7000;
-    desk.on_ended(&watch, now);
-    assert_eq!(top(&talkers, Dimension::Resource, now), did(1, 7000));
+    shard.on_ended(&watch, now);
+    assert_eq!(top(&talkers, Dimension::Resource, now), usage(1, 7000));
 
-    // One that was refused has no beginning.
+    // A rejected request has no response start.
     watch.outcome = RequestOutcome::Failed(StatusCode::SERVICE_UNAVAILABLE);
-    desk.on_ended(&watch, now);
-    assert_eq!(top(&talkers, Dimension::Resource, now), did(2, 14_000));
+    shard.on_ended(&watch, now);
+    assert_eq!(top(&talkers, Dimension::Resource, now), usage(2, 14_000));
 }

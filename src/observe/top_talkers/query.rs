@@ -1,4 +1,4 @@
-//! What can be asked of the top talkers, and what the answer looks like.
+//! Queries of the top talkers and their reports.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::weights::Weights;
 use crate::request_info;
 
-/// How far back.
+/// The period that a query covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Window {
     /// `1m`
@@ -24,47 +24,48 @@ pub enum Window {
     SixtyMinutes,
 }
 
-/// Who or what is told apart.
+/// The kind of name that usage is grouped by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Dimension {
-    /// Flow schema and flow distinguisher: `SCHEMA/DISTINGUISHER`. Of what a priority level decided on.
+    /// Flow schema and flow distinguisher: `SCHEMA/DISTINGUISHER`. Only requests that a priority
+    /// level decided on have one.
     Flow,
-    /// The namespace of what is asked.
+    /// The namespace of the request.
     Namespace,
     /// Verb and resource: `list deployments.apps`, `get nodes/status`, `get /version`.
     Resource,
-    /// Where the connection is from.
+    /// The source address of the connection, without its port.
     SourceAddress,
-    /// The user's name.
+    /// The name of the user.
     #[default]
     User,
-    /// What the client calls itself.
+    /// The `User-Agent` header.
     UserAgent,
 }
 
-/// Which of them are the first.
+/// The kind of usage that rows are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum UsageMeasure {
-    /// Bytes of the answers' bodies.
+    /// Bytes of response bodies.
     Bytes,
     /// Time spent in queues.
     QueueWait,
-    /// Requests that a limit refused.
+    /// Requests that a limit rejected.
     Rejections,
     /// All requests.
     #[default]
     Requests,
-    /// Seats × time that they were held.
+    /// Seats × time that they were occupied.
     SeatSeconds,
 }
 
 impl Window {
-    /// All of them.
+    /// All windows, shortest first.
     pub const ALL: [Self; 3] = [Self::OneMinute, Self::FiveMinutes, Self::SixtyMinutes];
 
-    /// How far back it goes.
+    /// The length of the window.
     #[must_use]
     pub const fn duration(self) -> Duration {
         Duration::from_secs(match self {
@@ -74,7 +75,7 @@ impl Window {
         })
     }
 
-    /// As it is asked for.
+    /// The value of the query parameter `window`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,7 +87,7 @@ impl Window {
 }
 
 impl Dimension {
-    /// All of them.
+    /// All dimensions, by name.
     pub const ALL: [Self; 6] = [
         Self::Flow,
         Self::Namespace,
@@ -96,7 +97,7 @@ impl Dimension {
         Self::UserAgent,
     ];
 
-    /// All of them, in the order of the question "which client is it?".
+    /// All dimensions in display order: those that identify the client come first.
     pub const DISPLAY_ORDER: [Self; 6] = [
         Self::User,
         Self::UserAgent,
@@ -106,7 +107,7 @@ impl Dimension {
         Self::Flow,
     ];
 
-    /// As it is asked for.
+    /// The value of the query parameter `by`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -121,7 +122,7 @@ impl Dimension {
 }
 
 impl UsageMeasure {
-    /// All of them.
+    /// All measures, by name.
     pub const ALL: [Self; 5] = [
         Self::Bytes,
         Self::QueueWait,
@@ -130,7 +131,7 @@ impl UsageMeasure {
         Self::SeatSeconds,
     ];
 
-    /// All of them, in the order of the columns that are shown.
+    /// All measures in the order of the displayed columns.
     pub const DISPLAY_ORDER: [Self; 5] = [
         Self::Requests,
         Self::SeatSeconds,
@@ -139,7 +140,7 @@ impl UsageMeasure {
         Self::Rejections,
     ];
 
-    /// As it is asked for.
+    /// The value of the query parameter `sort`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -151,23 +152,23 @@ impl UsageMeasure {
         }
     }
 
-    /// Its place among the [`Weights`].
+    /// The index of this measure in [`Weights`].
     pub(super) fn index(self) -> usize {
         Self::ALL.iter().take_while(|sort| **sort != self).count()
     }
 }
 
-/// A question. By default: the ten users with the most requests of the last minute.
+/// A query. The default asks for the ten users with the most requests in the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TopTalkersQuery {
-    /// How far back.
+    /// The period to cover.
     pub window: Window,
-    /// Who or what is told apart.
+    /// The kind of name to group by.
     pub by: Dimension,
-    /// Which of them are the first.
+    /// The measure to sort by, largest first.
     pub sort: UsageMeasure,
-    /// Most rows; 1 to [`Self::MOST`].
+    /// Most rows: 1 to [`Self::MAX_LIMIT`].
     pub limit: usize,
 }
 
@@ -182,7 +183,7 @@ impl Default for TopTalkersQuery {
     }
 }
 
-/// Everything that is wrong with a question, a line each.
+/// All errors in a query, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryError(String);
 
@@ -193,19 +194,19 @@ impl fmt::Display for QueryError {
 }
 
 impl TopTalkersQuery {
-    /// Most rows that can be asked for: so many of each are kept.
+    /// The largest `limit`: so many entries are kept for each measure.
     pub const MAX_LIMIT: usize = super::heavy_hitters::MIN_KEPT_PER_MEASURE;
 
-    /// From the parameters of a URL.
+    /// Parses the parameters of a URL.
     ///
     /// # Errors
-    /// All that is wrong, with what would be right.
+    /// All invalid parameters, each with what is expected.
     pub fn parse(parameters: request_info::Query<'_>) -> Result<Self, QueryError> {
-        let mut faults = String::new();
+        let mut errors = String::new();
         let mut query = Self::default();
         for parameter in parameters.parameters() {
             let Some((name, value)) = parameter else {
-                faults.push_str("a parameter cannot be decoded: must be NAME=VALUE, with %XX for what is special in a URL\n");
+                errors.push_str("a parameter cannot be decoded: must be NAME=VALUE, with %XX for what is special in a URL\n");
                 continue;
             };
             let value = String::from_utf8_lossy(&value);
@@ -214,12 +215,13 @@ impl TopTalkersQuery {
                     &mut query.by,
                     &Dimension::ALL,
                     Dimension::name,
-                    ("by", &value),
-                    &mut faults,
+                    "by",
+                    &value,
+                    &mut errors,
                 ),
                 b"limit" => match value.parse() {
                     Ok(limit @ 1..=Self::MAX_LIMIT) => query.limit = limit,
-                    _ => faults.push_str(&invalid_parameter(
+                    _ => errors.push_str(&invalid_parameter(
                         "limit",
                         &value,
                         &format!("a number from 1 to {}", Self::MAX_LIMIT),
@@ -229,29 +231,31 @@ impl TopTalkersQuery {
                     &mut query.sort,
                     &UsageMeasure::ALL,
                     UsageMeasure::name,
-                    ("sort", &value),
-                    &mut faults,
+                    "sort",
+                    &value,
+                    &mut errors,
                 ),
                 b"window" => parse_choice(
                     &mut query.window,
                     &Window::ALL,
                     Window::name,
-                    ("window", &value),
-                    &mut faults,
+                    "window",
+                    &value,
+                    &mut errors,
                 ),
                 other => {
                     let other = String::from_utf8_lossy(other);
-                    faults.push_str(&format!(
+                    errors.push_str(&format!(
                         "{}: unknown; there are by, limit, sort and window\n",
                         excerpt(&other)
                     ));
                 }
             }
         }
-        if faults.is_empty() {
+        if errors.is_empty() {
             Ok(query)
         } else {
-            Err(QueryError(faults))
+            Err(QueryError(errors))
         }
     }
 }
@@ -260,14 +264,15 @@ fn parse_choice<T: Copy>(
     chosen: &mut T,
     all: &[T],
     name: impl Fn(T) -> &'static str,
-    (parameter, value): (&str, &str),
-    faults: &mut String,
+    parameter: &str,
+    value: &str,
+    errors: &mut String,
 ) {
     match all.iter().find(|one| name(**one) == value) {
         Some(one) => *chosen = *one,
         None => {
             let names: Vec<_> = all.iter().map(|one| name(*one)).collect();
-            faults.push_str(&invalid_parameter(
+            errors.push_str(&invalid_parameter(
                 parameter,
                 value,
                 &format!("one of {}", names.join(", ")),
@@ -280,7 +285,7 @@ fn invalid_parameter(parameter: &str, value: &str, right: &str) -> String {
     format!("{parameter}={}: must be {right}\n", excerpt(value))
 }
 
-/// Nobody needs the whole of a long mistake.
+/// The beginning of an invalid value, for the error text.
 fn excerpt(value: &str) -> String {
     value
         .chars()
@@ -289,17 +294,18 @@ fn excerpt(value: &str) -> String {
         .collect()
 }
 
-/// What was done.
+/// Usage of one name or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// All requests: when they have ended, long-running ones when their answer has begun.
+    /// Number of requests. A request counts when it has ended, a long-running one when its response
+    /// has started.
     pub requests: u64,
-    /// Seats × seconds that they were held.
+    /// Seats × seconds that they were occupied.
     pub seat_seconds: f64,
-    /// Bytes of the answers' bodies.
+    /// Bytes of response bodies.
     pub bytes: u64,
-    /// Requests that a limit refused.
+    /// Requests that a limit rejected.
     pub rejections: u64,
     /// Seconds spent in queues.
     pub queue_wait_seconds: f64,
@@ -318,31 +324,33 @@ impl From<Weights> for Usage {
     }
 }
 
-/// One of those who did most.
+/// One name with its usage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TalkerRow {
-    /// Who or what; the beginning of it, if it is long.
+    /// The name, truncated if it is long.
     pub name: String,
-    /// What was done at least.
+    /// Lower bound of the usage.
     #[serde(flatten)]
     pub usage: Usage,
-    /// So much more may have been done, at most; mostly nothing.
+    /// The usage is at most `usage` + `error`. Zero in most clusters.
     pub error: Usage,
 }
 
-/// Those who did most.
+/// The top talkers for a query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopTalkersReport {
-    /// What was asked.
+    /// The query.
     #[serde(flatten)]
     pub query: TopTalkersQuery,
-    /// How far back it goes in truth, in seconds: at most a tenth more than was asked for, or since weir started.
+    /// The time that the report covers, in seconds: at most a tenth more than the window, or the
+    /// time since weir started.
     pub covered_seconds: f64,
-    /// What all have done together, whether they are shown or not. Exact.
+    /// Usage of all names together, displayed or not. Exact.
     pub total: Usage,
-    /// What anybody who is not known any more can have done at most. By it, no count is too low by more than this.
+    /// Upper bound of the usage of any name that has no entry. No count is too low by more than
+    /// this.
     pub max_error: Usage,
-    /// Who did most, the first first.
+    /// The rows, largest first.
     pub rows: Vec<TalkerRow>,
 }

@@ -1,57 +1,59 @@
-//! The last minute, the last five and the last sixty: what is done in each is added up in parts, and old parts go.
+//! Sliding windows of 1, 5 and 60 minutes: usage is added up in buckets, and old buckets are
+//! removed.
 //!
-//! Time is counted in ticks. What is done goes into the part that is under way; when its tick has passed, each window takes
-//! it over into a part of its own length, and forgets those parts that ended before the window begins. A window so shows at
-//! least its length, and at most a part more: `covered` says how much it is.
+//! Time is counted in ticks. New usage goes into the current table. When its tick has passed, each
+//! window merges that table into its open bucket, and removes the buckets that ended before the
+//! window's start. A view covers at least the window's length and at most one bucket more:
+//! `covered` is the exact time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::Window;
 use super::heavy_hitters::HeavyHitters;
 use super::heavy_hitters::MAX_ENTRIES;
+use super::query::Window;
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
 
-/// The length of the shortest part.
+/// Length of the shortest bucket.
 const TICK: Duration = Duration::from_secs(5);
 
-/// What was done, by window.
+/// Usage of one dimension in all windows.
 #[derive(Debug)]
 pub(super) struct SlidingWindows {
     start: Instant,
-    /// Which tick is under way.
+    /// Number of the current tick since `start`.
     current_tick: u64,
     current: HeavyHitters,
     windows: [SlidingWindow; 3],
 }
 
-/// One window's parts.
+/// The buckets of one window.
 #[derive(Debug)]
 struct SlidingWindow {
     window: Window,
-    /// The length of a part, in ticks.
+    /// Length of a bucket, in ticks.
     bucket_ticks: u64,
-    /// The length of the window, in ticks.
+    /// Length of the window, in ticks.
     window_ticks: u64,
     open_bucket: HeavyHitters,
-    /// Each with the tick at which it ended, the oldest first.
+    /// Each with the tick at which it ended, oldest first.
     closed_buckets: VecDeque<(u64, HeavyHitters)>,
 }
 
-/// What a window shows.
+/// The usage in one window.
 #[derive(Debug)]
 pub(super) struct WindowView {
-    /// All that is known.
+    /// All buckets of the window, merged.
     pub(super) table: HeavyHitters,
-    /// How long a time it is.
+    /// The time that the table covers.
     pub(super) covered: Duration,
 }
 
 impl WindowView {
-    /// Of no time.
+    /// A view that covers no time.
     pub(super) fn empty() -> Self {
         Self {
             table: HeavyHitters::new(0),
@@ -61,11 +63,11 @@ impl WindowView {
 }
 
 impl SlidingWindows {
-    /// Empty ones.
+    /// Creates empty windows that start at `now`.
     pub(super) fn new(now: Instant) -> Self {
-        let level = |window, each| SlidingWindow {
+        let new_window = |window, bucket_ticks| SlidingWindow {
             window,
-            bucket_ticks: each,
+            bucket_ticks,
             window_ticks: ticks_in_window(window),
             open_bucket: HeavyHitters::new(MAX_ENTRIES),
             closed_buckets: VecDeque::new(),
@@ -75,47 +77,48 @@ impl SlidingWindows {
             current_tick: 0,
             current: HeavyHitters::new(MAX_ENTRIES),
             windows: [
-                level(Window::OneMinute, 1),
-                level(Window::FiveMinutes, 6),
-                level(Window::SixtyMinutes, 60),
+                new_window(Window::OneMinute, 1),
+                new_window(Window::FiveMinutes, 6),
+                new_window(Window::SixtyMinutes, 60),
             ],
         }
     }
 
-    /// More was done, now.
-    pub(super) fn add(&mut self, key: HashKey, name: Arc<str>, more: Weights) {
-        self.current.add(key, name, more);
+    /// Adds usage of a name to the current tick.
+    pub(super) fn add(&mut self, key: HashKey, name: Arc<str>, weights: Weights) {
+        self.current.add(key, name, weights);
     }
 
-    /// More was done, now, and it is not known by whom.
-    pub(super) fn add_unattributed(&mut self, more: Weights) {
-        self.current.add_unattributed(more);
+    /// Adds usage whose name is not known to the current tick.
+    pub(super) fn add_unattributed(&mut self, weights: Weights) {
+        self.current.add_unattributed(weights);
     }
 
-    /// Time has passed.
+    /// Rotates the buckets if a tick has passed since the last call.
     pub(super) fn advance(&mut self, now: Instant) {
         let tick = self.tick_at(now);
         if tick <= self.current_tick {
             return;
         }
-        for level in &mut self.windows {
-            level.rotate(&self.current, self.current_tick, tick);
+        for window in &mut self.windows {
+            window.rotate(&self.current, self.current_tick, tick);
         }
         self.current.clear();
         self.current_tick = tick;
     }
 
-    /// What a window shows at `now`, up to which time must have been [advanced](Self::advance).
+    /// Returns the usage in a window at `now`. The windows must have been [advanced](Self::advance)
+    /// to `now`.
     pub(super) fn view(&self, window: Window, now: Instant) -> WindowView {
-        // There is room for all: each part is bounded.
+        // No limit is needed: each bucket is bounded.
         let mut table = HeavyHitters::new(usize::MAX);
         table.merge(&self.current);
         let mut covered = Duration::ZERO;
-        for level in self.windows.iter().filter(|level| level.window == window) {
-            level.merge_into(&mut table);
-            let begin = level.start_tick(self.current_tick);
-            let begin = self.start + TICK.saturating_mul(u32::try_from(begin).unwrap_or(u32::MAX));
-            covered = now.saturating_duration_since(begin);
+        for selected in self.windows.iter().filter(|one| one.window == window) {
+            selected.merge_into(&mut table);
+            let tick = selected.start_tick(self.current_tick);
+            let start = self.start + TICK.saturating_mul(u32::try_from(tick).unwrap_or(u32::MAX));
+            covered = now.saturating_duration_since(start);
         }
         WindowView { table, covered }
     }
@@ -126,34 +129,36 @@ impl SlidingWindows {
 }
 
 impl SlidingWindow {
-    /// Takes over what was done in tick `was`; it is `now` by now.
-    fn rotate(&mut self, part: &HeavyHitters, was: u64, now: u64) {
-        self.open_bucket.merge(part);
-        let end = (was / self.bucket_ticks + 1) * self.bucket_ticks;
-        if now >= end {
+    /// Merges the usage of tick `previous` into the open bucket, closes the bucket if it has ended,
+    /// and removes expired buckets. `current` is the tick of now.
+    fn rotate(&mut self, bucket: &HeavyHitters, previous: u64, current: u64) {
+        self.open_bucket.merge(bucket);
+        let end = (previous / self.bucket_ticks + 1) * self.bucket_ticks;
+        if current >= end {
             self.closed_buckets
                 .push_back((end, self.open_bucket.compact()));
             self.open_bucket.clear();
         }
-        let begin = self.start_tick(now);
+        let start = self.start_tick(current);
         while self
             .closed_buckets
             .front()
-            .is_some_and(|(end, _)| *end <= begin)
+            .is_some_and(|(end, _)| *end <= start)
         {
             self.closed_buckets.pop_front();
         }
     }
 
-    /// The tick from which on all is there: where the part began that the window's beginning is in.
-    const fn start_tick(&self, now: u64) -> u64 {
-        now.saturating_sub(self.window_ticks) / self.bucket_ticks * self.bucket_ticks
+    /// Returns the first tick from which all usage is present: the start of the bucket that
+    /// contains the window's start.
+    const fn start_tick(&self, current: u64) -> u64 {
+        current.saturating_sub(self.window_ticks) / self.bucket_ticks * self.bucket_ticks
     }
 
     fn merge_into(&self, view: &mut HeavyHitters) {
-        let closed = self.closed_buckets.iter().map(|(_, part)| part);
-        for part in std::iter::once(&self.open_bucket).chain(closed) {
-            view.merge(part);
+        let closed = self.closed_buckets.iter().map(|(_, bucket)| bucket);
+        for bucket in std::iter::once(&self.open_bucket).chain(closed) {
+            view.merge(bucket);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is shown, against an exact count.
+//! Tests of reports against an exact count.
 
 #![expect(
     clippy::as_conversions,
@@ -24,16 +24,16 @@ fn seeded_rng() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// Some names do much, in one measure or another; many do little.
-fn random_request(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
-    let who = match random.u8(0..4) {
+/// A few names have much usage, in one measure or another; many names have little.
+fn random_request(random: &mut fastrand::Rng, names: u64) -> (u64, Weights) {
+    let id = match random.u8(0..4) {
         0 => random.u64(0..20),
         1 => random.u64(0..200),
-        _ => random.u64(0..many),
+        _ => random.u64(0..names),
     };
-    let much = who % 7 == 0;
+    let has_much = id % 7 == 0;
     let weights = Weights([
-        if much {
+        if has_much {
             random.u64(0..1 << 30)
         } else {
             random.u64(0..1000)
@@ -43,14 +43,14 @@ fn random_request(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
         } else {
             0
         },
-        u64::from(who % 11 == 0),
+        u64::from(id % 11 == 0),
         1,
-        random.u64(0..50_000_000) * (1 + who % 3),
+        random.u64(0..50_000_000) * (1 + id % 3),
     ]);
-    (who, weights)
+    (id, weights)
 }
 
-/// Counts all, and forgets nobody.
+/// Counts every name exactly.
 #[derive(Clone, Default)]
 struct ExactCounts {
     by_name: HashMap<u64, Weights>,
@@ -58,75 +58,75 @@ struct ExactCounts {
 }
 
 impl ExactCounts {
-    fn add(&mut self, who: u64, weights: Weights) {
-        self.by_name.entry(who).or_default().add(weights);
+    fn add(&mut self, id: u64, weights: Weights) {
+        self.by_name.entry(id).or_default().add(weights);
         self.total.add(weights);
     }
 
     fn merge(&mut self, other: &Self) {
-        for (who, weights) in &other.by_name {
-            self.add(*who, *weights);
+        for (id, weights) in &other.by_name {
+            self.add(*id, *weights);
         }
     }
 
-    /// Everything that a table promises.
+    /// Asserts all bounds that a table promises.
     fn assert_bounds(&self, table: &HeavyHitters, note: &str) {
         assert_eq!(table.total(), self.total, "{note}");
-        let shown: HashMap<u64, _> = table
+        let entries: HashMap<u64, _> = table
             .entries()
             .map(|e| (e.name.parse().unwrap(), e))
             .collect();
         for measure in 0..MEASURES {
-            let floor = table.cutoff().get(measure);
+            let cutoff = table.cutoff().get(measure);
             let bound = self.total.get(measure) / u64::try_from(MIN_KEPT_PER_MEASURE).unwrap();
-            assert!(floor <= bound, "{note}: the floor {floor} is above {bound}");
-            for (who, done) in &self.by_name {
-                let done = done.get(measure);
-                let Some(entry) = shown.get(who) else {
+            assert!(cutoff <= bound, "{note}: cut-off {cutoff} is above {bound}");
+            for (id, usage) in &self.by_name {
+                let usage = usage.get(measure);
+                let Some(entry) = entries.get(id) else {
                     assert!(
-                        done <= floor,
-                        "{note}: {who} did {done}, and the floor is {floor}"
+                        usage <= cutoff,
+                        "{note}: {id} used {usage}, and the cut-off is {cutoff}"
                     );
                     continue;
                 };
-                let (seen, error) = (entry.count.get(measure), entry.error.get(measure));
+                let (count, error) = (entry.count.get(measure), entry.error.get(measure));
                 assert!(
-                    seen <= done && done <= seen + error && error <= floor,
-                    "{note}: {who} did {done}: {entry:?}"
+                    count <= usage && usage <= count + error && error <= cutoff,
+                    "{note}: {id} used {usage}: {entry:?}"
                 );
             }
         }
     }
 }
 
-fn add_request(table: &mut HeavyHitters, who: u64, weights: Weights) {
+fn add_request(table: &mut HeavyHitters, id: u64, weights: Weights) {
     static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    table.add(HashKey::of(&*SECRET, who), who.to_string().into(), weights);
+    table.add(HashKey::of(&*SECRET, id), id.to_string().into(), weights);
 }
 
 #[test]
 fn a_count_is_never_too_high_and_too_low_by_at_most_its_error() {
     let mut random = seeded_rng();
     for round in 0..30 {
-        let many = 1 << random.u32(4..16);
+        let names = 1 << random.u32(4..16);
         let (mut table, mut exact) = (
             HeavyHitters::new(random.usize(500..900)),
             ExactCounts::default(),
         );
         for _ in 0..random.u32(1..40_000) {
-            let (who, weights) = random_request(&mut random, many);
+            let (id, weights) = random_request(&mut random, names);
             if random.u16(..) == 0 {
                 table.add_unattributed(weights);
-                exact.add(who, weights);
+                exact.add(id, weights);
             } else {
-                add_request(&mut table, who, weights);
-                exact.add(who, weights);
+                add_request(&mut table, id, weights);
+                exact.add(id, weights);
             }
         }
         exact.assert_bounds(&table, &format!("round {round}"));
-        let closed = table.compact();
-        exact.assert_bounds(&closed, &format!("round {round}, closed"));
-        assert!(closed.entries().count() <= MEASURES * MIN_KEPT_PER_MEASURE);
+        let compacted = table.compact();
+        exact.assert_bounds(&compacted, &format!("round {round}, closed"));
+        assert!(compacted.entries().count() <= MEASURES * MIN_KEPT_PER_MEASURE);
     }
 }
 
@@ -134,23 +134,24 @@ fn a_count_is_never_too_high_and_too_low_by_at_most_its_error() {
 fn merged_tables_keep_the_error_bound() {
     let mut random = seeded_rng();
     for round in 0..20 {
-        let most = if random.bool() { usize::MAX } else { 500 };
-        let (mut all, mut exact_all) = (HeavyHitters::new(most), ExactCounts::default());
+        let max_entries = if random.bool() { usize::MAX } else { 500 };
+        let (mut merged, mut exact_merged) =
+            (HeavyHitters::new(max_entries), ExactCounts::default());
         for _ in 0..random.u32(1..10) {
-            let many = 1 << random.u32(4..16);
+            let names = 1 << random.u32(4..16);
             let (mut table, mut exact) = (HeavyHitters::new(500), ExactCounts::default());
             for _ in 0..random.u32(1..10_000) {
-                let (who, weights) = random_request(&mut random, many);
-                add_request(&mut table, who, weights);
-                exact.add(who, weights);
+                let (id, weights) = random_request(&mut random, names);
+                add_request(&mut table, id, weights);
+                exact.add(id, weights);
             }
-            exact_all.merge(&exact);
-            all.merge(&if random.bool() {
+            exact_merged.merge(&exact);
+            merged.merge(&if random.bool() {
                 table.compact()
             } else {
                 table
             });
-            exact_all.assert_bounds(&all, &format!("round {round}"));
+            exact_merged.assert_bounds(&merged, &format!("round {round}"));
         }
     }
 }
@@ -163,12 +164,12 @@ fn few_names_are_counted_exactly() {
     );
     let mut random = seeded_rng();
     for _ in 0..100_000 {
-        let (who, weights) = random_request(
+        let (id, weights) = random_request(
             &mut random,
             u64::try_from(heavy_hitters::MAX_ENTRIES).unwrap(),
         );
-        add_request(&mut table, who, weights);
-        exact.add(who, weights);
+        add_request(&mut table, id, weights);
+        exact.add(id, weights);
     }
     exact.assert_bounds(&table, "few");
     assert_eq!(table.cutoff(), Weights::ZERO);
@@ -183,7 +184,8 @@ fn one_request() -> Weights {
         100,
         Duration::from_millis(2),
         false,
-        (3, Duration::from_millis(500)),
+        3,
+        Duration::from_millis(500),
     )
 }
 
@@ -200,9 +202,9 @@ fn user_name(user: &[u8]) -> Vec<u8> {
     user.to_vec()
 }
 
-fn count_user(desk: &WorkerShard, user: &str, weights: Weights) {
+fn count_user(shard: &WorkerShard, user: &str, weights: Weights) {
     let user = user_name(user.as_bytes());
-    desk.count(
+    shard.count(
         None,
         [None, None, None, None, talker_name(&[&user]), None],
         weights,
@@ -211,23 +213,23 @@ fn count_user(desk: &WorkerShard, user: &str, weights: Weights) {
 
 #[test]
 fn windows_cover_their_duration_and_nothing_older() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
     let mut random = seeded_rng();
-    let mut done = Vec::new();
+    let mut ticks = Vec::new();
     let mut now = Duration::ZERO;
     for _ in 0..4000 {
         now += Duration::from_millis(random.u64(1..5000));
         count_user(
-            &desk,
+            &shard,
             if random.bool() { "alice" } else { "bob" },
             one_request(),
         );
-        let at = begin + now;
+        let at = start + now;
         talkers.flush_shards(at);
-        // What is gathered at a new tick was done before it.
-        done.push(now.as_secs() / 5);
+        // Usage flushed at a new tick was counted before it.
+        ticks.push(now.as_secs() / 5);
         if random.u8(0..50) > 0 {
             continue;
         }
@@ -239,19 +241,19 @@ fn windows_cover_their_duration_and_nothing_older() {
                 covered >= length && covered <= length.mul_f64(1.1),
                 "{window:?} {covered:?} of {now:?}"
             );
-            // Parts begin at whole ticks; what was covered came as a fraction of a second.
-            let least = (now.saturating_sub(covered) + Duration::from_millis(1)).as_secs() / 5;
-            // A count lies in the tick before the one in which it was gathered, if that was the first of its tick.
-            let shown = top.rows.iter().map(|row| row.usage.requests).sum::<u64>();
-            let surely = done.iter().filter(|tick| **tick > least).count() as u64;
-            let at_most = done.iter().filter(|tick| **tick >= least).count() as u64;
+            // Buckets start at whole ticks; the covered time is a fraction of a second.
+            let start_tick = (now.saturating_sub(covered) + Duration::from_millis(1)).as_secs() / 5;
+            // A count belongs to the tick before its flush if the flush was the first of its tick.
+            let count = top.rows.iter().map(|row| row.usage.requests).sum::<u64>();
+            let min = ticks.iter().filter(|tick| **tick > start_tick).count() as u64;
+            let max = ticks.iter().filter(|tick| **tick >= start_tick).count() as u64;
             assert!(
-                (surely..=at_most + 1).contains(&shown),
-                "{window:?} at {now:?}: {shown}, not {surely} to {at_most}"
+                (min..=max + 1).contains(&count),
+                "{window:?} at {now:?}: {count}, not {min} to {max}"
             );
             assert_eq!(
                 (top.total.requests, top.max_error),
-                (shown, Usage::default())
+                (count, Usage::default())
             );
         }
     }
@@ -259,11 +261,11 @@ fn windows_cover_their_duration_and_nothing_older() {
 
 #[test]
 fn windows_are_empty_after_a_long_idle_time() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
-    count_user(&desk, "alice", one_request());
-    let at = |seconds| begin + Duration::from_secs(seconds);
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
+    count_user(&shard, "alice", one_request());
+    let at = |seconds| start + Duration::from_secs(seconds);
     let requests = |window, now| {
         talkers
             .top_at(&user_query(window, UsageMeasure::Requests), now)
@@ -291,106 +293,106 @@ fn windows_are_empty_after_a_long_idle_time() {
         Window::ALL.map(|window| requests(window, at(90_000))),
         [0, 0, 0]
     );
-    // A clock that steps back, and one that has stood still.
+    // A clock that steps back, and one that stands still.
     assert_eq!(Window::ALL.map(|window| requests(window, at(5))), [0, 0, 0]);
 }
 
-/// Everybody who does much does it in one measure only; noise is made by fifty thousand.
+/// Each name with much usage has it in one measure only; the noise comes from fifty thousand names.
 fn noise_and_five_leaders(
     talkers: &TopTalkers,
-    begin: Instant,
+    start: Instant,
 ) -> [(UsageMeasure, &'static str, Weights); 5] {
     let short = Duration::from_millis(1);
     let long = Duration::from_secs(30);
     let none = Duration::ZERO;
-    let five = [
+    let leaders = [
         (
             UsageMeasure::Bytes,
             "reader",
             5000,
-            Weights::from_request(1 << 30, none, false, (1, short)),
+            Weights::from_request(1 << 30, none, false, 1, short),
         ),
         (
             UsageMeasure::QueueWait,
             "waiter",
             5000,
-            Weights::from_request(10, long, false, (1, short)),
+            Weights::from_request(10, long, false, 1, short),
         ),
         (
             UsageMeasure::Rejections,
             "refused",
             5000,
-            Weights::from_request(10, none, true, (0, none)),
+            Weights::from_request(10, none, true, 0, none),
         ),
         (
             UsageMeasure::Requests,
             "asker",
             50,
-            Weights::from_request(10, none, false, (1, short)),
+            Weights::from_request(10, none, false, 1, short),
         ),
         (
             UsageMeasure::SeatSeconds,
             "holder",
             5000,
-            Weights::from_request(10, none, false, (10, long)),
+            Weights::from_request(10, none, false, 10, long),
         ),
     ];
-    let desk = talkers.new_shard();
-    let noise = Weights::from_request(10, none, false, (1, short));
-    let mut done = five.map(|(sort, who, _, _)| (sort, who, Weights::ZERO));
+    let shard = talkers.new_shard();
+    let noise = Weights::from_request(10, none, false, 1, short);
+    let mut usage = leaders.map(|(sort, name, _, _)| (sort, name, Weights::ZERO));
     for n in 0..50_000_u32 {
-        count_user(&desk, &format!("noise-{n}"), noise);
-        for ((_, who, every, weights), (_, _, done)) in five.iter().zip(&mut done) {
+        count_user(&shard, &format!("noise-{n}"), noise);
+        for ((_, name, every, weights), (_, _, usage)) in leaders.iter().zip(&mut usage) {
             if n % every == 0 {
-                count_user(&desk, who, *weights);
-                done.add(*weights);
+                count_user(&shard, name, *weights);
+                usage.add(*weights);
             }
         }
         if n % 1000 == 0 {
-            talkers.flush_shards(begin + Duration::from_millis(n.into()));
+            talkers.flush_shards(start + Duration::from_millis(n.into()));
         }
     }
-    done
+    usage
 }
 
 #[test]
 fn the_first_name_of_each_measure_is_kept() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
-    let now = begin + Duration::from_secs(50);
-    for (sort, who, done) in noise_and_five_leaders(&talkers, begin) {
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
+    let now = start + Duration::from_secs(50);
+    for (sort, name, exact) in noise_and_five_leaders(&talkers, start) {
         let top = talkers.top_at(&user_query(Window::OneMinute, sort), now);
         let first = &top.rows[0];
-        assert_eq!(first.name, who, "{sort:?}: {top:?}");
-        let of = |amounts: Usage| match sort {
-            UsageMeasure::Bytes => amounts.bytes as f64,
-            UsageMeasure::QueueWait => amounts.queue_wait_seconds,
-            UsageMeasure::Rejections => amounts.rejections as f64,
-            UsageMeasure::Requests => amounts.requests as f64,
-            UsageMeasure::SeatSeconds => amounts.seat_seconds,
+        assert_eq!(first.name, name, "{sort:?}: {top:?}");
+        let value = |usage: Usage| match sort {
+            UsageMeasure::Bytes => usage.bytes as f64,
+            UsageMeasure::QueueWait => usage.queue_wait_seconds,
+            UsageMeasure::Rejections => usage.rejections as f64,
+            UsageMeasure::Requests => usage.requests as f64,
+            UsageMeasure::SeatSeconds => usage.seat_seconds,
         };
-        let done = of(done.into());
-        let (least, most) = (of(first.usage), of(first.usage) + of(first.error));
-        assert!((least..=most).contains(&done), "{done}: {first:?}");
+        let exact = value(exact.into());
+        let (least, most) = (value(first.usage), value(first.usage) + value(first.error));
+        assert!((least..=most).contains(&exact), "{exact}: {first:?}");
     }
 }
 
 #[test]
 fn shards_of_many_workers_are_merged() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            let desk = talkers.new_shard();
+            let shard = talkers.new_shard();
             scope.spawn(move || {
                 for n in 0..20_000_u32 {
                     count_user(
-                        &desk,
+                        &shard,
                         if n % 4 == 0 { "alice" } else { "bob" },
                         one_request(),
                     );
                     count_user(
-                        &desk,
+                        &shard,
                         &format!("{:?} {n}", std::thread::current().id()),
                         one_request(),
                     );
@@ -398,12 +400,12 @@ fn shards_of_many_workers_are_merged() {
             });
         }
         for _ in 0..100 {
-            talkers.flush_shards(begin);
+            talkers.flush_shards(start);
         }
     });
     let top = talkers.top_at(
         &user_query(Window::OneMinute, UsageMeasure::Requests),
-        begin,
+        start,
     );
     assert_eq!(top.total.requests, 160_000);
     let shown: Vec<_> = top
@@ -412,29 +414,29 @@ fn shards_of_many_workers_are_merged() {
         .take(2)
         .map(|row| (&*row.name, row.usage.requests, row.error.requests))
         .collect();
-    for ((name, seen, error), (who, done)) in
+    for ((name, count, error), (expected, exact)) in
         shown.into_iter().zip([("bob", 60_000), ("alice", 20_000)])
     {
         assert!(
-            name == who && seen <= done && done <= seen + error,
-            "{name} {seen} {error}"
+            name == expected && count <= exact && exact <= count + error,
+            "{name} {count} {error}"
         );
     }
 }
 
 #[test]
 fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
-    let busy = lock(&talkers.shared.windows); // somebody looks at a window
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
+    let busy = lock(&talkers.shared.windows); // as while a window is read
     for n in 0..1000 {
-        count_user(&desk, &format!("user-{n}"), one_request());
+        count_user(&shard, &format!("user-{n}"), one_request());
     }
     drop(busy);
     let top = talkers.top_at(
         &user_query(Window::OneMinute, UsageMeasure::Requests),
-        begin,
+        start,
     );
     assert_eq!(
         (top.total.requests, top.max_error.requests),
@@ -442,12 +444,12 @@ fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
     );
     assert_eq!(top.rows[0].error.requests, 1000 - 224);
 
-    let busy = lock(&desk.batches); // somebody takes what lies here
-    count_user(&desk, "late", one_request());
+    let busy = lock(&shard.batches); // as while the shard is flushed
+    count_user(&shard, "late", one_request());
     drop(busy);
     let top = talkers.top_at(
         &user_query(Window::OneMinute, UsageMeasure::Requests),
-        begin,
+        start,
     );
     assert_eq!(
         (top.total.requests, top.max_error.requests),
@@ -457,9 +459,9 @@ fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
 
 #[test]
 fn a_long_name_is_truncated() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
-    let desk = talkers.new_shard();
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
+    let shard = talkers.new_shard();
     let long = |last: &str| format!("{}{last}", "é".repeat(1 << 18));
     for (times, user) in [
         (5, long("")),
@@ -469,17 +471,17 @@ fn a_long_name_is_truncated() {
         (1, "\u{fffd}".repeat(90)),
     ] {
         for _ in 0..times {
-            count_user(&desk, &user, one_request());
+            count_user(&shard, &user, one_request());
         }
     }
-    desk.count(
+    shard.count(
         None,
         [None, None, None, None, talker_name(&[&[0xff; 300]]), None],
         one_request(),
     );
     let top = talkers.top_at(
         &user_query(Window::OneMinute, UsageMeasure::Requests),
-        begin,
+        start,
     );
     let rows: Vec<_> = top
         .rows
@@ -569,12 +571,12 @@ fn all_invalid_parameters_are_reported_at_once() {
 
 #[test]
 fn the_json_holds_the_query_and_the_error_bounds() {
-    let begin = Instant::now();
-    let talkers = TopTalkers::new(begin, 1);
+    let start = Instant::now();
+    let talkers = TopTalkers::new(start, 1);
     count_user(&talkers.new_shard(), "alice", one_request());
     let top = talkers.top_at(
         &user_query(Window::FiveMinutes, UsageMeasure::SeatSeconds),
-        begin + Duration::from_secs(7),
+        start + Duration::from_secs(7),
     );
     let none = serde_json::json!({"requests": 0, "seatSeconds": 0.0, "bytes": 0, "rejections": 0, "queueWaitSeconds": 0.0});
     let one = serde_json::json!({"requests": 1, "seatSeconds": 1.5, "bytes": 100, "rejections": 0, "queueWaitSeconds": 0.002});

@@ -1,4 +1,4 @@
-//! Where one worker counts, without waiting for anybody.
+//! The counts of one worker. Counting never waits for a lock.
 
 use std::fmt;
 use std::hash::Hash;
@@ -10,51 +10,55 @@ use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
-use super::DIMENSIONS;
-use super::SharedState;
-use super::TalkerName;
-use super::lock;
+use super::name::TalkerName;
+use super::shared::DIMENSIONS;
+use super::shared::SharedState;
+use super::shared::lock;
 use super::sliding_windows::SlidingWindows;
 use super::weights::MEASURES;
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
 use crate::hash_keys::HashKeyMap;
 
-/// With so many names a sheet is handed over; half of what a hash table of 256 places takes.
+/// A batch is flushed when it has this many entries: half of what a hash table of 256 buckets
+/// holds.
 const FLUSH_ENTRIES: usize = 112;
 
-/// Most names: if the common tables are never free in as many newcomers again, further ones are counted as nobody's.
+/// Most entries of a batch. If the shared tables stay locked while another [`FLUSH_ENTRIES`] names
+/// are added, the usage of further names is counted as unattributed.
 const MAX_BATCH_ENTRIES: usize = 224;
 
-/// One worker's counts since they were last carried together.
+/// The counts of one worker since the last flush.
 pub struct WorkerShard {
     shared: Arc<SharedState>,
-    /// What a request takes that no priority level decided on, and that a limit let pass.
+    /// Seats of an admitted request that no priority level decided on.
     pub(super) default_seats: u64,
-    /// Contended only while they are taken, which is a move of a few words.
+    /// Contended only while a flush takes the batches, which moves a few words.
     pub(super) batches: Mutex<Batches>,
-    /// What could not be written down because the sheets were just being taken. Relaxed: sums, and nothing else hangs on them.
+    /// Usage that was not counted because the batches were locked. Relaxed: sums that order
+    /// nothing.
     missed: [AtomicU64; MEASURES],
 }
 
-/// What lies on a desk.
+/// What a shard has counted since the last flush.
 #[derive(Default)]
 pub(super) struct Batches {
-    /// In the order of [`By::ALL`](super::By::ALL).
+    /// In the order of [`Dimension::ALL`](super::query::Dimension::ALL).
     pub(super) by_dimension: [Batch; DIMENSIONS],
-    /// Requests like others before. Who storms asks for the same again and again.
+    /// The entries of earlier requests by fingerprint. A client that floods repeats the same
+    /// request many times.
     cached_keys: HashKeyMap<CachedKeys>,
 }
 
-/// Requests that count for the same names.
+/// The entries that requests with one fingerprint count for.
 struct CachedKeys {
-    /// The names' tallies, all of which are there.
+    /// Keys of the names' entries. All these entries exist.
     keys: [Option<HashKey>; DIMENSIONS],
-    /// What is not in them yet.
+    /// Usage that is not added to the entries yet.
     pending: Weights,
 }
 
-/// Names of one kind.
+/// The names of one dimension.
 #[derive(Default)]
 pub(super) struct Batch {
     entries: HashKeyMap<BatchEntry>,
@@ -67,75 +71,78 @@ struct BatchEntry {
 }
 
 impl WorkerShard {
-    pub(super) fn new(common: Arc<SharedState>, seats_without_decision: u64) -> Self {
+    pub(super) fn new(shared: Arc<SharedState>, default_seats: u64) -> Self {
         Self {
-            shared: common,
-            default_seats: seats_without_decision,
+            shared,
+            default_seats,
             batches: Mutex::default(),
             missed: Default::default(),
         }
     }
 
-    /// A keyed hash of what a request's names follow from.
-    pub(super) fn fingerprint(&self, marks: impl Hash) -> HashKey {
-        HashKey::of(&self.shared.fingerprint_secret, marks)
+    /// Returns a keyed hash of the inputs that determine a request's names.
+    pub(super) fn fingerprint(&self, inputs: impl Hash) -> HashKey {
+        HashKey::of(&self.shared.fingerprint_secret, inputs)
     }
 
-    /// Counts what a request took whose names are those of one before, if there is still such a one. Never waits.
-    pub(super) fn count_cached(&self, likeness: HashKey, weights: Weights) -> bool {
-        let Some(mut sheets) = self.try_lock_batches() else {
+    /// Counts the usage of a request whose names are those of an earlier request. Returns `false`
+    /// if no such request is cached. Never waits.
+    pub(super) fn count_cached(&self, fingerprint: HashKey, weights: Weights) -> bool {
+        let Some(mut batches) = self.try_lock_batches() else {
             self.record_missed(weights);
             return true;
         };
-        sheets.add_cached(likeness, weights)
+        batches.add_cached(fingerprint, weights)
     }
 
-    /// Counts what a request took for each of its names, which are in the order of [`By::ALL`](super::By::ALL); it need not
-    /// have one of each kind. Others that are alike can be counted again then. Never waits.
+    /// Counts the usage of a request for each of its names, in the order of
+    /// [`Dimension::ALL`](super::query::Dimension::ALL). A request may lack a name in some
+    /// dimensions. With a fingerprint, later requests can be counted by `count_cached`.
+    /// Never waits.
     pub fn count(
         &self,
-        likeness: Option<HashKey>,
+        fingerprint: Option<HashKey>,
         names: [Option<TalkerName<'_>>; DIMENSIONS],
         weights: Weights,
     ) {
         let keys = names.map(|name| name.map(|name| (name.key(&self.shared.name_hasher), name)));
-        let Some(mut sheets) = self.try_lock_batches() else {
+        let Some(mut batches) = self.try_lock_batches() else {
             return self.record_missed(weights);
         };
-        let (mut many, mut all) = (false, true);
-        for (sheet, named) in sheets.by_dimension.iter_mut().zip(keys) {
-            if let Some((key, name)) = named {
-                all &= sheet.add(key, name, weights);
-                many |= sheet.entries.len() >= FLUSH_ENTRIES;
+        let (mut is_full, mut all_have_entries) = (false, true);
+        for (batch, keyed) in batches.by_dimension.iter_mut().zip(keys) {
+            if let Some((key, name)) = keyed {
+                all_have_entries &= batch.add(key, name, weights);
+                is_full |= batch.entries.len() >= FLUSH_ENTRIES;
             }
         }
-        if let Some(likeness) = likeness.filter(|_| all) {
-            sheets.cache_keys(likeness, keys.map(|named| named.map(|(key, _)| key)));
+        if let Some(fingerprint) = fingerprint.filter(|_| all_have_entries) {
+            batches.cache_keys(fingerprint, keys.map(|keyed| keyed.map(|(key, _)| key)));
         }
-        if many {
-            self.try_flush(&mut sheets);
+        if is_full {
+            self.try_flush(&mut batches);
         }
     }
 
-    /// Everything that lies here.
+    /// Removes and returns all counts, with the missed usage as unattributed.
     pub(super) fn drain(&self) -> [Batch; DIMENSIONS] {
-        let mut sheets = std::mem::take(&mut *lock(&self.batches));
-        sheets.apply_cached();
-        let mut sheets = sheets.by_dimension;
+        let mut batches = std::mem::take(&mut *lock(&self.batches));
+        batches.apply_cached();
+        let mut batches = batches.by_dimension;
         let mut missed = Weights::ZERO;
         for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
             *sum = missed.swap(0, Ordering::Relaxed);
         }
-        for sheet in &mut sheets {
-            sheet.unattributed.add(missed);
+        for batch in &mut batches {
+            batch.unattributed.add(missed);
         }
-        sheets
+        batches
     }
 
-    /// Nothing while they are taken.
+    /// Returns `None` while another thread holds the lock.
     fn try_lock_batches(&self) -> Option<MutexGuard<'_, Batches>> {
         match self.batches.try_lock() {
-            Ok(sheets) => Some(sheets),
+            Ok(batches) => Some(batches),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -147,57 +154,49 @@ impl WorkerShard {
         }
     }
 
-    /// To the common tables, if they are free.
-    fn try_flush(&self, sheets: &mut Batches) {
+    /// Flushes into the shared tables unless they are locked.
+    fn try_flush(&self, batches: &mut Batches) {
         let mut windows = match self.shared.windows.try_lock() {
             Ok(windows) => windows,
             Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
             Err(TryLockError::WouldBlock) => return,
         };
-        sheets.apply_cached();
-        for (sheet, windows) in sheets.by_dimension.iter_mut().zip(windows.iter_mut()) {
-            sheet.flush_into(windows);
+        batches.apply_cached();
+        for (batch, windows) in batches.by_dimension.iter_mut().zip(windows.iter_mut()) {
+            batch.flush_into(windows);
         }
     }
 }
 
 impl Batches {
-    fn add_cached(&mut self, likeness: HashKey, weights: Weights) -> bool {
-        let Some(alike) = self.cached_keys.get_mut(&likeness) else {
+    fn add_cached(&mut self, fingerprint: HashKey, weights: Weights) -> bool {
+        let Some(cached) = self.cached_keys.get_mut(&fingerprint) else {
             return false;
         };
-        alike.pending.add(weights);
+        cached.pending.add(weights);
         true
     }
 
-    fn cache_keys(&mut self, likeness: HashKey, tallies: [Option<HashKey>; DIMENSIONS]) {
+    fn cache_keys(&mut self, fingerprint: HashKey, keys: [Option<HashKey>; DIMENSIONS]) {
         if self.cached_keys.len() >= FLUSH_ENTRIES {
             self.apply_cached();
         }
-        let sum = Weights::ZERO;
-        let alike = self.cached_keys.entry(likeness);
-        alike.or_insert(CachedKeys {
-            keys: tallies,
-            pending: sum,
+        let cached = self.cached_keys.entry(fingerprint);
+        cached.or_insert(CachedKeys {
+            keys,
+            pending: Weights::ZERO,
         });
     }
 
-    /// Carries what was counted again over to the tallies; none is remembered after that.
+    /// Adds pending usage to the entries and clears the cache.
     fn apply_cached(&mut self) {
-        for (
-            _,
-            CachedKeys {
-                keys: tallies,
-                pending: sum,
-            },
-        ) in self.cached_keys.drain()
-        {
-            if sum == Weights::ZERO {
-                continue; // it was not met again
+        for (_, CachedKeys { keys, pending }) in self.cached_keys.drain() {
+            if pending == Weights::ZERO {
+                continue; // the request was not repeated
             }
-            for (sheet, key) in self.by_dimension.iter_mut().zip(tallies) {
-                if let Some(tally) = key.and_then(|key| sheet.entries.get_mut(&key)) {
-                    tally.sum.add(sum);
+            for (batch, key) in self.by_dimension.iter_mut().zip(keys) {
+                if let Some(entry) = key.and_then(|key| batch.entries.get_mut(&key)) {
+                    entry.sum.add(pending);
                 }
             }
         }
@@ -205,16 +204,16 @@ impl Batches {
 }
 
 impl Batch {
-    /// Whether it has a tally now.
+    /// Returns whether the name has an entry afterwards.
     fn add(&mut self, key: HashKey, name: TalkerName<'_>, weights: Weights) -> bool {
-        if let Some(tally) = self.entries.get_mut(&key) {
-            tally.sum.add(weights);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.sum.add(weights);
         } else if self.entries.len() < MAX_BATCH_ENTRIES {
-            let tally = BatchEntry {
+            let entry = BatchEntry {
                 name: name.to_display(),
                 sum: weights,
             };
-            self.entries.insert(key, tally);
+            self.entries.insert(key, entry);
         } else {
             self.unattributed.add(weights);
             return false;
@@ -222,7 +221,7 @@ impl Batch {
         true
     }
 
-    /// Everything on it; it is empty then.
+    /// Moves all counts into `windows` and leaves the batch empty.
     pub(super) fn flush_into(&mut self, windows: &mut SlidingWindows) {
         for (key, BatchEntry { name, sum }) in self.entries.drain() {
             windows.add(key, name, sum);
@@ -235,6 +234,6 @@ impl Batch {
 
 impl fmt::Debug for WorkerShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").finish_non_exhaustive()
+        f.debug_struct("WorkerShard").finish_non_exhaustive()
     }
 }

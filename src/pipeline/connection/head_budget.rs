@@ -1,9 +1,10 @@
-//! The memory of request heads that nothing else bounds yet: of those that are not complete, and of those whose user is still
-//! being looked up.
+//! The memory of request heads that nothing else limits yet: incomplete heads, and heads whose user
+//! is being looked up.
 //!
-//! Before a user is known no rate and no seat bounds a request, and a head of 1 MiB costs its client a few KiB on HTTP/2, where
-//! HPACK refers to a field by one byte. All such heads share one budget, of which one source network may take a quarter.
-//! Reserved is what a head takes in memory, not what was sent.
+//! Before authentication neither a rate nor a seat limits a request, and a head of 1 MiB costs its
+//! client a few KiB on HTTP/2, where HPACK refers to a field by one byte. All such heads share one
+//! budget, of which one source network may use a quarter. The reservation is the size in memory,
+//! not the size that was sent.
 
 use std::future::Future;
 use std::future::poll_fn;
@@ -16,73 +17,76 @@ use http::HeaderMap;
 use prometheus::IntCounterVec;
 
 use crate::metrics::Registry;
-use crate::pipeline::Peer;
-use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::connection::peer::Peer;
 use crate::upstream::body::memory_budget::MemoryBudget;
 use crate::upstream::body::memory_budget::MemoryReservation;
 
-/// What all of these heads may take, in bytes: more than ten thousand usual ones, nine of the largest. A source network has a
-/// quarter; trusted proxies, behind which many clients are, may have it all.
+/// The budget of all of these heads, in bytes: more than ten thousand usual ones, nine of the
+/// largest. A source network may use a quarter. Trusted proxies, which stand for many clients, may
+/// use all of it.
 pub const HEAD_BUDGET: usize = 64 << 20;
 
-/// So much of an incomplete head is not counted, in bytes: each connection reads that much in any case.
+/// The part of an incomplete head that is not counted, in bytes: each connection reads that much in
+/// any case.
 pub const UNCOUNTED_HEAD_BYTES: usize = 8 << 10;
 
-/// What a field takes beside its name and value, in bytes: an entry of the map (104) and of its index (up to 11), in tables that
-/// grow by doubling.
+/// The size of a field besides its name and value, in bytes: an entry of the map (104) and of its
+/// index (up to 11), in tables that grow by doubling.
 const FIELD_OVERHEAD: usize = 224;
 
 /// A map with one field has room for six.
 const MIN_FIELDS: usize = 3;
 
-/// Fields of the smallest size (33 bytes by HPACK's own count) that fit into the longest head list (1 MiB).
+/// Fields of the smallest size (33 bytes by HPACK's count) that fit into the longest header list (1
+/// MiB).
 const MAX_FIELDS: usize = (1 << 20) / 33;
 
-/// The budget, and what was refused because of it.
+/// The budget and the count of heads that it rejected.
 #[derive(Debug)]
 pub struct HeadBudget {
     budget: Arc<MemoryBudget>,
     rejected: IntCounterVec,
 }
 
-/// At what a head was refused.
+/// The state of a rejected head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectedHead {
-    /// Incomplete, and the connection ends.
+    /// Incomplete; the connection is closed.
     Incomplete,
-    /// Its user would have to be looked up.
+    /// Complete, but its user would have to be looked up.
     Unidentified,
 }
 
+/// There is no memory for a head whose user would have to be looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadBudgetExhausted;
+
 impl HeadBudget {
-    /// [`HEAD_BUDGET`] bytes.
+    /// A budget of [`HEAD_BUDGET`] bytes.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
         let budget = MemoryBudget::new(HEAD_BUDGET);
-        let taken = Arc::clone(&budget);
+        let measured = Arc::clone(&budget);
         registry.gauge_fn(
             "weir_request_head_bytes",
             "Memory reserved for request heads that are incomplete (beyond 8 KiB each) or whose user is being looked up, in bytes.",
-            move || taken.used(),
+            move || measured.used(),
         );
-        let refused = registry.counters(
+        let rejected = registry.counters(
             "weir_request_heads_refused_total",
             "Request heads refused because all such heads, or those of the client's address, would take too much memory, by what they were: incomplete (the connection is closed), or unidentified (503).",
             &["head"],
         );
-        Arc::new(Self {
-            budget,
-            rejected: refused,
-        })
+        Arc::new(Self { budget, rejected })
     }
 
-    /// Nothing yet, for this source; `None` is not bounded apart.
+    /// An empty reservation for this source. `None` has no limit of its own.
     #[must_use]
     pub fn reserve_for(&self, source: Option<IpAddr>) -> MemoryReservation {
         self.budget.reserve_for(source)
     }
 
-    /// Counts a refusal.
+    /// Counts a rejection.
     pub fn record_rejection(&self, head: RejectedHead) {
         let label = match head {
             RejectedHead::Incomplete => "incomplete",
@@ -91,30 +95,31 @@ impl HeadBudget {
         self.rejected.with_label_values(&[label]).inc();
     }
 
-    /// Waits for `lookup` with the memory of its request's head reserved; a lookup that is ready at once reserves nothing.
+    /// Waits for `lookup` with the memory of its request's head reserved. A lookup that is ready at
+    /// once reserves nothing.
     ///
     /// # Errors
-    /// There is no room for the head.
+    /// The budget has no room for the head.
     ///
     /// # Cancel safety
-    /// That of `lookup`; what was reserved is given back.
+    /// That of `lookup`. The reservation is released.
     pub(in crate::pipeline) async fn reserve_while_pending<F: Future>(
         &self,
         peer: &Peer,
         headers: &HeaderMap,
         lookup: F,
-    ) -> Result<F::Output, RequestRejection> {
+    ) -> Result<F::Output, HeadBudgetExhausted> {
         let mut lookup = pin!(lookup);
         let mut reserved = None;
         poll_fn(|cx| {
-            if let Poll::Ready(found) = lookup.as_mut().poll(cx) {
-                return Poll::Ready(Ok(found));
+            if let Poll::Ready(output) = lookup.as_mut().poll(cx) {
+                return Poll::Ready(Ok(output));
             }
             if reserved.is_none() {
                 let mut reservation = self.reserve_for(peer.source_network());
                 if !reservation.try_grow_to(head_memory(headers)) {
                     self.record_rejection(RejectedHead::Unidentified);
-                    return Poll::Ready(Err(RequestRejection::HeadBudgetExhausted));
+                    return Poll::Ready(Err(HeadBudgetExhausted));
                 }
                 reserved = Some(reservation);
             }
@@ -124,18 +129,19 @@ impl HeadBudget {
     }
 }
 
-/// What a head's fields take in memory, in bytes, at most.
+/// An upper bound of the memory of a head's fields, in bytes.
 #[must_use]
 pub fn head_memory(headers: &HeaderMap) -> usize {
-    let texts: usize = headers
+    let text_bytes: usize = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len())
         .sum();
-    texts + FIELD_OVERHEAD * (headers.len() + MIN_FIELDS)
+    text_bytes + FIELD_OVERHEAD * (headers.len() + MIN_FIELDS)
 }
 
-/// What `bytes` of an HTTP/2 header block may take once they are decoded: one byte may be a field. Most blocks take far less, but
-/// few are in several frames, and those are incomplete for a moment only.
+/// An upper bound of the memory of `bytes` of an HTTP/2 header block after decoding: one byte may
+/// be a field. Most blocks take far less, but few span several frames, and those are incomplete
+/// only for a moment.
 #[must_use]
 pub fn header_block_memory(bytes: usize) -> usize {
     bytes.saturating_add(FIELD_OVERHEAD * bytes.min(MAX_FIELDS))

@@ -1,5 +1,5 @@
-//! How many requests have begun on a connection, how many of them are over, whether they have to wait, and how many of them
-//! their client cancels.
+//! Counts the requests of a connection: started, ended, waiting for the client to read, and reset
+//! by the client.
 
 use std::future::Future;
 use std::future::poll_fn;
@@ -18,11 +18,12 @@ use crate::clock::Clock;
 use crate::limits::rate::token_bucket::Rate;
 use crate::limits::rate::token_bucket::TokenBucket;
 
-/// The burst of resets that an HTTP/2 connection may send, in seconds of its rate: the watches of a client that ends come all
-/// at once, and there are as many as the connection has streams (100 by default, 200 with the default rate).
+/// The burst of resets that an HTTP/2 connection may send, in seconds of its rate. When a client
+/// ends, all of its watches end at once, and there are as many as the connection has streams (100
+/// by default, 200 with the default rate).
 pub const RESET_BURST_SECONDS: u32 = 4;
 
-/// What was counted on a connection. Relaxed, as the counts stand for nothing but themselves.
+/// The counts of a connection. Relaxed ordering: no other memory depends on them.
 #[derive(Debug, Default)]
 pub struct RequestCount {
     started: AtomicU64,
@@ -33,86 +34,87 @@ pub struct RequestCount {
 }
 
 impl RequestCount {
-    /// Of an HTTP/2 connection that may cancel this many requests a second, and [`RESET_BURST_SECONDS`] times as many at once;
-    /// 0 is no limit.
+    /// The count of an HTTP/2 connection that may reset this many requests a second, with a burst
+    /// of [`RESET_BURST_SECONDS`] times as many. 0 is no limit.
     #[must_use]
     pub fn with_reset_limit(per_second: u32, now: Instant) -> Self {
-        let resets = (per_second > 0).then(|| ResetLimiter::new(per_second, now));
+        let reset_limiter = (per_second > 0).then(|| ResetLimiter::new(per_second, now));
         Self {
-            reset_limiter: resets,
+            reset_limiter,
             ..Self::default()
         }
     }
 
-    /// Counts a cancelled request, unless it is defused before it is dropped.
+    /// Counts a reset on drop unless the guard is disarmed.
     #[must_use]
     pub fn reset_guard(self: &Arc<Self>) -> ResetGuard {
         ResetGuard(self.reset_limiter.is_some().then(|| Arc::clone(self)))
     }
 
-    /// Comes when more requests are cancelled than the limit allows; never without a limit.
+    /// Completes when more requests are reset than the limit allows; never without a limit.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn reset_limit_exceeded(&self) {
         match &self.reset_limiter {
-            Some(resets) => resets.exceeded.notified().await,
+            Some(limiter) => limiter.exceeded.notified().await,
             None => std::future::pending().await,
         }
     }
 
     fn record_reset(&self, now: Instant) {
-        if let Some(resets) = &self.reset_limiter
-            && !resets.try_acquire(now)
+        if let Some(limiter) = &self.reset_limiter
+            && !limiter.try_acquire(now)
         {
-            resets.exceeded.notify_one();
+            limiter.exceeded.notify_one();
         }
     }
 
-    /// A request has come.
+    /// Counts a request as started.
     #[must_use]
     pub fn start(self: &Arc<Self>) -> ActiveRequest {
         self.started.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(Arc::clone(self))
     }
 
-    /// How many have begun.
+    /// The number of started requests.
     #[must_use]
     pub fn started(&self) -> u64 {
         self.started.load(Ordering::Relaxed)
     }
 
-    /// How many are over: their answers were handed to the connection to the last byte, or cut off.
+    /// The number of ended requests: their responses were written to the connection completely, or
+    /// cut off.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether an answer's bytes wait for the client to take more.
+    /// Whether bytes of a response wait for the client to read.
     #[must_use]
     pub fn write_pending(&self) -> bool {
         self.write_pending.load(Ordering::Relaxed)
     }
 
-    /// Says so; seldom something else than the last time.
-    pub fn set_write_pending(&self, unwritten: bool) {
-        if self.write_pending() != unwritten {
-            self.write_pending.store(unwritten, Ordering::Relaxed);
+    /// Sets whether bytes of a response wait. The value seldom changes, so it is compared first.
+    pub fn set_write_pending(&self, pending: bool) {
+        if self.write_pending() != pending {
+            self.write_pending.store(pending, Ordering::Relaxed);
         }
     }
 
-    /// Whether the last one was answered without having to wait: a guess about the next.
+    /// Whether the response to the last request was ready at once: a guess about the next.
     #[must_use]
     pub fn last_was_immediate(&self) -> bool {
         self.last_immediate.load(Ordering::Relaxed)
     }
 }
 
-/// The cancelled requests of a connection.
+/// The limit of resets on a connection.
 #[derive(Debug)]
 struct ResetLimiter {
     rate: Rate,
-    /// Held for one step; nothing is awaited under it.
+    /// Locked for one step; nothing is awaited under it.
     bucket: Mutex<TokenBucket>,
     exceeded: Notify,
 }
@@ -133,13 +135,14 @@ impl ResetLimiter {
     }
 }
 
-/// A request that has not come to its end. If it is dropped before, its client has reset the stream: whatever ends a request
-/// on weir's side (an error, a deadline, a stopped watch) is an end that the answer's body tells, and finishes this.
+/// A request that has not ended. If it is dropped before, the client has reset the stream: every
+/// end on weir's side (an error, a deadline, a stopped watch) passes through the response body,
+/// which disarms the guard.
 #[derive(Debug, Default)]
 pub struct ResetGuard(Option<Arc<RequestCount>>);
 
 impl ResetGuard {
-    /// The request has come to its end.
+    /// Records that the request has ended.
     pub fn disarm(&mut self) {
         self.0 = None;
     }
@@ -153,25 +156,25 @@ impl Drop for ResetGuard {
     }
 }
 
-/// A request that is under way until this is dropped.
+/// A request that is active until this is dropped.
 #[derive(Debug)]
 pub struct ActiveRequest(Arc<RequestCount>);
 
 impl ActiveRequest {
-    /// The answer; it is noted whether it had to be waited for.
+    /// Awaits the response and records whether it was ready at once.
     ///
     /// # Cancel safety
     /// That of `answer`.
     pub async fn track<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
         let mut first = true;
         poll_fn(|cx| {
-            let answered = answer.as_mut().poll(cx);
+            let polled = answer.as_mut().poll(cx);
             if std::mem::take(&mut first) {
                 self.0
                     .last_immediate
-                    .store(answered.is_ready(), Ordering::Relaxed);
+                    .store(polled.is_ready(), Ordering::Relaxed);
             }
-            answered
+            polled
         })
         .await
     }

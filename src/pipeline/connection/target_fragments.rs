@@ -1,10 +1,12 @@
-//! Request targets that hold a `#`.
+//! Request targets that contain a `#`.
 //!
-//! To Go's server it is a character of the path; the HTTP library here takes it for the beginning of a fragment and cuts it off
-//! in silence. What is forwarded must be what was sent, so such a request is refused, and for that the bytes of an HTTP/1.1
-//! connection are looked over as they come. A line that ends as a request line does that a `#` cuts is noted; the request that
-//! has its method and the target up to there is the one. Where a body ends is not known here, so its last bytes may stand before
-//! the method, and a line within it may be taken for a request's. (HTTP/2 has no text to look at: there the target goes on without its fragment, to weir's
+//! Go's server treats `#` as a character of the path. The HTTP library here treats it as the start
+//! of a fragment and silently truncates the target. weir must forward what was sent, so it rejects
+//! such a request. To detect it, weir scans the bytes of an HTTP/1.1 connection as they arrive and
+//! records each line that ends like a request line truncated by a `#`. The request with the same
+//! method and the truncated target is the one. The scan does not know where a body ends, so the
+//! last bytes of a body may precede the method, and a line inside a body may be mistaken for a
+//! request line. (HTTP/2 has no text to scan. There the target goes without its fragment to weir's
 //! limits and to the upstream alike.)
 
 use std::collections::VecDeque;
@@ -22,55 +24,56 @@ use memchr::memchr;
 use memchr::memchr_iter;
 use memchr::memrchr;
 
-/// The longest target that is followed over several reads; the HTTP library refuses longer ones.
+/// The longest target that is followed over several reads; the HTTP library rejects longer ones.
 const MAX_TARGET_LENGTH: usize = 64 << 10;
 
-/// The longest scheme that the HTTP library takes.
+/// The longest scheme that the HTTP library accepts.
 const MAX_SCHEME_LENGTH: usize = 64;
 
-/// So much of a method is compared: of known ones all.
+/// The length of a method that is compared: all of every common one.
 const MAX_METHOD_LENGTH: usize = 32;
 
-/// What may stay allocated between two lines, in bytes: enough for a usual body.
+/// The maximum allocation between two lines, in bytes: enough for a usual body.
 const MAX_RETAINED_CAPACITY: usize = 4 << 10;
 
-/// Most cut request lines that are noted at a time, the newest: more are pipelined by nobody but who plays with it.
+/// Maximum number of recorded truncated lines; the newest stay. No ordinary client pipelines more.
 const MAX_TRUNCATED_LINES: usize = 16;
 
-/// What the bytes of one connection told.
+/// The truncated request lines of one connection.
 #[derive(Default)]
 pub struct TargetFragments {
-    /// Set with the first note, so that an ordinary connection's requests ask for no lock.
+    /// Set with the first record, so that requests of an ordinary connection take no lock.
     any_truncated: AtomicBool,
     hasher: RandomState,
-    /// Held while bytes are looked over, or a note is taken.
+    /// Locked while bytes are scanned or a record is removed.
     state: Mutex<ScanState>,
 }
 
 #[derive(Default)]
 struct ScanState {
-    /// What of the line so far may belong to a request line. Its beginning may be a body's end: only a body's length tells
-    /// where it ends, not a newline.
+    /// The part of the current line that may belong to a request line. It may begin with the end of
+    /// a body, which ends by its length and not with a newline.
     line: Vec<u8>,
     truncated: VecDeque<TruncatedRequestLine>,
 }
 
-/// A request line that is cut.
+/// A request line that was truncated.
 struct TruncatedRequestLine {
-    /// The method's characters, at most [`MAX_METHOD_LENGTH`], and those before it that could be a method's.
+    /// The method's characters, at most [`MAX_METHOD_LENGTH`], with preceding characters that could
+    /// belong to a method.
     method: Vec<u8>,
     /// A keyed hash of the target up to the `#`, since a target may be long.
     target: u64,
 }
 
 impl TargetFragments {
-    /// Looks over what was read next.
+    /// Scans the bytes that were read next.
     pub fn scan(&self, bytes: &[u8]) {
         let mut state = self.state();
         let mut rest = bytes;
         if let Some(end) = memrchr(b'\n', bytes) {
             let (lines, last) = bytes.split_at(end);
-            // Nearly never: only the line that is not over yet is of interest.
+            // Nearly always only the unfinished line matters.
             if memchr(b'#', &state.line).is_some() || memchr(b'#', lines).is_some() {
                 self.record_truncated_lines(&mut state, lines);
             }
@@ -80,13 +83,13 @@ impl TargetFragments {
         state.append(rest);
     }
 
-    /// Notes those of these lines that are request lines and cut.
+    /// Records those of the lines that are truncated request lines.
     fn record_truncated_lines(&self, state: &mut ScanState, lines: &[u8]) {
         let mut begin = 0;
         for end in memchr_iter(b'\n', lines).chain([lines.len()]) {
             let line = lines.get(begin..end).unwrap_or_default();
             if begin == 0 {
-                state.append(line); // to what came before
+                state.append(line); // joins what came before
                 let line = std::mem::take(&mut state.line);
                 state.push_truncated(self.parse_truncated(&line));
             } else {
@@ -98,7 +101,7 @@ impl TargetFragments {
             .store(!state.truncated.is_empty(), Ordering::Release);
     }
 
-    /// What to note of a line, if it ends as a request line that a `#` cuts.
+    /// Parses a line that ends like a request line truncated by a `#`.
     fn parse_truncated(&self, line: &[u8]) -> Option<TruncatedRequestLine> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let line = line
@@ -109,7 +112,7 @@ impl TargetFragments {
         if method.is_empty() || memchr(b'#', target).is_none() {
             return None;
         }
-        // As the HTTP library understands it: it may be absolute.
+        // Parsed as the HTTP library does: it may be absolute.
         let target = Uri::try_from(target).ok()?;
         Some(TruncatedRequestLine {
             method: method.to_vec(),
@@ -117,7 +120,7 @@ impl TargetFragments {
         })
     }
 
-    /// Whether a `#` cut the target of this request; its note is used up by that.
+    /// Whether a `#` truncated the target of this request. Removes the record.
     pub fn take_truncated(&self, method: &str, target: &str) -> bool {
         if !self.any_truncated.load(Ordering::Acquire) {
             return false;
@@ -127,7 +130,7 @@ impl TargetFragments {
         let found = state
             .truncated
             .iter()
-            .position(|note| note.target == target && note.matches_method(method.as_bytes()));
+            .position(|line| line.target == target && line.matches_method(method.as_bytes()));
         found.and_then(|at| state.truncated.remove(at)).is_some()
     }
 
@@ -137,7 +140,7 @@ impl TargetFragments {
 }
 
 impl ScanState {
-    /// Keeps what is needed of the line so far, of which this came next.
+    /// Appends to the current line and keeps only what is needed of it.
     fn append(&mut self, bytes: &[u8]) {
         self.line.extend_from_slice(bytes);
         let over = self.line.len() - possible_request_line(&self.line).len();
@@ -147,13 +150,13 @@ impl ScanState {
         }
     }
 
-    fn push_truncated(&mut self, note: Option<TruncatedRequestLine>) {
-        let Some(note) = note else { return };
-        // A body may be full of such lines; the request comes behind it.
+    fn push_truncated(&mut self, line: Option<TruncatedRequestLine>) {
+        let Some(line) = line else { return };
+        // A body may be full of such lines; the request follows it.
         if self.truncated.len() == MAX_TRUNCATED_LINES {
             self.truncated.pop_front();
         }
-        self.truncated.push_back(note);
+        self.truncated.push_back(line);
     }
 }
 
@@ -164,8 +167,8 @@ impl TruncatedRequestLine {
     }
 }
 
-/// The end of an unfinished line that may be a request line's beginning: a method, or one and (the beginning of) a target, or
-/// both and (the beginning of) the version.
+/// The end of an unfinished line that may start a request line: a method; a method and (a part of)
+/// a target; or both and (a part of) the version.
 fn possible_request_line(line: &[u8]) -> &[u8] {
     let Some((before, word)) = split_last_token(line) else {
         return from_method(line, line.len());
@@ -183,13 +186,13 @@ fn possible_request_line(line: &[u8]) -> &[u8] {
     from_method(line, line.len())
 }
 
-/// What is behind the last space, and what before it.
+/// Splits at the last space.
 fn split_last_token(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let (before, word) = line.split_at(memrchr(b' ', line)?);
     Some((before, word.get(1..)?))
 }
 
-/// A path or an absolute target, or the beginning of either.
+/// Whether this is a path, an absolute target, or a prefix of either.
 fn could_be_target(word: &[u8]) -> bool {
     let is_of_scheme = |b: &&u8| b.is_ascii_alphanumeric() || b"+-.".contains(*b);
     let scheme = word.iter().take_while(is_of_scheme).count();
@@ -199,14 +202,14 @@ fn could_be_target(word: &[u8]) -> bool {
     word.len() <= MAX_TARGET_LENGTH && (is_absolute || word.starts_with(b"/"))
 }
 
-/// The line from the method on that may end at `end`.
+/// The line from the method that may end at `end`.
 fn from_method(line: &[u8], end: usize) -> &[u8] {
     let before = line.get(..end).unwrap_or_default();
     line.get(end - trailing_method(before).len()..)
         .unwrap_or_default()
 }
 
-/// The characters that may be those of a method.
+/// The trailing characters that may be those of a method.
 fn trailing_method(text: &[u8]) -> &[u8] {
     let is_of_method = |b: &&u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(*b);
     let method = text.iter().rev().take_while(is_of_method);
@@ -216,7 +219,11 @@ fn trailing_method(text: &[u8]) -> &[u8] {
 
 impl fmt::Debug for TargetFragments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fragments({} noted)", self.state().truncated.len())
+        write!(
+            f,
+            "TargetFragments({} truncated)",
+            self.state().truncated.len()
+        )
     }
 }
 
@@ -250,7 +257,7 @@ mod tests {
         }
     }
 
-    /// What is known after these bytes, however they come: at once, or broken in two anywhere.
+    /// Scans these bytes at once and split in two at every position.
     fn scanned(text: &[u8], mut then: impl FnMut(&TargetFragments)) {
         for at in 0..text.len() {
             let fragments = TargetFragments::default();

@@ -1,7 +1,8 @@
-//! Waits until a refusal may be said; [`hold`](crate::limits::rejection_hold) decides until when.
+//! Delays rejections of clients that retry too early;
+//! [`rejection_hold`](crate::limits::rejection_hold) decides until when.
 //!
 //! # Cancel safety
-//! A client that goes away is forgotten at once: dropping the future leaves the table.
+//! A client that disconnects is removed at once: dropping the future removes its entry.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -24,7 +25,6 @@ use tokio::sync::oneshot;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
-use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::limits::rejection_hold::HoldDecision;
 use crate::limits::rejection_hold::HoldFlow;
 use crate::limits::rejection_hold::HoldId;
@@ -33,23 +33,26 @@ use crate::limits::rejection_hold::HoldOwner;
 use crate::limits::rejection_hold::HoldPolicy;
 use crate::limits::rejection_hold::RejectionHolds;
 use crate::metrics::Registry;
+use crate::pipeline::connection::peer::HoldState;
 use crate::upstream::body::memory_budget::MemoryBudget;
 
-/// Most refusals that are held at a time: each takes less than 2 KiB (`tests/memory/held_rejections.rs`), and what is written down of long
-/// requests no more than [`LONG_REQUESTS_BUDGET`] in all. One user (if it is not authenticated, one source network) has half.
+/// Maximum number of delayed rejections. Each takes less than 2 KiB
+/// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than
+/// [`LONG_REQUESTS_BUDGET`]. One user (if unauthenticated, one source network) may use half.
 pub const MAX_HELD_REJECTIONS: usize = 10_000;
 
-/// What held requests with long targets and user agents may keep of them, in bytes: half of what all others may.
+/// Memory for the long targets and user agents of delayed requests, in bytes: half of what all
+/// others may use.
 const LONG_REQUESTS_BUDGET: usize = 16 << 20;
 
 /// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.
 const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// All refusals that are held, by whatever limit they were made.
+/// All delayed rejections, of whatever limit.
 pub struct RejectionDelay {
     max_hold: Duration,
     hasher: RandomState,
-    /// Held for one decision; nothing is awaited under it. Taken after a connection's.
+    /// Locked for one decision; nothing is awaited under it. Locked after a connection's.
     holds: Mutex<RejectionHolds<oneshot::Sender<()>>>,
     long_requests: Arc<MemoryBudget>,
     held_now: IntGauge,
@@ -59,33 +62,14 @@ pub struct RejectionDelay {
     hold_seconds: Histogram,
 }
 
-/// What is remembered of a connection.
-#[derive(Debug)]
-pub struct HoldState {
-    retry_times: Mutex<ConnectionRetryTimes>,
-    /// Most refusals that are held on it.
-    max_held: usize,
-}
-
-impl HoldState {
-    /// Of a new connection, on which so many requests can be at a time: at most half of them may be held, but one of one.
-    #[must_use]
-    pub fn new(requests_at_a_time: usize) -> Self {
-        Self {
-            retry_times: Mutex::default(),
-            max_held: (requests_at_a_time / 2).max(1),
-        }
-    }
-}
-
 impl RejectionDelay {
-    /// Holds for `longest` at most; never, where that is zero.
+    /// Delays rejections for `max_hold` at most; zero disables delays.
     #[must_use]
-    pub fn new(longest: Duration, registry: &Registry) -> Self {
+    pub fn new(max_hold: Duration, registry: &Registry) -> Self {
         Self {
-            max_hold: longest,
+            max_hold,
             hasher: RandomState::new(),
-            holds: Mutex::new(RejectionHolds::new(longest, MAX_HELD_REJECTIONS)),
+            holds: Mutex::new(RejectionHolds::new(max_hold, MAX_HELD_REJECTIONS)),
             long_requests: MemoryBudget::new(LONG_REQUESTS_BUDGET),
             held_now: registry.gauge(
                 "weir_rejection_holds",
@@ -115,47 +99,48 @@ impl RejectionDelay {
         }
     }
 
-    /// The flow of requests with these marks: whose they are, and what classified them; and whose share of the places they take,
-    /// if anybody's. `None` where nothing is held.
+    /// The key of requests of the same user and classification (`values`), and the owner to which
+    /// their slots are charged, if any. `None` if delays are disabled.
     #[must_use]
-    pub fn hold_key(&self, marks: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
+    pub fn hold_key(&self, values: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
         (!self.max_hold.is_zero()).then(|| HoldKey {
-            flow: HoldFlow(self.hasher.hash_one(marks)),
+            flow: HoldFlow(self.hasher.hash_one(values)),
             owner: owner.map(|owner| HoldOwner(self.hasher.hash_one(owner))),
         })
     }
 
-    /// What waits until a refusal of `flow` may be said whose client is to wait, but not once weir closes; `None` where it may be
-    /// said at once. It `fits` if what must be kept of the request does, for which there is a budget.
+    /// Waits until a rejection of `flow` may be sent, or until shutdown closes connections; `None`
+    /// if it may be sent at once. `fits` reserves the memory that must be kept of the request and
+    /// returns whether there was enough.
     ///
     /// # Cancel safety
     /// See the module's.
     pub fn hold<'h>(
         &'h self,
-        patience: &'h HoldState,
+        connection: &'h HoldState,
         flow: HoldKey,
-        wait: HoldPolicy,
+        policy: HoldPolicy,
         drain: &'h Drain,
         fits: &mut dyn FnMut(&Arc<MemoryBudget>) -> bool,
     ) -> Option<impl Future<Output = ()> + use<'h>> {
-        let (until, held, let_go) = self.register(patience, flow, wait)?;
+        let (deadline, held_rejection, evicted) = self.register(connection, flow, policy)?;
         if !fits(&self.long_requests) {
-            held.finish(HoldEnd::Evicted);
+            held_rejection.finish(HoldEnd::Evicted);
             return None;
         }
-        // In a box, since what is moved into a future takes its room twice.
+        // Boxed, since a value that is moved into a future takes its size twice.
         let mut closing = Box::pin(drain.reached(DrainStage::Closing));
         Some(async move {
             let end = tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => HoldEnd::Elapsed,
-                _ = let_go => HoldEnd::Evicted,
+                () = tokio::time::sleep_until(deadline.into()) => HoldEnd::Elapsed,
+                _ = evicted => HoldEnd::Evicted,
                 () = closing.as_mut() => HoldEnd::Closing,
             };
-            held.finish(end);
+            held_rejection.finish(end);
         })
     }
 
-    /// How many refusals are held now, of how many flows, and how many were held before.
+    /// Delayed rejections, their flows, and the number of rejections that were delayed before.
     #[must_use]
     pub fn snapshot(&self) -> (usize, usize, u64) {
         let (held, flows) = lock(&self.holds).held_counts();
@@ -164,38 +149,38 @@ impl RejectionDelay {
 
     fn register<'h>(
         &'h self,
-        patience: &'h HoldState,
+        connection: &'h HoldState,
         HoldKey { flow, owner }: HoldKey,
-        wait: HoldPolicy,
+        policy: HoldPolicy,
     ) -> Option<(Instant, HeldRejection<'h>, oneshot::Receiver<()>)> {
         let since = Clock.now();
-        let mut told = lock(&patience.retry_times);
+        let mut retry_times = lock(&connection.retry_times);
         let mut holds = lock(&self.holds);
-        let has_place = holds.has_slot(owner);
-        let at_a_time = if has_place { patience.max_held } else { 0 };
-        let when = holds.schedule_rejection(&mut told, flow, since, wait, at_a_time);
-        let HoldDecision::Until(until) = when else {
-            self.over_share.inc_by(u64::from(!has_place));
+        let has_slot = holds.has_slot(owner);
+        let at_a_time = if has_slot { connection.max_held } else { 0 };
+        let decision = holds.schedule_rejection(&mut retry_times, flow, since, policy, at_a_time);
+        let HoldDecision::Until(until) = decision else {
+            self.over_share.inc_by(u64::from(!has_slot));
             return None;
         };
-        let (wakes, let_go) = oneshot::channel();
-        let (ticket, longest_held) = holds.hold(&mut told, (flow, owner), wakes);
+        let (evict, evicted) = oneshot::channel();
+        let (hold_id, longest_held) = holds.hold(&mut retry_times, (flow, owner), evict);
         self.update_gauges(&holds);
-        drop((holds, told));
+        drop((holds, retry_times));
         if let Some(longest_held) = longest_held {
-            let _ = longest_held.send(()); // it may be going by itself at this moment
+            let _ = longest_held.send(()); // it may end by itself at this moment
         }
         let held = HeldRejection {
             delay: self,
-            connection: patience,
-            hold_id: ticket,
+            connection,
+            hold_id,
             flow,
             since,
             until,
-            policy: wait,
+            policy,
             end: HoldEnd::ClientGone,
         };
-        Some((until, held, let_go))
+        Some((until, held, evicted))
     }
 
     fn update_gauges(&self, holds: &RejectionHolds<oneshot::Sender<()>>) {
@@ -208,11 +193,11 @@ impl RejectionDelay {
 impl fmt::Debug for RejectionDelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (held, flows) = lock(&self.holds).held_counts();
-        write!(f, "Holding({held} of {flows} flows)")
+        write!(f, "RejectionDelay({held} of {flows} flows)")
     }
 }
 
-/// How holding ended.
+/// How a delay ended.
 #[derive(Clone, Copy)]
 enum HoldEnd {
     Elapsed,
@@ -221,7 +206,7 @@ enum HoldEnd {
     Closing,
 }
 
-/// One that is held; leaves the table when it is dropped.
+/// A delayed rejection; removes its entry on drop.
 struct HeldRejection<'h> {
     delay: &'h RejectionDelay,
     connection: &'h HoldState,
@@ -242,39 +227,43 @@ impl HeldRejection<'_> {
 impl Drop for HeldRejection<'_> {
     fn drop(&mut self) {
         let Self {
-            delay: holding,
-            connection: patience,
-            hold_id: ticket,
+            delay,
+            connection,
+            hold_id,
             flow,
             since,
             until,
-            policy: wait,
+            policy,
             end,
         } = self;
         let now = Clock.now();
-        let mut told = lock(&patience.retry_times);
-        let mut holds = lock(&holding.holds);
-        holds.release(&mut told, *ticket);
+        let mut retry_times = lock(&connection.retry_times);
+        let mut holds = lock(&delay.holds);
+        holds.release(&mut retry_times, *hold_id);
         if matches!(end, HoldEnd::Evicted) {
             RejectionHolds::<oneshot::Sender<()>>::record_early_response(
-                &mut told, *flow, *until, now, wait.wait,
+                &mut retry_times,
+                *flow,
+                *until,
+                now,
+                policy.wait,
             );
         }
-        holding.update_gauges(&holds);
-        drop((holds, told));
+        delay.update_gauges(&holds);
+        drop((holds, retry_times));
         let end = match end {
             HoldEnd::Elapsed => "elapsed",
             HoldEnd::ClientGone => "gone",
             HoldEnd::Evicted => "let_go",
             HoldEnd::Closing => "closing",
         };
-        holding.ended.with_label_values(&[end]).inc();
+        delay.ended.with_label_values(&[end]).inc();
         let held = now.saturating_duration_since(*since);
-        holding.hold_seconds.observe(held.as_secs_f64());
+        delay.hold_seconds.observe(held.as_secs_f64());
     }
 }
 
-/// What these locks guard is whole between any two calls.
+/// A poisoned lock is usable: its value is consistent between any two calls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -283,21 +272,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// How the next refusal's hold ends that `happens` is done about, and after how long.
+    /// How the delay of the next rejection ends after `happens`, and how long it took.
     async fn hold_end(happens: impl FnOnce(&Drain)) -> (String, Duration) {
         let registry = Registry::new();
-        let holding = RejectionDelay::new(Duration::from_secs(30), &registry);
-        let (patience, drain) = (HoldState::new(2), Drain::new());
-        let flow = holding.hold_key("alice", None::<()>).unwrap();
+        let delay = RejectionDelay::new(Duration::from_secs(30), &registry);
+        let (connection, drain) = (HoldState::new(2), Drain::new());
+        let flow = delay.hold_key("alice", None::<()>).unwrap();
         let wait = HoldPolicy {
             wait: Duration::from_secs(1),
             sequential: false,
             max_hold: None,
         };
-        let refuse = || holding.hold(&patience, flow, wait, &drain, &mut |_| true);
-        assert!(refuse().is_none(), "the first is said at once");
+        let reject = || delay.hold(&connection, flow, wait, &drain, &mut |_| true);
+        assert!(reject().is_none(), "the first is said at once");
         let began = Clock.now();
-        let held = refuse().unwrap();
+        let held = reject().unwrap();
         happens(&drain);
         held.await;
         let took = Clock.now().duration_since(began);

@@ -1,8 +1,9 @@
-//! Request heads that Go's HTTP server answers before any handler sees the request. Pure.
+//! Request heads to which Go's HTTP server responds before any handler sees the request. Pure.
 //!
-//! Follows `net/http` (Go 1.26): `readRequest` and `transferReader.parseTransferEncoding` for what is wrong, `conn.serve` for the
-//! code. Over HTTP/1.1 the connection ends with the answer: where the next request begins is not certain. Two are stricter here:
-//! `Expect` is compared as a whole, and `Host` is checked on HTTP/2, too.
+//! Follows `net/http` (Go 1.26): `readRequest` and `transferReader.parseTransferEncoding` for the
+//! errors, `conn.serve` for the code. An HTTP/1.1 connection ends with the response, since the
+//! start of the next request is uncertain. Two checks are stricter here: `Expect` is compared as a
+//! whole, and `Host` is also checked on HTTP/2.
 
 use http::HeaderMap;
 use http::HeaderValue;
@@ -14,26 +15,26 @@ use http::request;
 /// What is wrong with a request's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidHead {
-    /// `Expect` is something else than `100-continue` (HTTP/1 only).
+    /// `Expect` is not `100-continue` (HTTP/1 only).
     Expectation,
-    /// It is longer than the HTTP library takes, or has too many fields.
+    /// The head is longer than the HTTP library accepts, or has too many fields.
     TooLong,
-    /// `Host` or `:authority` has a character that no host has.
+    /// `Host` or `:authority` has a character that is invalid in a host.
     MalformedHost,
     /// HTTP/1.1 without `Host`.
     MissingHost,
     /// More than one `Host`.
     RepeatedHost,
-    /// The HTTP library cannot parse it: its words.
+    /// The HTTP library cannot parse the head; the text is the library's.
     Syntax(String),
-    /// The target is longer than the HTTP library takes.
+    /// The target is longer than the HTTP library accepts.
     TargetTooLong,
-    /// `Transfer-Encoding` is something else than a single `chunked`.
+    /// `Transfer-Encoding` is not a single `chunked`.
     TransferEncoding,
 }
 
 impl InvalidHead {
-    /// By what the HTTP library says of a head that it cannot parse.
+    /// Classifies the HTTP library's parse error.
     #[must_use]
     pub fn from_parse_error(error: String) -> Self {
         match error.as_str() {
@@ -44,7 +45,7 @@ impl InvalidHead {
         }
     }
 
-    /// The status code it is answered with.
+    /// The status code of the response.
     #[must_use]
     pub const fn code(&self) -> StatusCode {
         match self {
@@ -58,7 +59,7 @@ impl InvalidHead {
         }
     }
 
-    /// `reason` of the Status. Kubernetes has none of its own for most of these codes.
+    /// `reason` of the Status. Kubernetes has no reason of its own for most of these codes.
     #[must_use]
     pub(in crate::pipeline) const fn reason(&self) -> &'static str {
         if matches!(self, Self::TransferEncoding) {
@@ -67,7 +68,7 @@ impl InvalidHead {
         "BadRequest"
     }
 
-    /// The message, in Go's words where it has some.
+    /// The message, with Go's text where it has one.
     #[must_use]
     pub(in crate::pipeline) fn message(&self) -> String {
         match self {
@@ -124,7 +125,7 @@ pub(in crate::pipeline) fn check(head: &request::Parts) -> Result<(), InvalidHea
     Ok(())
 }
 
-/// Whether `Transfer-Encoding` is absent, or once there and `chunked`.
+/// Whether `Transfer-Encoding` is absent, or a single `chunked`.
 fn is_absent_or_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     codings

@@ -1,63 +1,45 @@
-//! What cannot be read as a request. It is refused before it is known what is asked, so that no series of requests counts it
-//! and no log of requests has it: it is counted here, and a line a second says where it comes from.
+//! Malformed requests. They are rejected before they have a RequestInfo, so no series of requests
+//! counts them and no request log has them. They have a counter of their own, and one log line a
+//! second with the client's address.
 //!
-//! kube-apiserver does as much: its `RequestInfo` filter stands before metrics and audit (`DefaultBuildHandlerChain`, 1.36), and
-//! what Go's server refuses no filter sees.
+//! kube-apiserver does the same: its `RequestInfo` filter runs before metrics and audit
+//! (`DefaultBuildHandlerChain`, 1.36), and no filter sees what Go's server rejects.
 
 use std::time::Instant;
 
 use http::Method;
 use http::request;
 use http::uri::PathAndQuery;
-use prometheus::IntCounter;
-use tracing::warn;
 
-use crate::clock::Clock;
-use crate::log_limiter::LogLimiter;
-use crate::metrics::Registry;
-use crate::pipeline::Peer;
-use crate::pipeline::Pipeline;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::invalid_head;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::trace::RequestMetrics;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
 
-/// Every cause there is, and so every value of the label.
-const CAUSES: [&str; 10] = [
-    "connect",
-    "expect",
-    "fragment",
-    "headers",
-    "host",
-    "no-target",
-    "syntax",
-    "target",
-    "transfer-encoding",
-    "unresolvable",
-];
-
-/// Why something is no request.
+/// Why a request is malformed.
 #[derive(Debug)]
 pub(in crate::pipeline) enum MalformedRequest<'a> {
-    /// `CONNECT`, which has no target of the API server's.
+    /// `CONNECT`, which has no target on the API server.
     Connect,
-    /// Its target holds a `#`, which would be cut off with what follows.
+    /// The target contains a `#`, which would be truncated.
     Fragment,
-    /// Its headers would cost others the connection to the API server.
+    /// The headers would break the connection to the API server for other requests.
     Headers(InvalidHeaders),
-    /// Go's server would answer it before any handler.
+    /// Go's server would respond before any handler.
     InvalidHead(InvalidHead),
-    /// It has no target.
+    /// The request has no target.
     NoTarget,
-    /// Kubernetes makes nothing of its target.
+    /// Kubernetes cannot parse the target.
     Target(TargetError<'a>),
 }
 
 impl MalformedRequest<'_> {
-    /// One of [`CAUSES`].
+    /// One of `malformed_metrics::CAUSES`.
     const fn cause(&self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -87,7 +69,7 @@ impl MalformedRequest<'_> {
     }
 }
 
-/// The request's target, byte for byte what the upstream will get.
+/// The request's target, byte for byte as the upstream will receive it.
 pub(in crate::pipeline) fn request_target(
     peer: &Peer,
     head: &request::Parts,
@@ -109,7 +91,7 @@ pub(in crate::pipeline) fn request_target(
     Ok(target.clone())
 }
 
-/// What is asked.
+/// Parses the request's RequestInfo.
 pub(in crate::pipeline) fn parse_info<'a>(
     method: &Method,
     target: &'a PathAndQuery,
@@ -118,56 +100,23 @@ pub(in crate::pipeline) fn parse_info<'a>(
         .map_err(MalformedRequest::Target)
 }
 
-impl Pipeline {
-    /// Rejects a request whose head the HTTP library could not parse, and counts it.
-    pub fn reject_unparsed(&self, peer: &Peer, why: InvalidHead) -> RequestRejection {
-        let why = MalformedRequest::InvalidHead(why);
-        self.metrics.malformed.reject(peer, why, Clock.now())
-    }
-}
-
-/// Counts what cannot be read, by its cause.
-#[derive(Debug)]
-pub(in crate::pipeline) struct MalformedRequestMetrics {
-    counts: [(&'static str, IntCounter); CAUSES.len()],
-    log_limiter: LogLimiter,
-}
-
-impl MalformedRequestMetrics {
-    pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
-        let counts = registry.counters(
-            "weir_malformed_requests_total",
-            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
-            &["cause"],
-        );
-        Self {
-            counts: CAUSES.map(|cause| (cause, counts.with_label_values(&[cause]))),
-            log_limiter: LogLimiter::default(),
-        }
-    }
-
-    /// Says no to what cannot be read.
-    pub(in crate::pipeline) fn reject(
-        &self,
-        peer: &Peer,
-        why: MalformedRequest<'_>,
-        now: Instant,
-    ) -> RequestRejection {
-        let cause = why.cause();
-        if let Some((_, count)) = self.counts.iter().find(|(known, _)| *known == cause) {
-            count.inc();
-        }
-        if let Some(more) = self.log_limiter.try_log(now) {
-            // Nothing of what was sent: it is the client's to choose.
-            warn!(client = %peer.address, cause, more, "a request that cannot be read was refused");
-        }
-        why.into_rejection()
-    }
+/// Counts a malformed request and returns its rejection.
+pub(in crate::pipeline) fn reject_malformed(
+    metrics: &RequestMetrics,
+    peer: &Peer,
+    malformed: MalformedRequest<'_>,
+    now: Instant,
+) -> RequestRejection {
+    metrics
+        .malformed
+        .record(peer.address, malformed.cause(), now);
+    malformed.into_rejection()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::trace::malformed_metrics::CAUSES;
 
     #[test]
     fn every_malformed_request_has_one_of_the_causes() {

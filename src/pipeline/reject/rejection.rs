@@ -1,9 +1,11 @@
-//! Every way of saying no, and how it looks on the wire.
+//! Every rejection, with its code and its Status.
 //!
-//! A no is a `metav1.Status` that names weir and the limit or the fault in its first cause, so that `kubectl` prints a
-//! sentence and a log on the client's side tells who refused. (kube-apiserver itself answers plain text to too many
-//! requests; client-go takes both.) How it goes out is `prepared`'s: saying no must cost next to nothing.
-//! A refusal never touches the upstream. It does not look at the request's body; what becomes of that is `refusing`'s.
+//! A rejection is a `metav1.Status` whose first cause names weir and the limit or the fault, so
+//! that `kubectl` prints a sentence and a client-side log shows what rejected the request.
+//! (kube-apiserver itself sends plain text for too many requests; client-go accepts both.)
+//! [`response_cache`](crate::pipeline::reject::response_cache) writes the response, since a
+//! rejection must cost next to nothing. A rejected request never reaches the upstream. Nothing here
+//! reads the request's body; [`body_drain`](crate::pipeline::reject::body_drain) does.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,76 +17,117 @@ use http::StatusCode;
 use crate::api::Status;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::identity::AuthenticationError;
+use crate::identity::impersonation::target::InvalidImpersonation;
 use crate::limits::Rejection;
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
 use crate::limits::rate::events::enforcer::EventRejection;
 use crate::limits::rejection_hold::HoldPolicy;
-use crate::pipeline::impersonation::ImpersonationError;
+use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
-use crate::pipeline::request_body::BodyReadError;
+use crate::pipeline::trace::outcome::RejectionFacts;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MAX_HEADER_BYTES;
-use crate::upstream::headers::UnencodableUser;
+use crate::upstream::headers::request_head::UnencodableUser;
 use crate::upstream::loop_detection::LoopRejection;
 
-/// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
-/// for "retry", and which gives a restarting server a moment.
+/// `Retry-After` of a request that did not reach the API server, in seconds. client-go takes 1 for
+/// "retry", and it gives a restarting server a moment.
 const RETRY_AFTER_UNSENT: u32 = 1;
 
-/// What refuses events for whose bodies there is no room.
+/// The limit label of events whose bodies have no room in the budget.
 pub const EVENT_BODIES: &str = "event-bodies";
 
-/// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
+/// The body of `/readyz` during shutdown, in kube-apiserver's format.
 const SHUTTING_DOWN_BODY: &[u8] =
     b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
 
-/// What a client with a certificate is told where there is no way to assert its user.
+/// The message for a client with a certificate if weir has no means to assert its user.
 const NO_FRONT_PROXY_MESSAGE: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
      --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
      --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
      without a client certificate is passed on as it is";
 
-/// Why a request gets no answer of the upstream's.
+/// Why a request gets no response of the upstream.
 #[derive(Clone, Debug)]
 pub enum RequestRejection {
-    /// What was sent is no request that could be passed on.
+    /// The request cannot be forwarded as it is.
     BadRequest(String),
-    /// The request's body cannot be had.
+    /// The request's body cannot be read.
     Body(BodyReadError),
-    /// `CONNECT`, which the proxy does not do.
+    /// `CONNECT`, which weir does not proxy.
     Connect,
-    /// No answer from the upstream.
+    /// The upstream did not respond.
     Forward(ForwardError),
-    /// Go's server would answer it before any handler.
+    /// Go's server would respond before any handler.
     InvalidHead(InvalidHead),
-    /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
+    /// A certificate's user may not impersonate, where weir itself asserts users by impersonation.
     Impersonation(ImpersonationError),
-    /// More headers than can go on.
+    /// The headers are longer than what can be forwarded.
     HeadersTooLong,
-    /// It was here before, or has been through too many proxies.
+    /// The request has passed weir before, or has passed too many proxies.
     Loop(LoopRejection),
-    /// Too many heads wait in memory for it to be known whose they are.
+    /// Too many heads wait in memory for authentication.
     HeadBudgetExhausted,
-    /// Told to go: `/readyz` on the client's port.
+    /// `/readyz` on the client's port during shutdown.
     NotReady,
-    /// A certificate's user, and no way to assert one.
+    /// A certificate's user, and no means to assert one.
     NoFrontProxyCertificate,
-    /// A defect of weir's.
+    /// A defect of weir.
     Panic,
     /// A limit rejects the request.
     Limit(Rejection),
-    /// RequestInfo cannot be made of it: upstream's own text.
+    /// No RequestInfo can be made of the request; the text is upstream's.
     RequestInfo(Bytes),
-    /// No answer within the request's time.
+    /// No response within the request's time.
     Timeout(Duration),
-    /// The request's head did not come within `--request-header-timeout`.
+    /// The request's head did not arrive within `--request-header-timeout`.
     HeadTimeout,
-    /// The credential that was presented does not hold.
+    /// The presented credential is invalid.
     Unauthenticated(AuthenticationError),
-    /// The user cannot be asserted in headers.
+    /// The user cannot be encoded in headers.
     UnencodableUser(UnencodableUser),
+}
+
+/// Why a request's body cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyReadError {
+    /// The client disconnected.
+    Aborted,
+    /// The body is malformed.
+    Malformed,
+    /// The budget of request bodies, or the part of it that one client address may use, is
+    /// exhausted.
+    BudgetExhausted,
+    /// The body is larger than this, in bytes.
+    TooLarge(usize),
+    /// The body did not arrive in time.
+    TooSlow,
+}
+
+/// Why weir rejects an impersonation that it has to decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImpersonationError {
+    /// The impersonation is forbidden; the text is the API server's.
+    Denied(String),
+    /// The API server could not be queried.
+    Undecided,
+    /// The impersonation headers are invalid.
+    Invalid(InvalidImpersonation),
+}
+
+impl fmt::Display for ImpersonationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied(why) => f.write_str(why),
+            Self::Undecided => f.write_str(
+                "the API server did not say whether you may impersonate (SubjectAccessReview), which weir needs to know \
+                 with --assert-by=impersonation",
+            ),
+            Self::Invalid(why) => why.fmt(f),
+        }
+    }
 }
 
 impl From<TargetError<'_>> for RequestRejection {
@@ -110,6 +153,12 @@ impl From<ForwardError> for RequestRejection {
     }
 }
 
+impl From<HeadBudgetExhausted> for RequestRejection {
+    fn from(_: HeadBudgetExhausted) -> Self {
+        Self::HeadBudgetExhausted
+    }
+}
+
 impl From<LoopRejection> for RequestRejection {
     fn from(why: LoopRejection) -> Self {
         Self::Loop(why)
@@ -123,7 +172,7 @@ impl From<UnencodableUser> for RequestRejection {
 }
 
 impl RequestRejection {
-    /// The status code it is answered with.
+    /// The status code of the response.
     #[must_use]
     pub fn code(&self) -> StatusCode {
         match self {
@@ -142,7 +191,7 @@ impl RequestRejection {
             Self::HeadTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::HeadersTooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Loop(_) => StatusCode::LOOP_DETECTED,
-            // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
+            // Not 431: the head itself is valid, and client-go retries a 503 with Retry-After.
             Self::HeadBudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
@@ -158,25 +207,26 @@ impl RequestRejection {
         }
     }
 
-    /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
+    /// Whether a limit or the request's deadline is the reason: kube-apiserver's "terminations".
     #[must_use]
     pub const fn is_termination(&self) -> bool {
         self.limit().is_some() || matches!(self, Self::Timeout(_))
     }
 
-    /// Whether it is the client that ended the request: no answer is received.
+    /// Whether the client ended the request, so that no response is received.
     #[must_use]
     pub const fn is_client_abort(&self) -> bool {
         matches!(self, Self::Body(BodyReadError::Aborted))
     }
 
-    /// Whether an HTTP/1.1 connection ends with the answer, because it is not certain where the next request begins.
+    /// Whether an HTTP/1.1 connection ends with the response, because the start of the next request
+    /// is uncertain.
     #[must_use]
     pub const fn closes_connection(&self) -> bool {
         matches!(self, Self::InvalidHead(_) | Self::HeadTimeout)
     }
 
-    /// The cause of an answer that stands in the place of the API server's, which did not come: 502, 503, 504.
+    /// The cause of a 502, 503 or 504 that stands in for the API server's missing response.
     #[must_use]
     pub const fn upstream_failure_cause(&self) -> Option<&'static str> {
         match self {
@@ -201,7 +251,8 @@ impl RequestRejection {
         }
     }
 
-    /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
+    /// The label of the limit that rejects the request, if one does: see
+    /// [`Rejection::limit_label`], and the budget of event bodies.
     #[must_use]
     pub const fn limit(&self) -> Option<&'static str> {
         if let Self::Limit(rejection) = self {
@@ -213,7 +264,23 @@ impl RequestRejection {
         None
     }
 
-    /// The seconds of `Retry-After`, where the answer carries one.
+    /// What a trace records of the rejection.
+    pub(in crate::pipeline) fn facts(&self) -> RejectionFacts<'_> {
+        RejectionFacts {
+            code: self.code(),
+            limit: self.limit(),
+            limit_rejection: match self {
+                Self::Limit(rejection) => Some(rejection),
+                _ => None,
+            },
+            upstream_failure_cause: self.upstream_failure_cause(),
+            is_termination: self.is_termination(),
+            is_client_abort: self.is_client_abort(),
+            is_impersonation: matches!(self, Self::Impersonation(_)),
+        }
+    }
+
+    /// The seconds of `Retry-After`, if the response has one.
     #[must_use]
     pub fn retry_after(&self) -> Option<u32> {
         match self {
@@ -242,8 +309,9 @@ impl RequestRejection {
         }
     }
 
-    /// How a client is held that comes back before its `Retry-After` is over; `None` where the answer carries none. What is no
-    /// limit's rejection may be over at any moment, so it is held for its own `Retry-After` at most, whatever was sent before.
+    /// How the rejection is delayed for a client that retries before its `Retry-After` has passed;
+    /// `None` without `Retry-After`. The cause of a rejection that is not a limit's may be over at
+    /// any moment, so the delay is at most its own `Retry-After`, whatever was sent before.
     #[must_use]
     pub fn hold_policy(&self) -> Option<HoldPolicy> {
         let seconds = self.retry_after()?;
@@ -254,10 +322,10 @@ impl RequestRejection {
         })
     }
 
-    /// The Status, for what has one; the other two are plain text, as upstream's.
+    /// The Status of a rejection that has one. The other two are plain text, as upstream's.
     ///
     /// # Errors
-    /// The text of what has none.
+    /// The text of a rejection without a Status.
     pub fn status(&self) -> Result<Status, Bytes> {
         let (reason, cause, message) = match self {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN_BODY)),
@@ -277,7 +345,8 @@ impl RequestRejection {
             Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
             Self::HeadersTooLong => headers_too_long(),
-            // client-go makes InternalError of a 5xx that it does not know, and does not try it again without Retry-After.
+            // client-go turns an unknown 5xx into InternalError and does not retry it without
+            // Retry-After.
             Self::Loop(why) => ("InternalError", "weir/loop", why.to_string()),
             Self::HeadBudgetExhausted => head_budget_exhausted(),
             Self::HeadTimeout => head_timeout(),
@@ -309,7 +378,7 @@ impl RequestRejection {
     }
 }
 
-/// A reason, the cause, and a message.
+/// Reason, cause, and message.
 type StatusParts = (&'static str, &'static str, String);
 
 fn headers_too_long() -> StatusParts {
@@ -356,7 +425,8 @@ fn impersonation_error(refused: &ImpersonationError) -> StatusParts {
     (reason, "weir/impersonation", refused.to_string())
 }
 
-/// Reason, cause and message of what cannot be read; of one that is too large upstream's words.
+/// Reason, cause and message for a body that cannot be read. The message for a body that is too
+/// large is upstream's.
 fn body_read_error(fault: BodyReadError) -> StatusParts {
     match fault {
         BodyReadError::Aborted => (
@@ -387,7 +457,7 @@ fn body_read_error(fault: BodyReadError) -> StatusParts {
     }
 }
 
-/// Of an event as upstream's plugin has it; who leaves Retry-After out gets nothing but that.
+/// The Status of upstream's EventRateLimit plugin. Without `Retry-After` it equals upstream's.
 fn too_many_events(rejected: &EventRejection) -> Status {
     let cause = match rejected.retry_after {
         Some(_) => "weir/event-rate-limit",
@@ -402,7 +472,7 @@ fn too_many_events(rejected: &EventRejection) -> Status {
     }
 }
 
-/// What a limit says.
+/// The Status of a limit's rejection.
 pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
     let (cause, message) = match rejection {
         Rejection::EventRateLimit(rejected) => return too_many_events(rejected),
@@ -463,10 +533,10 @@ pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
     }
 }
 
-/// The media type of Kubernetes' protobuf.
+/// The media type of Kubernetes' protobuf encoding.
 pub(in crate::pipeline) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// How a Status is written.
+/// The encoding of a Status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusEncoding {
     /// JSON.
@@ -476,7 +546,8 @@ pub enum StatusEncoding {
 }
 
 impl StatusEncoding {
-    /// By this `Accept`: protobuf where that is allowed and nothing that JSON would satisfy.
+    /// The encoding for this `Accept`: protobuf if it is accepted and nothing that JSON would
+    /// satisfy is.
     #[must_use]
     pub fn from_accept(accept: Option<&HeaderValue>) -> Self {
         if wants_protobuf(accept) {
@@ -508,29 +579,5 @@ fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn protobuf_is_used_only_if_nothing_else_is_accepted() {
-        for (accept, expected) in [
-            ("application/vnd.kubernetes.protobuf", true),
-            (
-                "application/vnd.kubernetes.protobuf, application/vnd.kubernetes.protobuf;q=0.5",
-                true,
-            ),
-            (
-                "application/vnd.kubernetes.protobuf,application/json",
-                false,
-            ),
-            ("application/vnd.kubernetes.protobuf, */*", false),
-            ("text/html", false),
-        ] {
-            assert_eq!(
-                wants_protobuf(Some(&HeaderValue::from_static(accept))),
-                expected,
-                "{accept}"
-            );
-        }
-    }
-}
+#[path = "rejection_tests.rs"]
+mod tests;

@@ -1,10 +1,12 @@
-//! The answers to requests that are refused; those of fairness and max-in-flight are written once a second.
+//! The responses to rejected requests. Those of priority and fairness and of max-in-flight are
+//! encoded once a second.
 //!
-//! A few levels, reasons and times make all of these that there are, and in a storm each is given many thousand times: head and
-//! body are there, down to the date, and only copied.
+//! A few levels, reasons and times make up all of them, and under overload each is sent many
+//! thousand times. Head and body are cached, including the date, and only copied.
 
 use bytes::Bytes;
 use http::HeaderMap;
+use http::HeaderName;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
@@ -14,6 +16,7 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 
 use crate::api::Status;
 use crate::clock::Clock;
+use crate::flowcontrol::level::ObjectId;
 use crate::hash_keys::HashKey;
 use crate::hash_keys::HashSecret;
 use crate::hash_keys::SharedHashKeyMap;
@@ -23,7 +26,6 @@ use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::reject::rejection::StatusEncoding;
 use crate::pipeline::reject::rejection::limit_status;
 use crate::pipeline::response::body::Body;
-use crate::pipeline::set_decision_headers;
 use crate::upstream::headers::keep_unindexed;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -31,21 +33,27 @@ const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=ut
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 
-/// Room for those of a refusal, with what decided and what the HTTP library adds.
+/// The `metadata.uid` of the flow schema and priority level (`flowcontrol.apiserver.k8s.io`).
+const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+
+/// Capacity for the headers of a rejection, with the decision's and those that the HTTP library
+/// adds.
 const HEADER_CAPACITY: usize = 8;
 
-/// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
+/// Maximum number of cached responses. Beyond it, as when levels change all the time, responses are
+/// encoded anew.
 const MAX_ENTRIES: usize = 4096;
 
-/// Answers that are there already.
+/// The encoded responses.
 #[derive(Debug, Default)]
 pub struct RejectionResponseCache {
-    /// By all that a refusal depends on.
+    /// By everything that a rejection depends on.
     entries: SharedHashKeyMap<CachedResponse>,
     secret: HashSecret,
 }
 
-/// An answer with the date of this second.
+/// A response with the date of its second.
 #[derive(Debug)]
 struct CachedResponse {
     unix_second: i64,
@@ -53,15 +61,19 @@ struct CachedResponse {
 }
 
 impl RejectionResponseCache {
-    /// The answer to a client who reads this.
+    /// The response in the client's encoding.
     #[must_use]
-    pub fn respond(&self, refusal: &RequestRejection, encoding: StatusEncoding) -> Response<Body> {
-        if let RequestRejection::Limit(rejection) = refusal {
+    pub fn respond(
+        &self,
+        rejection: &RequestRejection,
+        encoding: StatusEncoding,
+    ) -> Response<Body> {
+        if let RequestRejection::Limit(rejection) = rejection {
             return self.limit_response(rejection, encoding, Clock.unix_second());
         }
-        match refusal.status() {
-            Ok(status) => EncodedStatus::new(&status, refusal.code()).to_response(encoding),
-            Err(text) => build_response(refusal.code(), common_headers(PLAIN_TEXT), text),
+        match rejection.status() {
+            Ok(status) => EncodedStatus::new(&status, rejection.code()).to_response(encoding),
+            Err(text) => build_response(rejection.code(), common_headers(PLAIN_TEXT), text),
         }
     }
 
@@ -71,8 +83,8 @@ impl RejectionResponseCache {
         encoding: StatusEncoding,
         unix_second: i64,
     ) -> Response<Body> {
-        let kind = match rejection {
-            // As many texts as keys: written when they are needed.
+        let key = match rejection {
+            // There are as many texts as keys, so they are encoded when needed.
             Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) => {
                 return EncodedStatus::from_rejection(rejection).to_response(encoding);
             }
@@ -90,20 +102,20 @@ impl RejectionResponseCache {
                 HashKey::of(&self.secret, ("unproven-upgrade", retry_after))
             }
         };
-        if let Some(dated) = self.entries.get(&kind)
-            && dated.unix_second == unix_second
+        if let Some(cached) = self.entries.get(&key)
+            && cached.unix_second == unix_second
         {
-            return dated.status.to_response(encoding);
+            return cached.status.to_response(encoding);
         }
-        let mut wire = EncodedStatus::from_rejection(rejection);
-        wire.set_date(unix_second);
-        let response = wire.to_response(encoding);
-        if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(&kind) {
+        let mut status = EncodedStatus::from_rejection(rejection);
+        status.set_date(unix_second);
+        let response = status.to_response(encoding);
+        if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(&key) {
             self.entries.insert(
-                kind,
+                key,
                 CachedResponse {
                     unix_second,
-                    status: wire,
+                    status,
                 },
             );
         }
@@ -111,7 +123,7 @@ impl RejectionResponseCache {
     }
 }
 
-/// A Status as it goes out, in both encodings.
+/// An encoded Status, in both encodings.
 #[derive(Debug)]
 struct EncodedStatus {
     code: StatusCode,
@@ -136,18 +148,20 @@ impl EncodedStatus {
         }
     }
 
-    /// A limit's no; of fairness, with the names of what decided.
+    /// The Status of a limit's rejection; for priority and fairness with the headers of its
+    /// decision.
     fn from_rejection(rejection: &Rejection) -> Self {
-        let mut wire = Self::new(&limit_status(rejection), StatusCode::TOO_MANY_REQUESTS);
-        if let Rejection::Fairness(rejected) = rejection {
-            for headers in wire.headers_mut() {
-                set_decision_headers(headers, rejected.flow_schema(), rejected.priority_level());
+        let mut status = Self::new(&limit_status(rejection), StatusCode::TOO_MANY_REQUESTS);
+        if let Rejection::Fairness(fairness) = rejection {
+            for headers in status.headers_mut() {
+                set_decision_headers(headers, fairness.flow_schema(), fairness.priority_level());
             }
         }
-        wire
+        status
     }
 
-    /// Says when, which the HTTP library does otherwise; not of a time that has no such date.
+    /// Sets `Date`, which the HTTP library sets otherwise. A time outside the format's range sets
+    /// none.
     fn set_date(&mut self, unix_second: i64) {
         let date = Timestamp::from_second(unix_second)
             .and_then(|time| DateTimePrinter::new().timestamp_to_rfc9110_string(&time));
@@ -186,6 +200,20 @@ fn build_response(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response
     *response.status_mut() = code;
     *response.headers_mut() = headers;
     response
+}
+
+/// Sets the headers that name the rejecting flow schema and priority level, as kube-apiserver does.
+fn set_decision_headers(
+    headers: &mut HeaderMap,
+    flow_schema: &ObjectId,
+    priority_level: &ObjectId,
+) {
+    for (name, of) in [
+        (FLOW_SCHEMA_UID, flow_schema),
+        (PRIORITY_LEVEL_UID, priority_level),
+    ] {
+        headers.insert(name, of.uid.clone());
+    }
 }
 
 #[cfg(test)]
@@ -229,9 +257,9 @@ mod tests {
 
     #[test]
     fn a_rejection_has_the_date_of_its_second() {
-        let prepared = RejectionResponseCache::default();
+        let cache = RejectionResponseCache::default();
         let date = |second| {
-            let response = prepared.limit_response(&REJECTION, StatusEncoding::Json, second);
+            let response = cache.limit_response(&REJECTION, StatusEncoding::Json, second);
             response.headers()[header::DATE].clone()
         };
         for (second, expected) in [
@@ -241,7 +269,7 @@ mod tests {
         ] {
             assert_eq!(date(second), expected);
         }
-        assert_eq!(prepared.entries.len(), 1, "one for each kind");
+        assert_eq!(cache.entries.len(), 1, "one for each kind");
         assert!(date(784_111_779).is_sensitive(), "not to be indexed");
     }
 

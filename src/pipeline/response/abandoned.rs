@@ -1,9 +1,12 @@
-//! What a request holds while the API server works on it: its stream or connection there, and its permit.
+//! What a request holds while the API server executes it: its stream or connection there, and its
+//! permit.
 //!
-//! A request that comes to its end gives both back at once. One that is given up before keeps them until the API server is done
-//! with it, as far as that can be known: until it has answered, if that is soon; else until it has seen the reset of the stream, and,
-//! where it had not answered yet, as long as requests of this shape take. A client that opens and cancels requests would otherwise
-//! have more of them run than there are seats. A request that was not handed to a connection yet gives all back at once.
+//! A completed request releases both at once. An abandoned request keeps them until the API server
+//! is done with it, as far as that can be known: until it has responded, if that is soon; else
+//! until it has acknowledged the stream's reset, and, if it had not responded yet, as long as
+//! requests of this shape take. Otherwise a client that opens and cancels requests would have more
+//! of them executing than there are seats. A request that was not yet handed to a connection
+//! releases everything at once.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,28 +25,29 @@ use crate::limits::service_times::RequestShape;
 use crate::limits::service_times::ServiceTimes;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::pipeline::response::in_flight::PermitLifetime;
-use crate::upstream::forward::CancelOutcome;
-use crate::upstream::forward::StreamGuard;
+use crate::pipeline::response::watch_init::PermitLifetime;
+use crate::upstream::pool::stream_guard::CancelOutcome;
+use crate::upstream::pool::stream_guard::StreamGuard;
 
-/// Longest that a stream's slot is kept for the sake of its reset: what may be let finish, and a PING's answer, take no longer.
+/// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
+/// response that may finish nor the reply to a PING takes longer.
 const RESET_ACK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Requests that were given up; one worker's.
+/// The abandoned requests of one worker.
 #[derive(Debug)]
 pub struct AbandonedRequests {
     service_times: ServiceTimes,
-    /// Those that still hold something.
+    /// Abandoned requests that still hold something.
     retained: IntGauge,
 }
 
 impl AbandonedRequests {
-    /// Of a worker whose gauge is `kept`.
+    /// The abandoned requests of a worker with the gauge `retained`.
     #[must_use]
-    pub fn new(kept: IntGauge) -> Arc<Self> {
+    pub fn new(retained: IntGauge) -> Arc<Self> {
         Arc::new(Self {
             service_times: ServiceTimes::default(),
-            retained: kept,
+            retained,
         })
     }
 
@@ -57,132 +61,145 @@ impl AbandonedRequests {
     }
 }
 
-/// Dropped in this order: the turn, and what was held.
+/// Fields are released in this order: the stream, then the permit.
 pub(in crate::pipeline) struct InFlightRequest {
     pub(in crate::pipeline) stream_guard: Option<Box<dyn StreamGuard>>,
-    /// When it was handed to a connection; nothing runs at the API server before.
+    /// When the request was handed to a connection; before that the API server executes nothing.
     pub(in crate::pipeline) sent_at: Option<Instant>,
     permit: Option<PermitLifetime>,
     retention: AbandonedRetention,
-    /// Neither the request nor its answer has more to come.
+    /// Both request and response are complete.
     complete: bool,
 }
 
-/// For how long a request is charged that is given up.
+/// How long an abandoned request is charged.
 pub(in crate::pipeline) struct AbandonedRetention {
     pub(in crate::pipeline) abandoned: Arc<AbandonedRequests>,
-    /// What tells how long requests like this one take; nothing, once it was answered or where that is the client's to say.
+    /// The shape that predicts how long such requests take; `None` after the response, or if the
+    /// client determines the duration.
     pub(in crate::pipeline) shape: Option<RequestShape>,
-    /// When it was admitted.
+    /// When the request was admitted.
     pub(in crate::pipeline) admitted_at: Instant,
-    /// No longer than this, whatever the API server does.
+    /// The end of the charge at the latest, whatever the API server does.
     pub(in crate::pipeline) deadline: Instant,
 }
 
 impl InFlightRequest {
     /// Of a request that is about to be sent.
-    pub(in crate::pipeline) fn new(permit: Permit, charge: AbandonedRetention) -> Self {
+    pub(in crate::pipeline) fn new(permit: Permit, retention: AbandonedRetention) -> Self {
         Self {
             stream_guard: None,
             sent_at: None,
             permit: Some(PermitLifetime::UntilEnd { permit }),
-            retention: charge,
+            retention,
             complete: false,
         }
     }
 
-    /// When it was admitted.
+    /// When the request was admitted.
     pub(in crate::pipeline) const fn admitted_at(&self) -> Instant {
         self.retention.admitted_at
     }
 
-    /// What is held.
+    /// The permit, until it is released.
     pub(in crate::pipeline) const fn permit_mut(&mut self) -> Option<&mut PermitLifetime> {
         self.permit.as_mut()
     }
 
-    /// The API server has answered; the permit is held by what `change` makes of it. Only a good answer tells how long requests of
-    /// its shape take: a client that may not list would shorten that for all by what it is refused.
+    /// Records the API server's response; `with_lifetime` replaces the permit's lifetime. Only a
+    /// successful response measures the duration of its shape: otherwise the rejections of a client
+    /// without permission to list would shorten it for all.
     pub(in crate::pipeline) fn record_response(
         &mut self,
-        (now, status): (Instant, StatusCode),
-        change: impl FnOnce(Permit) -> PermitLifetime,
+        now: Instant,
+        status: StatusCode,
+        with_lifetime: impl FnOnce(Permit) -> PermitLifetime,
     ) {
         if let Some(shape) = self.retention.shape.take().filter(|_| status.is_success()) {
-            let took =
+            let duration =
                 now.saturating_duration_since(self.sent_at.unwrap_or(self.retention.admitted_at));
-            self.retention.abandoned.service_times.observe(shape, took);
+            self.retention
+                .abandoned
+                .service_times
+                .observe(shape, duration);
         }
         self.permit = match self.permit.take() {
-            Some(PermitLifetime::UntilEnd { permit }) => Some(change(permit)),
+            Some(PermitLifetime::UntilEnd { permit }) => Some(with_lifetime(permit)),
             other => other,
         };
     }
 
-    /// The request has ended without an answer, by the API server or by its own body: nothing that takes time runs there.
+    /// Records that the request ended without a response, by the API server or by its own body:
+    /// nothing slow executes there.
     pub(in crate::pipeline) fn record_failure(&mut self) {
         self.retention.shape = None;
     }
 
-    /// The answer has come to its end; `all_sent` if the request's body has, too. What has not is reset.
+    /// Records the end of the response; `all_sent` if the request body has ended, too. An
+    /// unfinished request body is reset.
     pub(in crate::pipeline) fn complete(&mut self, all_sent: bool) {
         self.complete = all_sent;
-        if let Some(turn) = &mut self.stream_guard {
-            turn.complete();
+        if let Some(stream) = &mut self.stream_guard {
+            stream.complete();
         }
     }
 }
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        let (turn, held) = (self.stream_guard.take(), self.permit.take());
+        let (stream, permit) = (self.stream_guard.take(), self.permit.take());
         if self.complete {
-            return drop((turn, held));
+            return drop((stream, permit));
         }
-        abandon(turn, held, &self.retention, self.sent_at);
+        abandon(stream, permit, &self.retention, self.sent_at);
     }
 }
 
-/// Keeps what a request holds that was given up, for as long as it is charged.
+/// Keeps what an abandoned request holds for as long as it is charged.
 fn abandon(
-    mut turn: Option<Box<dyn StreamGuard>>,
-    held: Option<PermitLifetime>,
-    charge: &AbandonedRetention,
-    sent: Option<Instant>,
+    mut stream: Option<Box<dyn StreamGuard>>,
+    permit: Option<PermitLifetime>,
+    retention: &AbandonedRetention,
+    sent_at: Option<Instant>,
 ) {
-    let (now, given_up) = (Clock.now(), &charge.abandoned);
-    let until = charge.shape.zip(sent).map_or(now, |(shape, sent)| {
-        let took = now.saturating_duration_since(sent);
-        given_up.service_times.observe_cancelled(shape, took);
-        sent + given_up.service_times.average(shape)
-    });
-    let until = until.min(charge.deadline);
-    let seen = turn.as_mut().and_then(|turn| turn.cancel());
-    let waits = until > now || seen.is_some();
-    let Some(runtime) = Handle::try_current().ok().filter(|_| waits) else {
-        return drop((turn, held));
+    let (now, abandoned) = (Clock.now(), &retention.abandoned);
+    let until = retention
+        .shape
+        .zip(sent_at)
+        .map_or(now, |(shape, sent_at)| {
+            let elapsed = now.saturating_duration_since(sent_at);
+            abandoned.service_times.observe_cancelled(shape, elapsed);
+            sent_at + abandoned.service_times.average(shape)
+        });
+    let until = until.min(retention.deadline);
+    let reset_acknowledged = stream.as_mut().and_then(|stream| stream.cancel());
+    let is_charged = until > now || reset_acknowledged.is_some();
+    let Some(runtime) = Handle::try_current().ok().filter(|_| is_charged) else {
+        return drop((stream, permit));
     };
-    // The slot of a shared connection has no other owner: it is kept until the reset was seen. A seat has its deadline.
-    let (deadline, seen_by) = (charge.deadline, now + RESET_ACK_TIMEOUT);
-    let counted = GaugeGuard::new(given_up.retained.clone());
+    // The slot of a shared connection has no other owner, so it is kept until the reset is
+    // acknowledged. A seat has its deadline.
+    let (deadline, acknowledged_by) = (retention.deadline, now + RESET_ACK_TIMEOUT);
+    let retained = GaugeGuard::new(abandoned.retained.clone());
     runtime.spawn(async move {
-        let (mut held, mut end) = (held, CancelOutcome::Reset);
-        if let Some(seen) = seen {
-            let mut seen = pin!(timeout_at(seen_by.into(), seen));
+        let (mut permit, mut end) = (permit, CancelOutcome::Reset);
+        if let Some(reset_acknowledged) = reset_acknowledged {
+            let mut reset_acknowledged =
+                pin!(timeout_at(acknowledged_by.into(), reset_acknowledged));
             end = tokio::select! {
-                end = seen.as_mut() => end,
+                end = reset_acknowledged.as_mut() => end,
                 () = sleep_until(deadline.into()) => {
-                    held = None;
-                    seen.await
+                    permit = None;
+                    reset_acknowledged.await
                 }
             }
             .unwrap_or(CancelOutcome::Reset);
         }
-        drop(turn);
-        if end == CancelOutcome::Reset && held.is_some() {
+        drop(stream);
+        if end == CancelOutcome::Reset && permit.is_some() {
             sleep_until(until.into()).await;
         }
-        drop((held, counted));
+        drop((permit, retained));
     });
 }
 
@@ -198,9 +215,9 @@ mod tests {
     use crate::limits::MaxInFlight;
     use crate::limits::max_in_flight;
     use crate::request_info::RequestInfo;
-    use crate::upstream::forward::Cancellation;
+    use crate::upstream::pool::stream_guard::Cancellation;
 
-    /// A stream whose reset is seen when the test says so.
+    /// A stream whose reset the test acknowledges.
     struct FakeStream(Option<oneshot::Receiver<()>>);
 
     impl StreamGuard for FakeStream {
@@ -215,7 +232,7 @@ mod tests {
         }
     }
 
-    /// One seat, and what tells whether it is free.
+    /// One seat, and the means to see whether it is free.
     struct SeatFixture {
         admission: Admission,
         abandoned: Arc<AbandonedRequests>,
@@ -245,7 +262,7 @@ mod tests {
             self.admission.admit(&digest, times).await.ok()
         }
 
-        /// A request that is sent now, and what says that its reset was seen.
+        /// A request that is sent now, and the sender that acknowledges its reset.
         async fn send(&self) -> (InFlightRequest, oneshot::Sender<()>) {
             let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
             let charge = AbandonedRetention {
@@ -272,8 +289,9 @@ mod tests {
         let seat = SeatFixture::new();
         let (mut answered, _) = seat.send().await;
         tokio::time::advance(Duration::from_secs(5)).await;
-        let good = (Clock.now(), StatusCode::OK);
-        answered.record_response(good, |permit| PermitLifetime::UntilEnd { permit });
+        answered.record_response(Clock.now(), StatusCode::OK, |permit| {
+            PermitLifetime::UntilEnd { permit }
+        });
         answered.complete(true);
         drop(answered);
         assert!(seat.is_free().await, "at its end");
@@ -334,7 +352,7 @@ mod tests {
             let took = if status == 200 { 5 } else { 0 };
             tokio::time::advance(Duration::from_secs(took)).await;
             let status = StatusCode::from_u16(status).unwrap();
-            answered.record_response((Clock.now(), status), |permit| PermitLifetime::UntilEnd {
+            answered.record_response(Clock.now(), status, |permit| PermitLifetime::UntilEnd {
                 permit,
             });
             answered.complete(true);

@@ -1,4 +1,4 @@
-//! What weir answers with: a few bytes of its own, or what the upstream sends, as it comes.
+//! The body of weir's responses: a few bytes of its own, or what the upstream sends, as it arrives.
 
 use std::pin::Pin;
 use std::task::Context;
@@ -13,10 +13,10 @@ use crate::pipeline::connection::request_count::ResetGuard;
 use crate::pipeline::response::guarded::GuardedBody;
 use crate::pipeline::response::guarded::GuardedBodyError;
 use crate::pipeline::response::in_flight::ResponseGuard;
-use crate::upstream::body::request_body::ResponseBody;
-use crate::upstream::body::request_body::ResponseBodyError;
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::body::response_body::ResponseBodyError;
 
-/// The body of an answer.
+/// The body of a response.
 pub struct Body(BodyKind, ResetGuard);
 
 enum BodyKind {
@@ -25,22 +25,27 @@ enum BodyKind {
 }
 
 impl Body {
-    /// These bytes, at once.
+    /// A body of these bytes.
     #[must_use]
     pub fn fixed(bytes: Bytes) -> Self {
         Self(BodyKind::Fixed(bytes), ResetGuard::default())
     }
 
-    /// The same, with which a request is over: with its last byte, or when its time is up, even if nobody reads on. One that is
-    /// all here is over at once. If the body is dropped before its end, `unfinished` counts a reset.
+    /// Adds the guards that record the request's end: with the last byte, or at the deadline, even
+    /// without a reader. A complete body ends at once. A body that is dropped before its end counts
+    /// a reset through `reset_guard`.
     #[must_use]
-    pub fn with_end_guards(mut self, begun: ActiveRequest, mut unfinished: ResetGuard) -> Self {
+    pub fn with_end_guards(
+        mut self,
+        active_request: ActiveRequest,
+        mut reset_guard: ResetGuard,
+    ) -> Self {
         match &self.0 {
             BodyKind::Forwarded(body) if !http_body::Body::is_end_stream(body.as_ref()) => {
-                body.with_guard(|riding| riding.active_request = Some(begun));
-                self.1 = unfinished;
+                body.with_guard(|guard| guard.active_request = Some(active_request));
+                self.1 = reset_guard;
             }
-            BodyKind::Forwarded(_) | BodyKind::Fixed(_) => unfinished.disarm(),
+            BodyKind::Forwarded(_) | BodyKind::Fixed(_) => reset_guard.disarm(),
         }
         self
     }

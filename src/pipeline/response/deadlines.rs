@@ -1,9 +1,10 @@
-//! Ends what has outlived its time, also when nobody asks for its next byte.
+//! Expires what has passed its deadline, also without a reader.
 //!
-//! A body is polled only while its client reads. One that does not read would hold a seat, and a stream of the upstream,
-//! for as long as it likes; so what has a deadline, or has to go on at a [least rate](crate::minimum_rate), is entered here, and a
-//! task looks at all of it a few times a second. Entering and leaving cost a lock and a slot each, and transfers only count their
-//! bytes: the clock is read once for each look, which is linear in what is under way.
+//! A body is polled only while its client reads. A client that does not read would hold a seat and
+//! an upstream stream indefinitely. So everything with a deadline or a [minimum
+//! rate](crate::minimum_rate) is registered here, and a task checks all entries a few times a
+//! second. Registration and removal cost a lock and a slot each, and transfers only count their
+//! bytes. The clock is read once per check, which is linear in the number of entries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,43 +21,43 @@ use crate::metrics::Registry;
 use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
 
-/// How often the task looks: how much later than its deadline something may end.
+/// The interval of the checks: how long after its deadline an entry may expire.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Something that can be ended from outside.
 pub trait Expire: Send + Sync {
-    /// Ends it; harmless when it has ended already.
+    /// Ends it; no effect if it has ended already.
     fn expire(&self);
 
-    /// How it goes on, where a client has to keep it going.
+    /// The progress of a transfer that depends on the client; `None` for anything else.
     fn transfer(&self) -> Option<Transfer> {
         None
     }
 }
 
-/// What has passed between a client and weir.
+/// The progress of a transfer between a client and weir.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Which way.
+    /// The kind of transfer.
     pub phase: TransferPhase,
-    /// So far: what was received, or accepted by the client's connection.
+    /// The bytes so far: received, or accepted by the client's connection.
     pub bytes: u64,
-    /// Whether it is the client that is waited for.
+    /// Whether the transfer waits for the client.
     pub waiting_for_client: bool,
 }
 
-/// What is transferred.
+/// The kind of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferPhase {
-    /// A request's body.
+    /// A request body.
     RequestBody,
-    /// An answer's body.
+    /// A response body.
     ResponseBody,
     /// Bytes of another protocol.
     Tunnel,
 }
 
-/// Transfers that were ended because they were too slow, by what they were.
+/// Counts the transfers that were ended because they were too slow, by kind.
 #[derive(Clone, Debug)]
 pub struct SlowTransfers([IntCounter; 3]);
 
@@ -83,24 +84,25 @@ impl SlowTransfers {
     }
 }
 
-/// Everything that has a deadline or a least rate.
+/// Everything with a deadline or a minimum rate.
 pub struct Deadlines {
     rate: MinimumRate,
     slow_transfers: SlowTransfers,
-    /// Held for one insertion, removal or look; nothing is awaited, and nothing expires, under it.
+    /// Locked for one insertion, removal or check; nothing is awaited and nothing expires under it.
     entries: Mutex<Slab<DeadlineEntry>>,
 }
 
 struct DeadlineEntry {
     deadline: Option<Instant>,
-    /// From the first look on.
+    /// Set by the first check.
     meter: Option<RateMeter>,
-    /// What is to end; nothing, once it was ended.
+    /// What expires; `None` once it has.
     expirable: Option<Arc<dyn Expire>>,
 }
 
 impl DeadlineEntry {
-    /// Whether it is to end by now; of a transfer that is too slow, which it is.
+    /// Whether the entry expires by now: `Some(None)` at its deadline, `Some(Some(phase))` for a
+    /// slow transfer.
     fn check(&mut self, rate: MinimumRate, now: Instant) -> Option<Option<TransferPhase>> {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Some(None);
@@ -112,40 +114,41 @@ impl DeadlineEntry {
     }
 }
 
-/// An entry; dropping it takes it out.
+/// An entry; dropping it removes it.
 pub struct DeadlineGuard {
     deadlines: Arc<Deadlines>,
     key: usize,
 }
 
 impl Deadlines {
-    /// Of one worker, whose clients have to keep to `rate`.
+    /// The deadlines of one worker, whose clients must keep to `rate`.
     #[must_use]
-    pub fn new(rate: MinimumRate, slow: SlowTransfers) -> Arc<Self> {
+    pub fn new(rate: MinimumRate, slow_transfers: SlowTransfers) -> Arc<Self> {
         Arc::new(Self {
             rate,
-            slow_transfers: slow,
+            slow_transfers,
             entries: Mutex::default(),
         })
     }
 
-    /// The least rate of a transfer.
+    /// The minimum rate of a transfer.
     #[must_use]
     pub const fn rate(&self) -> MinimumRate {
         self.rate
     }
 
-    /// Enters `what`, to be ended soon after `deadline`, if it has one, or when its transfer is too slow, if it is one.
+    /// Registers `expirable`, which expires soon after `deadline`, if it has one, or when its
+    /// transfer is too slow, if it is one.
     #[must_use]
     pub fn register(
         self: &Arc<Self>,
         deadline: Option<Instant>,
-        what: Arc<dyn Expire>,
+        expirable: Arc<dyn Expire>,
     ) -> DeadlineGuard {
         let key = self.entries().insert(DeadlineEntry {
             deadline,
             meter: None,
-            expirable: Some(what),
+            expirable: Some(expirable),
         });
         DeadlineGuard {
             deadlines: Arc::clone(self),
@@ -153,21 +156,21 @@ impl Deadlines {
         }
     }
 
-    /// Ends whatever should have ended by `now`.
+    /// Expires every entry that is due by `now`.
     pub fn expire(&self, now: Instant) {
-        let mut overdue = Vec::new();
+        let mut expired = Vec::new();
         for (_, entry) in self.entries().iter_mut() {
             if let Some(slow) = entry.check(self.rate, now)
-                && let Some(what) = entry.expirable.take()
+                && let Some(expirable) = entry.expirable.take()
             {
-                overdue.push((what, slow));
+                expired.push((expirable, slow));
             }
         }
-        for (what, slow) in overdue {
+        for (expirable, slow) in expired {
             if let Some(phase) = slow {
                 self.slow_transfers.count(phase);
             }
-            what.expire();
+            expirable.expire();
         }
     }
 
@@ -185,13 +188,13 @@ impl Drop for DeadlineGuard {
 
 impl fmt::Debug for Deadlines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Overdue({} under way)", self.entries().len())
+        write!(f, "Deadlines({} under way)", self.entries().len())
     }
 }
 
 impl fmt::Debug for DeadlineGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Entered({})", self.key)
+        write!(f, "DeadlineGuard({})", self.key)
     }
 }
 
@@ -205,7 +208,7 @@ pub(in crate::pipeline) mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    /// With the rate that weir has by itself.
+    /// With weir's default rate.
     pub(in crate::pipeline) fn deadlines() -> (Arc<Deadlines>, Registry) {
         let registry = Registry::new();
         let slow = SlowTransfers::register(&registry);
@@ -234,7 +237,7 @@ pub(in crate::pipeline) mod tests {
         assert_eq!(what.0.load(Ordering::Relaxed), 1);
         assert_eq!(Arc::strong_count(&what), 1, "and not kept");
         drop(entered);
-        assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+        assert_eq!(format!("{overdue:?}"), "Deadlines(0 under way)");
     }
 
     #[derive(Default)]

@@ -1,4 +1,5 @@
-//! `--explain-responses`: answers say what was decided about their requests, where something was.
+//! `--explain-responses`: headers of a response that name the decision about its request, if there
+//! is one.
 
 use std::time::Duration;
 
@@ -13,12 +14,13 @@ const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-weir-priority-leve
 const QUEUE_WAIT: HeaderName = HeaderName::from_static("x-weir-queue-wait");
 const SEATS: HeaderName = HeaderName::from_static("x-weir-seats");
 
-/// Writes what was decided, if something was. Nothing that the API server says under these names is left.
+/// Sets the headers of a decision, if there is one. Headers of these names from the API server are
+/// removed.
 pub(in crate::pipeline) fn set_explain_headers(
     headers: &mut HeaderMap,
     decision: Option<&FlowControlDecision>,
 ) {
-    let said = decision.map(|decision| {
+    let values = decision.map(|decision| {
         [
             decision.flow_schema().name.to_string(),
             decision.priority_level().name.to_string(),
@@ -30,7 +32,7 @@ pub(in crate::pipeline) fn set_explain_headers(
     for name in &names {
         headers.remove(name);
     }
-    for (name, text) in names.into_iter().zip(said.into_iter().flatten()) {
+    for (name, text) in names.into_iter().zip(values.into_iter().flatten()) {
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.insert(name, value);
         }

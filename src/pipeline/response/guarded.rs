@@ -1,7 +1,8 @@
-//! A body that holds something until its end, and may be cut short.
+//! A body with a guard, which it holds until its end, and with a deadline.
 //!
-//! Frames go on as they come. The guard is told of the end, and is dropped with the body if the client goes
-//! away before, or if the body outlives its deadline, even when nobody reads it any more. Knows nothing of what it guards.
+//! Frames pass unchanged. The guard gets the end of the body. It is dropped with the body if the
+//! client disconnects before, or at the body's deadline, even without a reader. Independent of what
+//! the guard holds.
 
 use std::fmt;
 use std::future::Future;
@@ -31,52 +32,55 @@ use crate::pipeline::response::deadlines::Expire;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 
-/// What rides on a body.
+/// What a body holds until its end.
 pub trait BodyGuard: Send + Unpin + 'static {
-    /// This has gone by.
+    /// These bytes have passed.
     fn on_data(&mut self, data: &[u8]);
-    /// Nothing is there to go by at the moment.
+    /// No data is available at the moment.
     fn on_idle(&mut self, cx: &mut Context<'_>);
-    /// It has come to its end, all of it.
+    /// The body has ended completely.
     fn on_complete(&mut self);
-    /// It breaks off: its time is up, or what it is read from fails.
+    /// The body breaks off: at its deadline, or because its source fails.
     fn on_error(&mut self);
 }
 
-/// When a body is cut short if it has not ended by itself, beside when its client is too slow.
+/// When a body is cut off if it has not ended itself. A client that is too slow is cut off in any
+/// case.
 pub enum BodyLifetime {
-    /// An error at this time: the client must not take it for the whole.
+    /// With an error at this time: the client must not take it for complete.
     Deadline(Instant),
     /// Never.
     Unlimited,
-    /// A clean end when this comes: for a watch, whose client simply asks again.
+    /// With a clean end when this completes: for a watch, whose client simply starts another.
     UntilStopped(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
-/// A body, its guard, and when it is cut.
+/// A body with its guard and its deadline.
 pub struct GuardedBody<B, G> {
     shared: Arc<SharedBody<B, G>>,
-    /// Tells `held` that there is more to take.
+    /// Records in `shared` that data is available.
     data_waker: Waker,
     stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Leaves the list of the overdue with the body.
+    /// Removes the deadline with the body.
     deadline_guard: Option<DeadlineGuard>,
     size: SizeHint,
     ended: bool,
 }
 
-/// What is dropped at the end, in this order: a seat is free only once the stream below it has been reset.
+/// Dropped at the end in this order: a seat is released only after the stream below it has been
+/// reset.
 struct SharedBody<B, G> {
-    /// Shared with what looks for the overdue; held for one poll, never across an await.
+    /// Shared with the deadline check; locked for one poll, never across an await.
     inner: Mutex<Option<(B, G)>>,
     reader_waker: AtomicWaker,
-    /// The bytes that were taken. Relaxed, as is `awaited`: they stand for nothing but themselves.
+    /// The bytes that were read. Relaxed, as is `data_available`: no other memory depends on them.
     bytes: AtomicU64,
-    /// Whether there is something for the client to take, as far as is known.
+    /// Whether data is available for the client, as far as is known.
     data_available: AtomicBool,
 }
 
-/// There is more to take: whether the client does is another matter. HTTP/2 does not ask a body whose client has closed its window.
+/// Data is available, whether or not the client reads it. HTTP/2 does not poll a body whose client
+/// has closed its window.
 impl<B: Send + 'static, G: BodyGuard> Wake for SharedBody<B, G> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
@@ -116,9 +120,9 @@ impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
 /// Why a body broke off.
 #[derive(Debug)]
 pub enum GuardedBodyError<E> {
-    /// The request's time was up, or its client too slow.
+    /// The request's deadline passed, or its client was too slow.
     DeadlineExceeded,
-    /// What it was read from failed.
+    /// The source of the body failed.
     Source(E),
 }
 
@@ -145,47 +149,48 @@ where
     B: Body + Send + 'static,
     G: BodyGuard,
 {
-    /// Does something to the guard, if it is still on it.
+    /// Changes the guard, if the body still has it.
     pub fn with_guard(&self, change: impl FnOnce(&mut G)) {
         if let Some((_, guard)) = self.shared.inner().as_mut() {
             change(guard);
         }
     }
 
-    /// `body` with `guard` on it, cut at `until`, or when its client is too slow for `overdue`.
-    pub fn new(body: B, mut guard: G, until: BodyLifetime, overdue: &Arc<Deadlines>) -> Self {
+    /// `body` with `guard`, cut off as `lifetime` says, or if its client is too slow for
+    /// `deadlines`.
+    pub fn new(body: B, mut guard: G, lifetime: BodyLifetime, deadlines: &Arc<Deadlines>) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
         if ended {
             guard.on_complete();
         }
         let inner = (!ended).then_some((body, guard));
-        let held = Arc::new(SharedBody {
+        let shared = Arc::new(SharedBody {
             inner: Mutex::new(inner),
             reader_waker: AtomicWaker::new(),
             bytes: AtomicU64::new(0),
-            data_available: AtomicBool::new(true), // until it is found that nothing is there
+            data_available: AtomicBool::new(true), // until a poll finds none
         });
-        let (deadline, stop) = match until {
+        let (deadline, stop) = match lifetime {
             BodyLifetime::Deadline(at) => (Some(at), None),
             BodyLifetime::UntilStopped(stop) => (None, Some(stop)),
             BodyLifetime::Unlimited => (None, None),
         };
-        let entered = (!ended).then(|| {
-            let held: Arc<dyn Expire> = Arc::<SharedBody<B, G>>::clone(&held);
-            overdue.register(deadline, held)
+        let deadline_guard = (!ended).then(|| {
+            let shared: Arc<dyn Expire> = Arc::<SharedBody<B, G>>::clone(&shared);
+            deadlines.register(deadline, shared)
         });
         Self {
-            data_waker: Waker::from(Arc::clone(&held)),
-            shared: held,
+            data_waker: Waker::from(Arc::clone(&shared)),
+            shared,
             stop,
-            deadline_guard: entered,
+            deadline_guard,
             size,
             ended,
         }
     }
 }
 
-/// What is read from keeps a waker of what holds it: dropping that alone would leave the two to each other.
+/// The source keeps a waker of this body: dropping the body alone would leave a reference cycle.
 impl<B, G> Drop for GuardedBody<B, G> {
     fn drop(&mut self) {
         let rest = self.shared.inner().take();
@@ -245,7 +250,7 @@ where
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
             Some(Ok(_)) => guard.on_complete(),
             Some(Err(_)) => guard.on_error(),
-            None if this.ended => {} // stopped: the connection below is in the middle of something
+            None if this.ended => {} // stopped: the upstream stream is in the middle of its body
             None => guard.on_complete(),
         }
         this.ended = true;

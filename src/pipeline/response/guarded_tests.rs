@@ -11,7 +11,7 @@ use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::pipeline::response::deadlines::tests::deadlines;
 
-/// Notes what it is told, and that it was let go.
+/// Logs the guard's events and its drop.
 #[derive(Clone, Default)]
 struct EventLog(Arc<Mutex<Vec<String>>>);
 
@@ -46,7 +46,7 @@ impl Drop for LoggingGuard {
     }
 }
 
-/// A body that is what the test sends it.
+/// A body of the chunks that the test sends.
 struct ChannelBody(mpsc::UnboundedReceiver<Bytes>);
 
 impl Body for ChannelBody {
@@ -70,12 +70,12 @@ fn guarded<B: Body + Send + 'static>(
 }
 
 fn guarded_with<B: Body + Send + 'static>(
-    overdue: &Arc<Deadlines>,
+    deadlines: &Arc<Deadlines>,
     body: B,
     until: BodyLifetime,
 ) -> (GuardedBody<B, LoggingGuard>, EventLog) {
     let log = EventLog::default();
-    let body = GuardedBody::new(body, LoggingGuard(log.clone(), None), until, overdue);
+    let body = GuardedBody::new(body, LoggingGuard(log.clone(), None), until, deadlines);
     (body, log)
 }
 
@@ -95,13 +95,16 @@ async fn the_guard_is_dropped_with_the_last_frame_and_the_length_stays_known() {
 async fn an_unread_body_drops_its_guard_at_the_deadline_and_then_fails() {
     let (feed, fed) = mpsc::unbounded_channel();
     feed.send(Bytes::from_static(b"a")).unwrap();
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
-    let (mut body, log) =
-        guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
-    overdue.expire(deadline - Duration::from_millis(1));
+    let (mut body, log) = guarded_with(
+        &deadlines,
+        ChannelBody(fed),
+        BodyLifetime::Deadline(deadline),
+    );
+    deadlines.expire(deadline - Duration::from_millis(1));
     assert!(body.frame().await.unwrap().is_ok());
-    overdue.expire(deadline);
+    deadlines.expire(deadline);
     assert_eq!(log.lines(), ["passed 1", "broken", "let go"]);
     assert!(feed.is_closed(), "the source is let go as well");
     assert!(matches!(
@@ -114,12 +117,16 @@ async fn an_unread_body_drops_its_guard_at_the_deadline_and_then_fails() {
 #[tokio::test]
 async fn a_waiting_reader_is_woken_at_the_deadline() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std();
-    let (mut body, _) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
+    let (mut body, _) = guarded_with(
+        &deadlines,
+        ChannelBody(fed),
+        BodyLifetime::Deadline(deadline),
+    );
     let reader = tokio::spawn(async move { body.frame().await });
     tokio::task::yield_now().await;
-    overdue.expire(deadline);
+    deadlines.expire(deadline);
     assert!(matches!(
         reader.await.unwrap(),
         Some(Err(GuardedBodyError::DeadlineExceeded))
@@ -141,20 +148,24 @@ async fn a_stop_is_a_clean_end_without_completion() {
 #[tokio::test]
 async fn a_disconnected_client_drops_the_guard_and_its_deadline() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std();
-    let (body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
+    let (body, log) = guarded_with(
+        &deadlines,
+        ChannelBody(fed),
+        BodyLifetime::Deadline(deadline),
+    );
     drop(body);
     assert_eq!(log.lines(), ["let go"]);
-    assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+    assert_eq!(format!("{deadlines:?}"), "Deadlines(0 under way)");
 }
 
 #[tokio::test]
 async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_reader() {
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
     let (body, log) = guarded_with(
-        &overdue,
+        &deadlines,
         Full::new(Bytes::from_static(b"abc")),
         BodyLifetime::Deadline(deadline),
     );
@@ -162,7 +173,7 @@ async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_r
     let begun = requests.start();
     body.with_guard(|noting| noting.1 = Some(begun));
     assert_eq!((requests.started(), requests.ended()), (1, 0));
-    overdue.expire(deadline);
+    deadlines.expire(deadline);
     assert_eq!(requests.ended(), 1, "while the body is still there");
     assert_eq!(log.lines(), ["broken", "let go"]);
     let begun = requests.start();
@@ -170,39 +181,40 @@ async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_r
     assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
 }
 
-/// Looks at what is under way for so long.
-fn advance(overdue: &Deadlines, now: &mut Instant, time: Duration) {
+/// Runs the deadline check for this time.
+fn advance(deadlines: &Deadlines, now: &mut Instant, time: Duration) {
     let end = *now + time;
     while *now < end {
         *now += SCAN_INTERVAL;
-        overdue.expire(*now);
+        deadlines.expire(*now);
     }
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_cut_off_and_a_silent_server_is_not() {
     let (feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let mut now = tokio::time::Instant::now().into_std();
-    let (mut body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
+    let (mut body, log) = guarded_with(&deadlines, ChannelBody(fed), BodyLifetime::Unlimited);
     let mut asks = Box::pin(body.frame());
     assert!(futures_util::poll!(&mut asks).is_pending());
-    advance(&overdue, &mut now, Duration::from_secs(600));
+    advance(&deadlines, &mut now, Duration::from_secs(600));
     assert_eq!(log.lines(), [""; 0], "nothing is there to be taken");
     drop(asks);
-    feed.send(Bytes::from_static(b"a")).unwrap(); // and nobody asks, as HTTP/2 has it without a window
-    advance(&overdue, &mut now, Duration::from_secs(9));
+    // and without a poll, as on HTTP/2 without a window
+    feed.send(Bytes::from_static(b"a")).unwrap();
+    advance(&deadlines, &mut now, Duration::from_secs(9));
     assert_eq!(log.lines(), [""; 0]);
-    advance(&overdue, &mut now, Duration::from_secs(2));
+    advance(&deadlines, &mut now, Duration::from_secs(2));
     assert_eq!(log.lines(), ["broken", "let go"]);
 }
 
 #[tokio::test]
 async fn a_client_that_reads_a_byte_a_second_is_cut_off() {
     let (feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = deadlines();
+    let (deadlines, _) = deadlines();
     let mut now = tokio::time::Instant::now().into_std();
-    let (mut body, _log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
+    let (mut body, _log) = guarded_with(&deadlines, ChannelBody(fed), BodyLifetime::Unlimited);
     let mut taken = 0;
     loop {
         feed.send(Bytes::from_static(b"a")).ok();
@@ -210,7 +222,7 @@ async fn a_client_that_reads_a_byte_a_second_is_cut_off() {
             break;
         }
         taken += 1;
-        advance(&overdue, &mut now, Duration::from_secs(1));
+        advance(&deadlines, &mut now, Duration::from_secs(1));
     }
     assert!((10..13).contains(&taken), "{taken}");
 }

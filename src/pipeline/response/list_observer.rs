@@ -1,8 +1,9 @@
-//! What answers tell of how many objects there are, and how large: lists, and the initial events of watches. Later requests'
-//! seats are estimated by that.
+//! Learns from lists and from the initial events of watches how many objects there are and how
+//! large they are. The seats of later requests are estimated by it.
 //!
-//! Bytes are looked at as they go by and never held up. Of an answer that can tell nothing (of one namespace, of a selection,
-//! a page after the first, as long as the size of the objects is known) nothing is made.
+//! Bytes are observed as they pass and never delayed. A response that shows nothing (of one
+//! namespace, of a selection, or a page after the first, if the size of the objects is known) is
+//! not observed.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use http::request;
 
 use crate::api::gunzip::Gunzip;
 use crate::api::list_scan::ListScan;
-use crate::api::list_scan::MediaType;
+use crate::api::media_type::MediaType;
 use crate::api::watch_scan::WatchScan;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::work_estimator::list_samples::ListRequest;
@@ -22,48 +23,49 @@ use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
 use crate::flowcontrol::work_estimator::object_counts::lists_all_objects;
 use crate::request_info::RequestInfo;
 
-/// What is inflated of the events of one watch. kube-apiserver does not compress them; what stands before it may.
+/// Maximum of inflated event bytes of one watch. kube-apiserver does not compress them; a proxy
+/// before it may.
 const MAX_INFLATED_EVENT_BYTES: usize = 4 << 20;
 
-/// A list, or a watch that begins with one, from whose answer something can be learned.
+/// A list, or a watch that begins with one, whose response is worth observing.
 pub(in crate::pipeline) struct ObservedList {
     controller: Arc<Controller>,
     request: ListRequest,
 }
 
-/// An answer that goes by.
+/// A response that is observed.
 pub(in crate::pipeline) enum ListObserver {
-    /// Looked at as it is.
+    /// Observed as it is.
     Plain {
         scan: ListScan,
         listing: ObservedList,
     },
-    /// Copied in part, and looked at beside its way.
+    /// Copied in part, and inflated off the hot path.
     Compressed(ListSampleBuilder),
 }
 
 /// The initial events of a watch.
 pub(in crate::pipeline) struct InitialEventsObserver {
-    /// In boxes, for a watch outlives its initial events by far.
+    /// Boxed, since a watch outlives its initial events by far.
     scan: Option<Box<WatchScan>>,
     gunzip: Option<Box<Gunzip>>,
-    /// How they are written, if they can be read, and whether they are compressed.
+    /// The media type, if it can be parsed, and whether the events are compressed.
     coding: Option<(MediaType, bool)>,
     observed_list: Option<ObservedList>,
 }
 
-/// How the initial events came to their end.
+/// How the initial events ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum InitialEventsEnd {
-    /// There was a bookmark that says so: they were all.
+    /// A bookmark marked the end: they were all.
     Bookmark,
-    /// Nothing came for a while: there may be more.
+    /// No data arrived for a while: there may be more.
     Idle,
 }
 
 impl ObservedList {
-    /// Of this request, unless its answer tells nothing. Of a part of the objects only their size is
-    /// taken, where it is not known.
+    /// The list of this request, unless its response shows nothing. A list of a part of the objects
+    /// only shows their size, if it is unknown.
     pub(in crate::pipeline) fn new(
         controller: &Arc<Controller>,
         info: &RequestInfo<'_>,
@@ -84,17 +86,17 @@ impl ObservedList {
         })
     }
 
-    /// Of this answer to it, if it is one that can be read.
+    /// The observer of this response, if it can be parsed.
     pub(in crate::pipeline) fn observer_for<B>(
         self,
         response: &Response<B>,
     ) -> Option<Box<ListObserver>> {
-        let coding = response_coding(response)?;
+        let media_type = response_coding(response)?;
         let observer = if is_gzip(response.headers())? {
-            ListObserver::Compressed(self.controller.start_list_sample(self.request, coding))
+            ListObserver::Compressed(self.controller.start_list_sample(self.request, media_type))
         } else {
             ListObserver::Plain {
-                scan: ListScan::new(coding),
+                scan: ListScan::new(media_type),
                 listing: self,
             }
         };
@@ -103,7 +105,7 @@ impl ObservedList {
 }
 
 impl ListObserver {
-    /// These bytes go by.
+    /// Observes these bytes.
     pub(in crate::pipeline) fn feed(&mut self, data: &[u8]) {
         match self {
             Self::Plain { scan, .. } => scan.feed(data),
@@ -111,7 +113,7 @@ impl ListObserver {
         }
     }
 
-    /// It has come to its end.
+    /// Records the observed list at the response's end.
     pub(in crate::pipeline) fn finish(self) {
         match self {
             Self::Plain { scan, listing } => {
@@ -127,23 +129,24 @@ impl ListObserver {
 }
 
 impl InitialEventsObserver {
-    /// Of this answer to a watch; what there was when it began is learned where there is a `listing`.
+    /// Of this response to a watch; the initial events are recorded if there is an `observed_list`.
     pub(in crate::pipeline) fn for_response<B>(
         response: &Response<B>,
-        listing: Option<ObservedList>,
+        observed_list: Option<ObservedList>,
     ) -> Self {
         Self {
             scan: None,
             gunzip: None,
             coding: response_coding(response).zip(is_gzip(response.headers())),
-            observed_list: listing,
+            observed_list,
         }
     }
 
-    /// Reads them if there is something to learn, or if the mark is wanted.
-    pub(in crate::pipeline) fn with_scan(mut self, mark: bool) -> Self {
+    /// Starts scanning the events if they are to be recorded, or if the `mark` (the bookmark) is
+    /// needed.
+    pub(in crate::pipeline) fn with_scan(mut self, needs_bookmark: bool) -> Self {
         if let Some((coding, gzip)) = self.coding
-            && (mark || self.observed_list.is_some())
+            && (needs_bookmark || self.observed_list.is_some())
         {
             self.scan = Some(Box::new(WatchScan::new(coding)));
             self.gunzip = gzip.then(|| Box::new(Gunzip::new(MAX_INFLATED_EVENT_BYTES)));
@@ -151,20 +154,20 @@ impl InitialEventsObserver {
         self
     }
 
-    /// These bytes go by. Returns whether the mark has come.
+    /// Observes these bytes. Returns whether the bookmark has arrived.
     pub(in crate::pipeline) fn feed(&mut self, data: &[u8]) -> bool {
         let Some(scan) = &mut self.scan else {
             return false;
         };
-        let mut marked = false;
+        let mut has_bookmark = false;
         match &mut self.gunzip {
-            None => marked = scan.feed(data),
-            Some(gunzip) => gunzip.feed(data, |piece| marked |= scan.feed(piece)),
+            None => has_bookmark = scan.feed(data),
+            Some(gunzip) => gunzip.feed(data, |piece| has_bookmark |= scan.feed(piece)),
         }
-        marked
+        has_bookmark
     }
 
-    /// They have come to their end.
+    /// Records the initial events at their end.
     pub(in crate::pipeline) fn finish(&mut self, end: InitialEventsEnd) {
         self.gunzip = None;
         let (Some(scan), Some((coding, _)), Some(listing)) =
@@ -182,17 +185,18 @@ impl InitialEventsObserver {
     }
 }
 
-/// Whether the objects themselves may be the answer: one of the media types that are accepted has no `as`.
+/// Whether the response may contain the objects themselves: one of the accepted media types has no
+/// `as`.
 fn asks_for_objects(headers: &HeaderMap) -> bool {
-    let mut accepted = headers
+    let mut media_types = headers
         .get_all(header::ACCEPT)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .peekable();
-    accepted.peek().is_none() || accepted.any(|media_type| !is_transformed(media_type))
+    media_types.peek().is_none() || media_types.any(|media_type| !is_transformed(media_type))
 }
 
-/// Whether it asks for a table or for metadata.
+/// Whether it requests a table or metadata.
 fn is_transformed(media_type: &[u8]) -> bool {
     media_type
         .split(|byte| *byte == b';')
@@ -211,7 +215,7 @@ fn response_coding<B>(response: &Response<B>) -> Option<MediaType> {
         .filter(|_| response.status() == StatusCode::OK)
 }
 
-/// Whether it is compressed; none if in a way that cannot be undone here.
+/// Whether the body is compressed with gzip; `None` for any other coding.
 fn is_gzip(headers: &HeaderMap) -> Option<bool> {
     match headers.get(header::CONTENT_ENCODING) {
         None => Some(false),
@@ -238,7 +242,7 @@ mod tests {
         };
         assert!(asks(&[]));
         assert!(asks(&["application/json, */*"]));
-        // As client-go and kubectl ask.
+        // As client-go and kubectl request.
         assert!(asks(&[
             "application/vnd.kubernetes.protobuf,application/json"
         ]));

@@ -1,8 +1,8 @@
-//! What an audit log needs to know of a request besides its record: the id that it shares with the API server's log, and whom
-//! the client wants to be taken for.
+//! What an audit log needs besides the record: the id that weir's log shares with the API server's,
+//! and the impersonated user.
 //!
-//! As kube-apiserver does (`endpoints/filters/audit_init.go`, 1.36): a client's own `Audit-ID` is kept as it is, others get one,
-//! and the answer says which.
+//! As in kube-apiserver (`endpoints/filters/audit_init.go`, 1.36), a client's `Audit-ID` is kept,
+//! other requests get a new one, and the response carries it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,33 +13,33 @@ use http::StatusCode;
 
 use crate::api::UserInfo;
 use crate::identity::impersonation::target;
-use crate::pipeline::trace::Trace;
-use crate::pipeline::trace::record::RequestOutcome;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::upstream::headers::AUDIT_ID;
 
-/// A client's own id may have so many bytes, several times what a UUID has; one that is longer is replaced.
+/// Maximum length of a client's id in bytes, several times that of a UUID; a longer one is
+/// replaced.
 const MAX_AUDIT_ID_LENGTH: usize = 256;
 
-/// What an audit log needs to know besides.
+/// What an audit log needs besides the record.
 #[derive(Clone, Debug)]
 pub struct AuditContext {
     /// The request's id, here and at the API server.
     pub id: HeaderValue,
-    /// Whom it asks to be taken for.
+    /// The user that the request impersonates.
     pub impersonation_target: Option<Arc<UserInfo>>,
-    /// weir has had it judged that it may.
+    /// weir has authorized the impersonation.
     pub impersonation_allowed: bool,
-    /// Whether the witnesses were told that its answer has begun.
+    /// Whether the observers got the start of the response.
     pub response_started: bool,
 }
 
 impl AuditContext {
-    /// Of a request that came with these headers.
+    /// The context of a request with these headers.
     pub(in crate::pipeline) fn from_headers(headers: &HeaderMap) -> Self {
-        let own = headers
+        let client_id = headers
             .get(AUDIT_ID)
             .filter(|id| (1..=MAX_AUDIT_ID_LENGTH).contains(&id.len()));
-        let mut id = own.cloned().unwrap_or_else(new_audit_id);
+        let mut id = client_id.cloned().unwrap_or_else(new_audit_id);
         id.set_sensitive(true); // see `headers::keep_unindexed`
         Self {
             id,
@@ -49,30 +49,31 @@ impl AuditContext {
         }
     }
 
-    /// Writes the id into what goes on, once what is the connection's own has been removed.
-    fn propagate(&mut self, headers: &mut HeaderMap) {
+    /// Sets the id in the forwarded headers; the connection's own have been removed.
+    pub(super) fn propagate(&mut self, headers: &mut HeaderMap) {
         headers.insert(AUDIT_ID, self.id.clone());
-        let wish = target::impersonation_target(headers).ok().flatten();
-        self.impersonation_target = wish.map(|wish| wish.user);
+        let target = target::impersonation_target(headers).ok().flatten();
+        self.impersonation_target = target.map(|target| target.user);
     }
 
-    /// The answer says the id; what the API server says itself wins.
-    fn annotate(&self, headers: &mut HeaderMap) {
+    /// Sets the id in the response unless the API server has set it.
+    pub(super) fn annotate(&self, headers: &mut HeaderMap) {
         headers.entry(AUDIT_ID).or_insert_with(|| self.id.clone());
     }
 
-    /// Whom the request was taken for, once it is known that it may be: weir has had it judged, or the API server has given an
-    /// answer that comes after its own judgement. kube-apiserver notes nobody before that (`impersonation.WithImpersonation`).
+    /// The impersonated user, once the impersonation is known to be allowed: weir has authorized
+    /// it, or the API server has sent a response that follows its own authorization. kube-apiserver
+    /// records no impersonated user before that (`impersonation.WithImpersonation`).
     #[must_use]
     pub fn impersonated_user(&self, outcome: RequestOutcome) -> Option<&Arc<UserInfo>> {
-        let may = self.impersonation_allowed
+        let is_allowed = self.impersonation_allowed
             || matches!(outcome, RequestOutcome::Responded(code) if is_after_impersonation(code));
-        self.impersonation_target.as_ref().filter(|_| may)
+        self.impersonation_target.as_ref().filter(|_| is_allowed)
     }
 }
 
-/// Whether an answer shows that the request may impersonate. Those that kube-apiserver may give before it knows, or because it
-/// may not, do not.
+/// Whether a response shows that the impersonation is allowed. Responses that kube-apiserver may
+/// send before it knows, or because it is forbidden, do not.
 fn is_after_impersonation(code: StatusCode) -> bool {
     let open = [
         StatusCode::BAD_REQUEST,
@@ -82,48 +83,7 @@ fn is_after_impersonation(code: StatusCode) -> bool {
     !open.contains(&code) && !code.is_server_error()
 }
 
-impl Trace {
-    /// Somebody wants to know more of it.
-    pub(in crate::pipeline) fn start_audit(&mut self, wanted: bool, headers: &HeaderMap) {
-        if let (Some(recorded), true) = (&mut self.record, wanted) {
-            recorded.record.audit = Some(Box::new(AuditContext::from_headers(headers)));
-        }
-    }
-
-    /// What is the connection's own has been removed from the headers.
-    pub(in crate::pipeline) fn propagate_audit_id(&mut self, headers: &mut HeaderMap) {
-        if let Some(audited) = self.audit_mut() {
-            audited.propagate(headers);
-        }
-    }
-
-    /// It is known for whom it counts, and that it may impersonate whom it wants to: `judged`.
-    pub(in crate::pipeline) fn record_effective_user(
-        &mut self,
-        counted: Option<&Arc<UserInfo>>,
-        judged: bool,
-    ) {
-        if let Some(audited) = self.audit_mut() {
-            audited.impersonation_allowed = judged;
-        }
-        if let Some(recorded) = &mut self.record {
-            recorded.record.counted_as = counted.cloned();
-        }
-    }
-
-    /// The answer to it says its id.
-    pub(in crate::pipeline) fn annotate_audit_id(&mut self, headers: &mut HeaderMap) {
-        if let Some(audited) = self.audit_mut() {
-            audited.annotate(headers);
-        }
-    }
-
-    fn audit_mut(&mut self) -> Option<&mut AuditContext> {
-        self.record.as_mut()?.record.audit.as_deref_mut()
-    }
-}
-
-/// A random UUID (RFC 9562, version 4). Told apart from others by chance, which is enough for looking things up.
+/// A random UUID (RFC 9562, version 4). Random is unique enough for lookups.
 fn new_audit_id() -> HeaderValue {
     const VERSION: u128 = 0xf << 76;
     const VARIANT: u128 = 0b11 << 62;
@@ -134,7 +94,7 @@ fn new_audit_id() -> HeaderValue {
         if matches!(n, 8 | 12 | 16 | 20) {
             id.push('-');
         }
-        let _ = id.write_char(digit); // a string takes anything
+        let _ = id.write_char(digit); // infallible for a string
     }
     HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
@@ -175,34 +135,34 @@ mod tests {
     fn a_client_s_audit_id_is_kept_unless_it_is_too_long() {
         let long = "x".repeat(MAX_AUDIT_ID_LENGTH + 1);
         for (given, kept) in [("mine", true), ("", false), (&long, false)] {
-            let audited = AuditContext::from_headers(&headers(&[("audit-id", given)]));
-            assert_eq!(audited.id == given, kept, "{given}");
-            assert!(audited.id.len() <= MAX_AUDIT_ID_LENGTH);
+            let audit = AuditContext::from_headers(&headers(&[("audit-id", given)]));
+            assert_eq!(audit.id == given, kept, "{given}");
+            assert!(audit.id.len() <= MAX_AUDIT_ID_LENGTH);
         }
     }
 
     #[test]
     fn request_and_response_carry_the_audit_id() {
         let mut sent = headers(&[("audit-id", ""), ("audit-id", "second")]);
-        let mut audited = AuditContext::from_headers(&sent);
-        audited.propagate(&mut sent);
+        let mut audit = AuditContext::from_headers(&sent);
+        audit.propagate(&mut sent);
         let all: Vec<_> = sent.get_all(AUDIT_ID).iter().collect();
-        assert_eq!(all, [&audited.id]);
-        assert_eq!(audited.impersonation_target, None);
+        assert_eq!(all, [&audit.id]);
+        assert_eq!(audit.impersonation_target, None);
 
         let mut answer = HeaderMap::new();
-        audited.annotate(&mut answer);
-        assert_eq!(answer[AUDIT_ID], audited.id);
+        audit.annotate(&mut answer);
+        assert_eq!(answer[AUDIT_ID], audit.id);
         let mut answer = headers(&[("audit-id", "upstream's")]);
-        audited.annotate(&mut answer);
+        audit.annotate(&mut answer);
         assert_eq!(answer[AUDIT_ID], "upstream's");
     }
 
     fn propagated(pairs: &[(&'static str, &str)]) -> AuditContext {
         let mut headers = headers(pairs);
-        let mut audited = AuditContext::from_headers(&headers);
-        audited.propagate(&mut headers);
-        audited
+        let mut audit = AuditContext::from_headers(&headers);
+        audit.propagate(&mut headers);
+        audit
     }
 
     #[test]

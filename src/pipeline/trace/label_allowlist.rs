@@ -1,11 +1,12 @@
-//! What of a request may be a label's value before the API server has shown that it exists.
+//! The values that may be labels before the API server has shown that they exist.
 
 use crate::request_info::RequestInfo;
 
-/// The label value of what is not known.
+/// The label value of everything unknown.
 pub(in crate::pipeline) const OTHER: &str = "other";
 
-/// Resources that are known before the upstream has confirmed them, so that a refusal in the first second has its label.
+/// Resources that are known before the upstream has confirmed them, so that a rejection in the
+/// first second has its label.
 const BUILT_IN_RESOURCES: [&str; 30] = [
     "bindings",
     "configmaps",
@@ -39,7 +40,7 @@ const BUILT_IN_RESOURCES: [&str; 30] = [
     "tokenreviews",
 ];
 
-/// The API groups of those. A client can make up groups that end like them.
+/// The API groups of these resources. A client can make up groups with the same suffix.
 const BUILT_IN_GROUPS: [&str; 13] = [
     "",
     "apiextensions.k8s.io",
@@ -69,8 +70,9 @@ const ALLOWED_PATHS: [&str; 9] = [
     "/version",
 ];
 
-/// What kube-apiserver's own handlers of a path call it in `subresource`, with an empty `component`
-/// (`InstrumentHandlerFunc`, 1.36: `healthz.InstallPathHandler`, the aggregator's `openapiv3`).
+/// The `subresource` label of paths with their own handler in kube-apiserver, with an empty
+/// `component` (`InstrumentHandlerFunc`, 1.36: `healthz.InstallPathHandler`, the aggregator's
+/// `openapiv3`).
 const HANDLER_LABELS: [(&str, &str); 4] = [
     ("/healthz", "/healthz"),
     ("/livez", "/livez"),
@@ -78,7 +80,7 @@ const HANDLER_LABELS: [(&str, &str); 4] = [
     ("/openapi/v3", "openapi/v3"),
 ];
 
-/// And what it calls each of the documents below that.
+/// The label of the documents below that path.
 const OPENAPI_DOCUMENT_LABEL: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
 
 /// Whether every API server has this resource.
@@ -108,7 +110,7 @@ pub(in crate::pipeline) fn is_built_in(info: &RequestInfo<'_>) -> bool {
     resource && subresource && version && group
 }
 
-/// The path, where it is one of those that every API server has.
+/// The path, if every API server has it; else `other`.
 pub(in crate::pipeline) fn path_label(info: &RequestInfo<'_>) -> &'static str {
     ALLOWED_PATHS
         .iter()
@@ -117,7 +119,7 @@ pub(in crate::pipeline) fn path_label(info: &RequestInfo<'_>) -> &'static str {
         .unwrap_or(OTHER)
 }
 
-/// What the handler calls it, where it is one that counts by itself.
+/// The handler's label for the path, if the handler counts its requests itself.
 pub(in crate::pipeline) fn handler_label(info: &RequestInfo<'_>) -> Option<&'static str> {
     if info.is_resource_request() {
         return None;

@@ -1,14 +1,25 @@
-//! What is noted about a request, and counted at its end.
+//! What is recorded of a request, and counted at its end.
 //!
-//! A [`Trace`] begins with the request and is told its outcome once; what becomes of it is written when it is dropped: with
-//! the answer's last byte, or when the client goes away before. What is counted, and by which labels, is
-//! [`RequestMetrics`]'.
+//! A [`Trace`] starts with the request and records its outcome once. The outcome is published when
+//! the trace is dropped: with the last byte of the response, or when the client disconnects before.
+//! [`RequestMetrics`] defines what is counted, and by which labels.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `label_allowlist` `malformed_metrics` `outcome` `stage_metrics` `trace_context` |
+//! | 1 | `audit_id` `request_series` |
+//! | 2 | `record` |
+//! | 3 | `request_metrics` |
 
 pub mod audit_id;
 pub(in crate::pipeline) mod label_allowlist;
-pub(in crate::pipeline) mod outcome;
+pub(in crate::pipeline) mod malformed_metrics;
+pub mod outcome;
 pub mod record;
 pub(in crate::pipeline) mod request_metrics;
+pub(in crate::pipeline) mod request_series;
 pub(in crate::pipeline) mod stage_metrics;
 pub mod trace_context;
 
@@ -28,60 +39,65 @@ use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
 use crate::metrics::GaugeGuard;
-use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_label;
 use crate::pipeline::trace::outcome::HandlerReached;
+use crate::pipeline::trace::outcome::RejectionFacts;
 use crate::pipeline::trace::record::RecordGuard;
+use crate::pipeline::trace::record::USUAL_LENGTH;
 use crate::pipeline::trace::request_metrics::RequestEnd;
-use crate::pipeline::trace::request_metrics::RequestSeries;
-use crate::pipeline::trace::request_metrics::Responder;
+use crate::pipeline::trace::request_series::RequestSeries;
+use crate::pipeline::trace::request_series::Responder;
 use crate::pipeline::trace::stage_metrics::RequestStage;
+use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::trace::trace_context::TraceContext;
+use crate::upstream::body::memory_budget::MemoryBudget;
+use crate::upstream::body::memory_budget::MemoryReservation;
 
-pub use crate::pipeline::trace::request_metrics::MetricSubject;
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
+pub use crate::pipeline::trace::request_series::MetricSubject;
 
-/// What is known of one request, from its first byte to the last of its answer.
+/// What is known of one request, from its first byte to the last of its response.
 pub struct Trace {
     metrics: Arc<RequestMetrics>,
     arrived_at: Instant,
     times: StageTimes,
-    /// The bytes of the answer that have gone out.
+    /// The bytes of the response body that were sent.
     sent_bytes: u64,
     state: TraceState,
-    /// Told to those who look on when it is dropped.
-    pub(super) record: Option<Box<RecordGuard>>,
+    /// Passed to the observers on drop.
+    record: Option<Box<RecordGuard>>,
 }
 
-/// When a request came to which step; as long as it has not, when it came to the one before.
+/// When a request reached each step; until it has, when it reached the step before.
 #[derive(Clone, Copy, Debug)]
 struct StageTimes {
     authenticated: Instant,
-    /// Nothing but a place stands in its way any more.
+    /// Nothing but seats stands between the request and the upstream.
     admission_started: Instant,
     admitted: Instant,
     responded: Option<Instant>,
-    /// In a queue of fairness.
+    /// In a queue of priority and fairness.
     queue_wait: Duration,
 }
 
 enum TraceState {
-    /// No answer yet.
+    /// No response yet.
     Pending,
-    /// Not to be counted: it is not known what is asked, or somebody else counts it.
+    /// Not counted: the request has no RequestInfo yet, or another trace counts it.
     Unclassified,
-    /// Answered with this code.
+    /// The response has this code.
     Responded {
         series: Arc<RequestSeries>,
         code: StatusCode,
         counts: HandlerReached,
-        /// A long-running request is open for as long as this is there.
+        /// Counts a long-running request as open.
         open: Option<GaugeGuard>,
     },
 }
 
 impl Trace {
-    /// A request has arrived.
+    /// Starts with the arrival of a request.
     #[must_use]
     pub fn start(metrics: Arc<RequestMetrics>, now: Instant) -> Self {
         Self {
@@ -100,39 +116,35 @@ impl Trace {
         }
     }
 
-    /// When it arrived.
+    /// When the request arrived.
     #[must_use]
     pub const fn arrived_at(&self) -> Instant {
         self.arrived_at
     }
 
-    /// It is known what is asked: from here on it counts.
-    pub(super) fn start_counting(&mut self, recorded: Option<Box<RecordGuard>>) {
+    /// The request has a RequestInfo: it counts from here on.
+    pub(super) fn start_counting(&mut self, record: Option<Box<RecordGuard>>) {
         self.state = TraceState::Pending;
-        self.record = recorded;
+        self.record = record;
     }
 
-    /// It is known who asks.
+    /// The request is authenticated.
     pub(super) fn record_user(&mut self, user: &Arc<UserInfo>, now: Instant) {
         self.times = StageTimes {
             authenticated: now,
             admission_started: now,
             ..self.times
         };
-        if let Some(recorded) = &mut self.record {
-            recorded.record.user = Some(Arc::clone(user));
+        if let Some(guard) = &mut self.record {
+            guard.record.user = Some(Arc::clone(user));
         }
-    }
-
-    pub(super) fn record_mut(&mut self) -> Option<&mut RecordGuard> {
-        self.record.as_deref_mut()
     }
 
     fn trace_context_mut(&mut self) -> Option<&mut TraceContext> {
         self.record.as_mut()?.record.trace_context.as_deref_mut()
     }
 
-    /// The moments by which the limits decide.
+    /// The times by which the limits decide.
     pub(super) const fn admission_times(
         &self,
         deadline: Option<Instant>,
@@ -144,53 +156,124 @@ impl Trace {
         }
     }
 
-    /// It is known for whom it counts, or no rate stands in its way any more.
+    /// The effective user is known, or no rate delays the request any more.
     pub(super) fn record_admission_start(&mut self, now: Instant) {
         self.times.admission_started = now;
     }
 
-    /// What fairness decided about it, if that is known.
+    /// Starts the audit context if it is `wanted`.
+    pub(super) fn start_audit(&mut self, wanted: bool, headers: &HeaderMap) {
+        if let (Some(guard), true) = (&mut self.record, wanted) {
+            guard.record.audit = Some(Box::new(AuditContext::from_headers(headers)));
+        }
+    }
+
+    /// Sets the audit id in the headers; the connection's own headers have been removed.
+    pub(super) fn propagate_audit_id(&mut self, headers: &mut HeaderMap) {
+        if let Some(audit) = self.audit_mut() {
+            audit.propagate(headers);
+        }
+    }
+
+    /// Records the effective user, and whether weir has authorized the impersonation
+    /// (`authorized`).
+    pub(super) fn record_effective_user(
+        &mut self,
+        counted_as: Option<&Arc<UserInfo>>,
+        authorized: bool,
+    ) {
+        if let Some(audit) = self.audit_mut() {
+            audit.impersonation_allowed = authorized;
+        }
+        if let Some(guard) = &mut self.record {
+            guard.record.counted_as = counted_as.cloned();
+        }
+    }
+
+    /// Sets the audit id in the response.
+    pub(super) fn annotate_audit_id(&mut self, headers: &mut HeaderMap) {
+        if let Some(audit) = self.audit_mut() {
+            audit.annotate(headers);
+        }
+    }
+
+    fn audit_mut(&mut self) -> Option<&mut AuditContext> {
+        self.record.as_mut()?.record.audit.as_deref_mut()
+    }
+
+    /// Decides whether the request is traced, and writes that into the headers; the connection's
+    /// own headers have been removed.
+    pub(super) fn sample(&mut self, sampler: Option<Sampler>, headers: &mut HeaderMap) {
+        let (Some(sampler), Some(guard)) = (sampler, self.record.as_deref_mut()) else {
+            return;
+        };
+        let context = sampler.start(headers, || fastrand::u64(..));
+        if let Some(context) = &context {
+            context.propagate(headers);
+        }
+        guard.record.trace_context = context.map(Box::new);
+    }
+
+    /// Copies the record out of the connection's buffer, for a request that is delayed. The memory
+    /// of a long record is reserved from `budget`. `None` if there is not enough.
+    pub(super) fn detach_record(
+        &mut self,
+        budget: &Arc<MemoryBudget>,
+    ) -> Option<MemoryReservation> {
+        let mut reservation = budget.reserve();
+        let Some(guard) = self.record.as_deref_mut() else {
+            return Some(reservation);
+        };
+        let bytes = guard.record.client_controlled_bytes();
+        if bytes > USUAL_LENGTH && !reservation.try_grow_to(bytes) {
+            return None;
+        }
+        guard.record.detach_buffers();
+        Some(reservation)
+    }
+
+    /// The decision of priority and fairness, if it is known.
     pub(super) fn decision(&self) -> Option<&FlowControlDecision> {
         self.record.as_ref()?.record.decision.as_ref()
     }
 
-    /// It may go on.
+    /// The request is admitted.
     pub(super) fn record_admitted(&mut self, permit: &Permit, now: Instant) {
         self.times.admitted = now;
-        if let Some(traced) = self.trace_context_mut() {
-            traced.forwarded_at = Some(now);
+        if let Some(context) = self.trace_context_mut() {
+            context.forwarded_at = Some(now);
         }
         if let Some(queued) = permit.queue_wait() {
             self.times.queue_wait = queued;
-            let took = now.saturating_duration_since(self.times.admission_started);
-            self.metrics.stages.record_fairness(took);
+            let duration = now.saturating_duration_since(self.times.admission_started);
+            self.metrics.stages.record_fairness(duration);
         }
-        if let Some(recorded) = &mut self.record {
-            recorded.record.decision = permit.decision();
+        if let Some(guard) = &mut self.record {
+            guard.record.decision = permit.decision();
         }
     }
 
-    /// So many more bytes of the answer have gone out.
+    /// Counts these bytes of the response body.
     pub(super) fn record_sent(&mut self, bytes: usize) {
         self.sent_bytes += u64::try_from(bytes).unwrap_or_default();
     }
 
-    /// Leaves what is noted to the value returned, which goes on with the answer's body.
+    /// Moves the record into the returned trace, which the response body takes.
     #[must_use]
     pub fn hand_over(&mut self) -> Self {
-        let noted = std::mem::replace(&mut self.state, TraceState::Unclassified);
+        let state = std::mem::replace(&mut self.state, TraceState::Unclassified);
         Self {
             metrics: Arc::clone(&self.metrics),
             arrived_at: self.arrived_at,
             times: self.times,
             sent_bytes: self.sent_bytes,
-            state: noted,
+            state,
             record: self.record.take(),
         }
     }
 
-    /// The upstream has begun to answer a request whose body has this many bytes, if that is known.
-    /// Returns when that was.
+    /// The upstream has started to respond to a request whose body has this many bytes, if that is
+    /// known. Returns the time.
     pub fn record_response(
         &mut self,
         subject: MetricSubject<'_>,
@@ -203,8 +286,8 @@ impl Trace {
         };
         let now = Clock.now();
         self.times.responded = Some(now);
-        if let Some(traced) = self.trace_context_mut() {
-            traced.responded_at = Some(now);
+        if let Some(context) = self.trace_context_mut() {
+            context.responded_at = Some(now);
         }
         self.metrics.record_upstream_response(code);
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
@@ -227,13 +310,14 @@ impl Trace {
             counts,
             open,
         };
-        if let Some(recorded) = &mut self.record {
-            recorded.record_response(code);
+        if let Some(guard) = &mut self.record {
+            guard.record_response(code);
         }
         now
     }
 
-    /// The answer has these headers: a 404 in plain text is that of a path that has no route.
+    /// Records these headers of the response: a 404 in plain text is that of a path without a
+    /// route.
     pub(super) fn record_response_headers(&mut self, headers: &HeaderMap) {
         if let TraceState::Responded {
             code: StatusCode::NOT_FOUND,
@@ -247,39 +331,40 @@ impl Trace {
         }
     }
 
-    /// A part of the answer's body has gone by.
+    /// Inspects a part of the response body.
     pub(super) fn inspect_body(&mut self, data: &[u8]) {
         if let TraceState::Responded { counts, .. } = &mut self.state {
             counts.inspect(data);
         }
     }
 
-    /// A limit says no to a request with these headers; anything else that is refused has no more to be told than [`Self::refused`]
-    /// tells.
+    /// Records that a limit rejects a request with these headers. Does nothing for other
+    /// rejections, which [`Self::record_rejection`] records.
     pub(super) fn record_limit_rejection(
         &mut self,
-        refusal: &RequestRejection,
+        rejection: &RejectionFacts<'_>,
         headers: &HeaderMap,
     ) {
-        if let Some(recorded) = &mut self.record {
-            recorded.record_limit_rejection(refusal, headers);
+        if let Some(guard) = &mut self.record {
+            guard.record_limit_rejection(rejection, headers);
         }
     }
 
-    /// weir answers itself; not where the client ended the request, which gets no answer.
+    /// Records the response of weir itself; not if the client ended the request, which gets no
+    /// response.
     pub(super) fn record_rejection(
         &mut self,
         subject: MetricSubject<'_>,
-        refusal: &RequestRejection,
+        rejection: &RejectionFacts<'_>,
     ) {
-        if refusal.is_client_abort() {
+        if rejection.is_client_abort {
             return;
         }
-        let code = refusal.code();
-        if let Some(recorded) = &mut self.record {
-            recorded.record_rejection(refusal);
+        let code = rejection.code;
+        if let Some(guard) = &mut self.record {
+            guard.record_rejection(rejection);
         }
-        if let Some(cause) = refusal.upstream_failure_cause() {
+        if let Some(cause) = rejection.upstream_failure_cause {
             self.metrics.record_upstream_failure(code, cause);
         }
         let by = match HandlerReached::from_code(code) {
@@ -287,10 +372,10 @@ impl Trace {
             HandlerReached::No | HandlerReached::UnlessAuthorizerDenied(_) => Responder::NoHandler,
         };
         let series = self.metrics.series(subject, by);
-        if refusal.is_termination() {
+        if rejection.is_termination {
             self.metrics.record_termination(&series, subject.info, code);
         }
-        let denied = matches!(refusal, RequestRejection::Impersonation(_));
+        let denied = rejection.is_impersonation;
         self.state = TraceState::Responded {
             series,
             code,
@@ -305,18 +390,18 @@ impl Trace {
         };
     }
 
-    /// The answer has broken off: its time was up, or the API server let go of it.
+    /// The response broke off: at its deadline, or because the API server ended it.
     pub(super) fn record_truncation(&self) {
         let TraceState::Responded { series, open, .. } = &self.state else {
             return;
         };
         self.metrics.record_truncation(series);
-        // A watch or a tunnel ends like that whenever the API server does.
+        // A watch or a tunnel ends like that whenever the API server closes it.
         if open.is_some() {
             return;
         }
         if let Some(more) = self.metrics.truncation_log_limiter.try_log(Clock.now()) {
-            let record = self.record.as_deref().map(|recorded| &recorded.record);
+            let record = self.record.as_deref().map(|guard| &guard.record);
             let user = record.and_then(|record| record.user.as_deref());
             warn!(
                 method = record.map(|record| record.method.as_str()),
@@ -330,11 +415,11 @@ impl Trace {
         }
     }
 
-    /// A watch that asked for it has sent what there was.
+    /// A watch that requested initial events has sent them.
     pub(super) fn record_watch_list(&self, now: Instant) {
         if let TraceState::Responded { series, .. } = &self.state {
-            let took = now.saturating_duration_since(self.arrived_at);
-            self.metrics.record_watch_list(series, took);
+            let duration = now.saturating_duration_since(self.arrived_at);
+            self.metrics.record_watch_list(series, duration);
         }
     }
 
@@ -353,36 +438,35 @@ impl Trace {
 
     fn record_stages(&self, now: Instant, open: bool) {
         let StageTimes {
-            authenticated: known,
+            authenticated,
             admitted,
-            responded: answered,
+            responded,
             ..
         } = self.times;
-        let Some(answered) = answered else { return };
+        let Some(responded) = responded else { return };
         let stage = |stage, from, to: Instant| {
-            let took = to.saturating_duration_since(from);
-            self.metrics.stages.record_stage(stage, took);
+            let duration = to.saturating_duration_since(from);
+            self.metrics.stages.record_stage(stage, duration);
         };
-        stage(RequestStage::Authentication, self.arrived_at, known);
-        stage(RequestStage::Limits, known, admitted);
-        stage(RequestStage::Upstream, admitted, answered);
+        stage(RequestStage::Authentication, self.arrived_at, authenticated);
+        stage(RequestStage::Limits, authenticated, admitted);
+        stage(RequestStage::Upstream, admitted, responded);
         if !open {
-            stage(RequestStage::Response, answered, now);
+            stage(RequestStage::Response, responded, now);
         }
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        if let Some(recorded) = &mut self.record {
-            recorded.record.sent_bytes = self.sent_bytes;
+        if let Some(guard) = &mut self.record {
+            guard.record.sent_bytes = self.sent_bytes;
         }
         match &self.state {
-            // The connection tells the client 500, once the stack is unwound.
+            // The connection responds 500 once the stack is unwound.
             TraceState::Pending if std::thread::panicking() => {
-                let recorded = self.record.as_deref();
-                self.metrics
-                    .record_panic(recorded.map(|recorded| &recorded.record));
+                let guard = self.record.as_deref();
+                self.metrics.record_panic(guard.map(|guard| &guard.record));
             }
             TraceState::Pending => self.metrics.aborted.inc(),
             TraceState::Unclassified => {}
@@ -394,7 +478,8 @@ impl Drop for Trace {
                 series, code, open, ..
             } => {
                 self.metrics.record_request(series, *code);
-                // Upstream observes no duration for what its filters refuse: the handlers behind them do that.
+                // Upstream observes no duration of what its filters reject: the handlers behind
+                // them do that.
                 if *code != StatusCode::TOO_MANY_REQUESTS {
                     self.record_end(series, open.is_some());
                 }

@@ -1,24 +1,76 @@
-//! Which answers kube-apiserver counts as requests of a handler. Pure.
+//! The outcome of a request, and which responses kube-apiserver counts as requests of a handler.
+//! Pure.
 
 use http::StatusCode;
 
-/// Whether an answer is one that kube-apiserver counts into `apiserver_request_*`. It does not count what ends before a handler
-/// (`InstrumentRouteFunc`) is reached: 401, the authorizer's 403, 404 of no route, 405, 415. Whoever is nobody can have as many of
-/// these as he likes, for whatever he makes up.
+use crate::limits::Rejection;
+
+/// The outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestOutcome {
+    /// The client disconnected, or has no response yet.
+    NoResponse,
+    /// The API server responded.
+    Responded(StatusCode),
+    /// A limit rejected the request with 429: see `RequestRejection::limit`.
+    Rejected(&'static str),
+    /// weir rejected the request for another reason.
+    Failed(StatusCode),
+    /// A defect of weir.
+    Panicked,
+}
+
+impl RequestOutcome {
+    /// The code of the response.
+    #[must_use]
+    pub const fn code(self) -> Option<StatusCode> {
+        match self {
+            Self::NoResponse => None,
+            Self::Responded(code) | Self::Failed(code) => Some(code),
+            Self::Rejected(_) => Some(StatusCode::TOO_MANY_REQUESTS),
+            Self::Panicked => Some(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}
+
+/// What is recorded of a rejected request.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pipeline) struct RejectionFacts<'a> {
+    /// The code of the response.
+    pub(in crate::pipeline) code: StatusCode,
+    /// The label of the limit that rejects the request.
+    pub(in crate::pipeline) limit: Option<&'static str>,
+    /// The rejection of an admission limit, which names its flow schema or its rule.
+    pub(in crate::pipeline) limit_rejection: Option<&'a Rejection>,
+    /// The cause of a 502, 503 or 504 that stands in for the API server's response.
+    pub(in crate::pipeline) upstream_failure_cause: Option<&'static str>,
+    /// A limit or the request's deadline is the reason.
+    pub(in crate::pipeline) is_termination: bool,
+    /// The client ended the request, so no response is received.
+    pub(in crate::pipeline) is_client_abort: bool,
+    /// weir rejects the impersonation.
+    pub(in crate::pipeline) is_impersonation: bool,
+}
+
+/// Whether kube-apiserver counts the response in `apiserver_request_*`. It does not count what ends
+/// before a handler (`InstrumentRouteFunc`) is reached: 401, the authorizer's 403, 404 without a
+/// route, 405, 415. An unauthenticated client can cause any number of these, for anything that it
+/// makes up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum HandlerReached {
     Yes,
     No,
-    /// A 403, of whose body this is the beginning: the authorizer's names a user in its own way, that of an admission plugin (quota,
-    /// PodSecurity) does not.
+    /// A 403 whose body starts with these bytes. The authorizer names a user in its own way, which
+    /// an admission plugin (quota, PodSecurity) does not.
     UnlessAuthorizerDenied(Vec<u8>),
 }
 
-/// Of a 403's body as much is looked at: where the authorizer's Status has its message, in any encoding.
+/// How many bytes of a 403's body are inspected: the authorizer's Status has its message there, in
+/// any encoding.
 const INSPECTED_PREFIX: usize = 1024;
 
 impl HandlerReached {
-    /// As far as the code tells.
+    /// As far as the code shows.
     pub(in crate::pipeline) fn from_code(code: StatusCode) -> Self {
         match code {
             StatusCode::UNAUTHORIZED
@@ -29,7 +81,7 @@ impl HandlerReached {
         }
     }
 
-    /// A part of the body has gone by.
+    /// Inspects a part of the body.
     pub(in crate::pipeline) fn inspect(&mut self, data: &[u8]) {
         if let Self::UnlessAuthorizerDenied(seen) = self {
             let room = INSPECTED_PREFIX.saturating_sub(seen.len());
@@ -37,7 +89,7 @@ impl HandlerReached {
         }
     }
 
-    /// What it comes to, at the end.
+    /// Whether a handler was reached, at the end of the body.
     pub(in crate::pipeline) fn reached(&self) -> bool {
         match self {
             Self::Yes => true,

@@ -1,7 +1,8 @@
-//! What became of one request, for those who look on: the audit log, the top talkers, the log of refusals.
+//! The record of one request for its observers: the audit log, the top talkers, the log of
+//! rejections.
 //!
-//! A [`Record`] is made when it is known what is asked, if anybody looks on at all, and goes the request's way with it: it is
-//! told who asks, what was decided, what was answered, and how much of it went out.
+//! A [`Record`] is created with the RequestInfo, if there are observers. It follows the request and
+//! takes up its user, the decision, the response and the bytes sent.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,108 +23,80 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Rejection;
-use crate::pipeline::Peer;
-use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::trace::Trace;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::trace::audit_id::AuditContext;
+use crate::pipeline::trace::outcome::RejectionFacts;
+use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::trace_context::TraceContext;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
-use crate::upstream::body::memory_budget::MemoryBudget;
-use crate::upstream::body::memory_budget::MemoryReservation;
 
-/// Targets, user agents, the addresses of proxies, and users are no longer than this together as a rule, in bytes.
-const USUAL_LENGTH: usize = 512;
+/// Targets, user agents, proxy addresses and users are usually no longer than this together, in
+/// bytes.
+pub(super) const USUAL_LENGTH: usize = 512;
 
-/// One request, as far as it has come.
+/// One request, as far as it has proceeded.
 #[derive(Debug)]
 pub struct Record {
-    /// Its method.
+    /// The HTTP method.
     pub method: Method,
-    /// Its target, byte for byte.
+    /// The target, byte for byte.
     pub target: PathAndQuery,
-    /// Whether it runs for as long as it likes: a watch, a tunnel, a log that is followed.
+    /// Whether the request is long-running: a watch, a tunnel, a log that is followed.
     pub long_running: bool,
-    /// Where the connection is from.
+    /// The address of the connection's client.
     pub peer: SocketAddr,
-    /// What was said on the way of where it is from, if who said it is trusted.
+    /// `X-Forwarded-For`, if the connection is from a trusted proxy.
     pub forwarded_for: Option<HeaderValue>,
-    /// What the client calls itself.
+    /// `User-Agent`.
     pub user_agent: Option<HeaderValue>,
-    /// When it came.
+    /// When the request arrived.
     pub arrived: Instant,
-    /// The same, by the calendar.
+    /// The wall-clock time of the arrival.
     pub arrived_wall: SystemTime,
-    /// Who asks; `None` for who was turned away before that was known.
+    /// The authenticated user; `None` if the request was rejected before.
     pub user: Option<Arc<UserInfo>>,
-    /// For whom it counts, if for somebody else (`--classify-impersonated`).
+    /// The user that the request counts for, if it is not `user` (`--classify-impersonated`).
     pub counted_as: Option<Arc<UserInfo>>,
-    /// What fairness decided, once it did.
+    /// The decision of priority and fairness, once there is one.
     pub decision: Option<FlowControlDecision>,
-    /// The rule of `clientLimits` that said no.
+    /// The rule of `clientLimits` that rejected the request.
     pub rule: Option<Arc<str>>,
-    /// The trace that it is part of, if it is traced.
+    /// The request's trace, if it is sampled.
     pub trace_context: Option<Box<TraceContext>>,
-    /// What it was told.
+    /// The outcome of the request.
     pub outcome: RequestOutcome,
-    /// How much of the answer's body has gone out, in bytes; known at its end.
+    /// The bytes of the response body that were sent; set at the end.
     pub sent_bytes: u64,
-    /// What an audit log asks for, if there is one; the id also where a line tells of it.
+    /// What an audit log needs, if there is one; also set if a log line names the id.
     pub audit: Option<Box<AuditContext>>,
-    /// Somebody is going to write down that it was rejected.
+    /// An observer logs the rejection.
     pub is_logged: bool,
 }
 
-/// What a request was told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestOutcome {
-    /// Nothing: its client has gone away, or has not been answered yet.
-    NoResponse,
-    /// What the API server said.
-    Responded(StatusCode),
-    /// A limit said no, 429: see [`RequestRejection::limit`].
-    Rejected(&'static str),
-    /// weir said no for another reason.
-    Failed(StatusCode),
-    /// A defect of weir's.
-    Panicked,
-}
-
-impl RequestOutcome {
-    /// The code that the client got.
-    #[must_use]
-    pub const fn code(self) -> Option<StatusCode> {
-        match self {
-            Self::NoResponse => None,
-            Self::Responded(code) | Self::Failed(code) => Some(code),
-            Self::Rejected(_) => Some(StatusCode::TOO_MANY_REQUESTS),
-            Self::Panicked => Some(StatusCode::INTERNAL_SERVER_ERROR),
-        }
-    }
-}
-
-/// Who looks on. Called in a request's way, on the workers: what takes time is to be done elsewhere.
+/// Observes requests. Called on the workers while a request is executing: slow work must be done
+/// elsewhere.
 pub trait RequestObserver: fmt::Debug + Send + Sync {
-    /// A limit has said no, which is going to be told to the client. Whether this is going to be written down where somebody may look
-    /// for it: it has an id then, which the client hears.
+    /// A limit has rejected the request; the response is about to be sent. Returns whether the
+    /// observer logs the rejection for later lookup: the response then carries an id.
     fn on_rejected(&self, record: &Record) -> bool {
         let _ = record;
         false
     }
 
-    /// The answer to a request that runs long has begun.
+    /// The response to a long-running request has started.
     fn on_response_started(&self, record: &Record) {
         let _ = record;
     }
 
-    /// The last byte has gone, or the client has, at `now`.
+    /// The last byte was sent, or the client disconnected, at `now`.
     fn on_ended(&self, record: &Record, now: Instant);
 }
 
-/// All who look on.
+/// All observers.
 pub type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
 
-/// A record that is told to the witnesses when it is dropped.
+/// A record that is passed to the observers on drop.
 #[derive(Debug)]
 pub(in crate::pipeline) struct RecordGuard {
     observers: RequestObservers,
@@ -131,7 +104,7 @@ pub(in crate::pipeline) struct RecordGuard {
 }
 
 impl Record {
-    /// What is asked, parsed once more.
+    /// The RequestInfo, parsed once more.
     ///
     /// # Errors
     /// None, as it was parsed before.
@@ -139,7 +112,7 @@ impl Record {
         RequestInfo::parse(self.method.as_str(), self.target.as_str().as_bytes())
     }
 
-    /// For whom it counts, as the limits see it.
+    /// The user that the limits see.
     #[must_use]
     pub fn effective_user(&self) -> Option<&UserInfo> {
         self.counted_as.as_deref().or(self.user.as_deref())
@@ -147,27 +120,25 @@ impl Record {
 }
 
 impl Record {
-    /// The bytes of what is as long as the client likes.
-    fn client_controlled_bytes(&self) -> usize {
+    /// The bytes whose length the client determines.
+    pub(super) fn client_controlled_bytes(&self) -> usize {
         let texts = [&self.forwarded_for, &self.user_agent];
         let texts = texts.into_iter().flatten().map(HeaderValue::len);
-        let wish = self
-            .audit
-            .as_ref()
-            .map(|audited| &audited.impersonation_target);
-        let users = [Some(&self.user), Some(&self.counted_as), wish];
+        let impersonated = self.audit.as_ref().map(|audit| &audit.impersonation_target);
+        let users = [Some(&self.user), Some(&self.counted_as), impersonated];
         let users = users.into_iter().flatten().flatten();
         let users = users.map(|user| user.size_bytes());
         self.target.as_str().len() + texts.sum::<usize>() + users.sum::<usize>()
     }
 
-    /// Copies what is a part of the connection's buffer, which would be kept as long as the record otherwise.
-    fn detach_buffers(&mut self) {
+    /// Copies what shares the connection's buffer, which would otherwise live as long as the
+    /// record.
+    pub(super) fn detach_buffers(&mut self) {
         let target = Bytes::copy_from_slice(self.target.as_str().as_bytes());
         if let Ok(target) = PathAndQuery::from_maybe_shared(target) {
             self.target = target;
         }
-        let id = self.audit.as_mut().map(|audited| &mut audited.id);
+        let id = self.audit.as_mut().map(|audit| &mut audit.id);
         let texts = [self.forwarded_for.as_mut(), self.user_agent.as_mut(), id];
         for text in texts.into_iter().flatten() {
             if let Ok(copied) = HeaderValue::from_bytes(text.as_bytes()) {
@@ -177,40 +148,20 @@ impl Record {
     }
 }
 
-impl Trace {
-    /// Lets go of the connection's buffer, for a request that is to be held; what it keeps itself, if that is long, is taken
-    /// from `room`. `None` if there is not enough.
-    pub(in crate::pipeline) fn detach_record(
-        &mut self,
-        room: &Arc<MemoryBudget>,
-    ) -> Option<MemoryReservation> {
-        let mut reserved = room.reserve();
-        let Some(recorded) = self.record_mut() else {
-            return Some(reserved);
-        };
-        let length = recorded.record.client_controlled_bytes();
-        if length > USUAL_LENGTH && !reserved.try_grow_to(length) {
-            return None;
-        }
-        recorded.record.detach_buffers();
-        Some(reserved)
-    }
-}
-
 impl RecordGuard {
-    /// Of a request of which no more is known than what it asks for; nothing where nobody looks on.
+    /// The record of a request that has only a RequestInfo yet; `None` without observers.
     pub(in crate::pipeline) fn new(
-        witnesses: &RequestObservers,
+        observers: &RequestObservers,
         (peer, head): (&Peer, &request::Parts),
         (target, info): (&PathAndQuery, &RequestInfo<'_>),
         (arrived, arrived_wall): (Instant, SystemTime),
     ) -> Option<Box<Self>> {
-        if witnesses.is_empty() {
+        if observers.is_empty() {
             return None;
         }
         let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
         Some(Box::new(Self {
-            observers: Arc::clone(witnesses),
+            observers: Arc::clone(observers),
             record: Record {
                 method: head.method.clone(),
                 target: target.clone(),
@@ -236,40 +187,42 @@ impl RecordGuard {
     pub(in crate::pipeline) fn record_response(&mut self, code: StatusCode) {
         self.record.outcome = RequestOutcome::Responded(code);
         if self.record.long_running {
-            for witness in &*self.observers {
-                witness.on_response_started(&self.record);
+            for observer in &*self.observers {
+                observer.on_response_started(&self.record);
             }
-            if let Some(audited) = &mut self.record.audit {
-                audited.response_started = true;
+            if let Some(audit) = &mut self.record.audit {
+                audit.response_started = true;
             }
         }
     }
 
-    pub(in crate::pipeline) fn record_rejection(&mut self, refusal: &RequestRejection) {
-        let told = matches!(self.record.outcome, RequestOutcome::Rejected(_)); // by `rejected`
-        if !told {
-            self.record.outcome = RequestOutcome::Failed(refusal.code());
+    pub(in crate::pipeline) fn record_rejection(&mut self, rejection: &RejectionFacts<'_>) {
+        // by `record_limit_rejection`
+        let is_recorded = matches!(self.record.outcome, RequestOutcome::Rejected(_));
+        if !is_recorded {
+            self.record.outcome = RequestOutcome::Failed(rejection.code);
         }
     }
 
-    /// A limit says no to a request with these headers. What is written down about it has an id: the client's own, or a new one.
+    /// Records that a limit rejects a request with these headers. A logged rejection has an id: the
+    /// client's own, or a new one.
     pub(in crate::pipeline) fn record_limit_rejection(
         &mut self,
-        refusal: &RequestRejection,
+        rejection: &RejectionFacts<'_>,
         headers: &HeaderMap,
     ) {
-        let Some(limit) = refusal.limit() else {
+        let Some(limit) = rejection.limit else {
             return;
         };
         self.record.outcome = RequestOutcome::Rejected(limit);
-        if let RequestRejection::Limit(rejection) = refusal {
-            self.record.decision = rejection.decision();
-            if let Rejection::ClientLimit(rejected) = rejection {
+        if let Some(limit_rejection) = rejection.limit_rejection {
+            self.record.decision = limit_rejection.decision();
+            if let Rejection::ClientLimit(rejected) = limit_rejection {
                 self.record.rule = Some(Arc::clone(&rejected.rule));
             }
         }
-        for witness in &*self.observers {
-            self.record.is_logged |= witness.on_rejected(&self.record);
+        for observer in &*self.observers {
+            self.record.is_logged |= observer.on_rejected(&self.record);
         }
         if self.record.is_logged {
             let id = || Box::new(AuditContext::from_headers(headers));
@@ -297,10 +250,13 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::pipeline::request_body::BodyReadError;
+    use crate::pipeline::reject::rejection::BodyReadError;
+    use crate::pipeline::reject::rejection::RequestRejection;
+    use crate::pipeline::trace::Trace;
     use crate::request_info::RequestKind;
+    use crate::upstream::body::memory_budget::MemoryBudget;
 
-    /// Notes how requests ended, and whether their answers were told of when they began.
+    /// Records how requests ended, and whether the start of their responses was observed.
     #[derive(Debug, Default)]
     struct TestObserver(Mutex<Vec<(&'static str, RequestOutcome, u64)>>);
 
@@ -316,8 +272,8 @@ mod tests {
         }
     }
 
-    fn record_guard(onlooker: &Arc<TestObserver>, long_running: bool) -> RecordGuard {
-        let witness: Arc<dyn RequestObserver> = Arc::<TestObserver>::clone(onlooker);
+    fn record_guard(observer: &Arc<TestObserver>, long_running: bool) -> RecordGuard {
+        let witness: Arc<dyn RequestObserver> = Arc::<TestObserver>::clone(observer);
         RecordGuard {
             observers: Arc::from([witness]),
             record: Record {
@@ -344,44 +300,44 @@ mod tests {
 
     #[test]
     fn observers_get_the_start_of_a_long_response_and_every_end() {
-        let onlooker = Arc::new(TestObserver::default());
+        let observer = Arc::new(TestObserver::default());
         for long_running in [true, false] {
-            let mut recorded = record_guard(&onlooker, long_running);
-            recorded.record_response(StatusCode::OK);
-            recorded.record.sent_bytes += 7;
+            let mut guard = record_guard(&observer, long_running);
+            guard.record_response(StatusCode::OK);
+            guard.record.sent_bytes += 7;
         }
-        drop(record_guard(&onlooker, false)); // the client went away
+        drop(record_guard(&observer, false)); // the client disconnected
         let ok = RequestOutcome::Responded(StatusCode::OK);
-        let told = [
+        let events = [
             ("answering", ok, 0),
             ("ended", ok, 7),
             ("ended", ok, 7),
             ("ended", RequestOutcome::NoResponse, 0),
         ];
-        assert_eq!(*onlooker.0.lock().unwrap(), told);
+        assert_eq!(*observer.0.lock().unwrap(), events);
     }
 
     #[test]
     fn a_rejection_is_recorded_by_its_limit() {
-        let onlooker = Arc::new(TestObserver::default());
+        let observer = Arc::new(TestObserver::default());
         let rejection = Rejection::MaxInFlight {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let refusal = RequestRejection::Limit(rejection);
-        let mut recorded = record_guard(&onlooker, false);
-        recorded.record_limit_rejection(&refusal, &HeaderMap::new());
-        recorded.record_rejection(&refusal);
-        assert!(recorded.record.audit.is_none(), "nobody writes it down");
-        drop(recorded);
-        let [(_, outcome, _)] = onlooker.0.lock().unwrap()[..] else {
+        let rejected = RequestRejection::Limit(rejection);
+        let mut guard = record_guard(&observer, false);
+        guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
+        guard.record_rejection(&rejected.facts());
+        assert!(guard.record.audit.is_none(), "nobody writes it down");
+        drop(guard);
+        let [(_, outcome, _)] = observer.0.lock().unwrap()[..] else {
             panic!("one request");
         };
         assert_eq!(outcome, RequestOutcome::Rejected("max-in-flight"));
         assert_eq!(outcome.code(), Some(StatusCode::TOO_MANY_REQUESTS));
     }
 
-    /// Writes down what is rejected.
+    /// Logs every rejection.
     #[derive(Debug)]
     struct RejectionRecorder;
 
@@ -399,15 +355,15 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let refusal = RequestRejection::Limit(rejection);
+        let rejected = RequestRejection::Limit(rejection);
         let id = |own: Option<&'static str>| {
-            let mut recorded = record_guard(&Arc::default(), false);
-            let clerk: Arc<dyn RequestObserver> = Arc::new(RejectionRecorder);
-            recorded.observers = Arc::from([clerk]);
+            let mut guard = record_guard(&Arc::default(), false);
+            let recorder: Arc<dyn RequestObserver> = Arc::new(RejectionRecorder);
+            guard.observers = Arc::from([recorder]);
             let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
-            recorded.record_limit_rejection(&refusal, &HeaderMap::from_iter(own));
-            assert!(recorded.record.is_logged);
-            recorded.record.audit.take().unwrap().id
+            guard.record_limit_rejection(&rejected.facts(), &HeaderMap::from_iter(own));
+            assert!(guard.record.is_logged);
+            guard.record.audit.take().unwrap().id
         };
         assert_eq!(id(Some("mine")), "mine");
         assert_ne!(id(None), id(None));
@@ -415,15 +371,15 @@ mod tests {
 
     #[test]
     fn an_event_over_the_body_budget_is_rejected_and_an_aborted_one_is_not() {
-        let onlooker = Arc::new(TestObserver::default());
+        let observer = Arc::new(TestObserver::default());
         for fault in [BodyReadError::BudgetExhausted, BodyReadError::Malformed] {
-            let refusal = RequestRejection::Body(fault);
-            let mut recorded = record_guard(&onlooker, false);
-            recorded.record_limit_rejection(&refusal, &HeaderMap::new());
-            recorded.record_rejection(&refusal);
+            let rejected = RequestRejection::Body(fault);
+            let mut guard = record_guard(&observer, false);
+            guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
+            guard.record_rejection(&rejected.facts());
         }
-        let told = onlooker.0.lock().unwrap();
-        let outcomes: Vec<_> = told.iter().map(|(_, outcome, _)| *outcome).collect();
+        let events = observer.0.lock().unwrap();
+        let outcomes: Vec<_> = events.iter().map(|(_, outcome, _)| *outcome).collect();
         let broken = RequestOutcome::Failed(StatusCode::BAD_REQUEST);
         assert_eq!(outcomes, [RequestOutcome::Rejected("event-bodies"), broken]);
     }
@@ -432,21 +388,21 @@ mod tests {
     fn a_held_rejection_keeps_no_connection_buffer_and_long_users_within_the_budget() {
         let buffer = Bytes::from(vec![b'a'; 1 << 20]);
         let piece = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
-        let mut recorded = record_guard(&Arc::default(), false);
+        let mut guard = record_guard(&Arc::default(), false);
         let id = ("audit-id".parse().unwrap(), piece(0..36));
-        let mut audited = AuditContext::from_headers(&HeaderMap::from_iter([id]));
-        assert_eq!(audited.id.len(), 36);
-        recorded.record.user_agent = Some(piece(36..100));
+        let mut audit = AuditContext::from_headers(&HeaderMap::from_iter([id]));
+        assert_eq!(audit.id.len(), 36);
+        guard.record.user_agent = Some(piece(36..100));
         let wish = UserInfo {
             name: "b".repeat(1000),
             ..UserInfo::anonymous()
         };
-        audited.impersonation_target = Some(Arc::new(wish));
-        recorded.record.audit = Some(Box::new(audited));
+        audit.impersonation_target = Some(Arc::new(wish));
+        guard.record.audit = Some(Box::new(audit));
         let metrics =
             crate::pipeline::trace::RequestMetrics::register(&crate::metrics::Registry::new());
         let mut trace = Trace::start(metrics, Clock.now());
-        trace.record = Some(Box::new(recorded));
+        trace.record = Some(Box::new(guard));
         assert!(trace.detach_record(&MemoryBudget::new(1000)).is_none());
         let room = MemoryBudget::new(2000);
         let _reserved = trace.detach_record(&room).unwrap();
@@ -456,13 +412,13 @@ mod tests {
 
     #[test]
     fn a_panic_is_recorded() {
-        let onlooker = Arc::new(TestObserver::default());
-        let recorded = record_guard(&onlooker, false);
+        let observer = Arc::new(TestObserver::default());
+        let guard = record_guard(&observer, false);
         let panicked = catch_unwind(AssertUnwindSafe(move || {
-            let _recorded = recorded;
+            let _guard = guard;
             panic!("on purpose");
         }));
         assert!(panicked.is_err());
-        assert_eq!(onlooker.0.lock().unwrap()[0].1, RequestOutcome::Panicked);
+        assert_eq!(observer.0.lock().unwrap()[0].1, RequestOutcome::Panicked);
     }
 }

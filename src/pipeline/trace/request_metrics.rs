@@ -1,22 +1,16 @@
-//! The metrics of kube-apiserver that count requests, and what they are labelled with.
+//! kube-apiserver's metrics that count requests, and weir's own.
 //!
-//! Series are looked up once a request and never by more label values than a bound: a client can choose a path, not a label.
-//! What is only seldom asked of a series is made when it is first used.
+//! A request looks up its series once. The number of series is bounded, and a client can choose a
+//! path but not a label. Rarely used metrics of a series are created with their first use.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use http::HeaderValue;
 use http::StatusCode;
-use http::header;
-use http::request;
-use prometheus::Histogram;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
-use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
 use crate::hash_keys::HashKey;
@@ -25,19 +19,23 @@ use crate::hash_keys::SharedHashKeyMap;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::pipeline::reject::malformed::MalformedRequestMetrics;
 use crate::pipeline::trace::label_allowlist::OTHER;
 use crate::pipeline::trace::label_allowlist::handler_label;
 use crate::pipeline::trace::label_allowlist::is_built_in;
-use crate::pipeline::trace::label_allowlist::path_label;
+use crate::pipeline::trace::malformed_metrics::MalformedRequestMetrics;
 use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::request_series::CodeCounters;
+use crate::pipeline::trace::request_series::MetricSubject;
+use crate::pipeline::trace::request_series::RequestSeries;
+use crate::pipeline::trace::request_series::Responder;
 use crate::pipeline::trace::stage_metrics::StageMetrics;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
-/// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
+/// The labels of `apiserver_request_duration_seconds`. The other metrics have the same labels in
+/// this order, each with its own left out.
 const LABELS: [&str; 8] = [
     "verb",
     "dry_run",
@@ -49,7 +47,7 @@ const LABELS: [&str; 8] = [
     "component",
 ];
 
-/// The same where dry runs are not told apart.
+/// The labels without the dry run.
 const WITHOUT_DRY_RUN: [&str; 7] = [
     "verb",
     "group",
@@ -60,35 +58,36 @@ const WITHOUT_DRY_RUN: [&str; 7] = [
     "component",
 ];
 
-/// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
+/// Upper bounds of `apiserver_request_duration_seconds` (`endpoints/metrics/metrics.go`), in
+/// seconds.
 const DURATION_BUCKETS: [f64; 23] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
     10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
 ];
 
-/// `apiserver_request_sli_duration_seconds`' (in the same place).
+/// Upper bounds of `apiserver_request_sli_duration_seconds` (in the same place), in seconds.
 const SLI_BUCKETS: [f64; 21] = [
     0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0,
     30.0, 45.0, 60.0,
 ];
 
-/// `apiserver_response_sizes`' (in the same place).
+/// Upper bounds of `apiserver_response_sizes` (in the same place), in bytes.
 const SIZE_BUCKETS: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
 
-/// `apiserver_watch_list_duration_seconds`' (in the same place).
+/// Upper bounds of `apiserver_watch_list_duration_seconds` (in the same place), in seconds.
 const WATCH_LIST_BUCKETS: [f64; 17] = [
     0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
 ];
 
-/// `apiserver_request_body_size_bytes`' (`endpoints/handlers/metrics/metrics.go`): 31 from 50,000, each 100,000 above the one
-/// before; a body is at most 3 MiB there.
+/// Upper bounds of `apiserver_request_body_size_bytes` (`endpoints/handlers/metrics/metrics.go`):
+/// 31 from 50,000, each 100,000 above the one before. A body is at most 3 MiB there.
 fn body_buckets() -> Vec<f64> {
     (0..31_u32)
         .map(|n| 50_000.0 + 100_000.0 * f64::from(n))
         .collect()
 }
 
-/// The verbs whose bodies are measured, and upstream's names for them.
+/// The verbs whose bodies are measured, with upstream's names.
 const VERBS_WITH_BODY: [(Verb, &str); 5] = [
     (Verb::Create, "create"),
     (Verb::Delete, "delete"),
@@ -97,11 +96,9 @@ const VERBS_WITH_BODY: [(Verb, &str); 5] = [
     (Verb::Update, "update"),
 ];
 
-/// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
+/// Maximum number of label sets: a cluster with 200 resource types uses about 10 of each. Beyond
+/// it, every request is `other`.
 const MAX_SERIES: usize = 4096;
-
-/// The codes that are counted without a look-up by text; the others are rare.
-const COMMON_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
 
 /// kube-apiserver's name for itself in these metrics.
 const COMPONENT: &str = "apiserver";
@@ -127,7 +124,7 @@ pub struct RequestMetrics {
     secret: HashSecret,
 }
 
-/// What is measured of requests.
+/// The histograms of requests.
 struct RequestHistograms {
     duration: HistogramVec,
     sli: HistogramVec,
@@ -136,55 +133,14 @@ struct RequestHistograms {
     watch_lists: HistogramVec,
 }
 
-/// One set of label values, resolved.
-pub(in crate::pipeline) struct RequestSeries {
-    values: [Box<str>; 8],
-    duration: OnceLock<Histogram>,
-    sli: OnceLock<Histogram>,
-    response_size: OnceLock<Histogram>,
-    body_size: OnceLock<Histogram>,
-    common: CodeCounters,
-    /// Refused by a limit; of resources, whose labels are all here.
-    terminated: OnceLock<IntCounter>,
-    long_running: OnceLock<IntGauge>,
-}
-
-/// A counter for each of the usual codes.
-#[derive(Default)]
-struct CodeCounters([OnceLock<IntCounter>; COMMON_CODES.len()]);
-
-impl CodeCounters {
-    fn inc(&self, code: StatusCode, resolve: impl FnOnce() -> IntCounter) {
-        let usual = COMMON_CODES
-            .iter()
-            .zip(&self.0)
-            .find(|(usual, _)| **usual == code.as_u16());
-        match usual {
-            Some((_, counter)) => counter.get_or_init(resolve).inc(),
-            None => resolve().inc(),
-        }
-    }
-}
-
-/// Who has answered a request: by that upstream labels it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum Responder {
-    /// weir itself, as kube-apiserver's filters do.
-    Filter,
-    /// The API server, and whether its answer shows that what was asked for exists.
-    Handler { exists: bool },
-    /// The API server, or weir in its place, before a handler was found that counts: see [`Counts`](crate::pipeline::trace::outcome::Counts).
-    NoHandler,
-}
-
-/// How a request ended that was not refused by a limit.
+/// The end of a request that no limit rejected.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pipeline) struct RequestEnd {
-    /// Since it came.
+    /// Since the arrival.
     pub(in crate::pipeline) duration: Duration,
-    /// Of that, in a queue of fairness.
+    /// Of that, in a queue of priority and fairness.
     pub(in crate::pipeline) queue_wait: Duration,
-    /// The bytes of the API server's answer; `None` where weir answered.
+    /// The bytes of the API server's response body; `None` if weir responded.
     pub(in crate::pipeline) sent_bytes: Option<u64>,
 }
 
@@ -236,7 +192,7 @@ fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
 }
 
 impl RequestMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Arc<Self> {
         let [
@@ -303,7 +259,7 @@ impl RequestMetrics {
     pub(in crate::pipeline) fn series(
         &self,
         subject: MetricSubject<'_>,
-        by: Responder,
+        responder: Responder,
     ) -> Arc<RequestSeries> {
         let MetricSubject {
             labels: common,
@@ -315,18 +271,19 @@ impl RequestMetrics {
             info.resource(),
             info.subresource(),
         ];
-        let handled = match by {
+        let handler = match responder {
             Responder::Filter | Responder::NoHandler => None,
             Responder::Handler { .. } => handler_label(info),
         };
-        let key = HashKey::of(&self.secret, (common, names, handled));
+        let key = HashKey::of(&self.secret, (common, names, handler));
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }
-        // What has no verb has no handler: a success is CORS' then, which asks nobody who he is.
-        let exists = by == Responder::Handler { exists: true } && *info.verb() != Verb::None;
-        let known = !info.is_resource_request() || exists || is_built_in(info);
-        if !known || self.series.len() >= MAX_SERIES {
+        // A request without a verb has no handler: a success is then the CORS filter's, which does
+        // not authenticate.
+        let exists = responder == Responder::Handler { exists: true } && *info.verb() != Verb::None;
+        let is_known = !info.is_resource_request() || exists || is_built_in(info);
+        if !is_known || self.series.len() >= MAX_SERIES {
             return Arc::new(RequestSeries::new([
                 common.verb,
                 common.dry_run,
@@ -345,26 +302,26 @@ impl RequestMetrics {
             &*group,
             &*version,
             &*resource,
-            handled.unwrap_or(&*subresource),
+            handler.unwrap_or(&*subresource),
             common.scope,
-            handled.map_or(COMPONENT, |_| ""),
+            handler.map_or(COMPONENT, |_| ""),
         ];
         let series = Arc::new(RequestSeries::new(values));
-        // What was not shown to exist, by whoever, takes no place for ever.
-        if by != Responder::NoHandler {
+        // A series that was not shown to exist is not kept.
+        if responder != Responder::NoHandler {
             self.series.insert(key, Arc::clone(&series));
         }
         series
     }
 
-    /// A request has ended that no handler counts.
+    /// Counts the end of a request that no handler counts.
     pub(in crate::pipeline) fn record_without_handler(&self, code: StatusCode) {
         self.without_handler
             .with_label_values(&[code.as_str()])
             .inc();
     }
 
-    /// weir has answered in the API server's place.
+    /// Counts a response of weir in the API server's place.
     pub(in crate::pipeline) fn record_upstream_failure(
         &self,
         code: StatusCode,
@@ -375,14 +332,14 @@ impl RequestMetrics {
             .inc();
     }
 
-    /// The API server has answered.
+    /// Counts a response of the API server.
     pub(in crate::pipeline) fn record_upstream_response(&self, code: StatusCode) {
         self.upstream_common.inc(code, || {
             self.upstream_responses.with_label_values(&[code.as_str()])
         });
     }
 
-    /// A request that was answered with this code has come to its end.
+    /// Counts the end of a request that was answered with this code.
     pub(in crate::pipeline) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
         series.common.inc(code, || {
             let [a, b, c, d, e, f, g, h] = series.labels();
@@ -391,10 +348,10 @@ impl RequestMetrics {
         });
     }
 
-    /// A request has ended in a panic: its client is told 500.
+    /// Counts a request that ended in a panic: its client receives 500.
     pub(in crate::pipeline) fn record_panic(&self, record: Option<&Record>) {
-        let known = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
-        let series = match &known {
+        let parsed = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
+        let series = match &parsed {
             Some((method, info)) => {
                 let labels = MetricLabels::from_request(method, info, None);
                 self.series(MetricSubject { labels, info }, Responder::Filter)
@@ -406,14 +363,15 @@ impl RequestMetrics {
         self.record_request(&series, StatusCode::INTERNAL_SERVER_ERROR);
     }
 
-    /// What upstream measures of a request at its end (`MonitorRequest`), which it does not of those that filters refuse.
+    /// Records what upstream measures at a request's end (`MonitorRequest`), which it does not do
+    /// for requests that filters reject.
     pub(in crate::pipeline) fn record_end(&self, series: &RequestSeries, end: RequestEnd) {
         let [verb, dry_run, ..] = series.labels();
         series
             .duration
             .get_or_init(|| self.histograms.duration.with_label_values(&series.labels()))
             .observe(end.duration.as_secs_f64());
-        // A watch lasts as long as its client likes: no time of it is an objective's.
+        // The client determines the duration of a watch, so it is no service level indicator.
         if dry_run.is_empty() && verb != "WATCH" {
             let without_queue = end.duration.saturating_sub(end.queue_wait);
             series
@@ -439,7 +397,7 @@ impl RequestMetrics {
         }
     }
 
-    /// A request's body has this many bytes.
+    /// Records the size of a request body, in bytes.
     pub(in crate::pipeline) fn record_body_size(
         &self,
         series: &RequestSeries,
@@ -464,7 +422,7 @@ impl RequestMetrics {
             .observe(histogram_value(size));
     }
 
-    /// A watch that asked for it has sent what there was, this long after it came.
+    /// Records the time from arrival until a watch had sent the requested initial events.
     pub(in crate::pipeline) fn record_watch_list(&self, series: &RequestSeries, took: Duration) {
         let [_, _, group, version, resource, _, scope, _] = series.labels();
         self.histograms
@@ -473,7 +431,7 @@ impl RequestMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// An answer has broken off.
+    /// Counts a response that broke off.
     pub(in crate::pipeline) fn record_truncation(&self, series: &RequestSeries) {
         let [verb, group, version, resource, subresource, scope, _] = series.without_dry_run();
         self.truncated
@@ -481,8 +439,8 @@ impl RequestMetrics {
             .inc();
     }
 
-    /// A limit has said no, or the request's time is up. Upstream labels these by the path where it is no resource
-    /// (`RecordRequestTermination`).
+    /// Counts a request that a limit or its deadline terminated. Upstream labels non-resource
+    /// requests by path here (`RecordRequestTermination`).
     pub(in crate::pipeline) fn record_termination(
         &self,
         series: &RequestSeries,
@@ -522,67 +480,7 @@ impl RequestMetrics {
     }
 }
 
-impl RequestSeries {
-    fn new(values: [&str; 8]) -> Self {
-        Self {
-            values: values.map(Into::into),
-            duration: OnceLock::new(),
-            sli: OnceLock::new(),
-            response_size: OnceLock::new(),
-            body_size: OnceLock::new(),
-            common: CodeCounters::default(),
-            terminated: OnceLock::new(),
-            long_running: OnceLock::new(),
-        }
-    }
-
-    fn labels(&self) -> [&str; 8] {
-        self.values.each_ref().map(|value| &**value)
-    }
-
-    fn without_dry_run(&self) -> [&str; 7] {
-        let [
-            verb,
-            _,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-        ] = self.labels();
-        [
-            verb,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-        ]
-    }
-
-    /// The same, with the path where it is no resource.
-    fn with_path_label<'a>(&'a self, info: &'a RequestInfo<'_>) -> [&'a str; 7] {
-        let [verb, group, version, resource, own, scope, component] = self.without_dry_run();
-        let subresource = if info.is_resource_request() {
-            own
-        } else {
-            path_label(info)
-        };
-        [
-            verb,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-        ]
-    }
-}
-
-/// As a histogram takes it: exact up to 8 PiB.
+/// The value for a histogram: exact up to 8 PiB.
 #[expect(
     clippy::as_conversions,
     clippy::cast_precision_loss,
@@ -595,25 +493,5 @@ fn histogram_value(count: u64) -> f64 {
 impl fmt::Debug for RequestMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RequestMetrics({} series)", self.series.len())
-    }
-}
-
-/// What is asked, as far as metrics tell it apart.
-#[derive(Clone, Copy, Debug)]
-pub struct MetricSubject<'a> {
-    /// Verb, scope and dry run.
-    pub labels: MetricLabels,
-    /// The rest.
-    pub info: &'a RequestInfo<'a>,
-}
-
-impl<'a> MetricSubject<'a> {
-    /// Of a request with this head.
-    #[must_use]
-    pub fn from_head(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
-        let content_type = head.headers.get(header::CONTENT_TYPE);
-        let content_type = content_type.map(HeaderValue::as_bytes);
-        let labels = MetricLabels::from_request(head.method.as_str(), info, content_type);
-        Self { labels, info }
     }
 }

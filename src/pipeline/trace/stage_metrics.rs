@@ -1,5 +1,5 @@
-//! What kube-apiserver's filters measure of a request (`server/filters`, `endpoints/filters`, 1.36), and where in weir its time
-//! goes.
+//! The metrics of kube-apiserver's filters (`server/filters`, `endpoints/filters`, 1.36), and the
+//! time of each stage in weir.
 //!
 //! All series are resolved once: a request looks nothing up here.
 
@@ -16,14 +16,15 @@ const FILTER_BUCKETS: [f64; 13] = [
     0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0, 10.0, 15.0, 30.0,
 ];
 
-/// `authentication_duration_seconds` (`endpoints/filters/metrics.go`): 15 from a millisecond, each twice the one before.
+/// `authentication_duration_seconds` (`endpoints/filters/metrics.go`): 15 from a millisecond, each
+/// twice the one before.
 const AUTHENTICATION_BUCKETS: [f64; 15] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
     8.192, 16.384,
 ];
 
-/// `apiserver_client_certificate_expiration_seconds` (`authentication/request/x509/x509.go`): from none, half an hour and so on
-/// to a year.
+/// `apiserver_client_certificate_expiration_seconds` (`authentication/request/x509/x509.go`): 0,
+/// half an hour and so on to a year.
 const EXPIRATION_BUCKETS: [f64; 14] = [
     0.0,
     1800.0,
@@ -41,12 +42,13 @@ const EXPIRATION_BUCKETS: [f64; 14] = [
     31_104_000.0,
 ];
 
-/// From what a decision takes to what a request may take.
+/// From the duration of a decision to the maximum duration of a request, in seconds.
 const STAGE_BUCKETS: [f64; 14] = [
     0.000_03, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0,
 ];
 
-/// The users whom upstream tells apart here (`compressUsername`), and its words for the others: a user's name is no label.
+/// The users that upstream distinguishes here (`compressUsername`), and its classes for the others:
+/// a user's name is no label.
 const USER_CLASSES: [&str; 7] = [
     "admin",
     "client",
@@ -59,7 +61,7 @@ const USER_CLASSES: [&str; 7] = [
 const EMAIL_CLASS: &str = "email_id";
 const OTHER_CLASS: &str = "other";
 
-/// Time is measured by this.
+/// The metrics of stages.
 #[derive(Debug)]
 pub(in crate::pipeline) struct StageMetrics {
     succeeded: AuthenticationAttempts,
@@ -77,16 +79,16 @@ struct AuthenticationAttempts {
     duration: SparseHistogram,
 }
 
-/// A part of a request's time.
+/// A stage of a request.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pipeline) enum RequestStage {
-    /// Until it is known who asks.
+    /// Until the request is authenticated.
     Authentication,
-    /// Then until it may go on: in queues, and where a rate delays it.
+    /// Then until the request is admitted: in queues, or delayed by a rate.
     Limits,
-    /// Then until the API server begins to answer.
+    /// Then until the API server starts to respond.
     Upstream,
-    /// Then until the answer's last byte; of what runs long not measured.
+    /// Then until the last byte of the response; not measured for long-running requests.
     Response,
 }
 
@@ -157,7 +159,7 @@ impl StageMetrics {
         }
     }
 
-    /// After `took` it is known that `user` asks.
+    /// Records that `user` was authenticated after `took`.
     pub(in crate::pipeline) fn record_authenticated(&self, user: &str, took: Duration) {
         self.succeeded.record(took);
         self.authentication.observe(took);
@@ -170,18 +172,18 @@ impl StageMetrics {
         }
     }
 
-    /// After `took` weir does not know who asks, and perhaps the API server will.
+    /// Records that weir could not authenticate the request after `took`; the API server still may.
     pub(in crate::pipeline) fn record_unauthenticated(&self, took: Duration) {
         self.failed.record(took);
         self.authentication.observe(took);
     }
 
-    /// The certificate that says who asks is good for so much longer.
+    /// Records the remaining validity of the certificate that authenticated the request.
     pub(in crate::pipeline) fn record_certificate_expiration(&self, left: Duration) {
         self.expiration.observe(left.as_secs_f64());
     }
 
-    /// Fairness has let a request go on after `took`.
+    /// Records that priority and fairness admitted the request after `took`.
     pub(in crate::pipeline) fn record_fairness(&self, took: Duration) {
         self.fairness.observe(took);
     }
@@ -205,7 +207,7 @@ impl AuthenticationAttempts {
     }
 }
 
-/// Whether it is one of the class; asked in the classes' order.
+/// Whether the user belongs to the class; checked in the classes' order.
 fn matches_class(user: &str, class: &str) -> bool {
     match class {
         OTHER_CLASS => true,

@@ -1,8 +1,9 @@
-//! Distributed traces (W3C Trace Context): whether a request is part of one, and what goes on to the API server of it.
+//! Distributed traces (W3C Trace Context): whether a request is traced, and the context that is
+//! propagated to the API server.
 //!
-//! Where nobody traces, the headers go on as they came. Otherwise a request is traced if its parent is, and one without a
-//! parent by chance (OpenTelemetry's `ParentBased(TraceIDRatioBased)`, as kube-apiserver has it); what is not traced goes on
-//! as it came, too.
+//! Without tracing, the headers pass unchanged. Otherwise a request is traced if its parent is, and
+//! a request without a parent at random (OpenTelemetry's `ParentBased(TraceIDRatioBased)`, as in
+//! kube-apiserver). The headers of a request that is not traced pass unchanged, too.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -11,39 +12,38 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 
-use crate::pipeline::trace::Trace;
 use crate::upstream::headers::TRACEPARENT;
 
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The bit of a parent's flags that says that it is traced.
+/// The bit of the parent's flags that means sampled.
 const SAMPLED: u8 = 1;
 
 /// Decides which requests are traced.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
-    /// What the second half of a trace's id, without its last bit, must be below.
+    /// The second half of a trace id, without its last bit, must be below this.
     threshold: u64,
 }
 
-/// A request that is traced.
+/// The context of a traced request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace's id.
+    /// The id of the trace.
     pub trace_id: [u8; 16],
     /// The client's span, if it has one.
     pub parent_span: Option<[u8; 8]>,
     /// weir's span of the request.
     pub request_span: [u8; 8],
-    /// weir's span of its way to the API server, which is the parent of the API server's own.
+    /// weir's span of the forwarding, which is the parent of the API server's span.
     pub upstream_span: [u8; 8],
-    /// When it went on to the API server.
+    /// When the request was forwarded to the API server.
     pub forwarded_at: Option<Instant>,
-    /// When the API server began to answer.
+    /// When the API server started to respond.
     pub responded_at: Option<Instant>,
 }
 
-/// What a client says of its trace.
+/// The client's `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ParentContext {
     trace_id: [u8; 16],
@@ -52,10 +52,10 @@ struct ParentContext {
 }
 
 impl Sampler {
-    /// Traces so many of a million requests whose client has not begun a trace.
+    /// Samples this many of a million requests without a parent.
     #[must_use]
     pub fn new(rate_per_million: u32) -> Self {
-        // OpenTelemetry's arithmetic, so that all who sample by the same id sample the same.
+        // OpenTelemetry's arithmetic, so that every sampler of the same id decides alike.
         let whole = 1_u128 << 63;
         let below = whole * u128::from(rate_per_million) / 1_000_000;
         Self {
@@ -63,8 +63,12 @@ impl Sampler {
         }
     }
 
-    /// The trace of a request with these headers, if it is traced; `random` gives its ids.
-    fn start(self, headers: &HeaderMap, mut random: impl FnMut() -> u64) -> Option<TraceContext> {
+    /// The trace of a request with these headers, if it is traced; `random` generates its ids.
+    pub(super) fn start(
+        self,
+        headers: &HeaderMap,
+        mut random: impl FnMut() -> u64,
+    ) -> Option<TraceContext> {
         let parent = parse_traceparent(headers);
         let trace = match parent {
             Some(parent) if parent.sampled => parent.trace_id,
@@ -92,8 +96,8 @@ impl Sampler {
 }
 
 impl TraceContext {
-    /// Writes into what goes on to the API server whose child its span is.
-    fn propagate(&self, headers: &mut HeaderMap) {
+    /// Sets the headers that make the upstream span the parent of the API server's span.
+    pub(super) fn propagate(&self, headers: &mut HeaderMap) {
         let mut text = String::with_capacity(55);
         text.push_str("00-");
         push_hex(&mut text, &self.trace_id);
@@ -104,39 +108,20 @@ impl TraceContext {
             headers.insert(TRACEPARENT, value);
         }
         if self.parent_span.is_none() {
-            headers.remove(TRACESTATE); // of a trace that could not be read
+            headers.remove(TRACESTATE); // belongs to a trace that could not be parsed
         }
     }
 }
 
-impl Trace {
-    /// Decides whether the request is traced, and writes that into what goes on; once what is the connection's own has been
-    /// removed from the headers.
-    pub(in crate::pipeline) fn sample(
-        &mut self,
-        sampler: Option<Sampler>,
-        headers: &mut HeaderMap,
-    ) {
-        let (Some(sampler), Some(recorded)) = (sampler, self.record_mut()) else {
-            return;
-        };
-        let traced = sampler.start(headers, || fastrand::u64(..));
-        if let Some(traced) = &traced {
-            traced.propagate(headers);
-        }
-        recorded.record.trace_context = traced.map(Box::new);
-    }
-}
-
-/// Lower case, as it must be.
+/// Lower case, as required.
 fn push_hex(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
-        let _ = write!(text, "{byte:02x}"); // into a string: it does not fail
+        let _ = write!(text, "{byte:02x}"); // infallible for a string
     }
 }
 
-/// `traceparent` as <https://www.w3.org/TR/trace-context/#traceparent-header> has it; `None` for anything else, and for more
-/// than one.
+/// Parses `traceparent` (<https://www.w3.org/TR/trace-context/#traceparent-header>); `None` for
+/// anything else, and for more than one.
 fn parse_traceparent(headers: &HeaderMap) -> Option<ParentContext> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let text = values.next().filter(|_| values.next().is_none())?;
@@ -145,7 +130,7 @@ fn parse_traceparent(headers: &HeaderMap) -> Option<ParentContext> {
     let trace: [u8; 16] = parse_hex(parts.next()?)?;
     let span: [u8; 8] = parse_hex(parts.next()?)?;
     let [flags] = parse_hex(parts.next()?)?;
-    // A later version may say more.
+    // A later version may have more parts.
     let more = parts.next().is_some();
     let good = version != 0xff && (version != 0 || !more) && trace != [0; 16] && span != [0; 8];
     good.then_some(ParentContext {
@@ -155,7 +140,7 @@ fn parse_traceparent(headers: &HeaderMap) -> Option<ParentContext> {
     })
 }
 
-/// Of lower-case hexadecimal digits, just so many.
+/// Parses exactly `N` bytes of lower-case hexadecimal digits.
 fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -200,12 +185,12 @@ mod tests {
     #[test]
     fn a_sampled_parent_is_continued_with_a_child_span() {
         let mut headers = headers(&[PARENT]);
-        let traced = Sampler::new(0).start(&headers, counting_ids()).unwrap();
+        let context = Sampler::new(0).start(&headers, counting_ids()).unwrap();
         assert_eq!(
-            traced.parent_span,
+            context.parent_span,
             Some([0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31])
         );
-        traced.propagate(&mut headers);
+        context.propagate(&mut headers);
         assert_eq!(
             headers[TRACEPARENT],
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000002-01"
@@ -243,11 +228,11 @@ mod tests {
                 None,
                 "{bad:?}"
             );
-            let traced = Sampler::new(1_000_000)
+            let context = Sampler::new(1_000_000)
                 .start(&later, counting_ids())
                 .unwrap();
-            assert_eq!(traced.parent_span, None, "{bad:?}");
-            traced.propagate(&mut later);
+            assert_eq!(context.parent_span, None, "{bad:?}");
+            context.propagate(&mut later);
             assert_eq!(later.get_all(TRACEPARENT).iter().count(), 1, "{bad:?}");
             assert_eq!(later.get(TRACESTATE), None, "{bad:?}");
         }
@@ -258,9 +243,9 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         let sampler = Sampler::new(250_000);
         let none = HeaderMap::new();
-        let traced = (0..100_000)
+        let context = (0..100_000)
             .filter(|_| sampler.start(&none, || random.u64(..)).is_some())
             .count();
-        assert!((24_000..26_000).contains(&traced), "{traced}");
+        assert!((24_000..26_000).contains(&context), "{context}");
     }
 }

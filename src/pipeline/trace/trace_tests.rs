@@ -4,10 +4,11 @@ use std::panic::catch_unwind;
 use super::*;
 use crate::limits::Rejection;
 use crate::metrics::Registry;
-use crate::pipeline::Peer;
-use crate::pipeline::reject::BodyDrainSlots;
-use crate::pipeline::reject::delay::HoldState;
-use crate::pipeline::request_body::BodyReadError;
+use crate::pipeline::connection::peer::BodyDrainSlots;
+use crate::pipeline::connection::peer::HoldState;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::reject::rejection::BodyReadError;
+use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
 use crate::pipeline::trace::record::RequestObservers;
@@ -15,7 +16,7 @@ use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 
-/// Has nothing to say.
+/// Observes nothing.
 #[derive(Debug)]
 struct SilentObserver;
 
@@ -39,7 +40,7 @@ fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bo
             kind: RequestKind::ReadOnly,
             limit: 1,
         };
-        trace.record_rejection(subject, &RequestRejection::Limit(rejection));
+        trace.record_rejection(subject, &RequestRejection::Limit(rejection).facts());
     }
 }
 
@@ -104,7 +105,7 @@ fn requests_without_a_handler_have_one_series_per_code() {
     }
     let lines = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(lines < 200, "{lines}");
-    // Those of handlers and of what stands behind the authorizer count.
+    // Responses of handlers, and of admission plugins behind the authorizer, count.
     answer("/api/v1/namespaces/a/pods/x", 403, quota, false);
     answer("/api/v1/namespaces/a/pods/x", 404, b"{}", false);
     let text = registry.render();
@@ -125,7 +126,8 @@ fn the_number_of_series_is_bounded() {
         trace_of(&metrics, &target, 200, true);
     }
     let text = registry.render();
-    // As docs/reference/metrics.md says: 4,096 sets of label values, and those of `other`, of which this is one.
+    // As in docs/reference/metrics.md: 4,096 label sets, and those of `other`, of which this is
+    // one.
     for (family, most) in [
         ("apiserver_request_total{", 4097),
         ("apiserver_request_duration_seconds_count{", 4097),
@@ -180,7 +182,7 @@ fn an_event_over_the_body_budget_is_a_termination() {
             info: &info,
         };
         let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
-        trace.record_rejection(subject, &RequestRejection::Body(fault));
+        trace.record_rejection(subject, &RequestRejection::Body(fault).facts());
     }
     let terminations = "apiserver_request_terminations_total{code=\"";
     let of = |code: &str| value(&registry, &format!("{terminations}{code}\""));

@@ -1,15 +1,14 @@
-//! Who asks: front proxy, client certificate, bearer token, or nobody, in kube-apiserver's order.
+//! Authentication by front proxy, client certificate or bearer token, in kube-apiserver's order.
 //!
-//! A client certificate is asked for in the handshake and judged here, so that a bad one is a 401 and
-//! not a broken connection. A credential that was presented and is not good never makes its bearer
-//! anonymous. Who impersonates whom is told here, and whether he may in `authorization`.
+//! The handshake requests a client certificate, and this module verifies it, so that a bad
+//! certificate is answered with 401 instead of a failed handshake. A request with an invalid
+//! credential is never anonymous. Impersonation is a separate step: see `impersonation`.
 
-use crate::playground::auth::authorization::AccessAttributes;
+use crate::playground::auth::impersonation::user_from_headers;
 use crate::playground::auth::pki::Certificates;
 use crate::playground::auth::pki::FRONT_PROXY_NAME;
 use crate::playground::auth::service_account_tokens::ServiceAccountTokenIssuer;
-use crate::playground::request::percent_decode;
-use crate::playground::status::StatusError;
+use crate::playground::auth::user::ApiUser;
 use crate::playground::time;
 use base64::Engine;
 use base64::alphabet;
@@ -36,12 +35,7 @@ use std::sync::Arc;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
-const GROUP_AUTHENTICATED: &str = "system:authenticated";
-const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
-const GROUP_MASTERS: &str = "system:masters";
-const ANONYMOUS: &str = "system:anonymous";
-const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
-/// Before a token among the subprotocols of a WebSocket.
+/// Prefix of a token among the subprotocols of a WebSocket.
 const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 /// Go's `base64.RawURLEncoding`, which ignores spare bits.
 const RAW_URL_BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -50,36 +44,20 @@ const RAW_URL_BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(DecodePaddingMode::RequireNone),
 );
-/// The API group of uids and extra values.
-const AUTHENTICATION_API_GROUP: &str = "authentication.k8s.io";
-
-/// Someone who asks, as `user.Info`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ApiUser {
-    /// The user name.
-    pub name: String,
-    /// The uid, or empty.
-    pub uid: String,
-    /// The groups, in the order they were asserted.
-    pub groups: Vec<String>,
-    /// Whatever else is known.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-/// A credential was presented, and it is not good.
+/// The request has a credential, and it is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unauthorized;
 
-/// What a connection's client certificate says, judged once.
+/// The result of verifying a connection's client certificate; computed once per connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCertificateResult {
-    /// Whether it is the front proxy's; `None` without a certificate.
+    /// Whether the certificate is the front proxy's; `None` without a certificate.
     front_proxy: Option<Result<(), Unauthorized>>,
-    /// Whose it is; `None` without a certificate, or without a name in it.
+    /// The user of the certificate; `None` without a certificate or without a name in it.
     client: Option<Result<ApiUser, Unauthorized>>,
 }
 
-/// Knows the certificate authorities and the tokens.
+/// Authenticates requests against the certificate authorities and the tokens.
 #[derive(Debug)]
 pub(crate) struct PlaygroundAuthenticator {
     client_verifier: Arc<dyn ClientCertVerifier>,
@@ -88,39 +66,9 @@ pub(crate) struct PlaygroundAuthenticator {
     service_account_issuer: ServiceAccountTokenIssuer,
 }
 
-impl ApiUser {
-    /// Nobody in particular.
-    fn anonymous() -> Self {
-        Self {
-            name: ANONYMOUS.to_owned(),
-            groups: vec![GROUP_UNAUTHENTICATED.to_owned()],
-            ..Self::default()
-        }
-    }
-
-    /// With the group that everyone who is known has.
-    fn with_authenticated_group(mut self) -> Self {
-        if !self.in_group(GROUP_AUTHENTICATED) && !self.in_group(GROUP_UNAUTHENTICATED) {
-            self.groups.push(GROUP_AUTHENTICATED.to_owned());
-        }
-        self
-    }
-
-    fn in_group(&self, group: &str) -> bool {
-        self.groups.iter().any(|g| g == group)
-    }
-
-    pub(crate) fn is_anonymous(&self) -> bool {
-        self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
-    }
-
-    pub(crate) fn is_privileged(&self) -> bool {
-        self.in_group(GROUP_MASTERS)
-    }
-}
-
 impl PlaygroundAuthenticator {
-    /// Believes the authorities and tokens of `certificates`. The error says what is wrong with them.
+    /// Returns an authenticator that accepts the authorities and tokens of `certificates`. The
+    /// error describes what is wrong with them.
     pub(crate) fn new(
         certificates: &Certificates,
         provider: &Arc<CryptoProvider>,
@@ -146,17 +94,18 @@ impl PlaygroundAuthenticator {
         })
     }
 
-    /// The issuer of service accounts' tokens.
+    /// The issuer of the service account tokens.
     pub(crate) const fn service_account_issuer(&self) -> &ServiceAccountTokenIssuer {
         &self.service_account_issuer
     }
 
-    /// The verifier of ordinary client certificates; its hints go into the handshake.
+    /// The verifiers of client certificates, ordinary and front proxy; their hints are sent in the
+    /// handshake.
     pub(crate) const fn verifiers(&self) -> [&Arc<dyn ClientCertVerifier>; 2] {
         [&self.client_verifier, &self.front_proxy_verifier]
     }
 
-    /// Judges a connection's certificates.
+    /// Verifies a connection's certificates.
     pub(crate) fn verify_peer(
         &self,
         certificates: Option<&[CertificateDer<'_>]>,
@@ -180,7 +129,7 @@ impl PlaygroundAuthenticator {
             named.then_some(()).ok_or(Unauthorized)
         });
         let client = match holds(&self.client_verifier) {
-            Err(refused) => Some(Err(refused)),
+            Err(rejected) => Some(Err(rejected)),
             Ok(_) => user.map(Ok),
         };
         ClientCertificateResult {
@@ -189,7 +138,7 @@ impl PlaygroundAuthenticator {
         }
     }
 
-    /// The user of one request, impersonation not yet considered.
+    /// The user of a request, before impersonation.
     pub(crate) fn authenticate(
         &self,
         peer: &ClientCertificateResult,
@@ -202,21 +151,21 @@ impl PlaygroundAuthenticator {
             websocket_bearer_token(headers)
                 .map(|token| self.verify_token(&token?).ok_or(Unauthorized)),
         ];
-        let mut refused = false;
+        let mut rejected = false;
         for attempt in attempts.into_iter().flatten() {
             match attempt {
                 Ok(user) => return Ok(user.with_authenticated_group()),
-                Err(Unauthorized) => refused = true,
+                Err(Unauthorized) => rejected = true,
             }
         }
-        if refused {
+        if rejected {
             Err(Unauthorized)
         } else {
             Ok(ApiUser::anonymous())
         }
     }
 
-    /// Whose token this is, for TokenReview.
+    /// The user of a token, for TokenReview.
     pub(crate) fn verify_token(&self, token: &str) -> Option<ApiUser> {
         let known = self.tokens.get(token).cloned();
         let user = known.or_else(|| self.service_account_issuer.verify_token(token))?;
@@ -267,7 +216,8 @@ fn certificate_user(certificate: &CertificateDer<'_>) -> Option<ApiUser> {
     })
 }
 
-/// What the front proxy says, if it is the front proxy and says something.
+/// The user in the headers of the front proxy, if the peer is the front proxy and the headers name
+/// one.
 fn front_proxy_user(
     peer: &ClientCertificateResult,
     headers: &HeaderMap,
@@ -279,41 +229,7 @@ fn front_proxy_user(
     Some(Ok(user))
 }
 
-/// The user that a set of headers (`<prefix>user`, `-group`, `-uid`, `-extra-…`) describes.
-fn user_from_headers(headers: &HeaderMap, prefix: &str) -> Option<ApiUser> {
-    let values = |name: &str| -> Vec<String> {
-        headers
-            .get_all(format!("{prefix}{name}"))
-            .iter()
-            .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok())
-            .filter(|value| !value.is_empty())
-            .map(str::to_owned)
-            .collect()
-    };
-    // The first value decides, also when it is empty (`headerValue`).
-    let name = headers.get(format!("{prefix}user"))?;
-    let name = std::str::from_utf8(name.as_bytes()).ok()?;
-    if name.is_empty() {
-        return None;
-    }
-    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let extra_prefix = format!("{prefix}extra-");
-    for (name, value) in headers {
-        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str())
-        {
-            let key = percent_decode(key);
-            extra.entry(key).or_default().push(value.to_owned());
-        }
-    }
-    Some(ApiUser {
-        name: name.to_owned(),
-        uid: values("uid").into_iter().next().unwrap_or_default(),
-        groups: values("group"),
-        extra,
-    })
-}
-
-/// Go's `strings.TrimSpace` trims Unicode's spaces, as `trim` does.
+/// Go's `strings.TrimSpace` trims Unicode spaces, as `trim` does.
 fn bearer_token(headers: &HeaderMap) -> Option<String> {
     let value = String::from_utf8_lossy(headers.get(AUTHORIZATION)?.as_bytes());
     let mut words = value.trim().split(' ');
@@ -322,7 +238,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<String> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
 }
 
-/// The token among the subprotocols of a WebSocket upgrade; on any other request it is none. Follows
+/// The token among the subprotocols of a WebSocket upgrade; `None` for any other request. Follows
 /// `websocket.ProtocolAuthenticator`.
 fn websocket_bearer_token(headers: &HeaderMap) -> Option<Result<String, Unauthorized>> {
     let texts = |name: HeaderName| -> Vec<&str> {
@@ -341,86 +257,13 @@ fn websocket_bearer_token(headers: &HeaderMap) -> Option<Result<String, Unauthor
         .iter()
         .filter_map(|protocol| protocol.strip_prefix(WEBSOCKET_BEARER_PREFIX));
     let token = tokens.next().filter(|token| !token.is_empty())?;
-    // Another subprotocol is needed, since this one is not to be chosen.
+    // A second subprotocol is required, because this one is never selected.
     if tokens.next().is_some() || protocols.len() < 2 {
         return Some(Err(Unauthorized));
     }
     let decoded = RAW_URL_BASE64.decode(token).ok();
     let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
     Some(text.ok_or(Unauthorized))
-}
-
-/// The user that a request wants to be taken for, if it wants to, and what it must be allowed for that.
-pub(crate) fn impersonated_user(
-    headers: &HeaderMap,
-) -> Result<Option<(ApiUser, Vec<AccessAttributes>)>, StatusError> {
-    let texts = |name: &str| -> Vec<String> {
-        let values = headers.get_all(name).iter();
-        values
-            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
-            .collect()
-    };
-    let first = |name: &str| texts(name).into_iter().next().unwrap_or_default();
-    let mut user = user_from_headers(headers, "impersonate-").unwrap_or_default();
-    user.name = first("impersonate-user");
-    user.groups = texts("impersonate-group");
-    if user.name.is_empty() {
-        let extra = |name: &HeaderName| name.as_str().starts_with("impersonate-extra-");
-        let others = !user.groups.is_empty() || !first("impersonate-uid").is_empty();
-        if others || headers.keys().any(extra) {
-            let why = "requested groups, a uid or extra values without impersonating a user name";
-            return Err(StatusError::bad_request(why));
-        }
-        return Ok(None);
-    }
-    let account = user.name.strip_prefix("system:serviceaccount:");
-    let account = account.and_then(|rest| rest.split_once(':'));
-    let account = account.map(|(space, name)| (space.to_owned(), name.to_owned()));
-    let rights = impersonation_attributes(&user, account.as_ref());
-    if let (Some((space, _)), true) = (&account, user.groups.is_empty()) {
-        user.groups = vec![
-            GROUP_SERVICE_ACCOUNTS.to_owned(),
-            format!("{GROUP_SERVICE_ACCOUNTS}:{space}"),
-        ];
-    }
-    if user.name == ANONYMOUS && !user.in_group(GROUP_UNAUTHENTICATED) {
-        user.groups.push(GROUP_UNAUTHENTICATED.to_owned());
-    }
-    Ok(Some((user.with_authenticated_group(), rights)))
-}
-
-/// What it takes to be taken for `user`, who may be a service account (namespace and name).
-fn impersonation_attributes(
-    user: &ApiUser,
-    account: Option<&(String, String)>,
-) -> Vec<AccessAttributes> {
-    let right =
-        |group: &str, resource: &str, namespace: &str, name: &str| AccessAttributes::Resource {
-            verb: "impersonate".to_owned(),
-            group: group.to_owned(),
-            resource: resource.to_owned(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        };
-    let mut rights = vec![match account {
-        None => right("", "users", "", &user.name),
-        Some((space, name)) => right("", "serviceaccounts", space, name),
-    }];
-    if !user.uid.is_empty() {
-        rights.push(right(AUTHENTICATION_API_GROUP, "uids", "", &user.uid));
-    }
-    for group in &user.groups {
-        rights.push(right("", "groups", "", group));
-    }
-    for (key, values) in &user.extra {
-        let resource = format!("userextras/{key}");
-        rights.extend(
-            values
-                .iter()
-                .map(|value| right(AUTHENTICATION_API_GROUP, &resource, "", value)),
-        );
-    }
-    rights
 }
 
 #[cfg(test)]
@@ -477,7 +320,7 @@ mod tests {
         let encoded = BASE64_URL_SAFE_NO_PAD.encode(&certificates.users[1].token);
         let protocols =
             format!("base64url.bearer.authorization.k8s.io.{encoded}, v5.channel.k8s.io");
-        let ask = |pairs: &[(&'static str, &str)]| {
+        let authenticate = |pairs: &[(&'static str, &str)]| {
             let user = authenticator.authenticate(&nobody, &headers(pairs));
             user.map(|user| user.name)
         };
@@ -489,11 +332,17 @@ mod tests {
             protocols.split(',').next().unwrap(),
         );
         let alice = Ok("alice".to_owned());
-        assert_eq!(ask(&[connection, upgrade, good]), alice);
-        assert_eq!(ask(&[connection, upgrade, alone]), Err(Unauthorized));
-        assert_eq!(ask(&[connection, upgrade, good, alone]), Err(Unauthorized));
+        assert_eq!(authenticate(&[connection, upgrade, good]), alice);
+        assert_eq!(
+            authenticate(&[connection, upgrade, alone]),
+            Err(Unauthorized)
+        );
+        assert_eq!(
+            authenticate(&[connection, upgrade, good, alone]),
+            Err(Unauthorized)
+        );
         for plain in [vec![good], vec![upgrade, good], vec![connection, good]] {
-            assert_eq!(ask(&plain), Ok("system:anonymous".to_owned()));
+            assert_eq!(authenticate(&plain), Ok("system:anonymous".to_owned()));
         }
     }
 
@@ -516,10 +365,10 @@ mod tests {
     #[test]
     fn the_first_remote_user_header_decides() {
         let (certificates, authenticator) = setup();
-        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
+        let front_proxy = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
         let asserted = headers(&[("x-remote-user", ""), ("x-remote-user", "carol")]);
         assert_eq!(
-            authenticator.authenticate(&front, &asserted),
+            authenticator.authenticate(&front_proxy, &asserted),
             Err(Unauthorized)
         );
     }
@@ -534,8 +383,8 @@ mod tests {
             ("x-remote-uid", "7"),
             ("x-remote-extra-example.org%2fkey", "v"),
         ]);
-        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
-        let user = authenticator.authenticate(&front, &asserted).unwrap();
+        let front_proxy = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
+        let user = authenticator.authenticate(&front_proxy, &asserted).unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("carol", "7"));
         assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
         assert_eq!(user.extra["example.org/key"], ["v"]);
@@ -543,7 +392,7 @@ mod tests {
             authenticator.verify_peer(Some(&chain(&certificates.users[1].client_certificate)));
         let user = authenticator.authenticate(&alice, &asserted).unwrap();
         assert_eq!(user.name, "alice");
-        let without = authenticator.authenticate(&front, &HeaderMap::new());
+        let without = authenticator.authenticate(&front_proxy, &HeaderMap::new());
         assert_eq!(without, Err(Unauthorized));
         let nobody = authenticator.verify_peer(None);
         assert!(
@@ -558,16 +407,16 @@ mod tests {
     fn a_bad_token_is_rejected_and_no_token_is_anonymous() {
         let (certificates, authenticator) = setup();
         let nobody = authenticator.verify_peer(None);
-        let ask = |value: &str| {
+        let authenticate = |value: &str| {
             authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
         };
-        let alice = ask(&format!("bearer {}", certificates.users[1].token)).unwrap();
+        let alice = authenticate(&format!("bearer {}", certificates.users[1].token)).unwrap();
         assert_eq!(
             (alice.name.as_str(), alice.uid.as_str()),
             ("alice", "u-alice")
         );
-        assert_eq!(ask("Bearer wrong"), Err(Unauthorized));
-        assert!(ask("Basic eDp5").unwrap().is_anonymous());
+        assert_eq!(authenticate("Bearer wrong"), Err(Unauthorized));
+        assert!(authenticate("Basic eDp5").unwrap().is_anonymous());
     }
 
     #[test]
@@ -575,8 +424,8 @@ mod tests {
         let (certificates, authenticator) = setup();
         let (strangers, _) = setup();
         let peer = authenticator.verify_peer(Some(&chain(&strangers.users[0].client_certificate)));
-        let refused = authenticator.authenticate(&peer, &HeaderMap::new());
-        assert_eq!(refused, Err(Unauthorized));
+        let rejected = authenticator.authenticate(&peer, &HeaderMap::new());
+        assert_eq!(rejected, Err(Unauthorized));
         let token = format!("Bearer {}", certificates.users[2].token);
         let user = authenticator.authenticate(&peer, &headers(&[("authorization", &token)]));
         assert_eq!(user.unwrap().name, "bob");

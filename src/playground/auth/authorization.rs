@@ -1,14 +1,14 @@
-//! Who may do what: a few fixed rules in RBAC's words.
+//! Authorization by a few fixed rules, in RBAC's words. Pure.
 //!
-//! Everyone who is known may do everything, but `alice` and `bob` nothing in `kube-system`, and
-//! impersonation is for `system:masters` and for whom it was granted to. Nobody in particular may ask for health and version only,
-//! as the role `system:public-info-viewer` allows. Pure.
+//! Authenticated users may do everything, with two exceptions: `alice` and `bob` have no access to
+//! `kube-system`, and only `system:masters` and users with a grant may impersonate. Anonymous users
+//! may only read health and version, as the role `system:public-info-viewer` allows.
 
-use crate::playground::auth::authentication::ApiUser;
+use crate::playground::auth::user::ApiUser;
 use crate::playground::status::StatusDetails;
 use crate::playground::status::StatusError;
 
-/// What is to be done, as `authorizer.Attributes`.
+/// The attributes of an access, as `authorizer.Attributes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AccessAttributes {
     Path {
@@ -25,29 +25,29 @@ pub(crate) enum AccessAttributes {
     },
 }
 
-/// Lets a user do what the fixed rules do not.
+/// Allows a user an access that the fixed rules deny.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Who may.
+    /// The name of the user.
     pub user: String,
-    /// What: `impersonate`.
+    /// The verb: `impersonate`.
     pub verb: String,
-    /// With what: `users`, `groups`, `userextras/scopes`.
+    /// The resource: `users`, `groups`, `userextras/scopes`.
     pub resource: String,
-    /// In which namespace; empty is any.
+    /// The namespace; empty for any.
     pub namespace: String,
-    /// With which of them; empty is any.
+    /// The name of the object; empty for any.
     pub name: String,
 }
 
-/// Takes from a user what the fixed rules allow; members of `system:masters` keep it.
+/// Denies a user an access that the fixed rules allow. Members of `system:masters` keep it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// Who may not.
+    /// The name of the user.
     pub user: String,
-    /// What: `get`, `list`.
+    /// The verb: `get`, `list`.
     pub verb: String,
-    /// With what: the plural name of a resource (`pods`), or a path (`/metrics`).
+    /// The plural name of a resource (`pods`), or a path (`/metrics`).
     pub target: String,
 }
 
@@ -73,7 +73,7 @@ impl Grant {
         else {
             return false;
         };
-        let any_or = |own: &str, asked: &str| own.is_empty() || own == asked;
+        let any_or = |own: &str, requested: &str| own.is_empty() || own == requested;
         self.user == user.name
             && self.verb == *verb
             && self.resource == *resource
@@ -83,7 +83,7 @@ impl Grant {
 }
 
 impl AccessAttributes {
-    /// The same, to be done by a verb of another name.
+    /// The same access with `prefix` before the verb.
     pub(crate) fn with_verb_prefix(mut self, prefix: &str) -> Self {
         match &mut self {
             Self::Path { verb, .. } | Self::Resource { verb, .. } => verb.insert_str(0, prefix),
@@ -92,14 +92,14 @@ impl AccessAttributes {
     }
 }
 
-/// Whose requests are refused in the forbidden namespace.
+/// The users without access to the forbidden namespace.
 const RESTRICTED_USERS: [&str; 2] = ["alice", "bob"];
 const FORBIDDEN_NAMESPACE: &str = "kube-system";
 
-/// What anyone may GET.
+/// The paths that any user may GET.
 const PUBLIC_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
 
-/// What was changed of the fixed rules since the start.
+/// The grants and denials since the start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyChanges {
     pub(crate) grants: Vec<Grant>,
@@ -134,16 +134,16 @@ pub(crate) fn is_allowed(
     }
 }
 
-/// The refusal of what is not allowed; `details` says what it was about.
+/// The 403 of an access that is not allowed; `details` describe the object.
 pub(crate) fn forbidden_status(
     user: &ApiUser,
     attributes: &AccessAttributes,
     details: StatusDetails,
 ) -> StatusError {
-    let who = &user.name;
+    let user_name = &user.name;
     match attributes {
         AccessAttributes::Path { verb, path } => StatusError::forbidden(
-            format!("forbidden: User {who:?} cannot {verb} path {path:?}"),
+            format!("forbidden: User {user_name:?} cannot {verb} path {path:?}"),
             details,
         ),
         AccessAttributes::Resource {
@@ -164,14 +164,14 @@ pub(crate) fn forbidden_status(
             } else {
                 format!("{plural} {name:?}")
             };
-            let place = if namespace.is_empty() {
+            let scope = if namespace.is_empty() {
                 "at the cluster scope".to_owned()
             } else {
                 format!("in the namespace {namespace:?}")
             };
             let message = format!(
-                "{what} is forbidden: User {who:?} cannot {verb} resource {resource:?} in API group \
-                 {group:?} {place}"
+                "{what} is forbidden: User {user_name:?} cannot {verb} resource {resource:?} in API group \
+                 {group:?} {scope}"
             );
             StatusError::forbidden(message, details)
         }
@@ -186,7 +186,7 @@ mod tests {
     use super::PolicyChanges;
     use super::forbidden_status;
     use super::is_allowed;
-    use crate::playground::auth::authentication::ApiUser;
+    use crate::playground::auth::user::ApiUser;
     use crate::playground::status::StatusDetails;
 
     fn user(name: &str, group: &str) -> ApiUser {

@@ -1,7 +1,7 @@
-//! The kubeconfig with which `kubectl` plays: one context for each user and kind of credential.
+//! The kubeconfig for `kubectl`: one context for each user and kind of credential.
 //!
-//! `admin`, `alice` and `bob` use client certificates, `admin-token`, `alice-token` and `bob-token`
-//! bearer tokens. Everything is embedded, so that the file can be moved.
+//! `admin`, `alice` and `bob` use client certificates; `admin-token`, `alice-token` and `bob-token`
+//! use bearer tokens. All credentials are embedded, so that the file can be moved.
 
 use crate::playground::auth::pki::Certificates;
 use crate::playground::auth::pki::write_private;
@@ -14,7 +14,7 @@ use std::path::Path;
 /// The name of the only cluster.
 const CLUSTER: &str = "weir-playground";
 
-/// The kubeconfig for a server at `server` (`https://127.0.0.1:6443`) whose certificate the
+/// Returns the kubeconfig for a server at `server` (`https://127.0.0.1:6443`) whose certificate the
 /// playground's CA signed. The current context is `admin`.
 pub fn render(server: &str, certificates: &Certificates) -> String {
     let ca = BASE64_STANDARD.encode(&certificates.ca);
@@ -53,7 +53,7 @@ fn push_fmt(text: &mut String, piece: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(piece);
 }
 
-/// Writes [`render`]'s text to `path`, readable by its owner only.
+/// Writes the text of [`render`] to `path`, readable by its owner only.
 ///
 /// # Errors
 /// The file cannot be written.

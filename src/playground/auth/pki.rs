@@ -1,9 +1,10 @@
-//! Certificates and tokens, made on the spot, and kept in a folder for whoever starts there again.
+//! Certificates and tokens, generated at the start and stored in a directory for the next start.
 //!
-//! Three users: `admin` (group `system:masters`), `alice` and `bob` (group `dev`), each with a
-//! client certificate and a bearer token. A second CA signs the front proxy's certificate, as
-//! kube-apiserver's `--requestheader-client-ca-file` wants it. Keys are ECDSA P-256.
+//! There are three users: `admin` (group `system:masters`), `alice` and `bob` (group `dev`), each
+//! with a client certificate and a bearer token. A second CA signs the front proxy's certificate,
+//! for kube-apiserver's `--requestheader-client-ca-file`. Keys are ECDSA P-256.
 
+use crate::playground::auth::error::PkiError;
 use crate::playground::auth::service_account_tokens::ServiceAccountTokenIssuer as AccountIssuer;
 use crate::playground::time;
 use base64::Engine;
@@ -29,19 +30,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// The common name of the front proxy's certificate, the only one that is believed.
+/// The common name of the front proxy's certificate, the only accepted one.
 pub(crate) const FRONT_PROXY_NAME: &str = "front-proxy-client";
 
-/// How long the certificates hold: longer than anyone plays.
+/// Lifetime of the certificates, in days.
 const VALID_DAYS: i64 = 365;
 
-/// What must be left of that where they are used again: longer than a day of play.
+/// Minimum remaining validity of certificates that are used again.
 const MIN_VALIDITY: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
-/// The file of tokens.
+/// The name of the file of tokens.
 const TOKENS_FILE: &str = "tokens.csv";
 
-/// How long the service account's token holds that is written down: as long as the certificates.
+/// Lifetime of the service account token that is written to a file: that of the certificates.
 const ACCOUNT_TOKEN_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The users: name, uid, group.
@@ -60,14 +61,14 @@ pub struct CertificateAndKey {
     pub key: String,
 }
 
-/// One user of the playground.
+/// A user of the playground with its credentials.
 #[derive(Clone)]
 pub struct PlaygroundUser {
-    /// The user's name.
+    /// The user name.
     pub name: &'static str,
-    /// The user's uid.
+    /// The uid of the user.
     pub uid: &'static str,
-    /// The user's only group.
+    /// The only group of the user.
     pub group: &'static str,
     /// The client certificate.
     pub client_certificate: CertificateAndKey,
@@ -75,10 +76,10 @@ pub struct PlaygroundUser {
     pub token: String,
 }
 
-/// Everything a playground's TLS needs, for the proxy and for the API server.
+/// All certificates, keys and tokens of a playground, for the proxy and for the API server.
 #[derive(Clone)]
 pub struct Certificates {
-    /// The CA of all serving and client certificates but the front proxy's, PEM.
+    /// The CA of all serving and client certificates except the front proxy's, PEM.
     pub ca: String,
     /// The CA of the front proxy's certificate, PEM.
     pub front_proxy_ca: String,
@@ -90,37 +91,11 @@ pub struct Certificates {
     pub tls: CertificateAndKey,
     /// `admin`, `alice` and `bob`.
     pub users: Vec<PlaygroundUser>,
-    /// Signs service accounts' tokens.
+    /// The issuer of service account tokens.
     pub service_account_issuer: AccountIssuer,
 }
 
-/// Why certificates could not be made.
-#[derive(Debug)]
-pub enum PkiError {
-    /// The certificate library refused.
-    Certificate(rcgen::Error),
-    /// There was no randomness to be had.
-    Random,
-}
-
-impl std::fmt::Display for PkiError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Certificate(error) => write!(f, "cannot make certificates: {error}"),
-            Self::Random => f.write_str("cannot make tokens: no randomness"),
-        }
-    }
-}
-
-impl std::error::Error for PkiError {}
-
-impl From<rcgen::Error> for PkiError {
-    fn from(error: rcgen::Error) -> Self {
-        Self::Certificate(error)
-    }
-}
-
-/// What a certificate is for.
+/// The purpose of a certificate.
 enum CertificateUsage<'a> {
     Authority,
     Client { organization: Option<&'a str> },
@@ -128,11 +103,11 @@ enum CertificateUsage<'a> {
 }
 
 impl Certificates {
-    /// Makes all of them anew.
+    /// Generates all certificates, keys and tokens.
     pub fn generate() -> Result<Self, PkiError> {
         let (ca, ca_issuer) = create_ca("weir-playground-ca")?;
         let (front_proxy_ca, front_proxy_issuer) = create_ca("weir-playground-front-proxy-ca")?;
-        let front = CertificateUsage::Client { organization: None };
+        let front_proxy = CertificateUsage::Client { organization: None };
         let mut users = Vec::with_capacity(USERS.len());
         for (name, uid, group) in USERS {
             let purpose = CertificateUsage::Client {
@@ -147,7 +122,11 @@ impl Certificates {
             });
         }
         Ok(Self {
-            front_proxy_client: issue_certificate(FRONT_PROXY_NAME, &front, &front_proxy_issuer)?,
+            front_proxy_client: issue_certificate(
+                FRONT_PROXY_NAME,
+                &front_proxy,
+                &front_proxy_issuer,
+            )?,
             apiserver: issue_certificate("kube-apiserver", &CertificateUsage::Server, &ca_issuer)?,
             tls: issue_certificate("weir", &CertificateUsage::Server, &ca_issuer)?,
             ca,
@@ -157,9 +136,9 @@ impl Certificates {
         })
     }
 
-    /// What an earlier [`write_to`](Self::write_to) left in `directory`, so that clients of a playground that is started
-    /// again, and a weir in another process, go on without new files. `None` if anything is missing, cannot be read, or
-    /// holds no longer.
+    /// Reads the files that [`write_to`](Self::write_to) wrote to `directory`, so that the clients
+    /// of a restarted playground, and a weir in another process, need no new files. `None` if a
+    /// file is missing, unreadable or about to expire.
     pub fn read_from(directory: &Path) -> Option<Self> {
         let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
         let credential = |name: &str| {
@@ -181,7 +160,7 @@ impl Certificates {
             })
         };
         let ca = read("ca.crt")?;
-        // All of them are made at the same time, and for the same time.
+        // All certificates are made at the same time, with the same lifetime.
         if !has_min_validity(&ca) {
             return None;
         }
@@ -195,21 +174,23 @@ impl Certificates {
             tls: credential("tls")?,
             users: USERS.into_iter().map(user).collect::<Option<_>>()?,
             service_account_issuer: service_accounts
-                .filter(|accounts| accounts.public_key_pem == account_key)?,
+                .filter(|issuer| issuer.public_key_pem == account_key)?,
             ca,
         })
     }
 
-    /// Writes everything into `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
+    /// Writes all files to `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
     /// `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`, `front-proxy-client`, `apiserver`
-    /// and `tls`, `tokens.csv` as kube-apiserver's `--token-auth-file` reads it, `service-account.pub` as its
-    /// `--service-account-key-file`, `service-account.key`, and `service-account.token`, a token of the account `default` in
-    /// `default`. Keys and tokens are readable by their owner only.
+    /// and `tls`, `tokens.csv` for kube-apiserver's `--token-auth-file`, `service-account.pub` for
+    /// its `--service-account-key-file`, `service-account.key`, and `service-account.token`, a
+    /// token of the account `default` in `default`. Keys and tokens are readable by their owner
+    /// only.
     ///
     /// # Errors
-    /// The first file that cannot be written ends it.
+    /// A file cannot be written; the files after it are not written.
     pub fn write_to(&self, directory: &Path) -> io::Result<()> {
-        // Written last, so that it stands for the whole: what ends half way is not read again.
+        // This file is written last and marks the set as complete: an incomplete set is not read
+        // again.
         match fs::remove_file(directory.join(TOKENS_FILE)) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
             _ => {}
@@ -230,16 +211,16 @@ impl Certificates {
             write_public(&certificate, &credential.certificate)?;
             write_private(&directory.join(format!("{name}.key")), &credential.key)?;
         }
-        let accounts = &self.service_account_issuer;
+        let issuer = &self.service_account_issuer;
         write_public(
             &directory.join("service-account.pub"),
-            &accounts.public_key_pem,
+            &issuer.public_key_pem,
         )?;
         write_private(
             &directory.join("service-account.key"),
-            &accounts.private_key_pem,
+            &issuer.private_key_pem,
         )?;
-        let token = accounts
+        let token = issuer
             .issue_token("default", "default", ACCOUNT_TOKEN_LIFETIME)
             .map_err(|why| io::Error::other(why.to_string()))?;
         write_private(&directory.join("service-account.token"), &token)?;
@@ -264,14 +245,14 @@ impl Certificates {
     }
 }
 
-/// Whether a certificate is valid for some time yet.
+/// Whether a certificate is valid for at least [`MIN_VALIDITY`].
 fn has_min_validity(pem: &str) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(pem.as_bytes()) else {
         return false;
     };
-    let left = pem.parse_x509().ok();
-    let left = left.and_then(|certificate| certificate.validity().time_to_expiration());
-    left.is_some_and(|left| left > MIN_VALIDITY)
+    let remaining = pem.parse_x509().ok();
+    let remaining = remaining.and_then(|certificate| certificate.validity().time_to_expiration());
+    remaining.is_some_and(|remaining| remaining > MIN_VALIDITY)
 }
 
 fn create_ca(name: &str) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
@@ -300,7 +281,7 @@ fn certificate_params(
 ) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
-    // A day's grace before, for clocks that differ.
+    // Valid from the day before, for clocks that differ.
     let ((y, m, d), (end_y, end_m, end_d)) = (date_from_today(-1), date_from_today(VALID_DAYS));
     params.not_before = rcgen::date_time_ymd(y, m, d);
     params.not_after = rcgen::date_time_ymd(end_y, end_m, end_d);
@@ -332,7 +313,7 @@ fn certificate_params(
     Ok(params)
 }
 
-/// Year, month and day of the day that is `days` from today.
+/// Year, month and day of the date `days` from today.
 fn date_from_today(days: i64) -> (i32, u8, u8) {
     let today = time::wall_time().to_zoned(TimeZone::UTC).date();
     let date = today.saturating_add(days.days());
@@ -353,7 +334,7 @@ fn write_public(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
 }
 
-/// Writes a file that only its owner may read, also where one stood that others could.
+/// Writes a file that only its owner may read, even if the existing file has wider permissions.
 pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     const OWNER_ONLY: u32 = 0o600;
     let mut file = OpenOptions::new()

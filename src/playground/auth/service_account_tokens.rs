@@ -1,10 +1,11 @@
-//! The issuer of service accounts' tokens: it signs them, publishes its key, and knows its own again.
+//! The issuer of service account tokens: it signs and verifies tokens and publishes its key.
 //!
-//! As kube-apiserver's `TokenRequest`, but that whoever has the [`Issuer`] may have a token for any account, and that an account
-//! need not exist. ES256, one key.
+//! The tokens are those of kube-apiserver's `TokenRequest`. Unlike there, a caller with the
+//! [`ServiceAccountTokenIssuer`] may issue a token for any account, and the account need not exist.
+//! The signatures are ES256, with one key.
 
-use crate::playground::auth::authentication::ApiUser;
-use crate::playground::auth::pki::PkiError;
+use crate::playground::auth::error::PkiError;
+use crate::playground::auth::user::ApiUser;
 use crate::playground::time;
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::encoding::PublicKeyX509Der;
@@ -27,15 +28,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The issuer of the tokens, and whom they are meant for.
+/// The issuer of the tokens and their audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
 
-/// Where the key is published.
+/// The path of the public keys.
 pub(crate) const JWKS_PATH: &str = "/openid/v1/jwks";
-/// Where the issuer is told.
+/// The path of the discovery document.
 pub(crate) const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
-/// Signs and knows tokens. Clones are the same issuer.
+/// Signs and verifies tokens. Clones share one key.
 #[derive(Clone)]
 pub struct ServiceAccountTokenIssuer {
     key: Arc<EcdsaKeyPair>,
@@ -48,19 +49,19 @@ pub struct ServiceAccountTokenIssuer {
 
 impl std::fmt::Debug for ServiceAccountTokenIssuer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Issuer({})", self.kid)
+        write!(f, "ServiceAccountTokenIssuer({})", self.kid)
     }
 }
 
 impl ServiceAccountTokenIssuer {
-    /// One with a key of its own.
+    /// Returns an issuer with a new key.
     pub(crate) fn generate() -> Result<Self, PkiError> {
         EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)
             .map_err(|_| PkiError::Random)
             .and_then(Self::from_key)
     }
 
-    /// The one that has this key.
+    /// Returns the issuer with this private key; `None` if the key cannot be read.
     pub(crate) fn from_pem(pem: &str) -> Option<Self> {
         let key = PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).ok()?;
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
@@ -85,10 +86,10 @@ impl ServiceAccountTokenIssuer {
         })
     }
 
-    /// A token for a service account, good for `lifetime`.
+    /// Issues a token for a service account, valid for `lifetime`.
     ///
     /// # Errors
-    /// There is no randomness to sign with.
+    /// The system has no randomness for the signature.
     pub fn issue_token(
         &self,
         namespace: &str,
@@ -117,7 +118,7 @@ impl ServiceAccountTokenIssuer {
         Ok(format!("{message}.{signature}"))
     }
 
-    /// Whose token it is, if it is one of its own and still good.
+    /// The user of a token of this issuer; `None` if the token is foreign, malformed or expired.
     pub(crate) fn verify_token(&self, token: &str) -> Option<ApiUser> {
         let (message, signature) = token.rsplit_once('.')?;
         let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
@@ -145,7 +146,7 @@ impl ServiceAccountTokenIssuer {
         })
     }
 
-    /// What is published at `path`.
+    /// The document that is published at `path`.
     pub(crate) fn discovery_document(&self, path: &str) -> Option<Value> {
         match path {
             JWKS_PATH => Some(self.jwks()),
@@ -174,7 +175,7 @@ impl ServiceAccountTokenIssuer {
     }
 }
 
-/// The same account has the same uid.
+/// The same account always has the same uid.
 fn account_uid(namespace: &str, name: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}/{name}"));
     digest

@@ -1,8 +1,7 @@
-//! TLS as kube-apiserver offers it: HTTP/2 and HTTP/1.1, and a client certificate that is asked for and
-//! not required.
+//! TLS as in kube-apiserver: HTTP/2 and HTTP/1.1, and an optional client certificate.
 //!
-//! Whether the certificate is any good is decided later, by `authentication`, so that a bad one gets an
-//! answer and not a broken connection.
+//! `authentication` verifies the certificate later, so that a bad one gets a response instead of a
+//! failed handshake.
 
 use crate::playground::auth::authentication::PlaygroundAuthenticator;
 use crate::playground::auth::pki::CertificateAndKey;
@@ -22,7 +21,7 @@ use rustls::server::danger::ClientCertVerified;
 use rustls::server::danger::ClientCertVerifier;
 use std::sync::Arc;
 
-/// The server side of TLS. The error says what is wrong with the certificate.
+/// The TLS configuration of the server. The error describes what is wrong with the certificate.
 pub(crate) fn server_config(
     serving: &CertificateAndKey,
     authenticator: &PlaygroundAuthenticator,
@@ -52,7 +51,7 @@ pub(crate) fn server_config(
     Ok(config)
 }
 
-/// Asks for a certificate and accepts any whose key the client has, and none as well.
+/// Requests a client certificate and accepts any whose key the client has, and none.
 #[derive(Debug)]
 struct AcceptAnyCertificate {
     provider: Arc<CryptoProvider>,

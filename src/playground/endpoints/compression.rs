@@ -1,8 +1,8 @@
-//! Long responses are compressed where the client takes that, as kube-apiserver does (`endpoints/handlers/responsewriters`).
-//! Watches are not.
+//! Compresses long responses for clients that accept it, as kube-apiserver does
+//! (`endpoints/handlers/responsewriters`). Watches are not compressed.
 
 use crate::playground::endpoints::response;
-use crate::playground::serving::request_log::PlaygroundBody;
+use crate::playground::serving::response_body::PlaygroundBody;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -19,12 +19,13 @@ use http_body_util::BodyExt;
 use std::io;
 use std::io::Write;
 
-/// `defaultGzipThresholdBytes`: longer ones are compressed.
+/// `defaultGzipThresholdBytes`: longer responses are compressed.
 const THRESHOLD: usize = 128 * 1024;
 /// `defaultGzipContentEncodingLevel`.
 const LEVEL: u32 = 1;
 
-/// Whether `Accept-Encoding` names gzip. As there, without looking at weights, and in the first header of the name only.
+/// Whether `Accept-Encoding` names gzip. As in kube-apiserver, weights are ignored and only the
+/// first header of the name is read.
 fn accepts_gzip(headers: &HeaderMap) -> bool {
     let accepted = headers
         .get(ACCEPT_ENCODING)
@@ -35,7 +36,7 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
         .any(|encoding| encoding.trim() == "gzip")
 }
 
-/// The response, compressed if it is long and `headers` of its request accept that.
+/// Compresses the response if it is long and the `headers` of its request accept gzip.
 pub(crate) async fn compress_if_long(
     response: Response<PlaygroundBody>,
     headers: &HeaderMap,
@@ -46,12 +47,12 @@ pub(crate) async fn compress_if_long(
         return response;
     }
     let (mut parts, mut body) = response.into_parts();
-    let mut begun = Vec::new();
-    while begun.len() <= THRESHOLD {
+    let mut prefix = Vec::new();
+    while prefix.len() <= THRESHOLD {
         match next_chunk(&mut body).await {
-            Some(bytes) => begun.extend_from_slice(&bytes),
+            Some(bytes) => prefix.extend_from_slice(&bytes),
             None => {
-                let whole = std::iter::once(Bytes::from(begun));
+                let whole = std::iter::once(Bytes::from(prefix));
                 return Response::from_parts(parts, response::chunked_body(whole));
             }
         }
@@ -61,7 +62,7 @@ pub(crate) async fn compress_if_long(
     parts.headers.insert(CONTENT_ENCODING, gzip);
     let accept_encoding = HeaderValue::from_static("Accept-Encoding");
     parts.headers.append(VARY, accept_encoding);
-    Response::from_parts(parts, compress_body(begun, body))
+    Response::from_parts(parts, compress_body(prefix, body))
 }
 
 async fn next_chunk(body: &mut PlaygroundBody) -> Option<Bytes> {
@@ -73,14 +74,14 @@ async fn next_chunk(body: &mut PlaygroundBody) -> Option<Bytes> {
     }
 }
 
-/// What was begun and what follows, compressed chunk by chunk.
-fn compress_body(begun: Vec<u8>, body: PlaygroundBody) -> PlaygroundBody {
+/// Compresses a body chunk by chunk, beginning with the bytes that were already read.
+fn compress_body(prefix: Vec<u8>, body: PlaygroundBody) -> PlaygroundBody {
     let encoder = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
-    let rest = Some((encoder, Some(Bytes::from(begun)), body));
+    let rest = Some((encoder, Some(Bytes::from(prefix)), body));
     let chunks = stream::unfold(rest, |rest| async {
-        let (mut encoder, mut begun, mut body) = rest?;
+        let (mut encoder, mut prefix, mut body) = rest?;
         loop {
-            let next = match begun.take() {
+            let next = match prefix.take() {
                 Some(bytes) => Some(bytes),
                 None => next_chunk(&mut body).await,
             };

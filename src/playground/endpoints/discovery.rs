@@ -1,13 +1,13 @@
-//! Which groups, versions and resources there are, in both forms of discovery.
+//! Discovery of groups, versions and resources, in both forms.
 
-use crate::playground::endpoints::HandlerResult;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
 use crate::playground::objects::resources::RESOURCES;
 use crate::playground::objects::resources::group_version;
 use crate::playground::request::ResponseForm;
-use crate::playground::serving::request_log::PlaygroundBody;
+use crate::playground::serving::response_body::PlaygroundBody;
 use crate::playground::status::StatusError;
 use http::HeaderValue;
 use http::Response;
@@ -130,7 +130,7 @@ fn add_names(entry: &mut Value, resource: &ApiResource) {
     }
 }
 
-/// Everything at once, as `apidiscovery.k8s.io/v2`.
+/// All groups and versions, as `apidiscovery.k8s.io/v2`.
 fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlaygroundBody> {
     let items: Vec<Value> = GROUPS
         .iter()

@@ -1,4 +1,13 @@
-//! The answers: one file a kind of question. Here is which of them is asked.
+//! The endpoints: authorizes a request and dispatches it to its handler.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `representation` `response` |
+//! | 1 | `compression` `connect` `discovery` `openapi` `resource_request` |
+//! | 2 | `read` `watch` `write` |
+//! | 3 | `reviews` |
 
 mod compression;
 mod connect;
@@ -6,6 +15,7 @@ mod discovery;
 mod openapi;
 mod read;
 mod representation;
+mod resource_request;
 mod response;
 mod reviews;
 mod watch;
@@ -14,9 +24,11 @@ mod write;
 pub(crate) use response::status_error;
 pub(crate) use response::too_many_requests;
 
-use crate::playground::auth::authentication;
-use crate::playground::auth::authentication::ApiUser;
 use crate::playground::auth::authorization;
+use crate::playground::auth::impersonation;
+use crate::playground::auth::user::ApiUser;
+use crate::playground::endpoints::resource_request::ResourceRequest;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::endpoints::response::StoredResource;
 use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::resources::RESOURCES;
@@ -26,32 +38,17 @@ use crate::playground::request::ApiRoute;
 use crate::playground::request::QueryParameters;
 use crate::playground::request::ResourceTarget;
 use crate::playground::request::ResponseForm;
-use crate::playground::serving::request_log::PlaygroundBody;
 use crate::playground::state::ServerState;
 use crate::playground::status::StatusDetails;
 use crate::playground::status::StatusError;
 use http::Method;
 use http::Request;
-use http::Response;
 use http::StatusCode;
 use http::header::ACCEPT;
 use hyper::body::Incoming;
 use std::sync::Arc;
 
-/// What every question is answered with.
-pub(crate) type HandlerResult = Result<Response<PlaygroundBody>, StatusError>;
-
-/// One request about a stored kind, taken apart.
-#[derive(Debug)]
-pub(crate) struct ResourceRequest<'a> {
-    pub(crate) state: &'a Arc<ServerState>,
-    pub(crate) target: &'a ResourceTarget,
-    pub(crate) kind: ObjectKind,
-    pub(crate) query: &'a QueryParameters,
-    pub(crate) form: ResponseForm,
-}
-
-/// Answers a request whose sender is known.
+/// Handles the request of an authenticated or anonymous user.
 pub(crate) async fn handle(
     state: &Arc<ServerState>,
     user: &ApiUser,
@@ -68,8 +65,8 @@ pub(crate) async fn handle(
     match route {
         ApiRoute::OpenApiV2 => return openapi::v2(accept),
         ApiRoute::NotFound => {
-            let accounts = state.authenticator.service_account_issuer();
-            return Ok(match accounts.discovery_document(request.uri().path()) {
+            let issuer = state.authenticator.service_account_issuer();
+            return Ok(match issuer.discovery_document(request.uri().path()) {
                 Some(document) => response::json(StatusCode::OK, document.to_string().into_bytes()),
                 None => response::page_not_found(),
             });
@@ -113,7 +110,7 @@ pub(crate) async fn handle(
     }
 }
 
-/// What is stored of each resource.
+/// The number and size of the stored objects of each resource.
 fn stored_resources(store: &Store) -> Vec<StoredResource> {
     let resources = RESOURCES.iter().filter(|resource| !resource.is_converted());
     resources
@@ -122,7 +119,7 @@ fn stored_resources(store: &Store) -> Vec<StoredResource> {
                 group: resource.group,
                 resource: resource.plural,
                 objects: store.len(kind),
-                // Events have no watch cache, where sizes are taken.
+                // Events have no watch cache, in which sizes are measured.
                 bytes: (kind != ObjectKind::Event).then(|| store.bytes(kind)),
             }),
             ResourceBackend::Review(_) => None,
@@ -138,7 +135,8 @@ fn require_read_method(method: &Method) -> Result<(), StatusError> {
     }
 }
 
-/// Who the request is to be taken to come from: by the classic rules, a right for each thing that is impersonated.
+/// The user after impersonation. By the classic rules, each impersonated attribute requires a
+/// permission.
 fn effective_user(
     state: &ServerState,
     user: &ApiUser,
@@ -146,11 +144,12 @@ fn effective_user(
     query: &QueryParameters,
     request: &Request<Incoming>,
 ) -> Result<ApiUser, StatusError> {
-    let Some((other, rights)) = authentication::impersonated_user(request.headers())? else {
+    let Some((impersonated, required)) = impersonation::impersonated_user(request.headers())?
+    else {
         return Ok(user.clone());
     };
-    if rights.iter().all(|right| state.allows(user, right)) {
-        return Ok(other);
+    if required.iter().all(|access| state.allows(user, access)) {
+        return Ok(impersonated);
     }
     // kube-apiserver 1.36 names the constrained verb of the request itself.
     let attributes = route.attributes(request.method(), request.uri().path(), query);
@@ -193,7 +192,7 @@ fn authorize(
     }
 }
 
-/// A request about a resource.
+/// Handles a request for a resource.
 async fn handle_resource(
     state: &Arc<ServerState>,
     user: &ApiUser,
@@ -223,28 +222,40 @@ async fn handle_resource(
         .headers()
         .get(ACCEPT)
         .and_then(|value| value.to_str().ok());
-    let ask = ResourceRequest {
+    let resource_request = ResourceRequest {
         state,
         target,
         kind,
         query,
         form: ResponseForm::negotiate(accept).ok_or_else(StatusError::not_acceptable)?,
     };
-    let named = !target.name.is_empty();
+    let has_name = !target.name.is_empty();
     if target.subresource == "eviction" && request.method() != Method::POST {
         return Err(StatusError::method_not_allowed());
     }
     match target.verb(request.method(), query) {
-        "get" => Ok(compression::compress_if_long(read::get(&ask)?, request.headers()).await),
-        "list" => Ok(compression::compress_if_long(read::list(&ask)?, request.headers()).await),
-        "watch" => watch::handle(&ask),
-        "create" if target.subresource == "eviction" => write::evict(&ask, request).await,
-        "create" if !named => write::create(&ask, request).await,
-        "update" if named => write::update(&ask, request).await,
-        "patch" if named => write::patch(&ask, request).await,
-        "delete" if target.subresource.is_empty() => write::delete(&ask, request).await,
+        "get" => Ok(compression::compress_if_long(
+            read::get(&resource_request)?,
+            request.headers(),
+        )
+        .await),
+        "list" => Ok(compression::compress_if_long(
+            read::list(&resource_request)?,
+            request.headers(),
+        )
+        .await),
+        "watch" => watch::handle(&resource_request),
+        "create" if target.subresource == "eviction" => {
+            write::evict(&resource_request, request).await
+        }
+        "create" if !has_name => write::create(&resource_request, request).await,
+        "update" if has_name => write::update(&resource_request, request).await,
+        "patch" if has_name => write::patch(&resource_request, request).await,
+        "delete" if target.subresource.is_empty() => {
+            write::delete(&resource_request, request).await
+        }
         "deletecollection" if kind != ObjectKind::Namespace => {
-            write::delete_collection(&ask, request).await
+            write::delete_collection(&resource_request, request).await
         }
         _ => Err(StatusError::method_not_allowed()),
     }

@@ -1,11 +1,11 @@
-//! The least of an OpenAPI document with which `kubectl apply` is content.
+//! The minimal OpenAPI documents that `kubectl apply` accepts.
 //!
-//! Version 2 is empty: for a kind it does not find there, `kubectl` validates nothing and merges with
-//! what it has built in. Version 3 says of every kind that its PATCH knows `fieldValidation` and
-//! `dryRun`, which is what newer ones look for, and describes no fields.
+//! Version 2 is empty: `kubectl` does not validate a kind that it does not find there, and merges
+//! it by its built-in types. Version 3 declares for every kind that its PATCH accepts
+//! `fieldValidation` and `dryRun`, for which newer versions look, and describes no fields.
 
-use crate::playground::endpoints::HandlerResult;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
 use crate::playground::objects::resources::RESOURCES;

@@ -1,9 +1,9 @@
-//! How an object is shown: whole, as its metadata alone, or as a row of a table.
+//! The representations of an object: complete, its metadata, or a row of a table.
 
 use crate::playground::objects::events;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::storage::store::StoredObject;
+use crate::playground::objects::storage::object::StoredObject;
 use crate::playground::objects::table;
 use crate::playground::request::QueryParameters;
 use crate::playground::request::ResponseForm;
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
 
-/// What a row of a table carries beside its cells.
+/// The object that a table row contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IncludeObject {
     Metadata,
@@ -21,7 +21,7 @@ enum IncludeObject {
     Object,
 }
 
-/// A form of the objects of one resource.
+/// The representation of the objects of one resource.
 #[derive(Clone, Debug)]
 pub(crate) struct Representation {
     resource: &'static ApiResource,
@@ -52,12 +52,12 @@ impl Representation {
         }
     }
 
-    /// Ages are counted to now.
+    /// Sets the time to which ages are computed to now.
     pub(crate) fn refresh_now(&mut self) {
         self.now = time::wall_time();
     }
 
-    /// One object, complete with its type. `columns` says whether a table names its columns.
+    /// One object with its type. `columns` is whether a table contains its column definitions.
     pub(crate) fn object(&self, object: &StoredObject, columns: bool) -> Vec<u8> {
         match self.form {
             ResponseForm::Object | ResponseForm::AggregatedDiscovery => self.typed(object),
@@ -72,7 +72,7 @@ impl Representation {
         }
     }
 
-    /// The beginning of a list, up to its first item.
+    /// The beginning of a list, before its first item.
     pub(crate) fn list_head(&self, metadata: &Value) -> Vec<u8> {
         let (kind, api_version) = match self.form {
             ResponseForm::Object | ResponseForm::AggregatedDiscovery => (
@@ -122,7 +122,7 @@ impl Representation {
         row
     }
 
-    /// The object in the resource's spelling, without its type.
+    /// The object in the resource's form, without its type.
     fn untyped(&self, object: &StoredObject) -> Bytes {
         if !self.resource.is_converted() {
             return object.json().clone();
@@ -162,7 +162,7 @@ mod tests {
     use super::Representation;
     use crate::playground::objects::resources::ApiResource;
     use crate::playground::objects::resources::ObjectKind;
-    use crate::playground::objects::storage::store::StoredObject;
+    use crate::playground::objects::storage::object::StoredObject;
     use crate::playground::request::QueryParameters;
     use crate::playground::request::ResponseForm;
     use serde_json::Value;
@@ -172,13 +172,13 @@ mod tests {
         let event = json!({"metadata": {"name": "e"}, "message": "m", "reason": "R"});
         let event = StoredObject::new(ObjectKind::Event, event, 7).unwrap();
         let resource = ApiResource::find(group, "v1", "events").unwrap();
-        let view = Representation::new(
+        let representation = Representation::new(
             resource,
             ObjectKind::Event,
             form,
             &QueryParameters::parse(Some(query)),
         );
-        serde_json::from_slice(&view.object(&event, true)).unwrap()
+        serde_json::from_slice(&representation.object(&event, true)).unwrap()
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Responses: their bodies and the headers that say what the bodies are.
+//! Responses: their bodies and the headers that describe the bodies.
 
 use crate::playground::request::QueryParameters;
-use crate::playground::serving::request_log::PlaygroundBody;
 use crate::playground::serving::request_log::ServerCounters;
+use crate::playground::serving::response_body::PlaygroundBody;
 use crate::playground::status::StatusError;
 use bytes::Bytes;
 use futures_util::Stream;
@@ -20,15 +20,19 @@ use http_body_util::Full;
 use http_body_util::StreamBody;
 use std::convert::Infallible;
 
-/// Up to here Go's HTTP/2 server knows an answer's length before it must send.
+/// Length up to which Go's HTTP/2 server knows the length of a response before it sends the head,
+/// in bytes.
 const MAX_MEASURED_LENGTH: usize = 4096;
-/// How much of a long answer is put together at once.
+/// Size of the chunks of a long response, in bytes.
 const CHUNK_SIZE: usize = 32 * 1024;
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Prometheus' text format.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The result of a handler.
+pub(crate) type HandlerResult = Result<Response<PlaygroundBody>, StatusError>;
 
 pub(crate) fn full(
     code: StatusCode,
@@ -54,7 +58,7 @@ fn with_body(
     response
 }
 
-/// An object, complete; Go's encoder ends it with a newline.
+/// A complete object. Go's encoder ends it with a newline.
 pub(crate) fn json(code: StatusCode, mut body: Vec<u8>) -> Response<PlaygroundBody> {
     body.push(b'\n');
     if body.len() <= MAX_MEASURED_LENGTH {
@@ -78,18 +82,18 @@ fn set_nosniff(response: &mut Response<PlaygroundBody>) {
         .insert(X_CONTENT_TYPE_OPTIONS, nosniff);
 }
 
-/// A body that comes chunk by chunk, and does not say how long it is.
+/// A chunked body without a known length.
 pub(crate) fn chunked_body(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlaygroundBody {
     stream_body(stream::iter(chunks))
 }
 
-/// Likewise, of chunks that may have to be waited for.
+/// A chunked body without a known length, whose chunks are not all ready.
 pub(crate) fn stream_body(chunks: impl Stream<Item = Bytes> + Send + 'static) -> PlaygroundBody {
     let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// `head`, the items with commas between them, and `tail`, put together as they are sent.
+/// A list: `head`, the items with commas between them, and `tail`. It is encoded while it is sent.
 pub(crate) fn list(
     head: Vec<u8>,
     items: impl Iterator<Item = Bytes> + Send + 'static,
@@ -108,7 +112,7 @@ pub(crate) fn list(
     with_body(StatusCode::OK, JSON, body)
 }
 
-/// A body that goes on until it ends: a watch, a log.
+/// A body of unknown duration: a watch, a log.
 pub(crate) fn streaming(
     content_type: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,
@@ -116,7 +120,7 @@ pub(crate) fn streaming(
     with_body(StatusCode::OK, content_type, stream_body(chunks))
 }
 
-/// A watch's events.
+/// The events of a watch.
 pub(crate) fn watch_events(
     chunks: impl Stream<Item = Bytes> + Send + 'static,
 ) -> Response<PlaygroundBody> {
@@ -151,7 +155,7 @@ impl<I: Iterator<Item = Bytes>> Iterator for ListChunks<I> {
     }
 }
 
-/// A Status that says no.
+/// An error as a Status.
 pub(crate) fn status_error(status: &StatusError) -> Response<PlaygroundBody> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(code, status.to_json());
@@ -166,8 +170,8 @@ pub(crate) fn status_error(status: &StatusError) -> Response<PlaygroundBody> {
     response
 }
 
-/// What kube-apiserver's filters answer that limit requests (`tooManyRequests` of `server/filters/maxinflight.go`), with this
-/// `Retry-After` in seconds.
+/// The response of kube-apiserver's filters that limit requests (`tooManyRequests` of
+/// `server/filters/maxinflight.go`), with this `Retry-After` in seconds.
 pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlaygroundBody> {
     let message = "Too many requests, please try again later.\n";
     let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
@@ -177,12 +181,12 @@ pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlaygroundBody> {
     response
 }
 
-/// What a path that names nothing is answered with.
+/// The response to a path that is not served.
 pub(crate) fn page_not_found() -> Response<PlaygroundBody> {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// Always well.
+/// A health check; it always succeeds.
 pub(crate) fn health(check: &str, query: &QueryParameters) -> Response<PlaygroundBody> {
     if !query.flag("verbose") {
         return text(StatusCode::OK, "ok");
@@ -191,16 +195,16 @@ pub(crate) fn health(check: &str, query: &QueryParameters) -> Response<Playgroun
     text(StatusCode::OK, &verbose)
 }
 
-/// What is stored of a resource.
+/// The stored objects of a resource.
 pub(crate) struct StoredResource {
     pub(crate) group: &'static str,
     pub(crate) resource: &'static str,
     pub(crate) objects: usize,
-    /// `None`: not known.
+    /// Total size in bytes; `None` if it is not measured.
     pub(crate) bytes: Option<usize>,
 }
 
-/// The counters, and kube-apiserver's own metrics of what is stored, as Prometheus reads them.
+/// The counters, and kube-apiserver's own metrics of stored objects, in Prometheus' format.
 pub(crate) fn metrics(
     counters: &ServerCounters,
     stored: &[StoredResource],
@@ -271,7 +275,7 @@ fn push_family(
     }
 }
 
-/// The version of the server that is played.
+/// The version of the simulated server.
 pub(crate) fn version() -> Response<PlaygroundBody> {
     let version = r#"{
   "major": "1",

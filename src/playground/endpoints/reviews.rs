@@ -1,13 +1,13 @@
-//! TokenReview, SubjectAccessReview and their relatives: what the server itself would decide.
+//! TokenReview, SubjectAccessReview and the other reviews: the decisions of the server itself.
 
-use crate::playground::auth::authentication::ApiUser;
 use crate::playground::auth::authorization::AccessAttributes;
-use crate::playground::endpoints::HandlerResult;
+use crate::playground::auth::user::ApiUser;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::endpoints::write;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::ReviewKind;
-use crate::playground::objects::storage::store::string_at;
+use crate::playground::objects::storage::object::string_at;
 use crate::playground::state::ServerState;
 use crate::playground::status::StatusCause;
 use crate::playground::status::StatusError;
@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use serde_json::json;
 
-/// The audience that tokens are for.
+/// The audience of all tokens.
 const AUDIENCE: &str = crate::playground::auth::service_account_tokens::ISSUER;
 
 pub(crate) async fn handle(
@@ -92,7 +92,7 @@ fn review_token(state: &ServerState, spec: &Value) -> Value {
     }
 }
 
-/// The user that a SubjectAccessReview is about.
+/// The user of a SubjectAccessReview.
 fn reviewed_user(spec: &Value) -> ApiUser {
     ApiUser {
         name: string_at(spec, &["user"]).to_owned(),

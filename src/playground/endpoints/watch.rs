@@ -1,16 +1,18 @@
-//! Watches: what is there, if that is wanted, and then every change, until someone has enough.
+//! Watches: the existing objects, if requested, and then every change, until either side ends the
+//! watch.
 //!
-//! Follows `cacher.Watch`: without a version, or with version 0, first an ADDED for everything there
-//! is; with `sendInitialEvents` the same, closed by a bookmark that says so; with a version every
-//! change since. A version that is forgotten is answered within the stream, by an ERROR event.
+//! Follows `cacher.Watch`. Without a version, or with version 0, a watch begins with an ADDED event
+//! for every existing object. With `sendInitialEvents` a bookmark ends these events. With a version
+//! the watch begins with the changes since that version. If the version is no longer in the log,
+//! the stream contains an ERROR event.
 
-use crate::playground::endpoints::HandlerResult;
-use crate::playground::endpoints::ResourceRequest;
 use crate::playground::endpoints::representation::Representation;
+use crate::playground::endpoints::resource_request::ResourceRequest;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
+use crate::playground::objects::storage::object::StoredObject;
 use crate::playground::objects::storage::store::ChangeType;
 use crate::playground::objects::storage::store::ListScope;
-use crate::playground::objects::storage::store::StoredObject;
 use crate::playground::objects::storage::store::VersionExpired;
 use crate::playground::state::ServerState;
 use crate::playground::status::StatusCause;
@@ -24,14 +26,15 @@ use std::time::Duration;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// How much is put together before it is sent.
+/// Size at which events are sent, in bytes.
 const CHUNK_SIZE: usize = 32 * 1024;
-/// How many changes are taken from the log at once.
+/// Maximum number of changes that are read from the log at once.
 const MAX_BATCH: usize = 512;
-/// kube-apiserver sends a bookmark about this often, and one shortly before the end.
+/// The approximate interval of kube-apiserver's bookmarks; one more is sent shortly before the end.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-/// `--min-request-timeout`: a watch that sets no limit lasts this long, up to twice that.
+/// `--min-request-timeout`, in seconds: a watch without a timeout lasts at least this long and at
+/// most twice as long.
 const MIN_REQUEST_TIMEOUT: u64 = 1800;
 
 /// One watch.
@@ -40,28 +43,28 @@ struct Watcher {
     state: Arc<ServerState>,
     scope: ListScope,
     view: Representation,
-    /// What is shown before the changes.
+    /// The objects that are sent before the changes.
     initial_objects: std::vec::IntoIter<Arc<StoredObject>>,
-    /// Whether the end of `initial` is to be marked.
+    /// Whether a bookmark ends the initial events.
     send_end_bookmark: bool,
-    /// Everything up to this version has been told.
+    /// All changes up to this version were sent.
     sent_version: u64,
     changes: watch::Receiver<u64>,
     stopping: watch::Receiver<bool>,
     deadline: Instant,
     next_bookmark: Option<Instant>,
-    /// A table names its columns once.
+    /// Whether the next table contains the column definitions; only the first one does.
     send_columns: bool,
     ended: bool,
 }
 
-pub(crate) fn handle(ask: &ResourceRequest<'_>) -> HandlerResult {
-    let start = WatchStart::parse(ask)?;
-    let mut scope = ask.scope()?;
-    if !ask.target.name.is_empty() {
-        scope.selection = scope.selection.with_name(&ask.target.name);
+pub(crate) fn handle(resource_request: &ResourceRequest<'_>) -> HandlerResult {
+    let start = WatchStart::parse(resource_request)?;
+    let mut scope = resource_request.scope()?;
+    if !resource_request.target.name.is_empty() {
+        scope.selection = scope.selection.with_name(&resource_request.target.name);
     }
-    let seconds = ask
+    let seconds = resource_request
         .query
         .number("timeoutSeconds")?
         .filter(|seconds| *seconds > 0)
@@ -70,13 +73,13 @@ pub(crate) fn handle(ask: &ResourceRequest<'_>) -> HandlerResult {
     let end = now
         .checked_add(Duration::from_secs(seconds))
         .unwrap_or(now + Duration::from_secs(MIN_REQUEST_TIMEOUT));
-    let bookmarks = ask.query.flag("allowWatchBookmarks");
-    let bell = ask
+    let bookmarks = resource_request.query.flag("allowWatchBookmarks");
+    let bell = resource_request
         .state
         .storage
-        .subscribe(ask.kind)
+        .subscribe(resource_request.kind)
         .ok_or_else(StatusError::no_such_resource)?;
-    let store = ask.state.storage.lock();
+    let store = resource_request.state.storage.lock();
     let (initial, position) = match start {
         WatchStart::WithObjects => {
             let page = store.list(&scope, None, None, 0);
@@ -88,14 +91,14 @@ pub(crate) fn handle(ask: &ResourceRequest<'_>) -> HandlerResult {
     };
     drop(store);
     let watcher = Watcher {
-        state: Arc::clone(ask.state),
+        state: Arc::clone(resource_request.state),
         scope,
-        view: ask.representation(),
+        view: resource_request.representation(),
         initial_objects: initial.into_iter(),
-        send_end_bookmark: bookmarks && ask.query.flag("sendInitialEvents"),
+        send_end_bookmark: bookmarks && resource_request.query.flag("sendInitialEvents"),
         sent_version: position,
         changes: bell,
-        stopping: ask.state.stopping.subscribe(),
+        stopping: resource_request.state.stopping.subscribe(),
         deadline: end,
         next_bookmark: bookmarks.then(|| next_bookmark(now, end)).flatten(),
         send_columns: true,
@@ -110,7 +113,7 @@ pub(crate) fn handle(ask: &ResourceRequest<'_>) -> HandlerResult {
     )))
 }
 
-/// Why a watch that waited goes on.
+/// The reason why a waiting watch continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WakeReason {
     BookmarkDue,
@@ -118,7 +121,7 @@ enum WakeReason {
     Ended,
 }
 
-/// Where a watch begins.
+/// The beginning of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchStart {
     After(u64),
@@ -127,11 +130,11 @@ enum WatchStart {
 }
 
 impl WatchStart {
-    fn parse(ask: &ResourceRequest<'_>) -> Result<Self, StatusError> {
-        let query = ask.query;
-        let refused = |why| {
+    fn parse(resource_request: &ResourceRequest<'_>) -> Result<Self, StatusError> {
+        let query = resource_request.query;
+        let invalid = |why| {
             let cause = StatusCause::forbidden("resourceVersionMatch", why);
-            ask.invalid_option("ListOptions", cause)
+            resource_request.invalid_option("ListOptions", cause)
         };
         let matching = query.first("resourceVersionMatch");
         let initial = query
@@ -139,13 +142,13 @@ impl WatchStart {
             .map(|_| query.flag("sendInitialEvents"));
         match (initial, matching) {
             (None, Some(_)) => {
-                return Err(refused(
+                return Err(invalid(
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
                 ));
             }
             (Some(_), Some("NotOlderThan")) | (None, None) => {}
             (Some(_), _) => {
-                return Err(refused(
+                return Err(invalid(
                     "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
                 ));
             }
@@ -159,7 +162,7 @@ impl WatchStart {
     }
 }
 
-/// After `now`, when the next bookmark comes.
+/// The time after `now` at which the next bookmark is due.
 fn next_bookmark(now: Instant, end: Instant) -> Option<Instant> {
     let regular = now.checked_add(BOOKMARK_INTERVAL)?;
     match end.checked_sub(BOOKMARK_BEFORE_END) {
@@ -169,9 +172,9 @@ fn next_bookmark(now: Instant, end: Instant) -> Option<Instant> {
 }
 
 impl Watcher {
-    /// The next events, as much as there is at once; `None` at the end.
+    /// The next events, as many as are ready; `None` at the end.
     ///
-    /// Cancel safety: nothing is taken before it is returned.
+    /// Cancel safety: nothing is consumed before it is returned.
     async fn next_chunk(&mut self) -> Option<Bytes> {
         loop {
             if self.ended {
@@ -217,7 +220,7 @@ impl Watcher {
         }
     }
 
-    /// Whether there was anything in the log, seen or not.
+    /// Appends the next changes. Returns whether the log contained any, selected or not.
     fn push_changes(&mut self, chunk: &mut Vec<u8>) -> bool {
         let (entries, newest) = {
             let store = self.state.storage.lock();
@@ -248,13 +251,14 @@ impl Watcher {
             }
         }
         if entries.is_empty() {
-            // Nothing of this kind up to here: changes of other kinds need not be looked through.
+            // There is no change of this kind up to this version, so changes of other kinds are
+            // skipped.
             self.sent_version = self.sent_version.max(newest);
         }
         !entries.is_empty()
     }
 
-    /// Until something changes or a bookmark is due.
+    /// Waits until something changes or a bookmark is due.
     async fn wait(&mut self) -> WakeReason {
         let end = tokio::time::sleep_until(self.deadline.into());
         let due = self.next_bookmark;
@@ -273,9 +277,9 @@ impl Watcher {
     }
 
     fn push_event(&mut self, change: &str, object: &StoredObject, chunk: &mut Vec<u8>) {
-        let shown = self.view.object(object, self.send_columns);
+        let encoded = self.view.object(object, self.send_columns);
         self.send_columns = false;
-        push_watch_event(change, &shown, chunk);
+        push_watch_event(change, &encoded, chunk);
     }
 
     fn push_bookmark(&mut self, initial_end: bool, chunk: &mut Vec<u8>) {

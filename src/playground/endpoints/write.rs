@@ -1,11 +1,11 @@
 //! Create, update, patch, delete.
 //!
-//! Everything that decides happens in one go under the store's lock: read, change, check, write.
+//! Each write reads, changes, checks and stores the object under one lock of the store.
 
-use crate::playground::endpoints::HandlerResult;
-use crate::playground::endpoints::ResourceRequest;
-use crate::playground::endpoints::read::typed_json;
+use crate::playground::endpoints::resource_request::ResourceRequest;
+use crate::playground::endpoints::resource_request::typed_json;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::objects::events;
 use crate::playground::objects::patch::PatchError;
 use crate::playground::objects::patch::PatchType;
@@ -13,15 +13,15 @@ use crate::playground::objects::protobuf;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::seed;
+use crate::playground::objects::storage::object::StoredObject;
+use crate::playground::objects::storage::object::string_at;
 use crate::playground::objects::storage::selector::Selection;
 use crate::playground::objects::storage::store::ListScope;
 use crate::playground::objects::storage::store::Store;
-use crate::playground::objects::storage::store::StoredObject;
-use crate::playground::objects::storage::store::string_at;
 use crate::playground::objects::strategy;
 use crate::playground::objects::strategy::AssignedValues;
 use crate::playground::objects::yaml;
-use crate::playground::server::unread_body::BodyReadToEnd;
+use crate::playground::request::BodyReadToEnd;
 use crate::playground::status;
 use crate::playground::status::StatusCause;
 use crate::playground::status::StatusDetails;
@@ -47,10 +47,10 @@ const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// Namespaces that may not be deleted.
+/// Namespaces that cannot be deleted.
 const IMMORTAL_NAMESPACES: [&str; 3] = ["default", "kube-public", "kube-system"];
 
-/// The body, whole. Cancel safety: what was read is lost.
+/// Reads the whole body. Cancel safety: the bytes that were read are lost.
 pub(crate) async fn read_body(request: &mut Request<Incoming>) -> Result<Bytes, StatusError> {
     let collected = Limited::new(request.body_mut(), MAX_BODY_BYTES)
         .collect()
@@ -66,7 +66,7 @@ pub(crate) async fn read_body(request: &mut Request<Incoming>) -> Result<Bytes, 
     Ok(body.to_bytes())
 }
 
-/// The media type without its parameters; JSON if nothing is said.
+/// The media type without its parameters; JSON by default.
 fn media_type(headers: &HeaderMap) -> String {
     let content_type = headers
         .get(CONTENT_TYPE)
@@ -82,7 +82,8 @@ fn media_type(headers: &HeaderMap) -> String {
     }
 }
 
-/// The object in a body; an empty body is null. `kind` is what it should be, for the refusal.
+/// Reads the object in a body; an empty body is null. `kind` is the expected kind, for the error
+/// message.
 pub(crate) async fn read_object(
     request: &mut Request<Incoming>,
     kind: &str,
@@ -91,13 +92,13 @@ pub(crate) async fn read_object(
     let body = read_body(request).await?;
     let unrecognized = |why: &str| {
         const MAX_SHOWN: usize = 256;
-        let shown: String = String::from_utf8_lossy(&body)
+        let excerpt: String = String::from_utf8_lossy(&body)
             .chars()
             .take(MAX_SHOWN)
             .collect();
         StatusError::bad_request(format!(
             "the object provided is unrecognized (must be of type {kind}): couldn't get \
-             version/kind; json parse error: {why} ({shown})"
+             version/kind; json parse error: {why} ({excerpt})"
         ))
     };
     if body.is_empty() {
@@ -123,32 +124,10 @@ fn unsupported_media_type() -> StatusError {
     StatusError::unsupported_media_type("application/json, application/yaml")
 }
 
-impl ResourceRequest<'_> {
-    /// Whether the write is only to be tried.
-    fn is_dry_run(&self, options: &'static str) -> Result<bool, StatusError> {
-        if let Some(other) = self.query.all("dryRun").find(|v| !matches!(*v, "" | "All")) {
-            return Err(
-                self.invalid_option(options, StatusCause::unsupported("dryRun", other, "All"))
-            );
-        }
-        Ok(self.query.first("dryRun").is_some())
-    }
-
-    const fn resource(&self) -> &'static ApiResource {
-        self.target.resource
-    }
-
-    fn record_write(&self, verb: &'static str) {
-        self.state
-            .request_log
-            .record_write(verb, self.resource().plural);
-    }
-}
-
-/// What the server adds to a new object.
-fn assign_values(ask: &ResourceRequest<'_>, store: &Store) -> AssignedValues {
+/// The values that the server sets in a new object.
+fn assign_values(resource_request: &ResourceRequest<'_>, store: &Store) -> AssignedValues {
     let mut rng = fastrand::Rng::new();
-    let node = seed::node_name(rng.usize(..ask.state.settings.nodes.max(1)));
+    let node = seed::node_name(rng.usize(..resource_request.state.settings.nodes.max(1)));
     let (third, fourth) = (rng.u8(..), rng.u8(1..255));
     AssignedValues {
         now: time::wall_time().to_string(),
@@ -158,7 +137,7 @@ fn assign_values(ask: &ResourceRequest<'_>, store: &Store) -> AssignedValues {
             .get(ObjectKind::Node, "", &node)
             .map(|_| node)
             .unwrap_or_default(),
-        address: if ask.kind == ObjectKind::Service {
+        address: if resource_request.kind == ObjectKind::Service {
             format!("10.96.{third}.{fourth}")
         } else {
             format!("10.99.{third}.{fourth}")
@@ -166,7 +145,7 @@ fn assign_values(ask: &ResourceRequest<'_>, store: &Store) -> AssignedValues {
     }
 }
 
-/// From the spelling of the path to the stored one.
+/// Converts an object from the resource's form to the stored one.
 fn to_stored_form(resource: &'static ApiResource, mut value: Value) -> Value {
     if let (true, Some(value)) = (resource.is_converted(), value.as_object_mut()) {
         events::to_core(value);
@@ -175,98 +154,108 @@ fn to_stored_form(resource: &'static ApiResource, mut value: Value) -> Value {
 }
 
 pub(crate) async fn create(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let dry = ask.is_dry_run("CreateOptions")?;
-    if ask.resource().namespaced && ask.target.namespace.is_empty() {
+    let dry_run = resource_request.is_dry_run("CreateOptions")?;
+    if resource_request.resource().namespaced && resource_request.target.namespace.is_empty() {
         return Err(StatusError::method_not_allowed());
     }
-    let value = read_object(request, ask.resource().kind).await?;
-    let object = ask
+    let value = read_object(request, resource_request.resource().kind).await?;
+    let object = resource_request
         .state
         .storage
-        .write(ask.kind, |store| create_in(ask, store, value, dry))?;
-    ask.record_write("create");
-    ask.object_response(StatusCode::CREATED, &object)
+        .write(resource_request.kind, |store| {
+            create_in(resource_request, store, value, dry_run)
+        })?;
+    resource_request.record_write("create");
+    resource_request.object_response(StatusCode::CREATED, &object)
 }
 
-/// Creates an object in the store, or shows what it would be.
+/// Creates an object in the store, or for a dry run only computes it.
 fn create_in(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     store: &mut Store,
     value: Value,
-    dry: bool,
+    dry_run: bool,
 ) -> Result<Arc<StoredObject>, StatusError> {
-    let namespace = &ask.target.namespace;
+    let namespace = &resource_request.target.namespace;
     let mut value = value;
-    let facts = assign_values(ask, store);
-    strategy::prepare_create(ask.resource(), ask.kind, &mut value, namespace, &facts)?;
-    let value = to_stored_form(ask.resource(), value);
+    let assigned = assign_values(resource_request, store);
+    strategy::prepare_create(
+        resource_request.resource(),
+        resource_request.kind,
+        &mut value,
+        namespace,
+        &assigned,
+    )?;
+    let value = to_stored_form(resource_request.resource(), value);
     if !namespace.is_empty() && store.get(ObjectKind::Namespace, "", namespace).is_none() {
         let subject = ApiResource::find("", "v1", "namespaces").map(|r| r.resource_ref(namespace));
         return Err(subject.map_or_else(StatusError::no_such_resource, StatusError::not_found));
     }
     let name = string_at(&value, &["metadata", "name"]);
-    if store.get(ask.kind, namespace, name).is_some() {
+    if store.get(resource_request.kind, namespace, name).is_some() {
         return Err(StatusError::already_exists(
-            ask.resource().resource_ref(name),
+            resource_request.resource().resource_ref(name),
         ));
     }
-    store_object(ask, store, value, dry)
+    store_object(resource_request, store, value, dry_run)
 }
 
-/// Stores, or for a dry run only shows, what a write has made.
+/// Stores the result of a write, or for a dry run only returns it.
 fn store_object(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     store: &mut Store,
     value: Value,
-    dry: bool,
+    dry_run: bool,
 ) -> Result<Arc<StoredObject>, StatusError> {
-    let stored = if dry {
+    let stored = if dry_run {
         let version = string_at(&value, &["metadata", "resourceVersion"]).parse();
-        StoredObject::new(ask.kind, value, version.unwrap_or(0)).map(Arc::new)
+        StoredObject::new(resource_request.kind, value, version.unwrap_or(0)).map(Arc::new)
     } else {
-        store.put(ask.kind, value)
+        store.put(resource_request.kind, value)
     };
     stored.ok_or_else(|| StatusError::bad_request("the object provided has no metadata"))
 }
 
 pub(crate) async fn update(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let dry = ask.is_dry_run("UpdateOptions")?;
-    let value = read_object(request, ask.resource().kind).await?;
+    let dry_run = resource_request.is_dry_run("UpdateOptions")?;
+    let value = read_object(request, resource_request.resource().kind).await?;
     let (object, code) =
-        ask.state
-            .storage
-            .write(ask.kind, |store| match ask.stored_object(store) {
+        resource_request.state.storage.write(
+            resource_request.kind,
+            |store| match resource_request.stored_object(store) {
                 Ok(old) => Ok((
-                    replace_object(ask, store, &old, value, dry)?,
+                    replace_object(resource_request, store, &old, value, dry_run)?,
                     StatusCode::OK,
                 )),
-                Err(_) if ask.kind.allows_create_on_update() => {
-                    Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
-                }
+                Err(_) if resource_request.kind.allows_create_on_update() => Ok((
+                    create_named(resource_request, store, value, dry_run)?,
+                    StatusCode::CREATED,
+                )),
                 Err(status) => Err(status),
-            })?;
-    ask.record_write("update");
-    ask.object_response(code, &object)
+            },
+        )?;
+    resource_request.record_write("update");
+    resource_request.object_response(code, &object)
 }
 
-/// Creates the object that the path names from a body that need not name it.
+/// Creates the object of the path from a body that need not contain its name.
 fn create_named(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     store: &mut Store,
     mut value: Value,
-    dry: bool,
+    dry_run: bool,
 ) -> Result<Arc<StoredObject>, StatusError> {
-    let name = &ask.target.name;
-    let said = string_at(&value, &["metadata", "name"]);
-    if !said.is_empty() && said != name {
+    let name = &resource_request.target.name;
+    let body_name = string_at(&value, &["metadata", "name"]);
+    if !body_name.is_empty() && body_name != name {
         return Err(StatusError::bad_request(format!(
-            "the name of the object ({said}) does not match the name on the URL ({name})"
+            "the name of the object ({body_name}) does not match the name on the URL ({name})"
         )));
     }
     if let Some(object) = value.as_object_mut() {
@@ -275,22 +264,28 @@ fn create_named(
             metadata.insert("name".to_owned(), name.clone().into());
         }
     }
-    create_in(ask, store, value, dry)
+    create_in(resource_request, store, value, dry_run)
 }
 
-/// Puts `value` in the place of `old`; nothing is written if nothing would change.
+/// Replaces `old` by `value`; nothing is written if nothing changes.
 fn replace_object(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     store: &mut Store,
     old: &Arc<StoredObject>,
     value: Value,
-    dry: bool,
+    dry_run: bool,
 ) -> Result<Arc<StoredObject>, StatusError> {
     let before = old.value();
-    let status = ask.target.subresource == "status";
+    let status = resource_request.target.subresource == "status";
     let mut value = value;
-    strategy::prepare_update(ask.resource(), ask.kind, &mut value, &before, status)?;
-    let mut value = to_stored_form(ask.resource(), value);
+    strategy::prepare_update(
+        resource_request.resource(),
+        resource_request.kind,
+        &mut value,
+        &before,
+        status,
+    )?;
+    let mut value = to_stored_form(resource_request.resource(), value);
     if let Some(object) = value.as_object_mut() {
         object.remove("apiVersion");
         object.remove("kind");
@@ -298,44 +293,48 @@ fn replace_object(
     if value == before {
         return Ok(Arc::clone(old));
     }
-    store_object(ask, store, value, dry)
+    store_object(resource_request, store, value, dry_run)
 }
 
 pub(crate) async fn patch(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let dry = ask.is_dry_run("PatchOptions")?;
+    let dry_run = resource_request.is_dry_run("PatchOptions")?;
     let media = media_type(request.headers());
     let kind = PatchType::from_content_type(&media)
         .ok_or_else(|| StatusError::unsupported_media_type(PatchType::ACCEPTED))?;
-    if kind == PatchType::Apply && ask.query.first("fieldManager").is_none() {
+    if kind == PatchType::Apply && resource_request.query.first("fieldManager").is_none() {
         let cause = StatusCause::required("fieldManager", "is required for apply patch");
-        return Err(ask.invalid_option("PatchOptions", cause));
+        return Err(resource_request.invalid_option("PatchOptions", cause));
     }
     let body = read_body(request).await?;
     let patch = parse_patch(kind, &body)?;
     let (object, code) =
-        ask.state
-            .storage
-            .write(ask.kind, |store| match ask.stored_object(store) {
+        resource_request.state.storage.write(
+            resource_request.kind,
+            |store| match resource_request.stored_object(store) {
                 Ok(old) => {
-                    let mut value = typed_json(ask, &old);
+                    let mut value = typed_json(resource_request, &old);
                     kind.apply(&mut value, &patch).map_err(patch_status)?;
                     Ok((
-                        replace_object(ask, store, &old, value, dry)?,
+                        replace_object(resource_request, store, &old, value, dry_run)?,
                         StatusCode::OK,
                     ))
                 }
                 Err(_) if kind == PatchType::Apply => {
                     let mut value = Value::Object(Map::new());
                     kind.apply(&mut value, &patch).map_err(patch_status)?;
-                    Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
+                    Ok((
+                        create_named(resource_request, store, value, dry_run)?,
+                        StatusCode::CREATED,
+                    ))
                 }
                 Err(status) => Err(status),
-            })?;
-    ask.record_write("patch");
-    ask.object_response(code, &object)
+            },
+        )?;
+    resource_request.record_write("patch");
+    resource_request.object_response(code, &object)
 }
 
 fn parse_patch(kind: PatchType, body: &[u8]) -> Result<Value, StatusError> {
@@ -347,14 +346,14 @@ fn parse_patch(kind: PatchType, body: &[u8]) -> Result<Value, StatusError> {
     serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))
 }
 
-fn patch_status(fault: PatchError) -> StatusError {
-    match fault {
+fn patch_status(error: PatchError) -> StatusError {
+    match error {
         PatchError::Malformed(why) => StatusError::bad_request(why),
         PatchError::Unprocessable => StatusError::unprocessable(),
     }
 }
 
-/// What `metav1.DeleteOptions` says, as far as it matters here.
+/// The supported part of `metav1.DeleteOptions`.
 #[derive(Debug, Default)]
 struct DeleteOptions {
     dry_run: bool,
@@ -364,13 +363,13 @@ struct DeleteOptions {
 
 impl DeleteOptions {
     async fn parse(
-        ask: &ResourceRequest<'_>,
+        resource_request: &ResourceRequest<'_>,
         request: &mut Request<Incoming>,
     ) -> Result<Self, StatusError> {
-        let dry = ask.is_dry_run("DeleteOptions")?;
+        let dry_run = resource_request.is_dry_run("DeleteOptions")?;
         if request.body().is_end_stream() {
             return Ok(Self {
-                dry_run: dry,
+                dry_run,
                 ..Self::default()
             });
         }
@@ -380,13 +379,17 @@ impl DeleteOptions {
             (!text.is_empty()).then(|| text.to_owned())
         };
         Ok(Self {
-            dry_run: dry || requests_dry_run(&options),
+            dry_run: dry_run || requests_dry_run(&options),
             uid: precondition("uid"),
             resource_version: precondition("resourceVersion"),
         })
     }
 
-    fn check(&self, ask: &ResourceRequest<'_>, object: &StoredObject) -> Result<(), StatusError> {
+    fn check(
+        &self,
+        resource_request: &ResourceRequest<'_>,
+        object: &StoredObject,
+    ) -> Result<(), StatusError> {
         let value = object.value();
         for (wanted, key, what) in [
             (&self.uid, "uid", "UID"),
@@ -400,65 +403,80 @@ impl DeleteOptions {
                     "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: \
                      {found}"
                 );
-                return Err(StatusError::conflict_with_reason(ask.resource_ref(), &why));
+                return Err(StatusError::conflict_with_reason(
+                    resource_request.resource_ref(),
+                    &why,
+                ));
             }
         }
         Ok(())
     }
 }
 
-/// Whether delete options in a body ask to try only.
+/// Whether the delete options in a body request a dry run.
 fn requests_dry_run(options: &Value) -> bool {
-    let asked = options.get("dryRun").and_then(Value::as_array);
-    asked.is_some_and(|asked| !asked.is_empty())
+    let requested = options.get("dryRun").and_then(Value::as_array);
+    requested.is_some_and(|requested| !requested.is_empty())
 }
 
-/// Deletes at once: there is nobody to be graceful to.
+/// Deletes an object immediately; there is no graceful deletion.
 pub(crate) async fn delete(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let options = DeleteOptions::parse(ask, request).await?;
-    let name = &ask.target.name;
-    if ask.kind == ObjectKind::Namespace && IMMORTAL_NAMESPACES.contains(&name.as_str()) {
+    let options = DeleteOptions::parse(resource_request, request).await?;
+    let name = &resource_request.target.name;
+    if resource_request.kind == ObjectKind::Namespace
+        && IMMORTAL_NAMESPACES.contains(&name.as_str())
+    {
         let message =
             format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
-        return Err(StatusError::forbidden(message, deletion_details(ask, "")));
+        return Err(StatusError::forbidden(
+            message,
+            deletion_details(resource_request, ""),
+        ));
     }
-    let object = ask.state.storage.write(ask.kind, |store| {
-        let object = ask.stored_object(store)?;
-        options.check(ask, &object)?;
-        if !options.dry_run {
-            if ask.kind == ObjectKind::Namespace {
-                delete_namespace_contents(store, name);
+    let object = resource_request
+        .state
+        .storage
+        .write(resource_request.kind, |store| {
+            let object = resource_request.stored_object(store)?;
+            options.check(resource_request, &object)?;
+            if !options.dry_run {
+                if resource_request.kind == ObjectKind::Namespace {
+                    delete_namespace_contents(store, name);
+                }
+                store.remove(
+                    resource_request.kind,
+                    &resource_request.target.namespace,
+                    name,
+                );
             }
-            store.remove(ask.kind, &ask.target.namespace, name);
-        }
-        Ok(object)
-    })?;
-    if ask.kind == ObjectKind::Namespace {
-        ask.state.storage.notify_all();
+            Ok(object)
+        })?;
+    if resource_request.kind == ObjectKind::Namespace {
+        resource_request.state.storage.notify_all();
     }
-    ask.record_write("delete");
+    resource_request.record_write("delete");
     let uid = object.value();
-    let details = deletion_details(ask, string_at(&uid, &["metadata", "uid"]));
+    let details = deletion_details(resource_request, string_at(&uid, &["metadata", "uid"]));
     Ok(response::json(
         StatusCode::OK,
         status::success_json(&details),
     ))
 }
 
-fn deletion_details(ask: &ResourceRequest<'_>, uid: &str) -> StatusDetails {
+fn deletion_details(resource_request: &ResourceRequest<'_>, uid: &str) -> StatusDetails {
     StatusDetails {
-        name: ask.target.name.clone(),
-        group: ask.resource().group,
-        kind: ask.resource().plural,
+        name: resource_request.target.name.clone(),
+        group: resource_request.resource().group,
+        kind: resource_request.resource().plural,
         uid: uid.to_owned(),
         ..StatusDetails::default()
     }
 }
 
-/// Removes everything within a namespace.
+/// Removes all objects in a namespace.
 fn delete_namespace_contents(store: &mut Store, namespace: &str) {
     for kind in ObjectKind::ALL {
         let scope = ListScope {
@@ -476,46 +494,58 @@ fn delete_namespace_contents(store: &mut Store, namespace: &str) {
     }
 }
 
-/// Deletes what is selected and answers with the list of it.
+/// Deletes the selected objects and responds with their list.
 pub(crate) async fn delete_collection(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let options = DeleteOptions::parse(ask, request).await?;
-    let scope = ask.scope()?;
-    let (objects, version) = ask.state.storage.write(ask.kind, |store| {
-        let page = store.list(&scope, None, None, 0);
-        let objects = page.map(|page| page.objects).unwrap_or_default();
-        if !options.dry_run {
-            for object in &objects {
-                store.remove(ask.kind, &object.namespace, &object.name);
+    let options = DeleteOptions::parse(resource_request, request).await?;
+    let scope = resource_request.scope()?;
+    let (objects, version) = resource_request
+        .state
+        .storage
+        .write(resource_request.kind, |store| {
+            let page = store.list(&scope, None, None, 0);
+            let objects = page.map(|page| page.objects).unwrap_or_default();
+            if !options.dry_run {
+                for object in &objects {
+                    store.remove(resource_request.kind, &object.namespace, &object.name);
+                }
             }
-        }
-        (objects, store.version())
-    });
-    ask.record_write("deletecollection");
-    let view = ask.representation();
-    let head = view.list_head(&json!({"resourceVersion": version.to_string()}));
-    let items = objects.into_iter().map(move |object| view.item(&object));
+            (objects, store.version())
+        });
+    resource_request.record_write("deletecollection");
+    let representation = resource_request.representation();
+    let head = representation.list_head(&json!({"resourceVersion": version.to_string()}));
+    let items = objects
+        .into_iter()
+        .map(move |object| representation.item(&object));
     Ok(response::list(head, items, b"]}\n"))
 }
 
 /// An eviction always succeeds: there are no disruption budgets.
 pub(crate) async fn evict(
-    ask: &ResourceRequest<'_>,
+    resource_request: &ResourceRequest<'_>,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let dry = ask.is_dry_run("CreateOptions")?;
+    let dry_run = resource_request.is_dry_run("CreateOptions")?;
     let eviction = read_object(request, "Eviction").await?;
-    let dry = dry || eviction.get("deleteOptions").is_some_and(requests_dry_run);
-    ask.state.storage.write(ask.kind, |store| {
-        ask.stored_object(store)?;
-        if !dry {
-            store.remove(ask.kind, &ask.target.namespace, &ask.target.name);
-        }
-        Ok::<_, StatusError>(())
-    })?;
-    ask.record_write("create");
+    let dry_run = dry_run || eviction.get("deleteOptions").is_some_and(requests_dry_run);
+    resource_request
+        .state
+        .storage
+        .write(resource_request.kind, |store| {
+            resource_request.stored_object(store)?;
+            if !dry_run {
+                store.remove(
+                    resource_request.kind,
+                    &resource_request.target.namespace,
+                    &resource_request.target.name,
+                );
+            }
+            Ok::<_, StatusError>(())
+        })?;
+    resource_request.record_write("create");
     Ok(response::json(
         StatusCode::CREATED,
         status::success_json(&StatusDetails::default()),

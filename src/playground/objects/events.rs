@@ -1,7 +1,7 @@
-//! Events have two spellings, `v1` and `events.k8s.io/v1`, of one stored object.
+//! The two forms of events, `v1` and `events.k8s.io/v1`, of one stored object.
 //!
-//! Stored as `v1`. The two differ in the names of a few fields only, so that nothing is lost
-//! in either direction.
+//! Events are stored as `v1`. The forms differ only in the names of a few fields, so the conversion
+//! is lossless in both directions.
 
 use serde_json::Map;
 use serde_json::Value;
@@ -17,7 +17,7 @@ const RENAMED_FIELDS: &[(&str, &str)] = &[
     ("source", "deprecatedSource"),
 ];
 
-/// From the stored spelling to that of `events.k8s.io/v1`.
+/// Converts a stored event to `events.k8s.io/v1`.
 pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
     for (core, events) in RENAMED_FIELDS {
         if let Some(value) = object.remove(*core) {
@@ -26,7 +26,7 @@ pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
     }
 }
 
-/// From `events.k8s.io/v1` to the stored spelling.
+/// Converts an event of `events.k8s.io/v1` to the stored form.
 pub(crate) fn to_core(object: &mut Map<String, Value>) {
     for (core, events) in RENAMED_FIELDS {
         if let Some(value) = object.remove(*events) {
@@ -45,12 +45,12 @@ mod tests {
     fn an_event_round_trips_through_both_api_groups() {
         let event = json!({"message": "m", "involvedObject": {"kind": "Pod"}, "count": 2});
         let stored = event.as_object().cloned().unwrap_or_default();
-        let mut shown = stored.clone();
-        to_events_v1(&mut shown);
-        assert_eq!(shown["note"], "m");
-        assert_eq!(shown["regarding"]["kind"], "Pod");
-        assert!(!shown.contains_key("message"));
-        to_core(&mut shown);
-        assert_eq!(shown, stored);
+        let mut converted = stored.clone();
+        to_events_v1(&mut converted);
+        assert_eq!(converted["note"], "m");
+        assert_eq!(converted["regarding"]["kind"], "Pod");
+        assert!(!converted.contains_key("message"));
+        to_core(&mut converted);
+        assert_eq!(converted, stored);
     }
 }

@@ -1,7 +1,14 @@
-//! Kubernetes objects as data: what kinds there are, how they are stored, selected, patched and
-//! shown.
+//! Kubernetes objects as data: their kinds, storage, selection, patches and tables.
 //!
-//! Everything here is pure: no sockets, no locks, no clocks. `answers` holds the lock and asks.
+//! Everything except `storage::shared_store` is pure: no sockets, no locks, no clocks.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `events` `patch` `protobuf` `resources` `yaml` |
+//! | 1 | `storage` |
+//! | 2 | `seed` `strategy` `table` |
 
 pub(crate) mod events;
 pub(crate) mod patch;

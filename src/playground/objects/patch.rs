@@ -1,10 +1,10 @@
-//! The four kinds of patch.
+//! The four types of patch.
 //!
-//! JSON patch and JSON merge patch are exact. Strategic merge knows the merge keys of the built-in
-//! kinds by the field's name (the Go types carry them as `patchMergeKey`), and the directives
-//! `$patch`, `$setElementOrder`, `$deleteFromPrimitiveList` and `$retainKeys`. Server-side apply
-//! merges as strategic merge does and keeps no field ownership: a field that is no longer applied
-//! stays, and nothing ever conflicts.
+//! JSON patch and JSON merge patch are exact. Strategic merge derives the merge keys of the
+//! built-in kinds from the name of the field (the Go types declare them as `patchMergeKey`), and
+//! supports the directives `$patch`, `$setElementOrder`, `$deleteFromPrimitiveList` and
+//! `$retainKeys`. Server-side apply merges as strategic merge does, without field ownership: a
+//! field that is no longer applied stays, and there are no conflicts.
 
 use json_patch::PatchOperation;
 use serde_json::Map;
@@ -12,23 +12,24 @@ use serde_json::Value;
 
 type JsonObject = Map<String, Value>;
 
-/// How many bytes a JSON patch may copy, as kube-apiserver limits it: copies of copies grow quickly.
+/// Maximum number of bytes that a JSON patch may copy, as in kube-apiserver: copies of copies grow
+/// quickly.
 const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
-/// How deep an object may nest after a JSON patch: what is stored must be readable again, and
+/// Maximum depth of an object after a JSON patch: a stored object must be readable again, and
 /// `serde_json` reads 127 levels. (Other patches are no deeper than they or the object are.)
 const MAX_DEPTH: usize = 100;
 
-/// Why a patch was not applied.
+/// The reason why a patch was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PatchError {
-    /// The patch itself cannot be read; the message is for a 400.
+    /// The patch cannot be parsed; the message is for a 400.
     Malformed(String),
-    /// It can be read and does not fit the object, or its test failed: a 422.
+    /// The patch does not fit the object, or its test failed: a 422.
     Unprocessable,
 }
 
-/// A patch by its content type.
+/// The type of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatchType {
     Apply,
@@ -38,11 +39,11 @@ pub(crate) enum PatchType {
 }
 
 impl PatchType {
-    /// As the refusal of another type lists them.
+    /// The content types, as the error for another type lists them.
     pub(crate) const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
          application/strategic-merge-patch+json, application/apply-patch+yaml";
 
-    /// The type that a content type (without its parameters) names.
+    /// The patch type of a content type without its parameters.
     pub(crate) fn from_content_type(content_type: &str) -> Option<Self> {
         match content_type {
             "application/apply-patch+yaml" => Some(Self::Apply),
@@ -53,7 +54,7 @@ impl PatchType {
         }
     }
 
-    /// Changes `target` as `patch` says. After a failure `target` is as before.
+    /// Applies `patch` to `target`. After an error `target` is unchanged.
     pub(crate) fn apply(self, target: &mut Value, patch: &Value) -> Result<(), PatchError> {
         match self {
             Self::Json => apply_json_patch(target, patch),
@@ -110,9 +111,10 @@ fn is_deeper_than(value: &Value, levels: usize) -> bool {
     }
 }
 
-/// The keys by which a list of this name is merged, tried in this order; none: it is replaced.
+/// The keys by which a list of this name is merged, in the order in which they are tried. Without
+/// keys the list is replaced.
 ///
-/// `ports` are a container's (`containerPort`) or a service's (`port`).
+/// `ports` are those of a container (`containerPort`) or a service (`port`).
 fn merge_keys(field: &str) -> &'static [&'static str] {
     match field {
         "containers"
@@ -134,7 +136,7 @@ fn merge_keys(field: &str) -> &'static [&'static str] {
     }
 }
 
-/// Lists of plain values that are united rather than replaced.
+/// Whether lists of scalars with this name are merged as sets instead of replaced.
 fn is_merged_set(field: &str) -> bool {
     field == "finalizers"
 }
@@ -155,8 +157,8 @@ fn merge_object(target: &mut JsonObject, patch: &JsonObject) {
         }
         Some(_) | None => {}
     }
-    if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
-        target.retain(|key, _| kept.iter().any(|k| k == key));
+    if let Some(Value::Array(retained)) = patch.get("$retainKeys") {
+        target.retain(|key, _| retained.iter().any(|k| k == key));
     }
     for (key, value) in patch {
         if let Some(field) = key.strip_prefix("$deleteFromPrimitiveList/") {
@@ -207,14 +209,14 @@ fn merge_list(old: &mut Vec<Value>, patch: &[Value], field: &str) {
 }
 
 fn merge_item(old: &mut Vec<Value>, item: &Value, key: &str) {
-    let place = old.iter().position(|o| o.get(key) == item.get(key));
-    match (place, directive(item)) {
-        (Some(place), Some("delete")) => {
-            old.remove(place);
+    let index = old.iter().position(|o| o.get(key) == item.get(key));
+    match (index, directive(item)) {
+        (Some(index), Some("delete")) => {
+            old.remove(index);
         }
         (None, Some("delete")) => {}
-        (Some(place), _) => {
-            if let (Some(Value::Object(old)), Value::Object(item)) = (old.get_mut(place), item) {
+        (Some(index), _) => {
+            if let (Some(Value::Object(old)), Value::Object(item)) = (old.get_mut(index), item) {
                 merge_object(old, item);
             }
         }
@@ -239,7 +241,7 @@ fn delete_values(target: Option<&mut Value>, values: &Value) {
     }
 }
 
-/// Puts the listed elements into the listed order; the others keep their places.
+/// Sorts the listed elements into the listed order; the others keep their positions.
 fn set_order(target: Option<&mut Value>, order: &Value, keys: &[&'static str]) {
     let (Some(Value::Array(list)), Value::Array(order)) = (target, order) else {
         return;
@@ -264,7 +266,7 @@ fn set_order(target: Option<&mut Value>, order: &Value, keys: &[&'static str]) {
     }
 }
 
-/// What a patch adds where nothing stood: without directives and without nulls.
+/// The value that a patch adds where none exists: without directives and nulls.
 fn strip_directives(value: &Value) -> Value {
     match value {
         Value::Object(object) => Value::Object(strip_object_directives(object)),

@@ -1,9 +1,9 @@
-//! Bodies in Kubernetes' protobuf, as Go clients send them by default (`kubectl create configmap`,
-//! `kubectl auth whoami`): read into JSON, never written.
+//! Request bodies in Kubernetes' protobuf, as Go clients send them by default (`kubectl create
+//! configmap`, `kubectl auth whoami`). They are converted to JSON; nothing is encoded as protobuf.
 //!
-//! Knows the small kinds whole, field by field, from their `generated.proto`. Pods and nodes are not
-//! among them. A field that is not known is an error, so that nothing is dropped in silence. What Go
-//! sends of a field that was not set (empty texts, zeros) is left out, as its JSON would.
+//! The small kinds are supported with all fields of their `generated.proto`; pods and nodes are not
+//! supported. An unknown field is an error, so that no data is dropped silently. Values that Go
+//! sends for unset fields (empty strings, zeros) are left out, as in its JSON.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -11,20 +11,20 @@ use jiff::Timestamp;
 use serde_json::Map;
 use serde_json::Value;
 
-/// Why a body could not be read.
+/// The reason why a body could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProtobufBodyError {
     Malformed(&'static str),
-    /// A kind that is not known in protobuf: answered like a media type that is not.
+    /// A kind without protobuf support; answered like an unsupported media type.
     UnknownKind,
 }
 
-/// What every body begins with.
+/// The magic bytes of every body.
 const MAGIC: &[u8] = b"k8s\0";
-/// How deep messages nest in what is known here, and a little more.
+/// Maximum depth of messages, slightly more than the supported kinds have.
 const MAX_DEPTH: u8 = 16;
 
-/// A field: its number, its name in JSON and what it holds.
+/// A field: its number, its name in JSON and its type.
 type FieldSpec = (u64, &'static str, FieldType);
 type MessageSpec = &'static [FieldSpec];
 
@@ -237,7 +237,7 @@ const SUBJECT_ACCESS: MessageSpec = &[
     (5, "extra", Skip),
     (6, "uid", Text),
 ];
-/// Serves both access reviews: that of oneself has the first two fields only.
+/// For both access reviews; SelfSubjectAccessReview has only the first two fields.
 const ACCESS_REVIEW: MessageSpec = &[META, (2, "spec", Item(SUBJECT_ACCESS)), (3, "status", Skip)];
 
 const TOKEN_REVIEW: MessageSpec = &[
@@ -286,7 +286,7 @@ fn message_spec(api_version: &str, kind: &str) -> Option<MessageSpec> {
     }
 }
 
-/// Reads one body: the magic, then `runtime.Unknown` around the object.
+/// Decodes a body: the magic, then `runtime.Unknown` around the object.
 pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufBodyError> {
     let unknown = body
         .strip_prefix(MAGIC)
@@ -407,7 +407,7 @@ fn decode_text(bytes: &[u8]) -> Result<String, ProtobufBodyError> {
     Ok(text.to_owned())
 }
 
-/// A map's entry: its key and the bytes of its value.
+/// A map entry: its key and the bytes of its value.
 fn decode_entry(bytes: &[u8]) -> Result<(String, &[u8]), ProtobufBodyError> {
     let (mut key, mut value) = (String::new(), &[][..]);
     for field in FieldReader(bytes) {
@@ -420,7 +420,7 @@ fn decode_entry(bytes: &[u8]) -> Result<(String, &[u8]), ProtobufBodyError> {
     Ok((key, value))
 }
 
-/// The varints of a message of two, such as a time's seconds and nanoseconds.
+/// The fields of a message of two varints, such as a time's seconds and nanoseconds.
 fn decode_varint_pair(bytes: &[u8]) -> Result<(i64, i64), ProtobufBodyError> {
     let (mut first, mut second) = (0, 0);
     for field in FieldReader(bytes) {
@@ -433,7 +433,7 @@ fn decode_varint_pair(bytes: &[u8]) -> Result<(i64, i64), ProtobufBodyError> {
     Ok((first, second))
 }
 
-/// A time with so many digits of a second; one that was not set is empty.
+/// Sets a time with the given number of digits of the second; an unset time is left out.
 fn set_time(
     object: &mut Map<String, Value>,
     name: &str,
@@ -478,14 +478,14 @@ fn set_int_or_string(
     Ok(())
 }
 
-/// A field's content; the wire types that Kubernetes uses.
+/// The value of a field, in the wire types that Kubernetes uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WireValue<'b> {
     Bytes(&'b [u8]),
     Varint(u64),
 }
 
-/// The fields of a message, one after the other. After an error there is nothing.
+/// The fields of a message, in order. It is empty after an error.
 struct FieldReader<'b>(&'b [u8]);
 
 impl<'b> FieldReader<'b> {
@@ -536,67 +536,5 @@ impl<'b> Iterator for FieldReader<'b> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::MAGIC;
-    use super::ProtobufBodyError;
-    use super::decode;
-    use serde_json::json;
-
-    fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
-        let length = u8::try_from(content.len()).unwrap();
-        assert!(length < 128);
-        [&[number << 3 | 2, length], content].concat()
-    }
-
-    fn body(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
-        let meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
-        let envelope = [bytes(1, &meta), bytes(2, raw), bytes(3, b""), bytes(4, b"")].concat();
-        [MAGIC, &envelope].concat()
-    }
-
-    #[test]
-    fn a_secret_is_decoded_to_json() {
-        let meta = [
-            bytes(1, b"s"),
-            bytes(2, b""),
-            bytes(8, b""),
-            vec![7 << 3, 0],
-        ]
-        .concat();
-        let entry = [bytes(1, b"p"), bytes(2, b"q")].concat();
-        let raw = [bytes(1, &meta), bytes(2, &entry), bytes(3, b"Opaque")].concat();
-        assert_eq!(
-            decode(&body("v1", "Secret", &raw)),
-            Ok(json!({
-                "apiVersion": "v1", "kind": "Secret",
-                "metadata": {"name": "s"}, "data": {"p": "cQ=="}, "type": "Opaque",
-            }))
-        );
-    }
-
-    #[test]
-    fn the_times_and_numbers_of_an_event_are_decoded() {
-        // 2026-11-21T00:00:00Z is 1795219200 seconds.
-        let time = vec![8, 0x80, 0xbe, 0x83, 0xd8, 0x06, 16, 0x80, 0xc2, 0xd7, 0x2f];
-        let raw = [bytes(6, &time), vec![8 << 3, 3], bytes(10, &time)].concat();
-        let event = decode(&body("v1", "Event", &raw)).unwrap();
-        assert_eq!(event["firstTimestamp"], "2026-11-21T00:00:00Z");
-        assert_eq!(event["eventTime"], "2026-11-21T00:00:00.100000Z");
-        assert_eq!(event["count"], 3);
-    }
-
-    #[test]
-    fn unknown_kinds_and_fields_are_rejected() {
-        assert_eq!(
-            decode(&body("v1", "Pod", b"")),
-            Err(ProtobufBodyError::UnknownKind)
-        );
-        let unknown = decode(&body("v1", "ConfigMap", &bytes(9, b"x")));
-        assert!(matches!(unknown, Err(ProtobufBodyError::Malformed(_))));
-        let whole = body("v1", "ConfigMap", &bytes(2, &bytes(1, b"key")));
-        for end in 0..whole.len() {
-            // Cut anywhere, it is an error or a smaller object, and no panic.
-            let _ = decode(&whole[..end]);
-        }
-    }
-}
+#[path = "protobuf_tests.rs"]
+mod tests;

@@ -1,11 +1,11 @@
-//! The kinds that are served, and what is asked about them: group, version, names, verbs.
+//! The served resources: group, version, names, verbs.
 //!
-//! One kind may be served by two resources: events stand under `v1` and `events.k8s.io/v1`, and are
-//! one set of objects. Reviews are served and never stored.
+//! Two resources may serve one kind: events are served in `v1` and `events.k8s.io/v1`, and are one
+//! set of objects. Reviews are served and never stored.
 
 use crate::playground::status::ResourceRef;
 
-/// A kind of object that is stored.
+/// A kind of stored object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectKind {
     ConfigMap,
@@ -19,7 +19,7 @@ pub(crate) enum ObjectKind {
     ServiceAccount,
 }
 
-/// A question about identity or rights, asked by POST and answered at once.
+/// A kind of review: a POST about identity or access, answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReviewKind {
     SelfSubject,
@@ -28,14 +28,14 @@ pub(crate) enum ReviewKind {
     Token,
 }
 
-/// What a resource's requests are about.
+/// What serves a resource's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResourceBackend {
     Objects(ObjectKind),
     Review(ReviewKind),
 }
 
-/// One line of discovery.
+/// A resource, as in discovery.
 #[derive(Debug)]
 pub(crate) struct ApiResource {
     pub(crate) group: &'static str,
@@ -49,11 +49,11 @@ pub(crate) struct ApiResource {
     pub(crate) backend: ResourceBackend,
 }
 
-/// A part of an object with a path of its own.
+/// A subresource of an object.
 #[derive(Debug)]
 pub(crate) struct Subresource {
     pub(crate) name: &'static str,
-    /// The group and version of its kind, where they are not the resource's own.
+    /// The group and version of its kind, if they differ from the resource's.
     pub(crate) kind_group_version: Option<(&'static str, &'static str)>,
     pub(crate) kind: &'static str,
     pub(crate) verbs: &'static [&'static str],
@@ -83,7 +83,7 @@ const ALL_VERBS: &[&str] = &[
     "watch",
 ];
 
-/// As upstream: a namespace is deleted one by one only.
+/// As upstream: namespaces have no deletecollection.
 const NAMESPACE_VERBS: &[&str] = &[
     "create", "delete", "get", "list", "patch", "update", "watch",
 ];
@@ -92,14 +92,14 @@ const STREAM_VERBS: &[&str] = &["create", "get"];
 
 const STATUS_VERBS: &[&str] = &["get", "patch", "update"];
 
-/// Group and version pairs, in the order discovery lists them.
+/// Pairs of group and version, in the order of discovery.
 pub(crate) const GROUPS: &[(&str, &str)] = &[
     ("", "v1"),
     ("events.k8s.io", "v1"),
     ("authentication.k8s.io", "v1"),
     ("authorization.k8s.io", "v1"),
     ("coordination.k8s.io", "v1"),
-    // Has no resources of its own; `kubectl drain` looks for it before it evicts.
+    // Has no resources of its own; `kubectl drain` looks for the group before it evicts.
     ("policy", "v1"),
 ];
 
@@ -147,7 +147,7 @@ const fn review_resource(
     }
 }
 
-/// Everything that is served, as discovery lists it.
+/// All served resources, in the order of discovery.
 pub(crate) static RESOURCES: &[ApiResource] = &[
     core_resource(
         "configmaps",
@@ -220,7 +220,7 @@ pub(crate) static RESOURCES: &[ApiResource] = &[
 ];
 
 impl ObjectKind {
-    /// Every kind, in the order of [`Kind::index`].
+    /// Every kind, in the order of [`ObjectKind::index`].
     pub(crate) const ALL: [Self; 9] = [
         Self::ConfigMap,
         Self::Event,
@@ -233,7 +233,7 @@ impl ObjectKind {
         Self::ServiceAccount,
     ];
 
-    /// The place of this kind in arrays with one entry a kind.
+    /// The index of this kind in arrays with one entry per kind.
     pub(crate) const fn index(self) -> usize {
         match self {
             Self::ConfigMap => 0,
@@ -248,12 +248,12 @@ impl ObjectKind {
         }
     }
 
-    /// Whether a PUT of an absent object makes it, as upstream allows for these two.
+    /// Whether a PUT of an absent object creates it, as upstream allows for these two kinds.
     pub(crate) const fn allows_create_on_update(self) -> bool {
         matches!(self, Self::Event | Self::Lease)
     }
 
-    /// Whether `status` is written through its own path only.
+    /// Whether `status` is only written through its subresource.
     pub(crate) const fn has_status(self) -> bool {
         matches!(
             self,
@@ -261,7 +261,7 @@ impl ObjectKind {
         )
     }
 
-    /// The parts of this kind that have a path of their own.
+    /// The subresources of this kind.
     pub(crate) const fn subresources(self) -> &'static [Subresource] {
         match self {
             Self::ConfigMap | Self::Event | Self::Lease | Self::Secret | Self::ServiceAccount => {
@@ -271,6 +271,39 @@ impl ObjectKind {
             Self::Node => NODE_SUBRESOURCES,
             Self::Pod => POD_SUBRESOURCES,
             Self::Service => SERVICE_SUBRESOURCES,
+        }
+    }
+
+    /// The selectable fields of a kind, besides the name and the namespace.
+    pub(crate) const fn selectable_fields(self) -> &'static [&'static str] {
+        match self {
+            Self::ConfigMap | Self::Lease | Self::ServiceAccount => &[],
+            Self::Event => &[
+                "involvedObject.apiVersion",
+                "involvedObject.fieldPath",
+                "involvedObject.kind",
+                "involvedObject.name",
+                "involvedObject.namespace",
+                "involvedObject.resourceVersion",
+                "involvedObject.uid",
+                "reason",
+                "reportingComponent",
+                "source",
+                "type",
+            ],
+            Self::Namespace => &["status.phase"],
+            Self::Node => &["spec.unschedulable"],
+            Self::Pod => &[
+                "spec.nodeName",
+                "spec.restartPolicy",
+                "spec.schedulerName",
+                "spec.serviceAccountName",
+                "status.nominatedNodeName",
+                "status.phase",
+                "status.podIP",
+            ],
+            Self::Secret => &["type"],
+            Self::Service => &["spec.clusterIP", "spec.type"],
         }
     }
 }
@@ -291,7 +324,7 @@ const POD_SUBRESOURCES: &[Subresource] = &[
 ];
 
 impl ApiResource {
-    /// The resource that a path names.
+    /// The resource of a path.
     pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Self> {
         RESOURCES
             .iter()
@@ -318,12 +351,12 @@ impl ApiResource {
         }
     }
 
-    /// Whether objects of this resource are spelled differently from how they are stored.
+    /// Whether objects of this resource differ from their stored form.
     pub(crate) fn is_converted(&self) -> bool {
         self.group == "events.k8s.io"
     }
 
-    /// What a refusal about the object `name` is about.
+    /// A reference to the object `name`, for error details.
     pub(crate) const fn resource_ref<'a>(&self, name: &'a str) -> ResourceRef<'a> {
         ResourceRef {
             group: self.group,
@@ -334,7 +367,7 @@ impl ApiResource {
     }
 }
 
-/// How `apiVersion` spells a group and a version.
+/// The `apiVersion` of a group and a version.
 pub(crate) fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() {
         version.to_owned()

@@ -1,5 +1,5 @@
-//! A cluster to look at: namespaces, nodes with their leases, running pods. Pure; the same every time
-//! but for the date.
+//! The initial objects: namespaces, nodes with their leases, running pods. Pure; the result is the
+//! same every time except for the date.
 
 use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::storage::store::Store;
@@ -7,15 +7,15 @@ use fastrand::Rng;
 use serde_json::Value;
 use serde_json::json;
 
-/// Where pods are put, in turn.
+/// The namespaces of pods, in rotation.
 const POD_NAMESPACES: [&str; 4] = ["default", "team-a", "team-b", "kube-system"];
 /// Namespaces without pods.
 const EMPTY_NAMESPACES: [&str; 2] = ["kube-node-lease", "kube-public"];
 
-/// Pods that belong together.
+/// Number of pods of one app.
 const PODS_PER_APP: usize = 10;
 
-/// The random version 4 UUID that `rng` comes up with.
+/// A version 4 UUID from `rng`.
 pub(crate) fn uuid(rng: &mut Rng) -> String {
     let bits = rng.u128(..) & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{bits:032x}");
@@ -30,8 +30,8 @@ pub(crate) fn uuid(rng: &mut Rng) -> String {
     )
 }
 
-/// `length` characters as Kubernetes' generated names have them: no vowels, nothing that is read as
-/// something else.
+/// A name suffix of `length` characters from Kubernetes' alphabet: no vowels and no ambiguous
+/// characters.
 pub(crate) fn name_suffix(rng: &mut Rng, length: usize) -> String {
     const ALPHABET: [char; 27] = [
         'b', 'c', 'd', 'f', 'g', 'h', 'j', 'k', 'l', 'm', 'n', 'p', 'q', 'r', 's', 't', 'v', 'w',
@@ -40,14 +40,14 @@ pub(crate) fn name_suffix(rng: &mut Rng, length: usize) -> String {
     (0..length).filter_map(|_| rng.choice(ALPHABET)).collect()
 }
 
-/// The name of the node with this number.
+/// The name of node `number`.
 pub(crate) fn node_name(number: usize) -> String {
     format!("node-{number:04}")
 }
 
 /// Fills an empty store. A watch may start at the result, and no earlier.
 pub(crate) fn seed_store(store: &mut Store, nodes: usize, pods: usize, now: &str) {
-    // Any fixed seed: two playgrounds are to look alike.
+    // A fixed seed, so that all playgrounds are equal.
     let mut rng = Rng::with_seed(0x77_65_69_72);
     for name in POD_NAMESPACES.iter().chain(&EMPTY_NAMESPACES) {
         store.put(ObjectKind::Namespace, namespace(&mut rng, name, now));
@@ -189,8 +189,8 @@ fn lease(rng: &mut Rng, number: usize, now: &str) -> Value {
 }
 
 fn pod(rng: &mut Rng, number: usize, nodes: usize, now: &str) -> Value {
-    let place = number % POD_NAMESPACES.len();
-    let namespace = POD_NAMESPACES.get(place).copied().unwrap_or_default();
+    let index = number % POD_NAMESPACES.len();
+    let namespace = POD_NAMESPACES.get(index).copied().unwrap_or_default();
     let batch = number / POD_NAMESPACES.len() / PODS_PER_APP;
     let app = format!("web-{batch:02}");
     // Looks like the hash of a pod template.

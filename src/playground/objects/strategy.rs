@@ -1,13 +1,13 @@
-//! What must hold of an object before it is stored, and what the server adds to it.
+//! The checks of an object before it is stored, and the fields that the server sets.
 //!
 //! Named after `rest.RESTCreateStrategy` and `RESTUpdateStrategy`, whose steps these are: names,
-//! metadata, defaults, and the separation of `spec` from `status`. Only those defaults are added
-//! that a reader would miss. There is no kubelet and no scheduler: a created pod is put on a node and
-//! is running at once.
+//! metadata, defaults, and the separation of `spec` from `status`. Only defaults that a reader
+//! would miss are set. There is no kubelet and no scheduler: a created pod gets a node and is
+//! running at once.
 
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::storage::store::string_at;
+use crate::playground::objects::storage::object::string_at;
 use crate::playground::status::StatusCause;
 use crate::playground::status::StatusError;
 use base64::Engine;
@@ -16,46 +16,46 @@ use serde_json::Map;
 use serde_json::Value;
 use serde_json::json;
 
-/// What the server knows and an object does not say.
+/// The values that the server sets in a new object.
 #[derive(Clone, Debug)]
 pub(crate) struct AssignedValues {
-    /// The time, as `metadata.creationTimestamp` has it.
+    /// The time, in the format of `metadata.creationTimestamp`.
     pub(crate) now: String,
     pub(crate) uid: String,
-    /// What `generateName` is completed with.
+    /// The suffix for `generateName`.
     pub(crate) suffix: String,
-    /// Where a pod would be put.
+    /// The node of a pod.
     pub(crate) node: String,
     /// An address of the pod or service network, by kind.
     pub(crate) address: String,
 }
 
-/// The longest name that `generateName` may make.
+/// Maximum length of the prefix of a generated name, in bytes.
 const MAX_GENERATED_PREFIX: usize = 58;
 
-/// Makes `value` fit to be stored as a new object of `namespace`.
+/// Prepares `value` to be stored as a new object of `namespace`.
 pub(crate) fn prepare_create(
     resource: &'static ApiResource,
     kind: ObjectKind,
     value: &mut Value,
     namespace: &str,
-    facts: &AssignedValues,
+    assigned: &AssignedValues,
 ) -> Result<(), StatusError> {
     let object = typed_object(resource, value)?;
     let metadata = metadata_mut(object)?;
-    resolve_name(resource, metadata, &facts.suffix)?;
+    resolve_name(resource, metadata, &assigned.suffix)?;
     set_namespace(metadata, namespace)?;
     for key in ["deletionTimestamp", "resourceVersion", "selfLink"] {
         metadata.remove(key);
     }
-    metadata.insert("uid".to_owned(), facts.uid.clone().into());
-    metadata.insert("creationTimestamp".to_owned(), facts.now.clone().into());
-    add_defaults(kind, object, facts);
+    metadata.insert("uid".to_owned(), assigned.uid.clone().into());
+    metadata.insert("creationTimestamp".to_owned(), assigned.now.clone().into());
+    add_defaults(kind, object, assigned);
     Ok(())
 }
 
-/// Makes `value` fit to take the place of `old`. `status` says whether the status's path was used:
-/// then nothing else changes, and otherwise the status does not.
+/// Prepares `value` to replace `old`. `status` is true for a write to the status subresource: such
+/// a write changes only the status, and any other write does not change it.
 pub(crate) fn prepare_update(
     resource: &'static ApiResource,
     kind: ObjectKind,
@@ -85,42 +85,42 @@ pub(crate) fn prepare_update(
         "resourceVersion",
     ] {
         match old_metadata.and_then(|m| m.get(key)) {
-            Some(kept) => metadata.insert(key.to_owned(), kept.clone()),
+            Some(preserved) => metadata.insert(key.to_owned(), preserved.clone()),
             None => metadata.remove(key),
         };
     }
     decode_string_data(kind, object);
     if status {
-        let mut kept = old.as_object().cloned().unwrap_or_default();
+        let mut preserved = old.as_object().cloned().unwrap_or_default();
         if let Some(status) = object.remove("status") {
-            kept.insert("status".to_owned(), status);
+            preserved.insert("status".to_owned(), status);
         }
-        *object = kept;
+        *object = preserved;
     } else if kind.has_status() {
         match old.get("status") {
-            Some(kept) => object.insert("status".to_owned(), kept.clone()),
+            Some(preserved) => object.insert("status".to_owned(), preserved.clone()),
             None => object.remove("status"),
         };
     }
     Ok(())
 }
 
-/// A version in the written object must be the stored one: nobody wrote in between.
+/// A resource version in the written object must be the stored one: no other write came in between.
 fn check_resource_version(
     resource: &'static ApiResource,
     metadata: &Map<String, Value>,
     old: &Value,
 ) -> Result<(), StatusError> {
-    let asked = metadata.get("resourceVersion").and_then(Value::as_str);
+    let requested = metadata.get("resourceVersion").and_then(Value::as_str);
     let current = string_at(old, &["metadata", "resourceVersion"]);
-    if asked.is_some_and(|asked| !asked.is_empty() && asked != current) {
+    if requested.is_some_and(|requested| !requested.is_empty() && requested != current) {
         let name = string_at(old, &["metadata", "name"]);
         return Err(StatusError::conflict(resource.resource_ref(name)));
     }
     Ok(())
 }
 
-/// The object within `value`, whose type is the resource's, or left out.
+/// The object in `value`; its type must be the resource's or absent.
 fn typed_object<'v>(
     resource: &'static ApiResource,
     value: &'v mut Value,
@@ -159,7 +159,7 @@ fn metadata_mut(object: &mut Map<String, Value>) -> Result<&mut Map<String, Valu
         .ok_or_else(|| StatusError::bad_request("metadata is not a JSON object"))
 }
 
-/// Generates the name if asked to, and checks it.
+/// Generates the name if necessary, and checks it.
 fn resolve_name(
     resource: &'static ApiResource,
     metadata: &mut Map<String, Value>,
@@ -187,7 +187,7 @@ fn resolve_name(
     Ok(())
 }
 
-/// `IsDNS1123Subdomain`, which holds for every kind here; upstream asks more of some.
+/// `IsDNS1123Subdomain`, which applies to every kind here; upstream is stricter for some.
 pub(crate) fn check_name(resource: &'static ApiResource, name: &str) -> Result<(), StatusError> {
     const FORMAT_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
         characters, '-' or '.', and must start and end with an alphanumeric character (e.g. \
@@ -211,7 +211,7 @@ pub(crate) fn check_name(resource: &'static ApiResource, name: &str) -> Result<(
     Err(StatusError::invalid(resource.resource_ref(name), cause))
 }
 
-/// The namespace of the path, which the object may repeat and not contradict.
+/// Sets the namespace of the path. The object may contain the same namespace, but no other.
 fn set_namespace(metadata: &mut Map<String, Value>, namespace: &str) -> Result<(), StatusError> {
     let said = metadata
         .get("namespace")
@@ -236,7 +236,7 @@ fn set_default(object: &mut Map<String, Value>, key: &str, value: Value) {
     }
 }
 
-/// The object under `key`, made if need be.
+/// The object under `key`; inserted if absent.
 fn object_entry<'o>(
     object: &'o mut Map<String, Value>,
     key: &str,
@@ -245,7 +245,7 @@ fn object_entry<'o>(
     object.get_mut(key)?.as_object_mut()
 }
 
-fn add_defaults(kind: ObjectKind, object: &mut Map<String, Value>, facts: &AssignedValues) {
+fn add_defaults(kind: ObjectKind, object: &mut Map<String, Value>, assigned: &AssignedValues) {
     match kind {
         ObjectKind::ConfigMap
         | ObjectKind::Event
@@ -253,12 +253,12 @@ fn add_defaults(kind: ObjectKind, object: &mut Map<String, Value>, facts: &Assig
         | ObjectKind::Node
         | ObjectKind::ServiceAccount => {}
         ObjectKind::Namespace => default_namespace(object),
-        ObjectKind::Pod => default_pod(object, facts),
+        ObjectKind::Pod => default_pod(object, assigned),
         ObjectKind::Secret => {
             decode_string_data(kind, object);
             set_default(object, "type", "Opaque".into());
         }
-        ObjectKind::Service => default_service(object, facts),
+        ObjectKind::Service => default_service(object, assigned),
     }
 }
 
@@ -275,7 +275,7 @@ fn default_namespace(object: &mut Map<String, Value>) {
     object.insert("status".to_owned(), json!({"phase": "Active"}));
 }
 
-/// `stringData` is a Secret's write-only convenience.
+/// Moves `stringData`, a Secret's write-only field, to `data`.
 fn decode_string_data(kind: ObjectKind, object: &mut Map<String, Value>) {
     if kind != ObjectKind::Secret {
         return;
@@ -291,11 +291,11 @@ fn decode_string_data(kind: ObjectKind, object: &mut Map<String, Value>) {
     }
 }
 
-fn default_pod(object: &mut Map<String, Value>, facts: &AssignedValues) {
+fn default_pod(object: &mut Map<String, Value>, assigned: &AssignedValues) {
     let Some(spec) = object_entry(object, "spec") else {
         return;
     };
-    set_default(spec, "nodeName", facts.node.clone().into());
+    set_default(spec, "nodeName", assigned.node.clone().into());
     set_default(spec, "restartPolicy", "Always".into());
     set_default(spec, "schedulerName", "default-scheduler".into());
     set_default(spec, "serviceAccountName", "default".into());
@@ -312,33 +312,33 @@ fn default_pod(object: &mut Map<String, Value>, facts: &AssignedValues) {
                 "ready": true,
                 "restartCount": 0,
                 "started": true,
-                "state": {"running": {"startedAt": facts.now}},
+                "state": {"running": {"startedAt": assigned.now}},
             })
         })
         .collect();
     let conditions = ["Initialized", "Ready", "ContainersReady", "PodScheduled"].map(|kind| {
-        json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": facts.now})
+        json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": assigned.now})
     });
     object.insert(
         "status".to_owned(),
         json!({
             "phase": "Running",
-            "podIP": facts.address,
-            "podIPs": [{"ip": facts.address}],
+            "podIP": assigned.address,
+            "podIPs": [{"ip": assigned.address}],
             "qosClass": "BestEffort",
-            "startTime": facts.now,
+            "startTime": assigned.now,
             "conditions": conditions,
             "containerStatuses": statuses,
         }),
     );
 }
 
-fn default_service(object: &mut Map<String, Value>, facts: &AssignedValues) {
+fn default_service(object: &mut Map<String, Value>, assigned: &AssignedValues) {
     let Some(spec) = object_entry(object, "spec") else {
         return;
     };
     set_default(spec, "type", "ClusterIP".into());
-    set_default(spec, "clusterIP", facts.address.clone().into());
+    set_default(spec, "clusterIP", assigned.address.clone().into());
     set_default(spec, "sessionAffinity", "None".into());
     for port in spec
         .get_mut("ports")
@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(status["status"]["phase"], "Failed");
         let mut late = new;
         late["metadata"]["resourceVersion"] = json!("4");
-        let refused = prepare_update(pods, ObjectKind::Pod, &mut late, &old, false).unwrap_err();
-        assert_eq!((refused.code, refused.reason), (409, "Conflict"));
+        let error = prepare_update(pods, ObjectKind::Pod, &mut late, &old, false).unwrap_err();
+        assert_eq!((error.code, error.reason), (409, "Conflict"));
     }
 }

@@ -1,14 +1,14 @@
-//! What `kubectl get` shows: columns and cells, as kube-apiserver's printers choose them.
+//! The tables of `kubectl get`: columns and cells as kube-apiserver's printers choose them.
 //!
 //! Pure: the time for ages is an argument.
 
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::storage::store::string_at;
+use crate::playground::objects::storage::object::string_at;
 use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
 
-/// A column: its name, and whether only `-o wide` shows it.
+/// A column: its name, and whether only `-o wide` prints it.
 pub(crate) type Column = (&'static str, bool);
 
 const NONE: &str = "<none>";
@@ -90,7 +90,7 @@ pub(crate) fn column_definitions(kind: ObjectKind) -> Value {
         .collect()
 }
 
-/// The cells of one object, one a column.
+/// The cells of one object, one per column.
 pub(crate) fn cells(kind: ObjectKind, object: &Value, now: Timestamp) -> Vec<Value> {
     let name = string_at(object, &["metadata", "name"]);
     let age = format_age(string_at(object, &["metadata", "creationTimestamp"]), now);
@@ -286,7 +286,7 @@ fn format_age(then: &str, now: Timestamp) -> String {
     )
 }
 
-/// `duration.HumanDuration`: two units at most, fewer as the span grows.
+/// `duration.HumanDuration`: at most two units, fewer for longer spans.
 fn human_duration(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;

@@ -1,7 +1,7 @@
-//! One YAML document as JSON, for request bodies (`application/yaml`, `apply-patch+yaml`).
+//! Parses one YAML document as JSON, for request bodies (`application/yaml`, `apply-patch+yaml`).
 //!
-//! The JSON schema of YAML: plain `true`, `null`, numbers, strings. Deliberately without anchors and
-//! aliases, which let a small body grow without bound, and without tags.
+//! Supports YAML's JSON schema: plain `true`, `null`, numbers, strings. Aliases are rejected
+//! because they let a small body grow without bound; anchors and tags have no effect.
 
 use saphyr_parser::Event;
 use saphyr_parser::Parser;
@@ -10,17 +10,17 @@ use serde_json::Map;
 use serde_json::Number;
 use serde_json::Value;
 
-/// How deep a document may nest: as JSON that can still be read again.
+/// Maximum depth of a document, so that its JSON can be read again.
 const MAX_DEPTH: usize = 100;
 
-/// A collection that is not finished yet.
+/// An open collection.
 enum YamlCollection {
     List(Vec<Value>),
-    /// The key that waits for its value, if any.
+    /// The second field is the key that has no value yet.
     Map(Map<String, Value>, Option<String>),
 }
 
-/// Reads one document. Errors are for the reader of a 400.
+/// Parses one document. The error is the message of a 400.
 pub(crate) fn parse(text: &str) -> Result<Value, String> {
     let mut parser = Parser::new_from_str(text);
     let mut open: Vec<YamlCollection> = Vec::new();
@@ -79,7 +79,7 @@ fn add_value(parent: &mut YamlCollection, value: Value) -> Result<(), String> {
     Ok(())
 }
 
-/// A key as JSON has it: a string, whatever it looked like.
+/// A key in JSON is a string, whatever its YAML type.
 fn map_key(value: Value) -> Result<String, String> {
     match value {
         Value::String(key) => Ok(key),

@@ -1,6 +1,7 @@
-//! A connection's bytes, watched so that a GOAWAY can be written behind hyper's last frame.
+//! A byte stream that tracks HTTP/2 frames, so that a GOAWAY can be written after hyper's last
+//! frame.
 //!
-//! hyper's server cannot end a connection with a reason of its caller's.
+//! hyper's server cannot end a connection with an error code that its caller chooses.
 
 use std::io;
 use std::io::IoSlice;
@@ -18,25 +19,28 @@ use tokio::io::AsyncWrite;
 use tokio::io::AsyncWriteExt;
 use tokio::io::ReadBuf;
 
-/// GOAWAY with the error code ENHANCE_YOUR_CALM. All streams may have been processed, as Go's server says.
+/// GOAWAY with the error code ENHANCE_YOUR_CALM. Its last stream is the highest possible: all
+/// streams may have been processed, as Go's server states.
 const ENHANCE_YOUR_CALM_FRAME: [u8; 17] = [
     0, 0, 8, 7, 0, 0, 0, 0, 0, // head: length 8, type GOAWAY, no flags, stream 0
     0x7f, 0xff, 0xff, 0xff, // last stream
     0, 0, 0, 11, // error code
 ];
 
-/// How long Go's server goes on reading after a GOAWAY with an error (`goAwayTimeout`), so that it arrives.
+/// How long Go's server continues to read after a GOAWAY with an error (`goAwayTimeout`), so that
+/// the frame arrives.
 const GO_AWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Length of a frame's head, in bytes.
 const FRAME_HEAD_LENGTH: usize = 9;
 
-/// Where in its frames a direction of a connection is. Pure.
+/// The position of one direction of a connection within its frames. Pure.
 #[derive(Debug, Default)]
 struct FramePosition {
-    /// How much of the head has passed.
+    /// Bytes of the head that have passed.
     head_read: usize,
-    /// What is left of the payload, in bytes; while the head passes, what is known of it.
+    /// Bytes of the payload that have not passed yet; during the head, the length as far as it is
+    /// known.
     payload_left: usize,
 }
 
@@ -69,7 +73,8 @@ struct FramedStreamInner<S> {
     write_position: FramePosition,
 }
 
-/// A stream that hyper's server has, and that can still be written to when hyper's is gone. Clones are the same stream.
+/// A stream for hyper's server that can still be written to after hyper has dropped it. Clones
+/// share the stream.
 #[derive(Debug)]
 pub(super) struct FramedStream<S>(Arc<Mutex<FramedStreamInner<S>>>);
 
@@ -87,24 +92,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedStream<S> {
         })))
     }
 
-    /// Only one task has the stream at a time: hyper's, then the one that ends it.
+    /// Only one task uses the stream at a time: hyper's, then the one that ends the connection.
     fn inner(&self) -> MutexGuard<'_, FramedStreamInner<S>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the connection with ENHANCE_YOUR_CALM, when hyper has let it go. In the middle of a frame it can only be closed.
+    /// Ends the connection with ENHANCE_YOUR_CALM after hyper has released it. In the middle of a
+    /// frame the connection can only be closed.
     pub(super) async fn enhance_your_calm(mut self) {
         if !self.inner().write_position.is_between_frames() {
             return;
         }
-        let said = async {
+        let go_away = async {
             self.write_all(&ENHANCE_YOUR_CALM_FRAME).await?;
             self.flush().await?;
             let mut rest = [0; 4096];
             while self.read(&mut rest).await? > 0 {}
             Ok::<_, io::Error>(())
         };
-        let _ = tokio::time::timeout(GO_AWAY_TIMEOUT, said).await;
+        let _ = tokio::time::timeout(GO_AWAY_TIMEOUT, go_away).await;
         let _ = tokio::time::timeout(GO_AWAY_TIMEOUT, self.shutdown()).await;
     }
 }

@@ -1,6 +1,6 @@
-//! A request's handler, which its client cannot stop.
+//! A handler that continues when its client disconnects.
 
-use crate::playground::serving::request_log::TrackedBody;
+use crate::playground::serving::response_body::TrackedBody;
 use crate::playground::state::ServerState;
 use http::Response;
 use std::pin::Pin;
@@ -9,8 +9,9 @@ use std::task::Context;
 use std::task::Poll;
 use tokio::runtime::Handle;
 
-/// A handler's work, which goes on in a task of its own when the future is dropped: a Go handler is a goroutine, and learns
-/// from its context or from a failed write that its client is gone.
+/// The future of a handler. When it is dropped, the handler continues in a task of its own: a Go
+/// handler is a goroutine, and only its context or a failed write shows that the client has
+/// disconnected.
 pub(super) struct HandlerFuture<F>
 where
     F: Future<Output = Response<TrackedBody>> + Send + 'static,
@@ -61,7 +62,7 @@ where
         let mut stopping = self.state.stopping.subscribe();
         runtime.spawn(async move {
             tokio::select! {
-                // The body of its response goes by itself.
+                // The body of the response continues by itself.
                 response = work => drop(response),
                 _ = stopping.wait_for(|stopping| *stopping) => {}
             }

@@ -1,6 +1,7 @@
 //! The whole server over real sockets: TLS, HTTP/1.1 and HTTP/2, WebSocket.
 
 mod abandoned;
+mod connect;
 mod fairness;
 mod object_counts;
 
@@ -52,7 +53,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
-/// Far longer than anything here takes; a test that waits for it has failed.
+/// Far longer than any step here takes; a test that reaches it has failed.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct TestServer {
@@ -143,7 +144,7 @@ impl TestServer {
         sender
     }
 
-    /// Asks as `user`, over HTTP/1.1 and a connection of its own.
+    /// Sends a request as `user`, over a new HTTP/1.1 connection.
     async fn send(
         &self,
         user: &str,
@@ -218,9 +219,11 @@ async fn read_line(body: &mut Incoming, rest: &mut Vec<u8>) -> Option<String> {
     }
 }
 
-async fn first_pod(running: &TestServer) -> String {
+async fn first_pod(test_server: &TestServer) -> String {
     let path = "/api/v1/namespaces/default/pods?limit=1";
-    let (_, pods) = running.send("alice", Method::GET, path, &Value::Null).await;
+    let (_, pods) = test_server
+        .send("alice", Method::GET, path, &Value::Null)
+        .await;
     pods["items"][0]["metadata"]["name"]
         .as_str()
         .unwrap()
@@ -229,9 +232,9 @@ async fn first_pod(running: &TestServer) -> String {
 
 #[tokio::test]
 async fn a_front_proxy_asserts_users_over_http2() {
-    let running = start(PlaygroundSettings::default()).await;
-    let front = running.certificates.front_proxy_client.clone();
-    let io = TokioIo::new(running.tls(Some(&front), b"h2").await);
+    let test_server = start(PlaygroundSettings::default()).await;
+    let front = test_server.certificates.front_proxy_client.clone();
+    let io = TokioIo::new(test_server.tls(Some(&front), b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
     let ask = |headers: &[(&'static str, &str)]| {
@@ -254,7 +257,7 @@ async fn a_front_proxy_asserts_users_over_http2() {
         .await
         .unwrap();
     assert_eq!(read_response(response).await.1["kind"], "PodList");
-    let records = running.server.requests();
+    let records = test_server.server.requests();
     let users: Vec<_> = records.iter().map(|r| r.user.clone().unwrap()).collect();
     assert_eq!(
         (users[0].name.as_str(), users[1].name.as_str()),
@@ -262,7 +265,7 @@ async fn a_front_proxy_asserts_users_over_http2() {
     );
     assert_eq!(users[1].groups, ["system:authenticated"]);
     assert_eq!(records[1].headers["x-remote-user"], "carol");
-    let counters = running.server.counters();
+    let counters = test_server.server.counters();
     assert_eq!(
         (
             counters.requests,
@@ -276,8 +279,8 @@ async fn a_front_proxy_asserts_users_over_http2() {
 
 #[tokio::test]
 async fn an_anonymous_request_closes_its_http2_connection() {
-    let running = start(PlaygroundSettings::default()).await;
-    let io = TokioIo::new(running.tls(None, b"h2").await);
+    let test_server = start(PlaygroundSettings::default()).await;
+    let io = TokioIo::new(test_server.tls(None, b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = Request::get("https://localhost/livez")
@@ -297,8 +300,8 @@ async fn an_anonymous_request_closes_its_http2_connection() {
 
 #[tokio::test]
 async fn a_rejected_token_closes_its_http2_connection() {
-    let running = start(PlaygroundSettings::default()).await;
-    let io = TokioIo::new(running.tls(None, b"h2").await);
+    let test_server = start(PlaygroundSettings::default()).await;
+    let io = TokioIo::new(test_server.tls(None, b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = Request::get("https://localhost/livez")
@@ -314,7 +317,7 @@ async fn a_rejected_token_closes_its_http2_connection() {
         .unwrap();
 }
 
-/// Until the counters are as they are expected.
+/// Waits until the counters are as expected.
 async fn wait_for_counters(server: &PlaygroundServer, expected: impl Fn(&ServerCounters) -> bool) {
     let counted = async {
         while !expected(&server.counters()) {
@@ -324,7 +327,7 @@ async fn wait_for_counters(server: &PlaygroundServer, expected: impl Fn(&ServerC
     tokio::time::timeout(TEST_TIMEOUT, counted).await.unwrap();
 }
 
-/// A response's head, as far as there is one.
+/// The head of a response, as far as it arrives.
 async fn read_head(stream: &mut TlsStream<TcpStream>) -> String {
     let mut head = Vec::new();
     let reading = async {
@@ -340,10 +343,10 @@ async fn read_head(stream: &mut TlsStream<TcpStream>) -> String {
 }
 
 async fn h2_client(
-    running: &TestServer,
+    test_server: &TestServer,
 ) -> (h2::client::SendRequest<Bytes>, h2::PingPong, ConnectionTask) {
-    let (credential, _) = running.user("alice");
-    let stream = running.tls(credential.as_ref(), b"h2").await;
+    let (credential, _) = test_server.user("alice");
+    let stream = test_server.tls(credential.as_ref(), b"h2").await;
     let (client, mut connection) = h2::client::handshake(stream).await.unwrap();
     let ping = connection.ping_pong().unwrap();
     (client, ping, tokio::spawn(connection))
@@ -353,9 +356,9 @@ type ConnectionTask = JoinHandle<Result<(), h2::Error>>;
 
 #[tokio::test]
 async fn a_head_response_over_http2_ends_with_its_headers() {
-    let running = start(PlaygroundSettings::default()).await;
-    let (credential, _) = running.user("alice");
-    let io = TokioIo::new(running.tls(credential.as_ref(), b"h2").await);
+    let test_server = start(PlaygroundSettings::default()).await;
+    let (credential, _) = test_server.user("alice");
+    let io = TokioIo::new(test_server.tls(credential.as_ref(), b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
     let mut ask = async |method: &Method, path: &str| {
@@ -390,14 +393,14 @@ async fn a_head_response_over_http2_ends_with_its_headers() {
             assert_eq!(headers["content-length"], body.len().to_string(), "{path}");
         }
     }
-    assert_eq!(running.server.counters().long_running, 0);
+    assert_eq!(test_server.server.counters().long_running, 0);
 }
 
 #[tokio::test]
 async fn a_watch_receives_the_changes_of_others_and_ends_with_the_server() {
-    let running = start(PlaygroundSettings::default()).await;
-    let (credential, _) = running.user("alice");
-    let mut sender = running.http1(credential.as_ref()).await;
+    let test_server = start(PlaygroundSettings::default()).await;
+    let (credential, _) = test_server.user("alice");
+    let mut sender = test_server.http1(credential.as_ref()).await;
     let path = "/api/v1/namespaces/team-a/configmaps";
     let watch = format!("{path}?watch=true&fieldSelector=metadata.name%3Dmine");
     let response = sender
@@ -408,14 +411,14 @@ async fn a_watch_receives_the_changes_of_others_and_ends_with_the_server() {
     let mut rest = Vec::new();
     let mine = json!({"metadata": {"name": "mine"}, "data": {"a": "b"}});
     let other = json!({"metadata": {"name": "other"}});
-    running.send("alice", Method::POST, path, &other).await;
-    let (status, made) = running.send("alice", Method::POST, path, &mine).await;
+    test_server.send("alice", Method::POST, path, &other).await;
+    let (status, made) = test_server.send("alice", Method::POST, path, &mine).await;
     assert_eq!(status, StatusCode::CREATED);
     let event: Value =
         serde_json::from_str(&read_line(&mut body, &mut rest).await.unwrap()).unwrap();
     assert_eq!(event, json!({"type": "ADDED", "object": made}));
-    assert_eq!(running.server.counters().long_running, 1);
-    running
+    assert_eq!(test_server.server.counters().long_running, 1);
+    test_server
         .send(
             "alice",
             Method::DELETE,
@@ -429,39 +432,44 @@ async fn a_watch_receives_the_changes_of_others_and_ends_with_the_server() {
         (&event["type"], &event["object"]["data"]),
         (&json!("DELETED"), &mine["data"])
     );
-    running.stop.send(()).unwrap();
+    test_server.stop.send(()).unwrap();
     assert_eq!(read_line(&mut body, &mut rest).await, None);
-    tokio::time::timeout(TEST_TIMEOUT, running.task)
+    tokio::time::timeout(TEST_TIMEOUT, test_server.task)
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(running.server.counters().long_running, 0);
+    assert_eq!(test_server.server.counters().long_running, 0);
 }
 
 #[tokio::test]
 async fn events_are_stored_as_accepted_and_counted() {
-    let running = start(PlaygroundSettings::default()).await;
+    let test_server = start(PlaygroundSettings::default()).await;
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
         "metadata": {"generateName": "e-"},
         "note": "m", "reason": "Test", "regarding": {"kind": "Pod", "name": "x"},
     });
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let (status, made) = running.send("bob", Method::POST, path, &event).await;
+    let (status, made) = test_server.send("bob", Method::POST, path, &event).await;
     assert_eq!((status, &made["note"]), (StatusCode::CREATED, &json!("m")));
     let name = made["metadata"]["name"].as_str().unwrap();
-    let stored = running.server.object("events", "default", name).unwrap();
+    let stored = test_server
+        .server
+        .object("events", "default", name)
+        .unwrap();
     assert_eq!(stored["message"], "m");
     assert_eq!(stored["involvedObject"], event["regarding"]);
     let core = format!("/api/v1/namespaces/default/events/{name}");
-    let (_, shown) = running.send("bob", Method::GET, &core, &Value::Null).await;
+    let (_, shown) = test_server
+        .send("bob", Method::GET, &core, &Value::Null)
+        .await;
     assert_eq!(
         (&shown["message"], &shown["apiVersion"]),
         (&json!("m"), &json!("v1"))
     );
-    let counters = running.server.counters();
+    let counters = test_server.server.counters();
     assert_eq!(counters.accepted_writes[&("create", "events")], 1);
-    assert_eq!(running.server.object_count("events"), Some(1));
+    assert_eq!(test_server.server.object_count("events"), Some(1));
 }
 
 #[tokio::test]
@@ -470,9 +478,9 @@ async fn requests_over_the_limit_are_rejected_at_once() {
         max_in_flight: Some(0),
         ..PlaygroundSettings::default()
     };
-    let running = start(settings).await;
-    let (credential, _) = running.user("admin");
-    let mut sender = running.http1(credential.as_ref()).await;
+    let test_server = start(settings).await;
+    let (credential, _) = test_server.user("admin");
+    let mut sender = test_server.http1(credential.as_ref()).await;
     let response = sender
         .send_request(request(Method::GET, "/api/v1/nodes", &Value::Null))
         .await
@@ -484,7 +492,7 @@ async fn requests_over_the_limit_are_rejected_at_once() {
         (StatusCode::TOO_MANY_REQUESTS, "1".parse().unwrap())
     );
     assert_eq!(body, "Too many requests, please try again later.\n");
-    assert_eq!(running.server.counters().rejected, 1);
+    assert_eq!(test_server.server.counters().rejected, 1);
     let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
     let response = sender.send_request(watch).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
@@ -492,11 +500,11 @@ async fn requests_over_the_limit_are_rejected_at_once() {
 
 #[tokio::test]
 async fn writes_are_checked() {
-    let running = start(PlaygroundSettings::default()).await;
+    let test_server = start(PlaygroundSettings::default()).await;
     let path = "/api/v1/namespaces/team-a/configmaps";
     let one = json!({"metadata": {"name": "one"}, "data": {"a": "b"}});
-    let (_, made) = running.send("alice", Method::POST, path, &one).await;
-    let again = running.send("alice", Method::POST, path, &one).await;
+    let (_, made) = test_server.send("alice", Method::POST, path, &one).await;
+    let again = test_server.send("alice", Method::POST, path, &one).await;
     assert_eq!(
         (again.0, &again.1["reason"]),
         (StatusCode::CONFLICT, &json!("AlreadyExists"))
@@ -504,14 +512,18 @@ async fn writes_are_checked() {
     let named = format!("{path}/one");
     let mut changed = made.clone();
     changed["data"]["a"] = json!("c");
-    let (status, _) = running.send("alice", Method::PUT, &named, &changed).await;
+    let (status, _) = test_server
+        .send("alice", Method::PUT, &named, &changed)
+        .await;
     assert_eq!(status, StatusCode::OK);
-    let late = running.send("alice", Method::PUT, &named, &changed).await;
+    let late = test_server
+        .send("alice", Method::PUT, &named, &changed)
+        .await;
     assert_eq!(
         (late.0, &late.1["reason"]),
         (StatusCode::CONFLICT, &json!("Conflict"))
     );
-    let tried = running
+    let dry_run = test_server
         .send(
             "alice",
             Method::DELETE,
@@ -520,95 +532,25 @@ async fn writes_are_checked() {
         )
         .await;
     assert_eq!(
-        (tried.0, &tried.1["status"]),
+        (dry_run.0, &dry_run.1["status"]),
         (StatusCode::OK, &json!("Success"))
     );
     assert!(
-        running
+        test_server
             .server
             .object("configmaps", "team-a", "one")
             .is_some()
     );
     let large = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(3 << 20)}});
-    let (status, refused) = running.send("alice", Method::POST, path, &large).await;
+    let (status, error) = test_server.send("alice", Method::POST, path, &large).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(
-        refused["message"],
+        error["message"],
         "Request entity too large: limit is 3145728"
     );
-    let elsewhere = "/api/v1/namespaces/nowhere/configmaps";
-    let (status, _) = running.send("alice", Method::POST, elsewhere, &one).await;
+    let other_path = "/api/v1/namespaces/nowhere/configmaps";
+    let (status, _) = test_server
+        .send("alice", Method::POST, other_path, &one)
+        .await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-}
-
-#[tokio::test]
-async fn an_exec_echoes_until_its_input_ends() {
-    let running = start(PlaygroundSettings::default()).await;
-    let pod = first_pod(&running).await;
-    let path =
-        format!("/api/v1/namespaces/default/pods/{pod}/exec?command=cat&stdin=true&stdout=true");
-    let mut socket = running.websocket(&path, "v5.channel.k8s.io").await;
-    assert_eq!(running.server.counters().long_running, 1);
-    for sent in [&b"\x00hello"[..], b"\xff\x00"] {
-        socket.send(Message::binary(sent.to_vec())).await.unwrap();
-    }
-    let mut heard = Vec::new();
-    while let Some(Ok(message)) = tokio::time::timeout(TEST_TIMEOUT, socket.next())
-        .await
-        .unwrap()
-    {
-        if let Message::Binary(bytes) = message {
-            heard.push(bytes);
-        }
-    }
-    assert_eq!(heard[0], &b"\x01hello"[..]);
-    let status: Value = serde_json::from_slice(&heard[1][1..]).unwrap();
-    assert_eq!((heard[1][0], &status["status"]), (3, &json!("Success")));
-    assert_eq!(heard.len(), 2);
-}
-
-#[tokio::test]
-async fn a_port_forward_sends_its_port_numbers_and_echoes() {
-    let running = start(PlaygroundSettings::default()).await;
-    let pod = first_pod(&running).await;
-    let path = format!("/api/v1/namespaces/default/pods/{pod}/portforward?ports=80%2C8080");
-    let mut socket = running.websocket(&path, "v4.channel.k8s.io").await;
-    socket
-        .send(Message::binary(b"\x02ping".to_vec()))
-        .await
-        .unwrap();
-    let mut heard = Vec::new();
-    while heard.len() < 5 {
-        let next = tokio::time::timeout(TEST_TIMEOUT, socket.next())
-            .await
-            .unwrap();
-        heard.push(next.unwrap().unwrap().into_data());
-    }
-    let expected: [&[u8]; 5] = [
-        b"\x00\x50\x00",
-        b"\x01\x50\x00",
-        b"\x02\x90\x1f",
-        b"\x03\x90\x1f",
-        b"\x02ping",
-    ];
-    assert_eq!(heard, expected);
-}
-
-#[tokio::test]
-async fn spdy_is_rejected_with_a_message() {
-    let running = start(PlaygroundSettings::default()).await;
-    let pod = first_pod(&running).await;
-    let path = format!("/api/v1/namespaces/default/pods/{pod}/exec?command=ls");
-    let mut request = request(Method::POST, &path, &Value::Null);
-    let spdy: HeaderMap = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")]
-        .into_iter()
-        .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
-        .collect();
-    request.headers_mut().extend(spdy);
-    let (credential, _) = running.user("alice");
-    let mut sender = running.http1(credential.as_ref()).await;
-    let (status, body) = read_response(sender.send_request(request).await.unwrap()).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    let message = "unable to upgrade to SPDY/3.1: only websocket is spoken here";
-    assert_eq!(body["message"], message);
 }

@@ -1,9 +1,10 @@
-//! What Go's HTTP/1.1 server does about the part of a request's body that the handler has not read.
+//! The behaviour of Go's HTTP/1.1 server if the handler has not read the whole request body.
 //!
-//! Follows `chunkWriter.writeHeader` in net/http: the head of a response waits until a small rest of the body has come, so
-//! that the connection can be used again. There is no limit on how long that may take: kube-apiserver sets no read timeout
-//! for bodies. On HTTP/2 nothing waits.
+//! Follows `chunkWriter.writeHeader` in net/http: the head of a response waits until the small rest
+//! of the body has arrived, so that the connection can be reused. The wait has no limit:
+//! kube-apiserver sets no read timeout for bodies. On HTTP/2 nothing waits.
 
+use crate::playground::request::BodyReadToEnd;
 use http::HeaderMap;
 use http::HeaderValue;
 use http::Request;
@@ -14,33 +15,29 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-/// Go's `maxPostHandlerReadBytes`: a rest as long as this is not waited for.
+/// Go's `maxPostHandlerReadBytes`: the server does not wait for a rest of this length or more.
 const MAX_POST_HANDLER_READ: u64 = 256 * 1024;
 
-/// The `Content-Length` up to which Go's server has not begun to write when the handler returns (`bufferBeforeChunkingSize`):
-/// what is longer waits within the handler.
+/// The `Content-Length` up to which Go's server has not begun to write when the handler returns
+/// (`bufferBeforeChunkingSize`); a longer response waits within the handler.
 pub(crate) const BUFFERED_RESPONSE_LENGTH: u64 = 2048;
 
-/// In a request's extensions: its body was read to the end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyReadToEnd;
-
-/// What is to be done before the response's head is sent.
+/// The action before the response's head is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UnreadBodyAction {
-    /// Nothing: all was read, or the client wants the connection closed.
+    /// None: the body was read completely, or the client closes the connection.
     KeepAlive,
-    /// The rest is read and thrown away.
+    /// Read the rest and discard it.
     Discard,
-    /// The response goes at once, and closes the connection.
+    /// Send the response at once and close the connection.
     Close,
 }
 
-/// What a request tells about its body, after the handler.
+/// The state of a request's body after the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct UnreadBody {
     read_to_end: bool,
-    /// Bytes of the `Content-Length` that are left; `None` for a chunked body.
+    /// Unread bytes of the `Content-Length`; `None` for a chunked body.
     remaining: Option<u64>,
     /// `Connection: close`, or HTTP/1.0.
     closes: bool,
@@ -85,9 +82,10 @@ fn has_token(headers: &HeaderMap, header: &str, token: &str) -> bool {
         .any(|value| value.trim().eq_ignore_ascii_case(token))
 }
 
-/// Reads a small rest of the body. What is to be said about the connection then, if anything.
+/// Reads a small rest of the body. Returns the value of the response's `Connection` header, if it
+/// needs one.
 ///
-/// Cancel safety: what was read is lost.
+/// Cancel safety: the bytes that were read are lost.
 pub(crate) async fn drain(request: &mut Request<Incoming>) -> Option<HeaderValue> {
     let whole = match UnreadBody::from_request(request).action() {
         UnreadBodyAction::KeepAlive => true,
@@ -97,7 +95,7 @@ pub(crate) async fn drain(request: &mut Request<Incoming>) -> Option<HeaderValue
     (!whole).then_some(HeaderValue::from_static("close"))
 }
 
-/// Whether the end came, after no more than is waited for.
+/// Reads the rest of the body. Returns whether it ended within the limit.
 async fn discard(body: &mut Incoming) -> bool {
     let mut passed = 0;
     while let Some(frame) = body.frame().await {

@@ -1,9 +1,9 @@
-//! How long an answer takes when there are many: processor sharing.
+//! A model of the server's capacity: processor sharing.
 //!
-//! Up to `capacity` requests are each served within the service time. With more, all are served at
-//! once and each gets its share, so that with twice the capacity everything takes twice as long.
-//! [`Sharing`] is the arithmetic, pure, in virtual time: one virtual second is one second of
-//! unshared service. [`Capacity`] waits.
+//! Up to `capacity` requests are each served within the service time. With more requests, all are
+//! served at once and share the capacity, so that with twice as many requests each takes twice as
+//! long. [`ProcessorSharing`] is the pure arithmetic in virtual time: one virtual second is one
+//! second of unshared service. [`Capacity`] does the waiting.
 
 use crate::playground::time;
 use std::collections::BTreeMap;
@@ -18,19 +18,19 @@ use std::time::Instant;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
-/// Who waits for what in virtual time.
+/// The requests in service, in virtual time.
 ///
-/// All ask for the same service, so that the order of arrival is the order of finishing.
+/// All need the same service time, so they finish in the order of arrival.
 #[derive(Debug)]
 pub(crate) struct ProcessorSharing {
     capacity: u128,
     /// Nanoseconds.
     service_time: u128,
-    /// Virtual time, in nanoseconds, and when it was that.
+    /// Virtual time, in nanoseconds, and the real time at which it was computed.
     virtual_now: u128,
     updated_at: Instant,
     next_ticket: u64,
-    /// Ticket to the virtual time at which it is served.
+    /// The virtual time at which each ticket finishes.
     in_service: BTreeMap<u64, u128>,
 }
 
@@ -58,7 +58,7 @@ impl ProcessorSharing {
         self.updated_at = self.updated_at.max(now);
     }
 
-    /// Someone comes to be served.
+    /// A request arrives. Returns its ticket.
     pub(crate) fn arrive(&mut self, now: Instant) -> u64 {
         self.advance(now);
         let ticket = self.next_ticket;
@@ -68,13 +68,13 @@ impl ProcessorSharing {
         ticket
     }
 
-    /// Someone goes, served or not.
+    /// A request leaves, finished or not.
     pub(crate) fn depart(&mut self, now: Instant, ticket: u64) {
         self.advance(now);
         self.in_service.remove(&ticket);
     }
 
-    /// The next one that is served by now.
+    /// The next request that has finished by `now`.
     pub(crate) fn pop_finished(&mut self, now: Instant) -> Option<u64> {
         self.advance(now);
         let first = self.in_service.first_entry()?;
@@ -84,7 +84,7 @@ impl ProcessorSharing {
         Some(first.remove_entry().0)
     }
 
-    /// When the next one is served if nobody comes or goes.
+    /// The time at which the next request finishes if none arrives or leaves.
     pub(crate) fn next_finish(&self) -> Option<Instant> {
         let (_, due) = self.in_service.first_key_value()?;
         let crowd = self.in_service_count().max(self.capacity);
@@ -94,12 +94,12 @@ impl ProcessorSharing {
     }
 }
 
-/// Lets requests wait as long as the model says.
+/// Delays requests as the model computes.
 #[derive(Debug)]
 pub(crate) struct Capacity {
     /// Nothing is awaited under this lock.
     state: Mutex<CapacityState>,
-    /// Someone came or went: look again who is next.
+    /// Notified when a request arrives or leaves, because the next finish changes.
     changed: Notify,
 }
 
@@ -109,7 +109,7 @@ struct CapacityState {
     waiters: HashMap<u64, oneshot::Sender<()>>,
 }
 
-/// One that is being served; goes when dropped.
+/// A request in service; it leaves when this is dropped.
 struct ServiceGuard<'a> {
     capacity: &'a Capacity,
     ticket: u64,
@@ -140,7 +140,7 @@ impl Capacity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits to be served. Cancel safety: whoever stops waiting has gone.
+    /// Waits until the request has been served. Cancel safety: a dropped request leaves the model.
     pub(crate) async fn serve(&self) {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
@@ -157,7 +157,8 @@ impl Capacity {
         let _ = receiver.await;
     }
 
-    /// Tells those that are served, for ever. To be run once. Cancel safety: nothing is lost.
+    /// Completes the served requests. Runs forever, once per model. Cancel safety: no state is
+    /// lost.
     pub(crate) async fn run(&self) {
         loop {
             let next = {
@@ -173,7 +174,7 @@ impl Capacity {
             match next {
                 Some(next) => {
                     let next = tokio::time::Instant::from_std(next);
-                    // Whoever comes only makes the next one later; whoever goes makes it sooner.
+                    // An arrival makes the next finish only later; a departure makes it sooner.
                     let _ = tokio::time::timeout_at(next, self.changed.notified()).await;
                 }
                 None => self.changed.notified().await,
@@ -234,7 +235,7 @@ mod tests {
         let mut sharing = sharing(start, 1);
         let first = sharing.arrive(start);
         let second = sharing.arrive(start);
-        // A second of two halves: each has had half of its service.
+        // A second, shared by two: each has had half of its service.
         sharing.depart(start + SECOND, second);
         assert_eq!(sharing.next_finish(), Some(start + SECOND * 3 / 2));
         assert_eq!(sharing.pop_finished(start + SECOND * 3 / 2), Some(first));
@@ -253,7 +254,7 @@ mod tests {
         let alone = crate::playground::time::now() - start;
         tokio::join!(capacity.serve(), capacity.serve(), capacity.serve());
         let together = crate::playground::time::now() - start - alone;
-        // Timers are a millisecond coarse.
+        // Timers have a resolution of one millisecond.
         let grain = Duration::from_millis(2);
         assert!(alone.abs_diff(SECOND) <= grain, "{alone:?}");
         assert!(together.abs_diff(SECOND * 3) <= grain, "{together:?}");

@@ -1,8 +1,9 @@
-//! Which handlers of an HTTP/2 connection run.
+//! Limits the running handlers of an HTTP/2 connection.
 //!
-//! Go's server runs at most as many handlers at once as it advertises streams, and a handler goes on after its stream was
-//! reset. A client may open another stream at once; its handler waits, unstarted. More than four times the advertised
-//! streams of those end the connection with ENHANCE_YOUR_CALM (`scheduleHandler` and `handlerDone` in
+//! Go's server runs at most as many handlers at once as it advertises streams, and a handler
+//! continues after its stream was reset. The client may open another stream at once; its handler
+//! waits, unstarted. More than four times the advertised streams of unstarted handlers end the
+//! connection with ENHANCE_YOUR_CALM (`scheduleHandler` and `handlerDone` in
 //! golang.org/x/net/http2).
 
 use std::collections::VecDeque;
@@ -13,13 +14,13 @@ use std::sync::PoisonError;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
-/// How many unstarted handlers Go's server keeps, in multiples of the advertised streams.
+/// Maximum number of unstarted handlers of Go's server, in multiples of the advertised streams.
 const UNSTARTED_FACTOR: usize = 4;
 
 /// The handlers of one HTTP/2 connection.
 #[derive(Debug)]
 pub(crate) struct HandlerScheduler {
-    /// Most that run at once.
+    /// Maximum number of running handlers.
     limit: usize,
     /// Nothing is awaited under this lock.
     state: Mutex<SchedulerState>,
@@ -33,17 +34,17 @@ struct SchedulerState {
     unstarted: VecDeque<oneshot::Sender<HandlerSlot>>,
 }
 
-/// A handler that runs, until dropped.
+/// The slot of a running handler, until dropped.
 #[derive(Debug)]
 pub(crate) struct HandlerSlot {
     scheduler: Arc<HandlerScheduler>,
 }
 
-/// When a handler runs.
+/// When a handler starts.
 #[derive(Debug)]
 pub(crate) enum ScheduledHandler {
     Now(HandlerSlot),
-    /// After others. Dropping the receiver says that the stream was reset.
+    /// After others. The receiver is dropped if the stream is reset.
     Later(oneshot::Receiver<HandlerSlot>),
     /// Never: the connection ends.
     Never,
@@ -62,7 +63,7 @@ impl HandlerScheduler {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A stream was opened.
+    /// Schedules the handler of a new stream.
     pub(crate) fn schedule(self: &Arc<Self>) -> ScheduledHandler {
         let mut state = self.state();
         if state.running < self.limit {
@@ -80,12 +81,13 @@ impl HandlerScheduler {
         ScheduledHandler::Later(receiver)
     }
 
-    /// Until the client has reset too many streams. Cancel safety: nothing is lost.
+    /// Waits until the client has reset too many streams. Cancel safety: no notification is lost.
     pub(crate) async fn wait_for_too_many_resets(&self) {
         self.too_many_resets.notified().await;
     }
 
-    /// A handler has ended: the next ones run, but for those whose streams were reset meanwhile.
+    /// A handler has ended: the next ones start, except for those whose streams were reset
+    /// meanwhile.
     fn handler_done(self: &Arc<Self>) {
         let mut next = Vec::new();
         let mut state = self.state();
@@ -103,7 +105,8 @@ impl HandlerScheduler {
         }
         drop(state);
         for sender in next {
-            // One that was reset just now gives it back by its drop, which takes the lock again.
+            // If the stream was reset just now, the slot is dropped here, and its drop takes the
+            // lock again.
             let _ = sender.send(HandlerSlot {
                 scheduler: Arc::clone(self),
             });
@@ -118,9 +121,9 @@ impl Drop for HandlerSlot {
 }
 
 impl ScheduledHandler {
-    /// Waits until the handler may run; for ever if it never may.
+    /// Waits until the handler may start; forever if it never may.
     ///
-    /// Cancel safety: what is dropped does not run.
+    /// Cancel safety: a dropped handler does not start.
     pub(crate) async fn wait_for_slot(self) -> HandlerSlot {
         match self {
             Self::Now(running) => running,

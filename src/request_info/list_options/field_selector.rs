@@ -1,20 +1,20 @@
 //! The grammar of field selectors, as far as a request's name depends on it.
 //!
-//! Follows `fields.ParseSelector` and `RequiresExactMatch` (Kubernetes 1.36, `apimachinery/pkg/fields`): terms between
-//! commas that no backslash escapes, each `field OPERATOR value`. Spaces mean themselves. Which fields exist is not
-//! looked at.
+//! Follows `fields.ParseSelector` and `RequiresExactMatch` (Kubernetes 1.36,
+//! `apimachinery/pkg/fields`): terms between unescaped commas, each `field OPERATOR value`. Spaces
+//! are significant. Whether a field exists is not checked.
 
 use std::borrow::Cow;
 
 use crate::request_info::path::ByteSpan;
 
-/// The selector is none: kube-apiserver would not understand it.
+/// kube-apiserver would not accept the selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidFieldSelector;
 
-/// The value that `field` must have in everything `selector` selects, still escaped, if it demands one.
+/// The value that `selector` requires of `field`, still escaped, if it requires one.
 ///
-/// Of several demands that term decides which sorts first, byte by byte.
+/// If several terms require a value, the one that sorts first, byte by byte, wins.
 ///
 /// # Errors
 /// Any term of the selector is malformed.
@@ -41,7 +41,7 @@ pub(super) fn exact_match(
     Ok(found.map(|(_, value)| value))
 }
 
-/// From `start` to the next comma that is not escaped.
+/// The bytes from `start` to the next unescaped comma.
 fn term_at(selector: &[u8], start: usize) -> ByteSpan {
     let mut escaped = false;
     for (at, &byte) in selector.iter().enumerate().skip(start) {
@@ -68,7 +68,7 @@ fn split_term(term: &[u8]) -> Option<(&[u8], bool, &[u8])> {
     None
 }
 
-/// Whether `=`, `,` and `\` are escaped by a backslash, and nothing else is.
+/// Whether a backslash escapes each `=`, `,` and `\`, and nothing else.
 fn is_valid_value(value: &[u8]) -> bool {
     let mut bytes = value.iter();
     while let Some(byte) = bytes.next() {
@@ -84,8 +84,8 @@ fn is_valid_value(value: &[u8]) -> bool {
     true
 }
 
-/// What a well-formed `value` stands for. If it holds an escape, Go rewrites it rune by rune, and every byte that is not
-/// UTF-8 becomes U+FFFD on the way.
+/// Decodes the escapes of a well-formed `value`. If it contains an escape, Go rewrites it rune by
+/// rune, and every byte that is not UTF-8 becomes U+FFFD.
 pub(in crate::request_info) fn unescape(value: &[u8]) -> Cow<'_, [u8]> {
     if !value.contains(&b'\\') {
         return Cow::Borrowed(value);

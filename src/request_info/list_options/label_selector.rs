@@ -1,14 +1,14 @@
 //! The grammar of label selectors.
 //!
-//! Follows `labels.Parse` (Kubernetes 1.36, `apimachinery/pkg/labels/selector.go`) with the checks that
-//! `NewRequirement` makes. Only whether a selector is one matters here, not what it selects.
+//! Follows `labels.Parse` (Kubernetes 1.36, `apimachinery/pkg/labels/selector.go`) with the checks
+//! of `NewRequirement`. Only the validity of a selector matters here, not what it selects.
 
-/// The longest prefix of a key, in bytes (`DNS1123SubdomainMaxLength`).
+/// Maximum length of the prefix of a key, in bytes (`DNS1123SubdomainMaxLength`).
 const MAX_PREFIX_LENGTH: usize = 253;
-/// The longest name of a key, and the longest value, in bytes.
+/// Maximum length of the name of a key, and of a value, in bytes.
 const MAX_NAME_LENGTH: usize = 63;
 
-/// Whether `text` is a selector that kube-apiserver understands. An empty one is.
+/// Whether kube-apiserver accepts `text` as a selector. The empty selector is valid.
 pub(super) fn is_valid(text: &[u8]) -> bool {
     let mut parser = SelectorParser::new(text);
     parser.current == SelectorToken::End || parser.parse_requirements().is_some()
@@ -25,13 +25,13 @@ enum SelectorToken<'a> {
     Equality,
     Not,
     OpenParenthesis,
-    /// A key, a value, or `in` and `notin`, which may be those as well.
+    /// A key, a value, or `in` and `notin`, which may be keys or values too.
     Identifier(&'a [u8]),
 }
 
-/// Methods return `None` where the text is not a selector.
+/// Methods return `None` if the text is not a selector.
 struct SelectorParser<'a> {
-    /// What follows `current`.
+    /// The text after `current`.
     rest: &'a [u8],
     current: SelectorToken<'a>,
 }
@@ -53,11 +53,15 @@ impl<'a> SelectorParser<'a> {
     }
 
     fn lex(&mut self) -> SelectorToken<'a> {
-        let space = |b: &u8| !matches!(b, b' ' | b'\t' | b'\r' | b'\n');
-        let start = self.rest.iter().position(space).unwrap_or(self.rest.len());
+        let non_space = |b: &u8| !matches!(b, b' ' | b'\t' | b'\r' | b'\n');
+        let start = self
+            .rest
+            .iter()
+            .position(non_space)
+            .unwrap_or(self.rest.len());
         let text = self.rest.get(start..).unwrap_or_default();
         let (token, length) = match text {
-            // Go's scanner reads a NUL where the text is over, and so takes one for its end.
+            // Go's scanner reads a NUL at the end of the text, and so takes any NUL for the end.
             [] | [0, ..] => return SelectorToken::End,
             [b'=', b'=', ..] | [b'!', b'=', ..] => (SelectorToken::Equality, 2),
             [b'=', ..] => (SelectorToken::Equality, 1),
@@ -75,7 +79,7 @@ impl<'a> SelectorParser<'a> {
             }
         };
         self.rest = text.get(length..).unwrap_or_default();
-        // The same, but there it ends the token only, and is gone.
+        // The same, but here it only ends the token and is consumed.
         self.rest = self.rest.strip_prefix(b"\0").unwrap_or(self.rest);
         token
     }
@@ -118,14 +122,14 @@ impl<'a> SelectorParser<'a> {
     }
 
     fn parse_identifier(&mut self) -> Option<&'a [u8]> {
-        if let SelectorToken::Identifier(word) = self.advance() {
-            Some(word)
+        if let SelectorToken::Identifier(identifier) = self.advance() {
+            Some(identifier)
         } else {
             None
         }
     }
 
-    /// What an operator is followed by; nothing is the empty value.
+    /// The value after an operator; it may be empty.
     fn parse_exact_value(&mut self) -> Option<&'a [u8]> {
         if matches!(self.current, SelectorToken::Comma | SelectorToken::End) {
             Some(b"")
@@ -134,8 +138,8 @@ impl<'a> SelectorParser<'a> {
         }
     }
 
-    /// Values between parentheses. Each may be empty; but of two commas in a row Go takes the second without asking what
-    /// follows, so that `(a,,b)` is a list and `(a,,)` is none.
+    /// Values between parentheses. Each may be empty; but of two commas in a row Go takes the
+    /// second without looking at what follows, so that `(a,,b)` is valid and `(a,,)` is not.
     fn parse_values(&mut self) -> Option<()> {
         (self.advance() == SelectorToken::OpenParenthesis).then_some(())?;
         while self.current != SelectorToken::CloseParenthesis {
@@ -203,7 +207,7 @@ fn is_value(value: &[u8]) -> bool {
     value.is_empty() || is_name(value)
 }
 
-/// A 64-bit integer that is also a value, and so without a sign.
+/// A 64-bit integer that is also a valid value, and so has no sign.
 fn is_number(value: &[u8]) -> bool {
     is_value(value) && str::from_utf8(value).is_ok_and(|digits| digits.parse::<i64>().is_ok())
 }

@@ -1,8 +1,15 @@
-//! The query of a list, as far as what is asked depends on it.
+//! The query of a list, as far as its RequestInfo depends on it.
 //!
-//! `RequestInfoFactory.NewRequestInfo` (Kubernetes 1.36) decodes the whole of `metainternalversion.ListOptions` to learn
-//! whether a list is a watch and of what name; one option that does not decode makes it forget the others. The other
-//! options cannot fail to decode and are not looked at.
+//! `RequestInfoFactory.NewRequestInfo` (Kubernetes 1.36) decodes the whole of
+//! `metainternalversion.ListOptions` to find out whether a list is a watch and which name it
+//! selects. If one option does not decode, it ignores all of them. The other options cannot fail to
+//! decode and are not read.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `field_selector` `label_selector` |
 
 pub(super) mod field_selector;
 mod label_selector;
@@ -12,7 +19,7 @@ use std::borrow::Cow;
 use super::path::ByteSpan;
 use super::query::Query;
 
-/// First values, not yet taken for numbers or selectors.
+/// The first value of each option, not yet parsed as a number or selector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ListOptions<'a> {
     pub(super) field_selector: Option<Cow<'a, [u8]>>,
@@ -22,16 +29,16 @@ pub(super) struct ListOptions<'a> {
     watch: Option<Cow<'a, [u8]>>,
 }
 
-/// A name that a field selector demands: where it stands in the selector, escapes and all.
+/// The position in a field selector of the name that it requires, still escaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SelectorNameSpan(pub(super) ByteSpan);
 
-/// One of the options is malformed, and kube-apiserver knows none of them.
+/// One of the options is malformed, so kube-apiserver ignores all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidListOptions;
 
 impl<'a> ListOptions<'a> {
-    /// Reads the query once, from front to end.
+    /// Reads the query in one pass.
     pub(super) fn read(query: Query<'a>) -> Self {
         let mut options = Self::default();
         for pair in query.pairs() {
@@ -50,7 +57,7 @@ impl<'a> ListOptions<'a> {
         options
     }
 
-    /// Whether a watch is asked for, and the name that the field selector demands.
+    /// Whether the query requests a watch, and the name that the field selector requires.
     pub(super) fn decode(&self) -> (bool, Option<SelectorNameSpan>) {
         match self.exact_match(b"metadata.name") {
             Ok(name) => (
@@ -63,7 +70,7 @@ impl<'a> ListOptions<'a> {
         }
     }
 
-    /// Where in the field selector the value stands that it demands of `field`.
+    /// The position in the field selector of the value that it requires of `field`.
     pub(super) fn exact_match(&self, field: &[u8]) -> Result<Option<ByteSpan>, InvalidListOptions> {
         let integers = [&self.limit, &self.timeout_seconds];
         let decodable = integers
@@ -82,18 +89,19 @@ impl<'a> ListOptions<'a> {
     }
 }
 
-/// `strconv.ParseInt(…, 10, 64)` succeeds.
+/// Whether `strconv.ParseInt(…, 10, 64)` succeeds.
 fn is_integer(value: &[u8]) -> bool {
     str::from_utf8(value).is_ok_and(|digits| digits.parse::<i64>().is_ok())
 }
 
-/// `Convert_Slice_string_To_bool`: all but `0` and what folds to `false`. Under Unicode's folding `ſ` is an `s`.
+/// `Convert_Slice_string_To_bool`: true except for `0` and values that fold to `false`. In
+/// Unicode's folding `ſ` is an `s`.
 fn is_true(value: &[u8]) -> bool {
     is_true_lower_cased(value)
         && !matches!(value, [f @ .., 0xC5, 0xBF, e] if f.eq_ignore_ascii_case(b"fal") && e.eq_ignore_ascii_case(&b'e'))
 }
 
-/// All but `0` and what lower-cased is `false`.
+/// True except for `0` and values that are `false` in lower case.
 pub(super) fn is_true_lower_cased(value: &[u8]) -> bool {
     value != b"0" && !value.eq_ignore_ascii_case(b"false")
 }

@@ -1,13 +1,15 @@
-//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, and how large it is. Pure.
+//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, and
+//! how large it is. Pure.
 //!
-//! Between a HEADERS frame without END_HEADERS and the end of its last CONTINUATION no other frame may come (RFC 9113, 6.10), so
-//! an incomplete header block stops everything on its connection; and the HTTP library, which keeps what it has decoded of it,
-//! has no time limit for it. The library checks what is sent; here only the nine bytes before each payload are looked at.
+//! Between a HEADERS frame without END_HEADERS and the end of its last CONTINUATION no other frame
+//! may be sent (RFC 9113, 6.10). An incomplete header block therefore blocks its whole connection.
+//! The HTTP library keeps the decoded part of such a block and has no timeout for it. The library
+//! validates the frames; the scanner reads only the nine bytes before each payload.
 
-/// What a client sends before its first frame, in bytes (RFC 9113, 3.4).
+/// The length of the client connection preface in bytes (RFC 9113, 3.4).
 pub(in crate::server) const PREFACE_LENGTH: usize = 24;
 
-/// A frame's header, in bytes: length (24 bits), type, flags, stream (RFC 9113, 4.1).
+/// The length of a frame header in bytes: length (24 bits), type, flags, stream id (RFC 9113, 4.1).
 const FRAME_HEADER_LENGTH: usize = 9;
 
 const HEADERS: u8 = 1;
@@ -15,36 +17,36 @@ const PUSH_PROMISE: u8 = 5;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 
-/// What has been read of a connection's frames.
+/// The state of the frames that have been read on a connection.
 #[derive(Debug)]
 pub(in crate::server) struct FrameScanner {
-    /// What is left of the preface.
+    /// The bytes of the preface that have not been read.
     preface_remaining: usize,
-    /// The header of the frame that is read, as far as it has come.
+    /// The header of the current frame, of which `header_read` bytes have been read.
     header: [u8; FRAME_HEADER_LENGTH],
     header_read: usize,
-    /// What is left of its payload once the header is whole.
+    /// The bytes of the current payload that have not been read, once the header is complete.
     payload_remaining: usize,
-    /// The payloads of the frames of a header block that is not over.
+    /// The payload bytes of an incomplete header block's complete frames.
     block_bytes: Option<usize>,
-    /// The frames and whole header blocks that are over.
+    /// The number of complete frames outside header blocks and of complete header blocks.
     completed_units: u64,
     last_stream_id: u32,
-    /// Payload bytes of all complete header blocks.
+    /// The payload bytes of all complete header blocks.
     completed_block_bytes: u64,
 }
 
-/// A header block that has not come to its end, or a frame that may begin one.
+/// A header block that is not complete, or a frame that may start one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) struct IncompleteBlock {
-    /// Payload bytes of its whole frames: the library has decoded them.
+    /// The payload bytes of the block's complete frames, which the library has decoded.
     pub(in crate::server) decoded_bytes: usize,
-    /// The length of the frame that is being read, for which the library has made room.
+    /// The payload length of the current frame, for which the library has allocated memory.
     pub(in crate::server) frame_length: usize,
 }
 
 impl FrameScanner {
-    /// Of a connection on which nothing has been read.
+    /// The scanner of a new connection.
     pub(in crate::server) const fn new() -> Self {
         Self {
             preface_remaining: PREFACE_LENGTH,
@@ -58,7 +60,7 @@ impl FrameScanner {
         }
     }
 
-    /// Looks over what was read next.
+    /// Scans the bytes that were read next.
     pub(in crate::server) fn feed(&mut self, mut bytes: &[u8]) {
         let preface = self.preface_remaining.min(bytes.len());
         self.preface_remaining -= preface;
@@ -77,39 +79,42 @@ impl FrameScanner {
         }
     }
 
-    /// What is incomplete of a header block; also where only a part of a frame's header has come, which may begin one.
+    /// The incomplete header block, if there is one. A frame whose header is incomplete counts,
+    /// since it may start one.
     pub(in crate::server) fn incomplete(&self) -> Option<IncompleteBlock> {
-        let begun = self.header_read > 0;
+        let started = self.header_read > 0;
         let is_whole = self.header_read == FRAME_HEADER_LENGTH;
-        let in_block = self.block_bytes.is_some() || begun && (!is_whole || self.is_header_frame());
+        let in_block =
+            self.block_bytes.is_some() || started && (!is_whole || self.is_header_frame());
         in_block.then(|| IncompleteBlock {
             decoded_bytes: self.block_bytes.unwrap_or_default(),
             frame_length: if is_whole { self.payload_length() } else { 0 },
         })
     }
 
-    /// How many frames and whole header blocks are over: what is incomplete belongs to the same block as long as this is the same.
+    /// The number of complete units (frames, or whole header blocks). An incomplete block is still
+    /// the same one as long as the number has not changed.
     pub(in crate::server) const fn completed_units(&self) -> u64 {
         self.completed_units
     }
 
-    /// The last stream whose header block has come to its end; 0 if there is none.
+    /// The highest stream id with a complete header block; 0 if there is none.
     pub(in crate::server) const fn last_stream_id(&self) -> u32 {
         self.last_stream_id
     }
 
-    /// Payload bytes of all header blocks that are complete.
+    /// The payload bytes of all complete header blocks.
     pub(in crate::server) const fn completed_block_bytes(&self) -> u64 {
         self.completed_block_bytes
     }
 
-    /// Takes what belongs to the frame's header, and gives back what is behind it.
+    /// Reads the bytes that belong to the frame header and returns the others.
     fn read_header<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let missing = self.header.get_mut(self.header_read..).unwrap_or_default();
         let taken = missing.len().min(bytes.len());
         let (now, rest) = bytes.split_at_checked(taken).unwrap_or((bytes, &[]));
-        for (place, byte) in missing.iter_mut().zip(now) {
-            *place = *byte;
+        for (slot, byte) in missing.iter_mut().zip(now) {
+            *slot = *byte;
         }
         self.header_read += taken;
         if self.header_read == FRAME_HEADER_LENGTH {
@@ -167,7 +172,7 @@ mod tests {
         bytes
     }
 
-    /// What is incomplete, and the last stream, after these frames and `cut` bytes of the next.
+    /// The incomplete block and the last stream after these frames and `cut` bytes of the next one.
     fn expected(
         whole: &[(u8, u8, u32, usize)],
         cut: usize,
@@ -224,7 +229,7 @@ mod tests {
                 let end = (at + random.usize(1..=40)).min(all.len());
                 scan.feed(&all[at..end]);
                 at = end;
-                // The frames that are whole by now, and how much of the next has come.
+                // The complete frames, and the bytes that have been read of the next one.
                 let (mut whole, mut begins) = (0, PREFACE_LENGTH);
                 while let Some(next) = bytes.get(whole + 1).map(Vec::len)
                     && begins + next <= at

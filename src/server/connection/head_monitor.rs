@@ -1,8 +1,9 @@
-//! Incomplete request heads of a connection: how long they may take, and what they may take of memory.
+//! The timeout and the memory of a connection's incomplete request head.
 //!
-//! What reads the connection says when it goes on reading although a head has begun and is not complete; from then on the time
-//! runs, and the head's memory comes out of [`HeadBudget`]. A head that comes with one read costs no look at the clock and no
-//! timer. An idle connection has no head: for it there is [`quiet`](crate::server::connection::idle_timeout).
+//! The reader of the connection reports when it continues to read although a head has started and
+//! is not complete. From then on the timeout runs, and the memory of the head is reserved from the
+//! [`HeadBudget`]. A head that arrives with one read needs neither the clock nor a timer. An idle
+//! connection has no head; [`idle_timeout`](crate::server::connection::idle_timeout) closes it.
 
 use std::future::Future;
 use std::future::poll_fn;
@@ -30,36 +31,40 @@ use crate::pipeline::connection::head_budget::RejectedHead;
 use crate::pipeline::connection::head_budget::UNCOUNTED_HEAD_BYTES;
 use crate::upstream::body::memory_budget::MemoryReservation;
 
-/// Line breaks before a request line are none of its head, but so many are no accident (RFC 9112, 2.2, speaks of one).
+/// The most line breaks before a request line, which do not count as part of the head. RFC 9112,
+/// 2.2, expects one; more than these are no accident.
 const MAX_LEADING_LINE_BREAKS: usize = 16;
 
 /// The end of a head: an empty line.
 const HEAD_TERMINATORS: [&[u8]; 2] = [b"\n\r\n", b"\n\n"];
 
-/// Header blocks that an HTTP/2 connection decodes each time it is polled, in bytes; a read may go beyond it. A client can send as
-/// many heads at once as it may have streams, and the library decodes all that have come before it hands on the first: at one
-/// byte a field, 90 heads of 1 MiB took 270 MiB. So many bytes are a hundred usual heads, and at most 4 MiB of memory.
+/// The header block bytes that an HTTP/2 connection decodes in one poll; a read may exceed it.
+///
+/// A client can send as many heads at once as it may open streams, and the library decodes all that
+/// have arrived before it passes on the first. With one byte per field, 90 heads of 1 MiB took 270
+/// MiB. This limit allows a hundred usual heads, and at most 4 MiB of memory.
 const BLOCK_BYTES_PER_POLL: u64 = 16 << 10;
 
-/// Why a connection ends with a head incomplete.
+/// Why a connection is closed because of an incomplete head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum IncompleteHeadError {
-    /// It took longer than `--request-header-timeout`.
+    /// The head took longer than `--request-header-timeout`.
     Timeout,
-    /// There is no memory for it.
+    /// The budget has no memory left for the head.
     BudgetExceeded,
 }
 
-/// The incomplete head of one connection.
+/// Monitors the incomplete head of one connection.
 #[derive(Debug)]
 pub(in crate::server) struct HeadMonitor {
-    /// `--request-header-timeout`; zero is none.
+    /// `--request-header-timeout`; zero is no timeout.
     timeout: Duration,
     budget: Arc<HeadBudget>,
-    /// Held for one step of a connection; nothing is awaited under it.
+    /// Locked for one step of the connection. No await happens under the lock.
     state: Mutex<HeadMonitorState>,
     changed: Notify,
-    /// Bytes of header blocks decoded since the connection was last polled. Only its own task uses it.
+    /// The header block bytes decoded since the connection was last polled. Only the task of the
+    /// connection uses it.
     decoded_bytes: AtomicU64,
 }
 
@@ -67,29 +72,32 @@ pub(in crate::server) struct HeadMonitor {
 struct HeadMonitorState {
     started_at: Option<Instant>,
     reserved: MemoryReservation,
-    /// Whether [`HeadMonitor::fault`] has a timer, which looks at `since` when it rings.
+    /// Whether [`HeadMonitor::wait_for_error`] has a timer, which checks `started_at` when it
+    /// fires.
     has_timer: bool,
     error: Option<IncompleteHeadError>,
     http1: Http1HeadState,
 }
 
-/// What is read of an HTTP/1.1 connection. Only the HTTP library knows whether it reads a head or a body.
+/// What has been read of an HTTP/1.1 connection. Only the library knows whether it reads a head or
+/// a body.
 #[derive(Debug, Default)]
 struct Http1HeadState {
     /// Whether the library waits for a head.
     is_expected: bool,
-    /// Line breaks before it.
+    /// The number of line breaks before the head.
     leading_line_breaks: usize,
-    /// What has come of it.
+    /// The bytes of the head that have been read.
     bytes: usize,
-    /// The last bytes that were read, of whatever.
+    /// The last bytes that were read, of a head or a body.
     last_bytes: [u8; 3],
-    /// Whether they belong to a head if they are not the end of one: the last request had no body.
+    /// Whether the last request had no body. The last bytes then belong to a new head, unless they
+    /// end one.
     previous_has_no_body: bool,
 }
 
 impl HeadMonitor {
-    /// Of a new connection.
+    /// The monitor of a new connection.
     pub(in crate::server) fn new(
         timeout: Duration,
         budget: &Arc<HeadBudget>,
@@ -111,10 +119,10 @@ impl HeadMonitor {
         })
     }
 
-    /// A head is incomplete, takes so much memory in bytes, and is read on.
+    /// Records that a head is incomplete, takes `memory` bytes, and that reading continues.
     ///
     /// # Errors
-    /// The connection is to end.
+    /// The connection has to be closed.
     pub(in crate::server) fn record_incomplete(
         &self,
         memory: usize,
@@ -122,12 +130,12 @@ impl HeadMonitor {
         self.extend_head(&mut self.lock_state(), memory)
     }
 
-    /// The head is complete.
+    /// Records that the head is complete.
     pub(in crate::server) fn record_complete(&self) {
         self.lock_state().clear();
     }
 
-    /// Polls an HTTP/2 connection; each poll may decode [`BLOCK_BYTES_PER_POLL`].
+    /// Polls an HTTP/2 connection. Each poll may decode [`BLOCK_BYTES_PER_POLL`].
     ///
     /// # Cancel safety
     /// That of `connection`.
@@ -140,24 +148,24 @@ impl HeadMonitor {
         .await
     }
 
-    /// So many more bytes of header blocks have come.
+    /// Adds to the header block bytes decoded in this poll.
     pub(in crate::server) fn record_decoded(&self, bytes: u64) {
         self.decoded_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the connection has to be polled anew before it decodes more.
+    /// Whether the connection has to be polled again before it decodes more.
     pub(in crate::server) fn block_limit_reached(&self) -> bool {
         self.decoded_bytes.load(Ordering::Relaxed) >= BLOCK_BYTES_PER_POLL
     }
 
-    /// Comes when the connection is to end because of a head.
+    /// Completes when the connection has to be closed because of a head.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     pub(in crate::server) async fn wait_for_error(&self) -> IncompleteHeadError {
         loop {
             match self.check(Clock.now()) {
-                HeadCheck::Failed(fault) => return fault,
+                HeadCheck::Failed(error) => return error,
                 HeadCheck::NoHead => self.changed.notified().await,
                 HeadCheck::CheckAt(until) => {
                     tokio::select! {
@@ -169,21 +177,21 @@ impl HeadMonitor {
         }
     }
 
-    /// Why the connection ends, if that is known.
+    /// The error, once there is one.
     pub(in crate::server) fn error(&self) -> Option<IncompleteHeadError> {
         self.lock_state().error
     }
 
     fn check(&self, now: Instant) -> HeadCheck {
         let mut state = self.lock_state();
-        if let Some(fault) = state.error {
-            return HeadCheck::Failed(fault);
+        if let Some(error) = state.error {
+            return HeadCheck::Failed(error);
         }
-        let Some(since) = state.started_at else {
+        let Some(started_at) = state.started_at else {
             state.has_timer = false;
             return HeadCheck::NoHead;
         };
-        let until = since + self.timeout;
+        let until = started_at + self.timeout;
         if now < until {
             return HeadCheck::CheckAt(until);
         }
@@ -196,8 +204,8 @@ impl HeadMonitor {
         state: &mut HeadMonitorState,
         memory: usize,
     ) -> Result<(), IncompleteHeadError> {
-        if let Some(fault) = state.error {
-            return Err(fault);
+        if let Some(error) = state.error {
+            return Err(error);
         }
         if state.started_at.is_none() && !self.timeout.is_zero() {
             state.started_at = Some(Clock.now());
@@ -221,26 +229,24 @@ impl HeadMonitor {
     }
 }
 
-/// HTTP/1.1, where the library's buffer grows by doubling: a head may take twice its bytes.
+/// HTTP/1.1. The library's buffer grows by doubling, so a head may take twice its bytes.
 impl HeadMonitor {
-    /// The connection is read on.
+    /// Called before each read of the connection.
     ///
     /// # Errors
-    /// It is to end.
+    /// The connection has to be closed.
     pub(in crate::server) fn http1_before_read(&self) -> Result<(), IncompleteHeadError> {
         let mut state = self.lock_state();
         let Http1HeadState {
-            is_expected: awaited,
-            bytes,
-            ..
+            is_expected, bytes, ..
         } = state.http1;
-        if awaited && bytes > 0 {
+        if is_expected && bytes > 0 {
             return self.extend_head(&mut state, bytes.saturating_mul(2));
         }
         state.error.map_or(Ok(()), Err)
     }
 
-    /// This was read.
+    /// Called after each read.
     pub(in crate::server) fn http1_record_read(&self, bytes: &[u8]) {
         self.lock_state().http1.record_read(bytes);
     }
@@ -250,7 +256,7 @@ impl HeadMonitor {
         self.lock_state().http1.is_expected
     }
 
-    /// A request has begun.
+    /// Records that a request has started.
     pub(in crate::server) fn http1_record_request(&self, has_body: bool) {
         self.lock_state().http1.previous_has_no_body = !has_body;
     }
@@ -285,7 +291,8 @@ impl Http1HeadState {
         self.bytes = self.bytes.saturating_add(bytes.len());
     }
 
-    /// The library begins to wait for a head, of which something may have come with the request before it.
+    /// The library starts to wait for a head. The last read of the previous request may have
+    /// contained a part of it.
     fn expect_head(&mut self) {
         let at_end = HEAD_TERMINATORS
             .iter()
@@ -302,19 +309,20 @@ enum HeadCheck {
     NoHead,
 }
 
-/// What the HTTP/1.1 library takes for a timer of heads. It makes a sleep when it begins to wait for a head and drops it when the
-/// head is complete: this notes both, which nothing else tells, and never rings, since the library's timer runs on idle
-/// connections as well and ends them without an answer.
+/// The timer that the HTTP/1.1 library uses for its header timeout. The library creates a sleep
+/// when it starts to wait for a head and drops it when the head is complete; nothing else reports
+/// these moments. The sleep records both and never completes. The library's own timeout would also
+/// close idle connections, without a response.
 pub(in crate::server) struct HeadTimer {
     monitor: Arc<HeadMonitor>,
     now: Instant,
 }
 
 impl HeadTimer {
-    /// Of the connection with these heads.
-    pub(in crate::server) fn new(watch: &Arc<HeadMonitor>) -> Self {
+    /// The timer of the connection that `monitor` belongs to.
+    pub(in crate::server) fn new(monitor: &Arc<HeadMonitor>) -> Self {
         Self {
-            monitor: Arc::clone(watch),
+            monitor: Arc::clone(monitor),
             now: Clock.now(),
         }
     }
@@ -330,13 +338,13 @@ impl Timer for HeadTimer {
         self.sleep(Duration::ZERO)
     }
 
-    /// Asked for each request, and only used to say until when to sleep.
+    /// Called for each request. The result is only used to compute a deadline, which is ignored.
     fn now(&self) -> Instant {
         self.now
     }
 }
 
-/// A head that the library waits for, until this is dropped.
+/// Exists as long as the library waits for a head.
 struct HeadSleep(Arc<HeadMonitor>);
 
 impl Sleep for HeadSleep {}
@@ -375,26 +383,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_incomplete_head_times_out_and_a_complete_one_does_not() {
         for completes in [true, false] {
-            let (watch, began) = (monitor(), Clock.now());
+            let (head_monitor, began) = (monitor(), Clock.now());
             let reading = async {
                 for n in 0..100 {
                     if completes && n % 5 == 4 {
-                        watch.record_complete();
+                        head_monitor.record_complete();
                     } else {
-                        let _ = watch.record_incomplete(1);
+                        let _ = head_monitor.record_incomplete(1);
                     }
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             };
-            let fault = tokio::select! {
-                fault = watch.wait_for_error() => Some(fault),
+            let error = tokio::select! {
+                error = head_monitor.wait_for_error() => Some(error),
                 () = reading => None,
             };
-            assert_eq!(fault, (!completes).then_some(IncompleteHeadError::Timeout));
+            assert_eq!(error, (!completes).then_some(IncompleteHeadError::Timeout));
             if !completes {
                 assert_eq!(Clock.now() - began, TIME);
                 assert_eq!(
-                    watch.record_incomplete(1),
+                    head_monitor.record_incomplete(1),
                     Err(IncompleteHeadError::Timeout)
                 );
             }
@@ -403,16 +411,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_head_has_its_own_timeout() {
-        let (watch, began) = (monitor(), Clock.now());
+        let (head_monitor, began) = (monitor(), Clock.now());
         let reading = async {
-            watch.record_incomplete(1).unwrap();
+            head_monitor.record_incomplete(1).unwrap();
             tokio::time::sleep(TIME / 2).await;
-            watch.record_complete();
-            watch.record_incomplete(1).unwrap();
+            head_monitor.record_complete();
+            head_monitor.record_incomplete(1).unwrap();
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            fault = watch.wait_for_error() => assert_eq!(fault, IncompleteHeadError::Timeout),
+            error = head_monitor.wait_for_error() => assert_eq!(error, IncompleteHeadError::Timeout),
             () = reading => {}
         }
         assert_eq!(Clock.now() - began, TIME / 2 + TIME);
@@ -421,8 +429,8 @@ mod tests {
     #[tokio::test]
     async fn memory_is_returned_to_the_budget_and_a_head_beyond_it_fails() {
         let budget = HeadBudget::new(&Registry::new());
-        let watch = || HeadMonitor::new(TIME, &budget, None);
-        let (first, second) = (watch(), watch());
+        let head_monitor = || HeadMonitor::new(TIME, &budget, None);
+        let (first, second) = (head_monitor(), head_monitor());
         first.record_incomplete(HEAD_BUDGET).unwrap();
         assert_eq!(second.record_incomplete(2 * UNCOUNTED_HEAD_BYTES), Ok(()));
         assert_eq!(
@@ -435,36 +443,39 @@ mod tests {
         );
         drop(second);
         first.record_complete();
-        assert_eq!(watch().record_incomplete(HEAD_BUDGET), Ok(()));
+        assert_eq!(head_monitor().record_incomplete(HEAD_BUDGET), Ok(()));
     }
 
     #[tokio::test]
     async fn only_bytes_of_a_head_start_its_timeout() {
-        let watch = monitor();
+        let head_monitor = monitor();
         let has_begun = |bytes: &[&[u8]]| {
             for part in bytes {
-                watch.http1_record_read(part);
+                head_monitor.http1_record_read(part);
             }
-            watch.http1_before_read().unwrap();
-            let state = watch.lock_state();
+            head_monitor.http1_before_read().unwrap();
+            let state = head_monitor.lock_state();
             state.started_at.is_some()
         };
-        let timer = HeadTimer::new(&watch);
+        let timer = HeadTimer::new(&head_monitor);
         assert!(!has_begun(&[b"a body's part"]), "no head is awaited");
-        watch.http1_record_request(true);
+        head_monitor.http1_record_request(true);
         let head = timer.sleep(TIME);
         assert!(!has_begun(&[b"\r\n"]), "a line break behind a body");
         assert!(has_begun(&[b"GE"]));
         drop(head);
-        assert!(watch.lock_state().started_at.is_none(), "it is complete");
-        watch.http1_record_request(false);
-        // The next one's beginning came while this request was under way, or with it.
-        watch.http1_record_read(b"GET / HTTP/1.1\r\n\r\nGET");
+        assert!(
+            head_monitor.lock_state().started_at.is_none(),
+            "it is complete"
+        );
+        head_monitor.http1_record_request(false);
+        // The beginning of the next head arrived during this request, or with it.
+        head_monitor.http1_record_read(b"GET / HTTP/1.1\r\n\r\nGET");
         let head = timer.sleep(TIME);
         assert!(has_begun(&[]));
         drop(head);
-        watch.http1_record_read(b"GET / HTTP/1.1\r\n\r");
-        watch.http1_record_read(b"\n");
+        head_monitor.http1_record_read(b"GET / HTTP/1.1\r\n\r");
+        head_monitor.http1_record_read(b"\n");
         let _head = timer.sleep(TIME);
         assert!(!has_begun(&[]), "nothing is behind it");
         assert!(

@@ -1,10 +1,13 @@
-//! The streams below the HTTP libraries: what is read is looked over, and some of it is answered without them.
+//! The streams below the HTTP library: they inspect what is read, and write some responses
+//! themselves.
 //!
-//! A request of which the head is not complete is nothing to the library. Where weir ends it, the answer (or on HTTP/2 the reason)
-//! is written here, below the library, which then finds the stream at its end.
+//! The library does not report a request with an incomplete head. If weir rejects such a request,
+//! the stream writes the response (or the GOAWAY on HTTP/2) itself, and the library then reads the
+//! end of the stream.
 //!
-//! The HTTP/1.1 library answers a head that it cannot parse with a bare status line. That answer is swallowed here, and weir's own is
-//! written when the library has said what is wrong, as the connection's result.
+//! The HTTP/1.1 library responds to a head that it cannot parse with a bare status line. The stream
+//! suppresses that response. weir's own is written when the library has returned the reason as the
+//! result of the connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -26,35 +29,38 @@ use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::pipeline::reject::rejection::RequestRejection;
+use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::FrameScanner;
 use crate::server::connection::frame_scanner::IncompleteBlock;
 use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::IncompleteHeadError;
 use crate::server::connection::write_backpressure::UnwrittenBytes;
-use crate::server::worker::ConnectionGuard;
 
-/// What is read at a time of what nobody wants any more.
+/// The size of the buffer for bytes that are read and discarded.
 const DISCARD_BUFFER: usize = 4 << 10;
 
-/// An empty line, and the line break before it.
+/// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// HTTP/2's GOAWAY (RFC 9113, 6.8) and its reason for who is too much: ENHANCE_YOUR_CALM.
+/// HTTP/2's GOAWAY (RFC 9113, 6.8), and its reason for a client that exceeds a limit:
+/// ENHANCE_YOUR_CALM.
 const GOAWAY: u8 = 7;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-/// A connection whose bytes are looked over as they are read, and of which it is known whether some wait to be written.
+/// The stream of an HTTP/1.1 connection. It inspects the bytes that are read, and tracks whether
+/// bytes wait to be written.
 pub(in crate::server) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
     pub(in crate::server) stream: S,
     pub(in crate::server) target_fragments: Arc<TargetFragments>,
     pub(in crate::server) requests: Arc<RequestCount>,
     pub(in crate::server) head_monitor: Arc<HeadMonitor>,
     pub(in crate::server) unwritten_bytes: Arc<UnwrittenBytes>,
-    /// What is left to write of weir's answer to a head that is incomplete or cannot be parsed.
+    /// The unwritten part of weir's response to a head that is incomplete or cannot be parsed.
     pub(in crate::server) rejection_response: Option<Vec<u8>>,
-    /// Whether the library's answer to a head that it cannot parse was swallowed.
+    /// Whether the library's response to a head that it cannot parse was suppressed.
     pub(in crate::server) response_suppressed: bool,
-    /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
+    /// Held by the stream, since the stream outlives HTTP after a protocol upgrade: a tunnel is an
+    /// open connection, too.
     pub(in crate::server) _guard: H,
 }
 
@@ -73,65 +79,70 @@ impl<S, H> InspectedStream<S, H> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
-    /// Answers a head of which the library's answer was swallowed, and ends the connection.
+    /// Writes the response to a head for which the library's response was suppressed, and ends the
+    /// connection.
     ///
     /// # Errors
-    /// The connection is over, as it is afterwards in any case.
-    pub(in crate::server) async fn reject(&mut self, refusal: &RequestRejection) -> io::Result<()> {
-        self.rejection_response = Some(raw_response(refusal));
+    /// Always: the connection is over, whether the response was written or not.
+    pub(in crate::server) async fn reject(
+        &mut self,
+        rejection: &RequestRejection,
+    ) -> io::Result<()> {
+        self.rejection_response = Some(raw_response(rejection));
         poll_fn(|cx| self.poll_write_rejection(cx)).await
     }
 
-    /// Answers a head that is not complete. Where the end of an answer before is not written, this one is left out: it would stand
-    /// within that.
+    /// Rejects an incomplete head. The response is left out if the end of the previous response is
+    /// not written, since it would become part of that one.
     fn poll_reject_incomplete(
         &mut self,
         cx: &mut Context<'_>,
-        fault: IncompleteHeadError,
+        error: IncompleteHeadError,
     ) -> Poll<io::Result<()>> {
         if self.rejection_response.is_none() {
             if self.requests.write_pending() {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
             }
-            let refusal = match fault {
+            let rejection = match error {
                 IncompleteHeadError::Timeout => RequestRejection::HeadTimeout,
                 IncompleteHeadError::BudgetExceeded => RequestRejection::HeadBudgetExhausted,
             };
-            self.rejection_response = Some(raw_response(&refusal));
+            self.rejection_response = Some(raw_response(&rejection));
         }
         self.poll_write_rejection(cx)
     }
 
-    /// Writes the answer, ends this direction, and passes over what still comes: a connection that is closed before all of it was
-    /// read is reset, and its client might not see the answer.
+    /// Writes the response, shuts down the write half, and discards what is still read. If a
+    /// connection is closed before all data is read, the kernel resets it, and the client might not
+    /// receive the response.
     fn poll_write_rejection(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let over = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        while let Some(left) = self
+        let aborted = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        while let Some(remaining) = self
             .rejection_response
             .as_mut()
-            .filter(|left| !left.is_empty())
+            .filter(|remaining| !remaining.is_empty())
         {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, remaining))?;
             if written == 0 {
-                return over();
+                return aborted();
             }
-            left.drain(..written);
+            remaining.drain(..written);
         }
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         loop {
-            let mut passed_over = [0; DISCARD_BUFFER];
-            let mut buffer = ReadBuf::new(&mut passed_over);
+            let mut discarded = [0; DISCARD_BUFFER];
+            let mut buffer = ReadBuf::new(&mut discarded);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
             if buffer.filled().is_empty() {
-                return over();
+                return aborted();
             }
         }
     }
 }
 
 impl<S, H> InspectedStream<S, H> {
-    /// Whether this is the library's answer to a head that it cannot parse. It is the only thing that the library writes while it
-    /// waits for a head and nothing before is unwritten.
+    /// Whether this is the library's response to a head that it cannot parse. While the library
+    /// waits for a head and nothing is unwritten, it writes nothing else.
     fn suppress_response(&mut self, written: &[u8]) -> bool {
         self.response_suppressed = written.starts_with(b"HTTP/1.1 4")
             && written.ends_with(END_OF_HEAD)
@@ -141,18 +152,19 @@ impl<S, H> InspectedStream<S, H> {
     }
 }
 
-/// An answer that is written without the library, after which the connection ends.
-fn raw_response(refusal: &RequestRejection) -> Vec<u8> {
-    let code = refusal.code();
-    let status = refusal.status();
-    let again = status.as_ref().ok().and_then(|s| s.retry_after_seconds);
+/// A response that is written without the library. The connection ends after it.
+fn raw_response(rejection: &RequestRejection) -> Vec<u8> {
+    let code = rejection.code();
+    let status = rejection.status();
+    let retry_after = status.as_ref().ok().and_then(|s| s.retry_after_seconds);
     let (content_type, body) = match status {
         Ok(status) => ("application/json", status.to_json()),
         Err(text) => ("text/plain; charset=utf-8", text),
     };
-    let again = again.map_or_else(String::new, |seconds| format!("Retry-After: {seconds}\r\n"));
+    let retry_after =
+        retry_after.map_or_else(String::new, |seconds| format!("Retry-After: {seconds}\r\n"));
     let head = format!(
-        "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nCache-Control: no-cache, private\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{again}Content-Length: {}\r\n\r\n",
+        "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nCache-Control: no-cache, private\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{retry_after}Content-Length: {}\r\n\r\n",
         code.as_str(),
         code.canonical_reason().unwrap_or_default(),
         body.len(),
@@ -166,8 +178,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Err(fault) = self.head_monitor.http1_before_read() {
-            return self.poll_reject_incomplete(cx, fault);
+        if let Err(error) = self.head_monitor.http1_before_read() {
+            return self.poll_reject_incomplete(cx, error);
         }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
@@ -218,13 +230,13 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for InspectedStream<S, H> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.response_suppressed {
-            return Poll::Ready(Ok(())); // weir's answer is still to come
+            return Poll::Ready(Ok(())); // weir's response is written later
         }
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
-/// The stream of an HTTP/2 connection, whose frames are looked over as they are read.
+/// The stream of an HTTP/2 connection. It scans the frames that are read.
 #[derive(Debug)]
 pub(in crate::server) struct Http2InspectedStream<S> {
     stream: S,
@@ -233,12 +245,13 @@ pub(in crate::server) struct Http2InspectedStream<S> {
     last_stream_id: Arc<LastStreamId>,
 }
 
-/// The last stream of an HTTP/2 connection whose header block is complete.
+/// The highest stream id of an HTTP/2 connection with a complete header block.
 #[derive(Debug, Default)]
 pub(in crate::server) struct LastStreamId(AtomicU32);
 
 impl LastStreamId {
-    /// The frame that tells a client to go away because it is too much: streams after the last one were not looked at.
+    /// The GOAWAY frame for a client that exceeds a limit. Streams after the last one were not
+    /// processed.
     pub(in crate::server) fn goaway_frame(&self) -> Vec<u8> {
         let last = self.0.load(Ordering::Relaxed).to_be_bytes();
         let payload = [last, ENHANCE_YOUR_CALM.to_be_bytes()].concat();
@@ -248,17 +261,17 @@ impl LastStreamId {
 }
 
 impl<S> Http2InspectedStream<S> {
-    /// Of a connection on which nothing has been read.
+    /// The stream of a new connection.
     pub(in crate::server) fn new(
         stream: S,
-        heads: &Arc<HeadMonitor>,
-        last_stream: &Arc<LastStreamId>,
+        head_monitor: &Arc<HeadMonitor>,
+        last_stream_id: &Arc<LastStreamId>,
     ) -> Self {
         Self {
             stream,
             scanner: FrameScanner::new(),
-            head_monitor: Arc::clone(heads),
-            last_stream_id: Arc::clone(last_stream),
+            head_monitor: Arc::clone(head_monitor),
+            last_stream_id: Arc::clone(last_stream_id),
         }
     }
 
@@ -273,7 +286,7 @@ impl<S> Http2InspectedStream<S> {
             .record_decoded(self.scanner.completed_block_bytes() - complete);
         let last = self.scanner.last_stream_id();
         self.last_stream_id.0.store(last, Ordering::Relaxed);
-        // The next one may have begun with the same read: it has a time of its own.
+        // The same read may have started the next block, which has its own timeout.
         let is_same =
             self.scanner.incomplete().is_some() && before == Some(self.scanner.completed_units());
         if before.is_some() && !is_same {
@@ -300,7 +313,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
             // The library's buffer may have grown by doubling for the frame.
             let memory = header_block_memory(decoded).saturating_add(2 * frame);
             if self.head_monitor.record_incomplete(memory).is_err() {
-                return Poll::Pending; // who waits for the fault ends the connection
+                return Poll::Pending; // `wait_for_error` ends the connection
             }
         }
         let before = buffer.filled().len();
@@ -369,11 +382,12 @@ mod tests {
                 .unwrap();
             far.write_all(&[0; BLOCK]).await.unwrap();
         }
-        let heads = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
-        let mut stream = Http2InspectedStream::new(near, &heads, &Arc::default());
+        let head_monitor =
+            HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
+        let mut stream = Http2InspectedStream::new(near, &head_monitor, &Arc::default());
         let whole = PREFACE_LENGTH + HEADS * (BLOCK + 9);
         let reads = AtomicU32::new(0);
-        let mut reading = pin!(heads.with_block_limit(async {
+        let mut reading = pin!(head_monitor.with_block_limit(async {
             let mut all = 0;
             while all < whole {
                 all += stream.read(&mut [0; BLOCK]).await.unwrap();
@@ -395,7 +409,7 @@ mod tests {
     /// A HEADERS frame with END_HEADERS, cut in two.
     fn halves(stream: u8) -> ([u8; 14], [u8; 5]) {
         let mut head = [0; 14];
-        head[2] = 10; // its length
+        head[2] = 10; // length
         head[3] = 1; // HEADERS
         head[4] = 4; // END_HEADERS
         head[8] = stream;
@@ -406,8 +420,8 @@ mod tests {
     async fn a_head_that_begins_in_the_same_read_as_the_end_of_another_has_its_own_timeout() {
         const TIME: Duration = Duration::from_secs(10);
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let heads = HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None);
-        let mut scanned = Http2InspectedStream::new(near, &heads, &Arc::default());
+        let head_monitor = HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None);
+        let mut scanned = Http2InspectedStream::new(near, &head_monitor, &Arc::default());
         let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
         let sending = async {
             let ((first, rest), (next, _)) = (halves(1), halves(3));
@@ -417,7 +431,10 @@ mod tests {
             tokio::time::sleep(TIME / 2).await;
             far.write_all(&[&rest[..], &next].concat()).await.unwrap();
             let second_began = Clock.now();
-            assert_eq!(heads.wait_for_error().await, IncompleteHeadError::Timeout);
+            assert_eq!(
+                head_monitor.wait_for_error().await,
+                IncompleteHeadError::Timeout
+            );
             assert_eq!(Clock.now() - second_began, TIME);
         };
         tokio::select! {

@@ -1,8 +1,17 @@
-//! One client's connection: the TLS handshake, HTTP/1.1 or HTTP/2, and its end.
+//! One client connection: the TLS handshake, HTTP/1.1 or HTTP/2, and its end.
 //!
-//! HTTP's settings are set on purpose, after kube-apiserver's own; where the library cannot be told apart what Go can,
-//! the constant says so. A panic ends one request.
+//! The HTTP settings follow kube-apiserver's. Where hyper cannot distinguish what Go's server can,
+//! the constant says so. A panic ends one request only.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `connection_guard` `frame_scanner` `head_monitor` |
+//! | 1 | `idle_timeout` `rare_events` `stream_executor` `write_backpressure` |
+//! | 2 | `inspected_stream` |
 
+pub(in crate::server) mod connection_guard;
 pub(in crate::server) mod frame_scanner;
 pub(in crate::server) mod head_monitor;
 pub(in crate::server) mod idle_timeout;
@@ -51,17 +60,17 @@ use crate::drain::DrainStage;
 use crate::identity::PeerCertificate;
 use crate::io::TcpIo;
 use crate::metrics::GaugeGuard;
-use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
+use crate::pipeline::connection::peer::BodyDrainSlots;
+use crate::pipeline::connection::peer::HoldState;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::connection::target_fragments::TargetFragments;
-use crate::pipeline::reject::BodyDrainSlots;
-use crate::pipeline::reject::delay::HoldState;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::reject::rejection::StatusEncoding;
 use crate::pipeline::response::body::Body;
-use crate::server::ServerMetrics;
+use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::HeadTimer;
@@ -78,52 +87,57 @@ use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_queue::HandshakeQueue;
 use crate::server::keepalive;
+use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::proxy_protocol;
-use crate::server::worker::ConnectionGuard;
 use crate::write_coalescing::coalesce_writes;
 
-/// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
+/// The longest handshake: enough for two lost packets. Go's server uses `ReadHeaderTimeout`, which
+/// is no shorter for a well-behaved client.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a handshake keeps its turn: what it takes of the cores is a few milliseconds.
+/// How long a handshake keeps its permit. The CPU time of a handshake is a few milliseconds.
 const HANDSHAKE_PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Go's `http.DefaultMaxHeaderBytes`.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
-/// Most headers of an HTTP/1.1 request: a thousand `Impersonate-Group` and the usual ones. Upstream counts bytes only.
+/// The most headers of an HTTP/1.1 request: a thousand `Impersonate-Group` and the usual ones.
+/// Upstream limits the bytes only.
 const MAX_HTTP1_HEADERS: usize = 1100;
 
-/// Read buffer of an HTTP/1.1 connection at its largest: a head must fit.
+/// The largest read buffer of an HTTP/1.1 connection in bytes: a request head must fit.
 const MAX_HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 
-/// kube-apiserver's own for an upload.
+/// The window of a stream in bytes: kube-apiserver's for uploads.
 const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
 
-/// How long a client whose HTTP/2 connection was quiet for too long has for the end of what it has not read: an answer counts
-/// as over when its last bytes are the connection's. It can begin no more, and one that has nothing left goes at once.
+/// How long an idle HTTP/2 connection stays open after its GOAWAY while its client still reads
+/// responses. A response counts as complete when its last bytes have been handed to the connection.
+/// The client can start no more requests, and a connection without unread data closes at once.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long a client has to take the answer or the GOAWAY with which its connection ends (Go's `rstAvoidanceDelay` is 0.5 s).
+/// How long a client has to read the final response or the GOAWAY of its connection (Go's
+/// `rstAvoidanceDelay` is 0.5 s).
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What HTTP/2 allows of a window.
+/// The largest window that HTTP/2 allows, in bytes.
 const MAX_HTTP2_WINDOW: u32 = (1 << 31) - 1;
 
-/// What an answer may have in memory that its client does not take: its end gives its seat back, so that nothing else bounds
-/// it.
+/// The send buffer of a stream in bytes, which limits the memory of a response that its client does
+/// not read. Nothing else limits it, since the end of a response releases its seat.
 const HTTP2_SEND_BUFFER: usize = 64 << 10;
 
-/// Streams that a client gave up before weir came to them: more, and its connection ends (CVE-2023-44487).
+/// The most streams that a client has reset before weir accepted them. With more, the connection is
+/// closed (CVE-2023-44487).
 const MAX_PENDING_RESET_STREAMS: usize = 1000;
 
 /// What all connections of a worker share.
 #[derive(Debug)]
 pub struct ConnectionContext {
-    /// What answers.
+    /// Handles the requests.
     pub pipeline: Arc<Pipeline>,
-    /// When to end.
+    /// The stages of the shutdown.
     pub drain: Arc<Drain>,
     /// `--http2-max-streams-per-connection`.
     pub max_streams: u32,
@@ -131,15 +145,15 @@ pub struct ConnectionContext {
     pub trusted_proxies: Arc<[IpNet]>,
     /// `--proxy-protocol`.
     pub proxy_protocol: bool,
-    /// Whose handshake may go on.
+    /// The queue for TLS handshakes.
     pub handshake_queue: Arc<HandshakeQueue>,
     /// `--goaway-chance`, 0 to 0.02.
     pub goaway_chance: f64,
-    /// `--request-header-timeout`; zero is none.
+    /// `--request-header-timeout`; zero is no timeout.
     pub header_timeout: Duration,
     /// `--http2-max-resets-per-second`; 0 is no limit.
     pub max_resets_per_second: u32,
-    /// What is counted.
+    /// The metrics of the server.
     pub metrics: ServerMetrics,
 }
 
@@ -150,38 +164,40 @@ impl ConnectionContext {
     }
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it is closed.
 pub async fn serve(
     tcp: TcpStream,
     mut address: SocketAddr,
-    (held, mut newcomer): (ConnectionGuard, PendingHandshakeGuard),
+    guard: ConnectionGuard,
+    mut pending_guard: PendingHandshakeGuard,
     tls: TlsAcceptor,
-    serving: Arc<ConnectionContext>,
+    context: Arc<ConnectionContext>,
 ) {
-    let displaced = newcomer.wait_for_eviction();
-    let connected = address;
-    let shaking = handshake(tcp, &mut address, &mut newcomer, &tls, &serving);
-    let shaken = tokio::select! {
+    let evicted = pending_guard.wait_for_eviction();
+    let peer_address = address;
+    let handshaking = handshake(tcp, &mut address, &mut pending_guard, &tls, &context);
+    let result = tokio::select! {
         biased;
-        shaken = timeout(HANDSHAKE_TIMEOUT, shaking) => shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-        () = displaced => Err(io::Error::other("somebody with fewer connections needs the place")),
+        result = timeout(HANDSHAKE_TIMEOUT, handshaking) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        () = evicted => Err(io::Error::other("somebody with fewer connections needs the place")),
     };
-    let stream = match shaken {
+    let stream = match result {
         Ok(stream) => stream,
         Err(why) => {
-            serving.metrics.handshake_errors.inc();
+            context.metrics.handshake_errors.inc();
             debug!(client = %address, %why, "TLS handshake error");
-            drop(held);
-            return drop(newcomer); // now there is room
+            drop(guard);
+            return drop(pending_guard); // this completes an eviction
         }
     };
-    drop(newcomer);
+    drop(pending_guard);
     let (_, session) = stream.get_ref();
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
     let fragments = Arc::new(TargetFragments::default());
-    // A client that a proxy names speaks for itself, wherever it is: whoever passes its bytes on does not look at its headers.
-    let trusted = address == connected && serving.is_trusted_proxy(connected);
+    // An address from the PROXY protocol is the client's, even if it is in `--trusted-proxies`: the
+    // proxy passes bytes on without checking identity headers.
+    let trusted = address == peer_address && context.is_trusted_proxy(peer_address);
     let peer = Arc::new(Peer {
         address,
         connection_id: fastrand::u64(..),
@@ -190,59 +206,60 @@ pub async fn serve(
         unverified_user: OnceLock::new(),
         target_fragments: Arc::clone(&fragments),
         hold_state: HoldState::new(if http2 {
-            usize::try_from(serving.max_streams).unwrap_or(usize::MAX)
+            usize::try_from(context.max_streams).unwrap_or(usize::MAX)
         } else {
             1
         }),
         body_drain_slots: BodyDrainSlots::default(),
     });
-    let open = GaugeGuard::new(serving.metrics.open_connections.clone());
-    let budget = &serving.pipeline.head_budget;
-    let heads = HeadMonitor::new(serving.header_timeout, budget, peer.source_network());
+    let open = GaugeGuard::new(context.metrics.open_connections.clone());
+    let budget = &context.pipeline.head_budget;
+    let head_monitor = HeadMonitor::new(context.header_timeout, budget, peer.source_network());
     if http2 {
-        serve_http2(stream, peer, &heads, &serving).await;
-        drop((held, open));
+        serve_http2(stream, peer, &head_monitor, &context).await;
+        drop((guard, open));
     } else {
         let stream = InspectedStream {
             stream,
             target_fragments: fragments,
             requests: Arc::default(),
-            head_monitor: heads,
+            head_monitor,
             unwritten_bytes: Arc::default(),
             rejection_response: None,
             response_suppressed: false,
-            _guard: (held, open),
+            _guard: (guard, open),
         };
-        serve_http1(stream, peer, &serving).await;
+        serve_http1(stream, peer, &context).await;
     }
 }
 
-/// The TLS handshake, when its turn has come; `address` becomes the client's where a proxy tells it.
+/// Performs the TLS handshake once there is a permit for it. A PROXY header sets `address` to the
+/// client's.
 async fn handshake(
     mut tcp: TcpStream,
     address: &mut SocketAddr,
-    newcomer: &mut PendingHandshakeGuard,
+    pending_guard: &mut PendingHandshakeGuard,
     tls: &TlsAcceptor,
-    serving: &ConnectionContext,
+    context: &ConnectionContext,
 ) -> io::Result<TlsStream<TcpIo>> {
-    let mut origin = ConnectionSource::from_address(address.ip());
-    if serving.is_trusted_proxy(*address) {
-        origin = ConnectionSource::TrustedProxy(address.ip());
-        if serving.proxy_protocol
+    let mut source = ConnectionSource::from_address(address.ip());
+    if context.is_trusted_proxy(*address) {
+        source = ConnectionSource::TrustedProxy(address.ip());
+        if context.proxy_protocol
             && let Some(client) = proxy_protocol::read_client_address(&mut tcp).await?
         {
             *address = client;
-            origin = ConnectionSource::from_address(client.ip());
-            newcomer.set_source(origin);
+            source = ConnectionSource::from_address(client.ip());
+            pending_guard.set_source(source);
         }
     }
-    tcp.readable().await?; // who says nothing takes no turn
-    let turn = serving.handshake_queue.acquire(origin).await;
-    let turn = turn.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
+    tcp.readable().await?; // a silent client takes no permit
+    let permit = context.handshake_queue.acquire(source).await;
+    let permit = permit.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
     let mut accepting = pin!(tls.accept(TcpIo::new(tcp, ())));
     tokio::select! {
-        shaken = accepting.as_mut() => return shaken,
-        () = tokio::time::sleep(HANDSHAKE_PERMIT_TIMEOUT) => drop(turn), // it waits for its peer, not for us
+        result = accepting.as_mut() => return result,
+        () = tokio::time::sleep(HANDSHAKE_PERMIT_TIMEOUT) => drop(permit), // it waits for its peer, not for the CPU
     }
     accepting.await
 }
@@ -250,167 +267,175 @@ async fn handshake(
 async fn serve_http1(
     stream: InspectedStream<TlsStream<TcpIo>>,
     peer: Arc<Peer>,
-    serving: &Arc<ConnectionContext>,
+    context: &Arc<ConnectionContext>,
 ) {
     let requests = Arc::clone(&stream.requests);
-    let heads = Arc::clone(&stream.head_monitor);
-    let pace = Arc::<UnwrittenBytes>::clone(&stream.unwritten_bytes);
+    let head_monitor = Arc::clone(&stream.head_monitor);
+    let unwritten_bytes = Arc::<UnwrittenBytes>::clone(&stream.unwritten_bytes);
     let service = service_fn(|request: Request<Incoming>| {
-        heads.http1_record_request(!request.body().is_end_stream());
-        let pace = Arc::clone(&pace);
-        let answered = respond(Arc::clone(serving), Arc::clone(&peer), &requests, request);
-        answered.map_ok(|answer| answer.map(|body| BackpressureBody::new(body, pace)))
+        head_monitor.http1_record_request(!request.body().is_end_stream());
+        let unwritten_bytes = Arc::clone(&unwritten_bytes);
+        let response = respond(Arc::clone(context), Arc::clone(&peer), &requests, request);
+        response
+            .map_ok(|response| response.map(|body| BackpressureBody::new(body, unwritten_bytes)))
     });
     let mut connection = http1::Builder::new()
-        .timer(HeadTimer::new(&heads))
-        .header_read_timeout(serving.header_timeout) // the timer makes nothing of it
+        .timer(HeadTimer::new(&head_monitor))
+        .header_read_timeout(context.header_timeout) // ignored by `HeadTimer`
         .max_headers(MAX_HTTP1_HEADERS)
         .max_buf_size(MAX_HTTP1_BUFFER)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let end = pin!(async {
         tokio::select! {
-            fault = heads.wait_for_error() => ClientCloseReason::IncompleteHead(fault),
+            error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
-            () = serving.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
+            () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
         }
     });
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
     if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
         Pin::new(&mut connection).graceful_shutdown();
-        let fault = pin!(
-            heads
+        let error = pin!(
+            head_monitor
                 .wait_for_error()
                 .map(ClientCloseReason::IncompleteHead)
         );
-        first = poll_with_rare_event(Pin::new(&mut connection), fault).await;
+        first = poll_with_rare_event(Pin::new(&mut connection), error).await;
     }
     let end = match first {
-        FirstReady::Main(ended) => {
+        FirstReady::Main(result) => {
             let stream = connection.into_parts().map(|parts| parts.io.into_inner());
-            // In a box, so that a connection does not hold room for its stream twice.
-            return Box::pin(finish_http1(&peer, serving, ended, stream)).await;
+            // Boxed, so that a connection does not reserve memory for its stream twice.
+            return Box::pin(finish_http1(&peer, context, result, stream)).await;
         }
         FirstReady::Rare(end) => end,
     };
-    record_close(&peer, serving, end);
+    record_close(&peer, context, end);
     if matches!(end, ClientCloseReason::IncompleteHead(_)) {
-        // The stream answers, when the library reads it again.
+        // The stream writes the response when the library reads from it again.
         let _ = timeout(LINGER_TIMEOUT, Pin::new(&mut connection)).await;
     }
 }
 
-/// The library has ended; the stream is not there if it changed its protocol. The stream may have refused a head and come to its end
-/// in one step, before that was heard of, or swallowed the library's answer to a head that cannot be parsed.
+/// Finishes a connection after the library has. `stream` is `None` if the protocol has changed. The
+/// stream may have rejected an incomplete head and ended before `wait_for_error` was polled, or
+/// have suppressed the library's response to a head that cannot be parsed.
 async fn finish_http1(
     peer: &Peer,
-    serving: &ConnectionContext,
-    ended: Result<(), hyper::Error>,
+    context: &ConnectionContext,
+    result: Result<(), hyper::Error>,
     stream: Option<InspectedStream<TlsStream<TcpIo>>>,
 ) {
     if let Some(mut stream) = stream {
-        if let Some(fault) = stream.head_monitor.error() {
-            record_close(peer, serving, ClientCloseReason::IncompleteHead(fault));
+        if let Some(error) = stream.head_monitor.error() {
+            record_close(peer, context, ClientCloseReason::IncompleteHead(error));
         } else if stream.response_suppressed
-            && let Err(why) = &ended
+            && let Err(why) = &result
         {
             let why = InvalidHead::from_parse_error(why.to_string());
-            let refusal = serving.pipeline.reject_unparsed(peer, why);
-            let _ = timeout(LINGER_TIMEOUT, stream.reject(&refusal)).await;
+            let rejection = context.pipeline.reject_unparsed(peer, why);
+            let _ = timeout(LINGER_TIMEOUT, stream.reject(&rejection)).await;
         }
     }
-    log_connection_error(peer, ended);
+    log_connection_error(peer, result);
 }
 
 async fn serve_http2(
     stream: TlsStream<TcpIo>,
     peer: Arc<Peer>,
-    heads: &Arc<HeadMonitor>,
-    serving: &Arc<ConnectionContext>,
+    head_monitor: &Arc<HeadMonitor>,
+    context: &Arc<ConnectionContext>,
 ) {
     let go_away = Arc::new(Notify::new());
-    let told_at = serving.drain.close_stage();
+    let close_stage = context.drain.close_stage();
     let requests = Arc::new(RequestCount::with_reset_limit(
-        serving.max_resets_per_second,
+        context.max_resets_per_second,
         Clock.now(),
     ));
     let service = service_fn(|request| {
-        if serving.goaway_chance > 0.0 && fastrand::f64() < serving.goaway_chance {
+        if context.goaway_chance > 0.0 && fastrand::f64() < context.goaway_chance {
             go_away.notify_one();
         }
-        respond(Arc::clone(serving), Arc::clone(&peer), &requests, request)
+        respond(Arc::clone(context), Arc::clone(&peer), &requests, request)
     });
     keepalive::enable_http2(stream.get_ref().0.tcp());
     let last_stream = Arc::<LastStreamId>::default();
-    let (stream, cork) = coalesce_writes(Http2InspectedStream::new(stream, heads, &last_stream));
-    // In a box, so that it can be dropped, and its requests with it, before the connection is closed.
+    let stream = Http2InspectedStream::new(stream, head_monitor, &last_stream);
+    let (stream, coalescer) = coalesce_writes(stream);
+    // Boxed, so that it can be dropped with its requests before the connection is closed.
     let mut connection = Box::pin(
-        http2_builder(StreamExecutor(Arc::clone(&requests)), serving)
+        http2_builder(StreamExecutor(Arc::clone(&requests)), context)
             .serve_connection(TokioIo::new(stream), service),
     );
     let preface = u64::try_from(PREFACE_LENGTH).unwrap_or(u64::MAX);
     let end = pin!(async {
         tokio::select! {
-            () = cork.insufficient_read(preface, HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
+            () = coalescer.insufficient_read(preface, HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
-            () = serving.drain.reached(told_at) => ClientCloseReason::Drain,
+            () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = go_away.notified() => ClientCloseReason::Drain,
-            end = wait_for_client_violation(heads, &requests) => end,
+            end = wait_for_client_violation(head_monitor, &requests) => end,
         }
     });
-    let driven = heads.with_block_limit(cork.drive(connection.as_mut()));
+    let driven = head_monitor.with_block_limit(coalescer.drive(connection.as_mut()));
     let first = poll_with_rare_event(pin!(driven), end).await;
     let mut end = match first {
-        FirstReady::Main(ended) => return log_connection_error(&peer, ended),
+        FirstReady::Main(result) => return log_connection_error(&peer, result),
         FirstReady::Rare(end) => end,
     };
     if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
-        record_close(&peer, serving, end);
+        record_close(&peer, context, end);
         connection.as_mut().graceful_shutdown();
-        let farewell = if end == ClientCloseReason::Idle {
+        let drain_timeout = if end == ClientCloseReason::Idle {
             DRAIN_TIMEOUT
         } else {
             Duration::MAX
         };
-        let leaving = pin!(heads.with_block_limit(cork.drive(connection.as_mut())));
-        let too_much = pin!(wait_for_client_violation(heads, &requests));
-        let leaving = poll_with_rare_event(leaving, too_much);
-        end = match timeout(farewell, leaving).await {
-            Ok(FirstReady::Main(ended)) => return log_connection_error(&peer, ended),
+        let draining = pin!(head_monitor.with_block_limit(coalescer.drive(connection.as_mut())));
+        let violation = pin!(wait_for_client_violation(head_monitor, &requests));
+        let draining = poll_with_rare_event(draining, violation);
+        end = match timeout(drain_timeout, draining).await {
+            Ok(FirstReady::Main(result)) => return log_connection_error(&peer, result),
             Ok(FirstReady::Rare(end)) => end,
             Err(_) => return,
         };
     }
-    record_close(&peer, serving, end);
+    record_close(&peer, context, end);
     if end != ClientCloseReason::Silence {
         drop(connection);
-        let _ = timeout(LINGER_TIMEOUT, cork.finish(&last_stream.goaway_frame())).await;
+        let goaway = last_stream.goaway_frame();
+        let _ = timeout(LINGER_TIMEOUT, coalescer.finish(&goaway)).await;
     }
 }
 
-/// Comes when a client is too much for its HTTP/2 connection to go on. Cancel safety: nothing is lost.
+/// Completes when the client violates a limit so that its HTTP/2 connection has to be closed.
+///
+/// # Cancel safety
+/// Nothing is lost.
 async fn wait_for_client_violation(
-    heads: &HeadMonitor,
+    head_monitor: &HeadMonitor,
     requests: &RequestCount,
 ) -> ClientCloseReason {
     tokio::select! {
-        fault = heads.wait_for_error() => ClientCloseReason::IncompleteHead(fault),
+        error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
         () = requests.reset_limit_exceeded() => ClientCloseReason::TooManyResets,
     }
 }
 
 fn http2_builder(
     streams: StreamExecutor,
-    serving: &ConnectionContext,
+    context: &ConnectionContext,
 ) -> http2::Builder<StreamExecutor> {
     let mut builder = http2::Builder::new(streams);
     builder
-        .max_concurrent_streams(serving.max_streams)
+        .max_concurrent_streams(context.max_streams)
         .max_header_list_size(MAX_HEADER_BYTES)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW)
-        // Room for all streams: uploads that the upstream takes slowly cannot stop the others of their connection.
+        // The window has room for all streams, so that uploads to a slow upstream cannot block the
+        // other streams of their connection.
         .initial_connection_window_size(
-            serving
+            context
                 .max_streams
                 .saturating_mul(HTTP2_STREAM_WINDOW)
                 .min(MAX_HTTP2_WINDOW),
@@ -423,20 +448,20 @@ fn http2_builder(
 /// Why weir ends a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientCloseReason {
-    /// Nothing was said on it.
+    /// The client has sent nothing.
     Silence,
-    /// Nothing has been asked on it for a long time.
+    /// The connection has had no request for a long time.
     Idle,
-    /// Its requests are to be finished, and no more begun.
+    /// The active requests finish, and no new ones start.
     Drain,
-    /// A request's head is incomplete.
+    /// The head of a request was not complete in time or too large.
     IncompleteHead(IncompleteHeadError),
-    /// Too many of its requests were cancelled.
+    /// The client has reset too many requests.
     TooManyResets,
 }
 
 impl ClientCloseReason {
-    /// The word of the metric; `None` for what is no fault of the client's.
+    /// The value of the metric's label; `None` if the client did not cause the close.
     const fn metric_label(self) -> Option<&'static str> {
         Some(match self {
             Self::Silence => "silence",
@@ -449,9 +474,9 @@ impl ClientCloseReason {
     }
 }
 
-fn record_close(peer: &Peer, serving: &ConnectionContext, end: ClientCloseReason) {
+fn record_close(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason) {
     if let Some(reason) = end.metric_label() {
-        serving
+        context
             .metrics
             .closed_connections
             .with_label_values(&[reason])
@@ -460,41 +485,41 @@ fn record_close(peer: &Peer, serving: &ConnectionContext, end: ClientCloseReason
     }
 }
 
-/// In boxes: the library moves what it is given several times on its way into a task. The request is under way to the end of its
-/// answer.
+/// Handles a request. It counts as in flight until the end of its response. The futures are boxed,
+/// since the library moves them several times on their way into a task.
 fn respond(
-    serving: Arc<ConnectionContext>,
+    context: Arc<ConnectionContext>,
     peer: Arc<Peer>,
     requests: &Arc<RequestCount>,
     request: Request<Incoming>,
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>> + use<>>> {
-    let (begun, unfinished) = (requests.start(), requests.reset_guard());
+    let (in_flight, reset_guard) = (requests.start(), requests.reset_guard());
     let (head, body) = request.into_parts();
     let http1 = head.version < Version::HTTP_2;
     let head = Box::new(head);
     Box::pin(async move {
-        let handled = AssertUnwindSafe(serving.pipeline.handle(&peer, head, body));
-        let answered = begun.track(pin!(handled.catch_unwind())).await;
-        let answer = answered.unwrap_or_else(|_| {
-            serving.metrics.panics.inc();
+        let handled = AssertUnwindSafe(context.pipeline.handle(&peer, head, body));
+        let response = in_flight.track(pin!(handled.catch_unwind())).await;
+        let response = response.unwrap_or_else(|_| {
+            context.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
-            serving
+            context
                 .pipeline
                 .rejection_responses
                 .respond(&RequestRejection::Panic, StatusEncoding::Json)
         });
-        let mut answer = answer.map(|body| body.with_end_guards(begun, unfinished));
-        let ends = http1 && serving.drain.is_draining();
-        if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let mut response = response.map(|body| body.with_end_guards(in_flight, reset_guard));
+        let closes = http1 && context.drain.is_draining();
+        if closes && response.status() != StatusCode::SWITCHING_PROTOCOLS {
             let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(header::CONNECTION, close);
+            response.headers_mut().insert(header::CONNECTION, close);
         }
-        Ok(answer)
+        Ok(response)
     })
 }
 
-fn log_connection_error(peer: &Peer, ended: Result<(), hyper::Error>) {
-    if let Err(why) = ended {
+fn log_connection_error(peer: &Peer, result: Result<(), hyper::Error>) {
+    if let Err(why) = result {
         debug!(client = %peer.address, %why, "connection ended");
     }
 }

@@ -1,7 +1,8 @@
-//! Two futures in one task, of which one hardly ever has anything to say.
+//! Polls two futures in one task, one of which rarely completes.
 //!
-//! A connection wakes for every request; what else may end it (silence, a drain) wakes once in its life. `select!` would ask all of
-//! them each time, and each costs a lock or a timer's look. Here the rare one has a waker of its own, and is asked when that was
+//! A connection is woken for every request. The other reasons to end it (the idle timeout, a drain)
+//! occur once in its life. `select!` would poll all of them at each wake-up, and each poll takes a
+//! lock or reads a timer. Here the rare future has its own waker and is polled only after that was
 //! woken.
 
 use std::future::Future;
@@ -15,36 +16,37 @@ use std::task::Poll;
 use std::task::Wake;
 use std::task::Waker;
 
-/// Which of the two has come.
+/// Which future completed first.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::server) enum FirstReady<M, A> {
     Main(M),
     Rare(A),
 }
 
-/// Runs both until one of them has come; `aside` is asked only when it was woken.
+/// Polls both futures until one of them completes. `rare` is polled only after its waker was woken.
 ///
 /// # Cancel safety
-/// That of the two.
+/// That of the two futures.
 pub(in crate::server) async fn poll_with_rare_event<M: Future, A: Future>(
     mut main: Pin<&mut M>,
-    mut aside: Pin<&mut A>,
+    mut rare: Pin<&mut A>,
 ) -> FirstReady<M::Output, A::Output> {
-    let mut bell: Option<Arc<RareEventWaker>> = None;
+    let mut rare_waker: Option<Arc<RareEventWaker>> = None;
     poll_fn(|cx| {
         let task = cx.waker();
-        let bell = match &mut bell {
-            Some(bell) if bell.task.will_wake(task) => bell,
+        let rare_waker = match &mut rare_waker {
+            Some(rare_waker) if rare_waker.task.will_wake(task) => rare_waker,
             other => other.insert(RareEventWaker::new_woken(task)),
         };
-        // First, so that what has come in is seen before the connection is found to be quiet.
-        if let Poll::Ready(came) = main.as_mut().poll(cx) {
-            return Poll::Ready(FirstReady::Main(came));
+        // Polled first, so that a request that has arrived is seen before the connection is found
+        // idle.
+        if let Poll::Ready(output) = main.as_mut().poll(cx) {
+            return Poll::Ready(FirstReady::Main(output));
         }
-        if bell.take_woken() {
-            let waker = Waker::from(Arc::clone(bell));
-            if let Poll::Ready(came) = aside.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return Poll::Ready(FirstReady::Rare(came));
+        if rare_waker.take_woken() {
+            let waker = Waker::from(Arc::clone(rare_waker));
+            if let Poll::Ready(output) = rare.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Poll::Ready(FirstReady::Rare(output));
             }
         }
         Poll::Pending
@@ -52,7 +54,7 @@ pub(in crate::server) async fn poll_with_rare_event<M: Future, A: Future>(
     .await
 }
 
-/// Says that it was `aside` that was woken.
+/// The waker of the rare future; records that it was woken.
 struct RareEventWaker {
     woken: AtomicBool,
     task: Waker,
@@ -61,12 +63,13 @@ struct RareEventWaker {
 impl RareEventWaker {
     fn new_woken(task: &Waker) -> Arc<Self> {
         Arc::new(Self {
-            woken: AtomicBool::new(true), // it has never been asked by this waker
+            woken: AtomicBool::new(true), // not polled with this waker yet
             task: task.clone(),
         })
     }
 
-    /// Whether it rang since the last time. Looked at before it is written to: it has hardly ever rung.
+    /// Whether it was woken since the last call. It loads before it swaps, since it has rarely been
+    /// woken.
     fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire) && self.woken.swap(false, Ordering::AcqRel)
     }
@@ -93,40 +96,40 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is asked.
+    /// Counts the polls of a future.
     fn count_polls<'a, F: Future + 'a>(
-        asked: &'a Cell<u32>,
+        poll_count: &'a Cell<u32>,
         future: F,
     ) -> impl Future<Output = F::Output> + 'a {
         let mut future = Box::pin(future);
         poll_fn(move |cx| {
-            asked.set(asked.get() + 1);
+            poll_count.set(poll_count.get() + 1);
             future.as_mut().poll(cx)
         })
     }
 
     #[test]
     fn the_rare_future_is_polled_only_when_woken() {
-        let (asked, busy, rare) = (Cell::new(0), Notify::new(), Notify::new());
+        let (poll_count, busy, rare) = (Cell::new(0), Notify::new(), Notify::new());
         let main = pin!(async {
             loop {
                 busy.notified().await;
             }
         });
-        let aside = pin!(count_polls(&asked, async {
+        let rare_future = pin!(count_polls(&poll_count, async {
             rare.notified().await;
             rare.notified().await;
         }));
-        let mut both = pin!(poll_with_rare_event::<_, _>(main, aside));
+        let mut both = pin!(poll_with_rare_event::<_, _>(main, rare_future));
         for _ in 0..5 {
             assert_eq!(both.as_mut().now_or_never(), None::<FirstReady<(), ()>>);
             busy.notify_one();
         }
         // `now_or_never` polls with the same waker each time.
-        assert_eq!(asked.get(), 1);
+        assert_eq!(poll_count.get(), 1);
         rare.notify_one();
         assert_eq!(both.as_mut().now_or_never(), None);
-        assert_eq!(asked.get(), 2);
+        assert_eq!(poll_count.get(), 2);
         rare.notify_one();
         assert_eq!(both.as_mut().now_or_never(), Some(FirstReady::Rare(())));
     }
@@ -137,9 +140,12 @@ mod tests {
         for first in [&busy, &rare] {
             let waking = Arc::clone(first);
             let waking = tokio::spawn(async move { waking.notify_one() });
-            let (main, aside) = (pin!(busy.notified()), pin!(rare.notified()));
-            let came = poll_with_rare_event(main, aside).await;
-            assert_eq!(came == FirstReady::Main(()), Arc::ptr_eq(first, &busy));
+            let (main, rare_future) = (pin!(busy.notified()), pin!(rare.notified()));
+            let first_ready = poll_with_rare_event(main, rare_future).await;
+            assert_eq!(
+                first_ready == FirstReady::Main(()),
+                Arc::ptr_eq(first, &busy)
+            );
             waking.await.unwrap();
         }
     }
@@ -147,13 +153,13 @@ mod tests {
     #[tokio::test]
     async fn the_future_may_move_to_another_task() {
         let rare = Arc::new(Notify::new());
-        let heard = Arc::clone(&rare);
+        let notified = Arc::clone(&rare);
         let mut both = Box::pin(async move {
             let main = pin!(std::future::pending::<()>());
-            let aside = pin!(heard.notified());
-            poll_with_rare_event(main, aside).await
+            let rare_future = pin!(notified.notified());
+            poll_with_rare_event(main, rare_future).await
         });
-        assert_eq!(both.as_mut().now_or_never(), None); // by a waker of nobody
+        assert_eq!(both.as_mut().now_or_never(), None); // with a no-op waker
         let both = tokio::spawn(both);
         rare.notify_one();
         assert_eq!(both.await.unwrap(), FirstReady::Rare(()));

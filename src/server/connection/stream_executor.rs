@@ -1,8 +1,10 @@
-//! Where a stream of an HTTP/2 connection is answered: in a task of its own, or in the connection's while that takes no time.
+//! Where a stream of an HTTP/2 connection runs: in its own task, or in the connection's task if it
+//! completes at once.
 //!
-//! A storm is refusals, and each is there as soon as it is asked for; a task for each would be a good part of what it costs. Where
-//! the last request of a connection was answered like that, the next is asked in the connection's own turn, and becomes a task
-//! if it has to wait after all: so does the first that is forwarded after a refusal.
+//! In a storm most requests are rejected at once, and a task for each would be a considerable part
+//! of its cost. If the last request of a connection completed at once, the next one is first polled
+//! in the connection's task. It becomes a task if it has to wait, as does the first request that is
+//! forwarded after a rejection.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +20,7 @@ use tokio::task::coop::poll_proceed;
 
 use crate::pipeline::connection::request_count::RequestCount;
 
-/// Runs the streams of the connection with these requests.
+/// Runs the streams of the connection whose requests are counted here.
 #[derive(Clone, Debug)]
 pub(in crate::server) struct StreamExecutor(pub(in crate::server) Arc<RequestCount>);
 
@@ -27,17 +29,17 @@ where
     F: Future<Output = ()> + Send + Unpin + 'static,
 {
     fn execute(&self, mut stream: F) {
-        // Nobody is to be woken: who has to wait is asked again, as a task.
+        // No wake-up is needed: a stream that has to wait is polled again as a task.
         let mut context = Context::from_waker(Waker::noop());
         if !self.0.last_was_immediate() || !consume_coop_budget(&mut context) {
             tokio::spawn(stream);
             return;
         }
-        let asked = catch_unwind(AssertUnwindSafe(|| {
+        let polled = catch_unwind(AssertUnwindSafe(|| {
             Pin::new(&mut stream).poll(&mut context)
         }));
-        // A panic ends the stream, as it ends a task, wherever it comes from.
-        if asked.is_ok_and(|answered| answered.is_pending()) {
+        // A panic ends the stream, as it would end a task, wherever it occurs.
+        if polled.is_ok_and(|poll| poll.is_pending()) {
             tokio::spawn(stream);
         } else {
             let _ = catch_unwind(AssertUnwindSafe(move || drop(stream)));
@@ -45,8 +47,9 @@ where
     }
 }
 
-/// Takes one step of what the connection may do in its turn, so that other connections have theirs. Whoever has more than a hundred
-/// streams answered in one leaves none for writing them, which has to wait for the next then.
+/// Takes one unit of the connection's cooperative budget, so that other connections get their
+/// share. If more than a hundred streams complete in one poll, none is left for writing their
+/// responses, which then happens in the next poll.
 fn consume_coop_budget(context: &mut Context<'_>) -> bool {
     match poll_proceed(context) {
         Poll::Ready(step) => {
@@ -70,21 +73,21 @@ mod tests {
 
     use super::*;
 
-    /// Of a connection whose last request was answered at once, or had to wait.
+    /// The executor of a connection whose last request was answered at once, or had to wait.
     fn stream_executor(at_once: bool) -> StreamExecutor {
         let requests = Arc::new(RequestCount::default());
-        let begun = requests.start();
-        let answer = async {
+        let in_flight = requests.start();
+        let response = async {
             if !at_once {
                 pending::<()>().await;
             }
         };
-        let watched = begun.track(pin!(answer)).now_or_never();
-        assert_eq!(watched.is_some(), at_once);
+        let polled = in_flight.track(pin!(response)).now_or_never();
+        assert_eq!(polled.is_some(), at_once);
         StreamExecutor(requests)
     }
 
-    /// Counts those that have run.
+    /// A future that counts its runs.
     fn count_run(ran: &Arc<AtomicU32>) -> impl Future<Output = ()> + Send + Unpin + 'static {
         let ran = Arc::clone(ran);
         poll_fn(move |_| {
@@ -106,15 +109,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_pending_stream_becomes_a_task() {
-        let (tells, told) = oneshot::channel();
+        let (sender, received) = oneshot::channel();
         let (done, ends) = oneshot::channel();
         let stream = Box::pin(async {
-            let told = told.await;
-            let _ = done.send(told);
+            let received = received.await;
+            let _ = done.send(received);
         });
         stream_executor(true).execute(stream);
         tokio::task::yield_now().await;
-        tells.send(7).unwrap();
+        sender.send(7).unwrap();
         assert_eq!(ends.await, Ok(Ok(7)));
     }
 
@@ -131,9 +134,9 @@ mod tests {
     async fn a_panic_ends_only_its_stream() {
         let streams = stream_executor(true);
         streams.execute(Box::pin(async { panic!("on purpose") }));
-        let ill = PanicOnDrop;
+        let panics = PanicOnDrop;
         streams.execute(poll_fn(move |_| {
-            let _ = &ill;
+            let _ = &panics;
             Poll::Ready(())
         }));
         let ran = Arc::new(AtomicU32::new(0));

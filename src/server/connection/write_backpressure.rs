@@ -1,7 +1,8 @@
-//! How much of an HTTP/1.1 answer is in memory when its client does not read.
+//! Limits the memory of an HTTP/1.1 response whose client does not read.
 //!
-//! The HTTP library has one bound for both directions of a connection, which is that of a head (1 MiB), and takes so much of an
-//! answer's body before it writes. Here a body gives only a little until that is written. (HTTP/2 has a bound of its own.)
+//! The HTTP library has one buffer limit for both directions of a connection. It must fit a request
+//! head (1 MiB), and the library buffers that much of a response body before it writes. Here a body
+//! returns only a little data until that is written. HTTP/2 has its own limit.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,11 +17,12 @@ use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
 
-/// A body is not asked for more while so many of its bytes are not written: as much as an HTTP/2 stream may hold, and a frame.
+/// A body is not polled while this many of its bytes are unwritten: as much as an HTTP/2 stream may
+/// hold, plus a frame.
 pub(in crate::server) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
 
-/// The bytes of answers that the library of one connection has and has not written. Body and connection are polled by one task:
-/// relaxed is enough.
+/// The response bytes that the library of one connection has buffered and not written. Body and
+/// connection are polled by one task, so relaxed ordering is enough.
 #[derive(Debug, Default)]
 pub(in crate::server) struct UnwrittenBytes {
     count: AtomicUsize,
@@ -28,8 +30,8 @@ pub(in crate::server) struct UnwrittenBytes {
 }
 
 impl UnwrittenBytes {
-    /// So many bytes were written. What frames them counts as well here and not where it is taken, so that the count is never too
-    /// high; when all is written, it is none.
+    /// Records written bytes. Framing is included here but not in what was buffered, so the count
+    /// is never too high. It is zero when all is written.
     pub(in crate::server) fn record_written(&self, bytes: usize) {
         let before = self.count.load(Ordering::Relaxed);
         if before == 0 {
@@ -51,18 +53,18 @@ impl UnwrittenBytes {
     }
 }
 
-/// A body that gives no more than the connection writes.
+/// A body that returns data no faster than the connection writes it.
 pub(in crate::server) struct BackpressureBody<B> {
     body: B,
     unwritten_bytes: Arc<UnwrittenBytes>,
 }
 
 impl<B> BackpressureBody<B> {
-    /// `body`, on the connection with this pace.
-    pub(in crate::server) const fn new(body: B, pace: Arc<UnwrittenBytes>) -> Self {
+    /// Wraps `body`, which is sent on the connection that `unwritten_bytes` belongs to.
+    pub(in crate::server) const fn new(body: B, unwritten_bytes: Arc<UnwrittenBytes>) -> Self {
         Self {
             body,
-            unwritten_bytes: pace,
+            unwritten_bytes,
         }
     }
 }
@@ -112,17 +114,17 @@ mod tests {
             std::iter::repeat_n(Bytes::from_static(&[7; PART]), 100)
                 .map(|part| Ok::<_, std::convert::Infallible>(Frame::data(part))),
         );
-        let pace = Arc::new(UnwrittenBytes::default());
-        let mut body = BackpressureBody::new(StreamBody::new(parts), Arc::clone(&pace));
-        let mut given = || {
+        let unwritten_bytes = Arc::new(UnwrittenBytes::default());
+        let mut body = BackpressureBody::new(StreamBody::new(parts), Arc::clone(&unwritten_bytes));
+        let mut yielded = || {
             let frames = std::iter::from_fn(|| body.frame().now_or_never());
             frames.count() * PART
         };
-        assert_eq!(given(), MAX_UNWRITTEN_BYTES);
-        assert_eq!(given(), 0);
-        pace.record_written(PART);
-        assert_eq!(given(), PART);
-        pace.record_written(2 * MAX_UNWRITTEN_BYTES);
-        assert_eq!(given(), MAX_UNWRITTEN_BYTES, "all was written");
+        assert_eq!(yielded(), MAX_UNWRITTEN_BYTES);
+        assert_eq!(yielded(), 0);
+        unwritten_bytes.record_written(PART);
+        assert_eq!(yielded(), PART);
+        unwritten_bytes.record_written(2 * MAX_UNWRITTEN_BYTES);
+        assert_eq!(yielded(), MAX_UNWRITTEN_BYTES, "all was written");
     }
 }

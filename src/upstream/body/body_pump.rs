@@ -1,4 +1,4 @@
-//! A request's body on its way into an HTTP/2 stream, as fast as the peer takes it and no faster.
+//! Sends a request body into an HTTP/2 stream, as fast as the peer takes it and no faster.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use tokio::task::JoinHandle;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::headers;
 
-/// A request's body on its way. Dropping it stops it; the stream, if nothing else holds it, is reset as soon as the runtime
-/// comes to it.
+/// A request body that is being sent. Dropping it stops the task. The stream, if nothing else holds
+/// it, is reset when the runtime next polls the task.
 #[derive(Debug)]
 pub(in crate::upstream) struct BodyPump(JoinHandle<()>);
 
@@ -28,24 +28,26 @@ impl Drop for BodyPump {
 }
 
 impl BodyPump {
-    /// Whether nothing of it is still to be sent.
+    /// Whether all of it has been sent.
     pub(in crate::upstream) fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 
-    /// Sends what is there at once; what is not, is sent by a task of its own, for the answer may come before its end.
+    /// Sends what is available at once. A task sends the rest, because the response may arrive
+    /// before its end.
     pub(in crate::upstream) async fn start(
         body: RequestBody,
         stream: SendStream<Bytes>,
     ) -> Option<Self> {
-        let mut upload = Box::pin(send_body(body, stream));
-        let at_once = poll_fn(|cx| Poll::Ready(upload.as_mut().poll(cx).is_ready())).await;
-        (!at_once).then(|| Self(tokio::spawn(upload)))
+        let mut pump = Box::pin(send_body(body, stream));
+        let finished = poll_fn(|cx| Poll::Ready(pump.as_mut().poll(cx).is_ready())).await;
+        (!finished).then(|| Self(tokio::spawn(pump)))
     }
 }
 
-/// Sends a body as it comes, as fast as the peer takes it. A body that breaks off resets the stream; when the peer
-/// resets it, the answer says why. So does one with trailers that would cost others the connection.
+/// Sends a body as it arrives, as fast as the peer takes it. A body that ends with an error resets
+/// the stream, and so does one with trailers that would cost other requests the connection. If the
+/// peer resets the stream, the response says why.
 async fn send_body(mut body: RequestBody, mut stream: SendStream<Bytes>) {
     if let Err(PumpStop::BodyError) = pump_frames(&mut body, &mut stream).await {
         stream.send_reset(Reason::CANCEL);
@@ -72,8 +74,8 @@ async fn pump_frames(
             Ok(mut data) => {
                 let last = body.is_end_stream();
                 while !data.is_empty() {
-                    let room = send_capacity(stream, data.len()).await?;
-                    let piece = data.split_to(room.min(data.len()));
+                    let capacity = send_capacity(stream, data.len()).await?;
+                    let piece = data.split_to(capacity.min(data.len()));
                     stream.send_data(piece, last && data.is_empty())?;
                     if last && data.is_empty() {
                         return Ok(());
@@ -92,7 +94,7 @@ async fn pump_frames(
     Ok(stream.send_data(Bytes::new(), true)?)
 }
 
-/// The next frame of the body, unless the peer has had enough before.
+/// The next frame of the body, unless the peer has reset the stream.
 async fn next_frame(
     body: &mut RequestBody,
     stream: &mut SendStream<Bytes>,
@@ -107,13 +109,13 @@ async fn next_frame(
     .await
 }
 
-/// Waits until the peer takes some of `wanted` bytes, and says how many.
+/// Waits until the peer takes some of `wanted` bytes, and returns how many.
 async fn send_capacity(stream: &mut SendStream<Bytes>, wanted: usize) -> Result<usize, PumpStop> {
     stream.reserve_capacity(wanted);
     loop {
-        let room = stream.capacity();
-        if room > 0 {
-            return Ok(room);
+        let capacity = stream.capacity();
+        if capacity > 0 {
+            return Ok(capacity);
         }
         poll_fn(|cx| stream.poll_capacity(cx))
             .await

@@ -1,4 +1,4 @@
-//! A client's body as the HTTP library reads it.
+//! A client's body as hyper reads it.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,8 +13,9 @@ use http_body::Frame;
 use http_body::SizeHint;
 use hyper::body::Incoming;
 
-/// A client's body. One whose HTTP/2 stream is reset before its end is an error, whatever the code: the library ends it in silence if
-/// the code is `NO_ERROR`, and what was sent of it would go on as the whole.
+/// A client's body. An HTTP/2 stream that is reset before its end is an error, whatever the code:
+/// hyper ends the body silently if the code is `NO_ERROR`, and the part that arrived would be
+/// forwarded as the whole.
 #[derive(Debug)]
 pub struct ClientBody {
     incoming: Incoming,
@@ -22,7 +23,7 @@ pub struct ClientBody {
 }
 
 impl ClientBody {
-    /// The body of a request of this version.
+    /// The body of a request of this HTTP version.
     #[must_use]
     pub fn new(incoming: Incoming, version: Version) -> Self {
         Self {
@@ -42,7 +43,7 @@ impl Body for ClientBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
         let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
         Poll::Ready(match frame {
-            // Of HTTP/1.1 the library does not tell it, and has no such end.
+            // HTTP/1.1 has no such end, and hyper does not report `is_end_stream` for it.
             None if self.http2 && !self.incoming.is_end_stream() => {
                 Some(Err(ClientBodyError::Reset))
             }
@@ -59,10 +60,10 @@ impl Body for ClientBody {
     }
 }
 
-/// Why a client's body broke off.
+/// Why a client's body is incomplete.
 #[derive(Debug)]
 pub enum ClientBodyError {
-    /// What the HTTP library says.
+    /// The error of hyper.
     Hyper(hyper::Error),
     /// Its stream was reset with `NO_ERROR`.
     Reset,
@@ -71,7 +72,7 @@ pub enum ClientBodyError {
 impl fmt::Display for ClientBodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hyper(why) => why.fmt(f),
+            Self::Hyper(error) => error.fmt(f),
             Self::Reset => write!(f, "the client reset the stream"),
         }
     }
@@ -80,7 +81,7 @@ impl fmt::Display for ClientBodyError {
 impl std::error::Error for ClientBodyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Hyper(why) => Some(why),
+            Self::Hyper(error) => Some(error),
             Self::Reset => None,
         }
     }

@@ -1,4 +1,4 @@
-//! A request's body that had to be read before the request could be decided, and what all of them together may take.
+//! A budget for request bodies (and heads) that are held in memory.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,57 +9,55 @@ use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
-use http::HeaderMap;
-use http_body::Frame;
-use http_body::SizeHint;
-
-/// One source may take this part of a budget at most, and no more than it leaves free: a client that sends slowly leaves the rest to the
-/// others, and several of them as much to each newcomer as any of them has (as in [`shares`](crate::upstream::connection::fair_shares)).
+/// One source may hold at most a quarter of a budget, and no more than it leaves free. A client
+/// that sends slowly leaves the rest to other clients, and several such clients leave as much to a
+/// new one as any of them holds (as in [`fair_shares`](crate::upstream::connection::fair_shares)).
 pub const SOURCE_FRACTION: usize = 4;
 
-/// What the bodies that are held in memory at a time may take, in bytes.
+/// The bytes that may be held in memory at a time.
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: usize,
     used: AtomicUsize,
-    /// By those that have something and are bounded apart: no more entries than bodies. Never held while waiting.
+    /// Bytes by source, for sources with a limit of their own: no more entries than bodies. The
+    /// lock is never held across an await.
     sources: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// A part of the budget, given back when it is dropped.
+/// A part of the budget. Released on drop.
 #[derive(Debug)]
 pub struct MemoryReservation {
     budget: Arc<MemoryBudget>,
-    /// Who is bounded apart.
+    /// The source, if it has a limit of its own.
     source: Option<IpAddr>,
     bytes: usize,
 }
 
 impl MemoryBudget {
-    /// So many bytes.
+    /// A budget of `limit` bytes.
     #[must_use]
-    pub fn new(most: usize) -> Arc<Self> {
+    pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
-            limit: most,
+            limit,
             used: AtomicUsize::new(0),
             sources: Mutex::default(),
         })
     }
 
-    /// What is taken.
+    /// The bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Nothing yet, for nobody who is bounded apart.
+    /// An empty reservation without a limit for its source.
     #[must_use]
     pub fn reserve(self: &Arc<Self>) -> MemoryReservation {
         self.reserve_for(None)
     }
 
-    /// Nothing yet, for this source: a quarter of the budget is the most that it has at a time, or as much as it leaves free.
+    /// An empty reservation for this source, which may hold a quarter of the budget at most, and no
+    /// more than it leaves free.
     #[must_use]
     pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> MemoryReservation {
         MemoryReservation {
@@ -109,7 +107,7 @@ impl MemoryBudget {
 }
 
 impl MemoryReservation {
-    /// Takes so many bytes in all. Whether there was room for them.
+    /// Grows to `bytes` in all. Returns whether the budget allowed it.
     pub fn try_grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         let fits = match self.source {
@@ -122,7 +120,7 @@ impl MemoryReservation {
         fits
     }
 
-    /// Gives back what it has beyond so many bytes.
+    /// Releases what it holds beyond `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.budget.release(self.source, less);
@@ -133,55 +131,6 @@ impl MemoryReservation {
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.shrink_to(0);
-    }
-}
-
-/// A body, whole. It goes on byte for byte.
-#[derive(Debug)]
-pub struct BufferedBody {
-    data: Bytes,
-    trailers: Option<HeaderMap>,
-    /// Until the body has gone, or the request has.
-    _reservation: MemoryReservation,
-}
-
-impl BufferedBody {
-    /// These bytes, which `reserved` covers, and the trailers, cleaned of identities.
-    #[must_use]
-    pub fn new(data: Bytes, trailers: Option<HeaderMap>, reserved: MemoryReservation) -> Self {
-        Self {
-            data,
-            trailers,
-            _reservation: reserved,
-        }
-    }
-
-    /// What is left of it.
-    #[must_use]
-    pub fn data(&self) -> &[u8] {
-        &self.data
-    }
-
-    pub(in crate::upstream) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
-        if self.data.is_empty() {
-            return self.trailers.take().map(Frame::trailers);
-        }
-        Some(Frame::data(std::mem::take(&mut self.data)))
-    }
-
-    pub(in crate::upstream) fn is_end_stream(&self) -> bool {
-        self.data.is_empty() && self.trailers.is_none()
-    }
-
-    /// Not told exactly where trailers follow: by HTTP/1.1 they stand behind chunks only.
-    pub(in crate::upstream) fn size_hint(&self) -> SizeHint {
-        let left = u64::try_from(self.data.len()).unwrap_or(u64::MAX);
-        if self.trailers.is_none() {
-            return SizeHint::with_exact(left);
-        }
-        let mut hint = SizeHint::new();
-        hint.set_lower(left);
-        hint
     }
 }
 

@@ -1,7 +1,7 @@
-//! Addresses as operators write them: the API server's URL and its proxy's. Pure.
+//! Addresses as operators write them: the URL of the API server and of its proxy. Pure.
 //!
-//! Promises: what weir could not honour (a path prefix, a port that is none, another kind of proxy) is an error and not
-//! dropped; no error quotes a password.
+//! Promises: what weir could not honour (a path prefix, an invalid port, another kind of proxy) is
+//! an error and is not dropped. No error quotes a password.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -10,12 +10,37 @@ use http::Uri;
 use http::uri::Authority;
 use rustls_pki_types::ServerName;
 
-use crate::upstream::connection::connector::ProxyAddress;
+/// The address of the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerAddress {
+    /// Host and port to connect to.
+    pub authority: Authority,
+    /// The name that its certificate is verified against.
+    pub server_name: ServerName<'static>,
+    /// The proxy that connects there by CONNECT.
+    pub proxy: Option<ProxyAddress>,
+}
 
-/// Host and port of the API server's URL, and the host as its certificate has it.
+/// An HTTP proxy (`proxy-url`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyAddress {
+    /// Host and port.
+    pub authority: Authority,
+    /// The `Proxy-Authorization` header, if the URL had a user.
+    pub authorization: Option<HeaderValue>,
+}
+
+impl ServerAddress {
+    /// The port, 443 where the authority has none.
+    pub(super) fn port(authority: &Authority) -> u16 {
+        authority.port_u16().unwrap_or(443)
+    }
+}
+
+/// Host and port of the API server's URL, and the host as a certificate names it.
 ///
 /// # Errors
-/// It is not `https://HOST[:PORT]`; why not, without the URL itself.
+/// The URL is not `https://HOST[:PORT]`. The error says why, without the URL itself.
 pub fn parse_server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     let given = url;
     let url: Uri = url
@@ -61,10 +86,10 @@ fn check_port(authority: &Authority) -> Result<(), &'static str> {
     }
 }
 
-/// A name as a certificate has it.
+/// A server name as a certificate names it.
 ///
 /// # Errors
-/// It is neither a host name nor an IP address.
+/// `name` is neither a host name nor an IP address.
 pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| format!("{name:?} is neither a host name nor an IP address"))
@@ -73,7 +98,8 @@ pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
 /// The proxy of a `proxy-url`, which may hold a user and a password.
 ///
 /// # Errors
-/// It is not `http://[USER[:PASSWORD]@]HOST[:PORT]`; why not, without the URL itself.
+/// The URL is not `http://[USER[:PASSWORD]@]HOST[:PORT]`. The error says why, without the URL
+/// itself.
 pub fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
     const EXPECTED: &str = "expected http://HOST[:PORT]";
     let url: Uri = url.parse().map_err(|_| EXPECTED)?;

@@ -1,13 +1,14 @@
-//! Places that are shared fairly by whom holds them, without a number for each. Pure.
+//! Slots that holders share fairly, without a fixed number for each. Pure.
 //!
-//! A holder may take one more place as long as it has fewer than are free (a dynamic threshold, as switches share their buffers):
-//! one alone gets half, two get a third each, and there is always as much free for a newcomer as any holder has. A request has several
-//! holders, its user and its address say, and takes a place of each.
+//! A holder may acquire another slot while it holds fewer than are free (a dynamic threshold, as
+//! switches share their buffers). A single holder gets half, two get a third each, and as much is
+//! always free for a new holder as any holder has. A request has several holders (its user and its
+//! network, for example) and takes a slot of each.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// So many places, and who has how many.
+/// The slots and how many each holder has.
 #[derive(Debug)]
 pub struct FairShares<H> {
     total: usize,
@@ -15,17 +16,17 @@ pub struct FairShares<H> {
     holders: HashMap<H, usize>,
 }
 
-/// Why there is no place.
+/// Why no slot was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareError<H> {
-    /// All are taken.
+    /// All slots are in use.
     Full,
-    /// This holder has as many as are free.
+    /// This holder has as many slots as are free.
     HolderLimit(H),
 }
 
 impl<H: Clone + Eq + Hash> FairShares<H> {
-    /// All of them free.
+    /// `total` slots, all free.
     #[must_use]
     pub fn new(total: usize) -> Self {
         Self {
@@ -35,10 +36,10 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
         }
     }
 
-    /// Takes one place for all of `holders`.
+    /// Acquires one slot for all of `holders`.
     ///
     /// # Errors
-    /// There is none for them.
+    /// No slot is free, or a holder has its share.
     pub fn acquire(&mut self, holders: &[H]) -> Result<(), ShareError<H>> {
         let free = self.total.saturating_sub(self.used);
         if free == 0 {
@@ -55,7 +56,7 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
         Ok(())
     }
 
-    /// Gives back one place that was taken for all of `holders`.
+    /// Releases one slot that was acquired for all of `holders`.
     pub fn release(&mut self, holders: &[H]) {
         self.used = self.used.saturating_sub(1);
         for holder in holders {
@@ -66,13 +67,13 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
         }
     }
 
-    /// How many places there are, and how many are taken.
+    /// The number of slots, and how many are in use.
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
         (self.total, self.used)
     }
 
-    /// Those who hold most, most first.
+    /// The holders of most slots, most first.
     #[must_use]
     pub fn top_holders(&self, number: usize) -> Vec<(H, usize)>
     where

@@ -1,11 +1,11 @@
-//! HTTP/2 connections to the upstream, spoken through `h2` itself.
+//! HTTP/2 connections to the upstream, on `h2` directly.
 //!
-//! hyper's client stands between a request and its connection with a queue: what a connection that goes away has in it,
-//! what streams the peer allows at this moment, and when its SETTINGS have come cannot be seen through it. Here a request
-//! becomes a stream in the caller's own task, or comes back.
+//! hyper's client puts a queue between a request and its connection. The queue hides which requests
+//! a closing connection still has, how many streams the peer allows now, and when its SETTINGS have
+//! arrived. Here a request becomes a stream in the caller's own task, or is returned.
 //!
 //! # Cancel safety
-//! Dropping what [`begin`] returns, or the answer, resets the stream.
+//! Dropping what [`send_request`] returns, or the response, resets the stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,10 +34,9 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use crate::clock::Clock;
-use crate::upstream::ForwardError;
 use crate::upstream::body::body_pump::BodyPump;
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connector;
 use crate::upstream::connection::connector::TlsConnection;
 use crate::upstream::connection::http_settings;
@@ -47,8 +46,10 @@ use crate::upstream::connection::ping_schedule::PingAction;
 use crate::upstream::connection::ping_schedule::PingSchedule;
 use crate::upstream::connection::reset_tracker::FlushTrackedIo;
 use crate::upstream::connection::reset_tracker::ResetTracker;
+use crate::upstream::error::ForwardError;
 
-/// Longest that a peer may take to say how many streams it allows; it is the first thing that it sends.
+/// Longest wait for the peer's SETTINGS, which say how many streams it allows; they are the first
+/// thing that it sends.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An HTTP/2 connection that requests share.
@@ -56,16 +57,16 @@ pub(in crate::upstream) struct Http2Connection {
     sender: client::SendRequest<Bytes>,
     /// Streams that are in use or promised.
     pub(in crate::upstream) active_streams: AtomicUsize,
-    /// What the peer allows.
+    /// Most streams that the peer allows.
     max_streams: AtomicUsize,
     closed: AtomicBool,
     resets: Arc<ResetTracker>,
 }
 
-/// What moves a connection's bytes.
+/// Reads and writes the bytes of a connection.
 pub(in crate::upstream) struct Driver {
     connection: client::Connection<Http2Io, Bytes>,
-    /// Asked after every look at the connection whether the peer has said GOAWAY.
+    /// Polled after each poll of the connection: fails once the peer has sent GOAWAY.
     goaway_probe: client::SendRequest<Bytes>,
     pings: Pinger,
 }
@@ -73,10 +74,10 @@ pub(in crate::upstream) struct Driver {
 type Http2Io = FlushTrackedIo<TlsStream<Box<dyn connector::IoStream>>>;
 
 impl Http2Connection {
-    /// Speaks HTTP/2 on `connection` and waits for the peer's SETTINGS.
+    /// Begins HTTP/2 on `connection` and waits for the peer's SETTINGS.
     ///
     /// # Errors
-    /// The peer speaks something else, or nothing.
+    /// The peer speaks another protocol, or sends nothing.
     pub(in crate::upstream) async fn handshake(
         connection: TlsConnection,
     ) -> Result<(Arc<Self>, Driver), ForwardError> {
@@ -86,10 +87,10 @@ impl Http2Connection {
                 .handshake::<_, Bytes>(io)
                 .await
                 .map_err(ForwardError::refused)?;
-            let most = wait_for_settings(&mut connection).await?;
-            Ok((sender, connection, most))
+            let max_streams = wait_for_settings(&mut connection).await?;
+            Ok((sender, connection, max_streams))
         };
-        let (sender, mut connection, most) = timeout(SETTINGS_TIMEOUT, opened)
+        let (sender, mut connection, max_streams) = timeout(SETTINGS_TIMEOUT, opened)
             .await
             .unwrap_or(Err(ForwardError::ConnectTimeout(SETTINGS_TIMEOUT)))?;
         let probe = sender.clone();
@@ -97,11 +98,11 @@ impl Http2Connection {
         let shared = Arc::new(Self {
             sender,
             active_streams: AtomicUsize::new(0),
-            max_streams: AtomicUsize::new(most.min(MAX_STREAMS)),
+            max_streams: AtomicUsize::new(max_streams.min(MAX_STREAMS)),
             closed: AtomicBool::new(false),
             resets: Arc::clone(&resets),
         });
-        let pings = Pinger::new(connection.ping_pong(), (resets, acknowledge));
+        let pings = Pinger::new(connection.ping_pong(), resets, acknowledge);
         let driver = Driver {
             connection,
             goaway_probe: probe,
@@ -118,12 +119,13 @@ impl Http2Connection {
         !self.closed.load(Ordering::Acquire)
     }
 
-    /// A stream has been reset. What is returned comes when the peer is known to have seen it, or the connection has ended.
+    /// Records that a stream has been reset. The future ends when the peer is known to have seen
+    /// it, or the connection has ended.
     pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         self.resets.record_reset()
     }
 
-    /// The connection takes no more requests; what is under way goes on.
+    /// Takes no more requests; requests in flight continue.
     pub(in crate::upstream) fn retire(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -135,10 +137,10 @@ async fn wait_for_settings(
 ) -> Result<usize, ForwardError> {
     poll_fn(|cx| {
         let polled = Pin::new(&mut *connection).poll(cx);
-        let most = connection.max_concurrent_send_streams();
+        let max_streams = connection.max_concurrent_send_streams();
         match polled {
-            _ if most > 0 => Poll::Ready(Ok(most)),
-            Poll::Ready(Err(why)) => Poll::Ready(Err(ForwardError::refused(why))),
+            _ if max_streams > 0 => Poll::Ready(Ok(max_streams)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(ForwardError::refused(error))),
             Poll::Ready(Ok(())) => Poll::Ready(Err(ForwardError::Closed)),
             Poll::Pending => Poll::Pending,
         }
@@ -147,8 +149,9 @@ async fn wait_for_settings(
 }
 
 impl Driver {
-    /// Moves bytes until the connection has ended, and calls `changed` when the peer allows another number of streams than
-    /// before, or none any more. A peer that does not answer a PING is taken for gone.
+    /// Drives the connection until it has ended. Calls `changed` when the peer allows another
+    /// number of streams than before, or none any more. A peer that does not answer a PING is
+    /// considered gone.
     pub(in crate::upstream) async fn run(self, shared: Weak<Http2Connection>, changed: impl Fn()) {
         let Self {
             mut connection,
@@ -162,57 +165,57 @@ impl Driver {
                 let before = pings.resets.sent();
                 let polled = Pin::new(&mut connection).poll(cx);
                 let now = connection.max_concurrent_send_streams();
-                let told_to_go = probe
+                let going_away = probe
                     .as_mut()
                     .is_some_and(|probe| matches!(probe.poll_ready(cx), Poll::Ready(Err(_))));
-                // A probe that stays when everything else has gone would keep the connection open.
-                if told_to_go || shared.strong_count() == 0 {
+                // A probe that outlives everything else would keep the connection open.
+                if going_away || shared.strong_count() == 0 {
                     probe = None;
                 }
-                if (now != allowed || told_to_go)
+                if (now != allowed || going_away)
                     && let Some(shared) = shared.upgrade()
                 {
                     allowed = now;
-                    let most = now.min(MAX_STREAMS);
-                    shared.max_streams.store(most, Ordering::Release);
-                    if told_to_go {
+                    let max_streams = now.min(MAX_STREAMS);
+                    shared.max_streams.store(max_streams, Ordering::Release);
+                    if going_away {
                         shared.retire();
                     }
                     changed();
                 }
                 if polled.is_ready() {
-                    return Poll::Ready(()); // the requests on it get its error
+                    return Poll::Ready(()); // its requests get the error
                 }
                 match pings.poll(cx, before) {
-                    Poll::Ready(PingEvent::Sent) => {} // it is written by another look at the connection
+                    Poll::Ready(PingEvent::Sent) => {} // the next poll of the connection writes it
                     Poll::Ready(PingEvent::PeerGone) => return Poll::Ready(()),
                     Poll::Pending => return Poll::Pending,
                 }
             }
         })
         .await;
-        drop(connection); // ends its streams, before it is looked at whether it is usable
+        drop(connection); // its streams end before it is marked as unusable
         if let Some(shared) = shared.upgrade() {
             shared.retire();
         }
     }
 }
 
-/// The PINGs of a connection: [`PingSchedule`] decides.
+/// The PINGs of a connection, as [`PingSchedule`] decides.
 struct Pinger {
-    /// Nothing where the library has none to give.
+    /// None if h2 has given it away already.
     frames: Option<PingPong>,
     schedule: PingSchedule,
     timer: Pin<Box<Sleep>>,
     resets: Arc<ResetTracker>,
-    /// How many resets have been written to the last byte.
+    /// The number of resets that have been written in full.
     flushed_resets: u64,
     acknowledge: watch::Sender<u64>,
 }
 
-/// What has become of the PINGs.
+/// The result of polling the PINGs.
 enum PingEvent {
-    /// One is to be written.
+    /// A PING is to be written.
     Sent,
     /// The peer does not answer.
     PeerGone,
@@ -221,7 +224,8 @@ enum PingEvent {
 impl Pinger {
     fn new(
         frames: Option<PingPong>,
-        (resets, acknowledge): (Arc<ResetTracker>, watch::Sender<u64>),
+        resets: Arc<ResetTracker>,
+        acknowledge: watch::Sender<u64>,
     ) -> Self {
         let times = ping_schedule::PingTimeouts {
             interval: http_settings::PING_INTERVAL,
@@ -237,8 +241,8 @@ impl Pinger {
         }
     }
 
-    /// After a look at the connection, before which so many streams had been reset. The clock is read only when there is
-    /// something to do.
+    /// Polled after each poll of the connection, before which `resets` streams had been reset. The
+    /// clock is read only when an action is due.
     fn poll(&mut self, cx: &mut Context<'_>, resets: u64) -> Poll<PingEvent> {
         self.resets.set_driver(cx.waker());
         let Some(frames) = &mut self.frames else {
@@ -279,31 +283,32 @@ impl Pinger {
     }
 }
 
-/// Why a request has no answer.
+/// Why a request got no response.
 pub(in crate::upstream) enum Http2SendError {
-    /// Nothing of it was sent: here it is again.
+    /// Nothing of it was sent. Returns the request.
     Unsent(Box<Request<RequestBody>>),
-    /// It was sent, all or in part.
+    /// It was sent, in full or in part.
     Sent(h2::Error),
 }
 
-/// A request that was sent, and whose answer has not begun. Dropping it resets the stream.
+/// A request that was sent and whose response has not begun. Dropping it resets the stream.
 pub(in crate::upstream) struct PendingHttp2 {
     response: ResponseFuture,
-    /// The request's body, if it is not all sent.
+    /// The request body, if it has not been sent in full.
     body_pump: Option<BodyPump>,
 }
 
-/// Sends the request as a stream of its own.
+/// Sends the request on a stream of its own.
 ///
 /// # Errors
-/// [`Failed::Unsent`] if the connection takes no more requests.
+/// [`Http2SendError::Unsent`] if the connection takes no more requests.
 pub(in crate::upstream) async fn send_request(
     shared: &Http2Connection,
     request: Request<RequestBody>,
 ) -> Result<PendingHttp2, Http2SendError> {
     let mut sender = shared.sender.clone();
-    // A clone has no stream of its own that it waits for: this only asks whether the connection still takes requests.
+    // A clone waits for no stream of its own: this only checks whether the connection still takes
+    // requests.
     let open =
         poll_fn(|cx| Poll::Ready(matches!(sender.poll_ready(cx), Poll::Ready(Ok(()))))).await;
     if !open {
@@ -314,20 +319,20 @@ pub(in crate::upstream) async fn send_request(
     let (answer, stream) = sender
         .send_request(Request::from_parts(head, ()), end)
         .map_err(Http2SendError::Sent)?;
-    drop(sender); // a connection that is told to go closes when nobody holds it
-    let upload = if end {
+    drop(sender); // a connection after GOAWAY closes when its last sender is dropped
+    let body_pump = if end {
         None
     } else {
         BodyPump::start(body, stream).await
     };
     Ok(PendingHttp2 {
         response: answer,
-        body_pump: upload,
+        body_pump: body_pump,
     })
 }
 
 impl PendingHttp2 {
-    /// The head of the answer.
+    /// Polls for the response head.
     pub(in crate::upstream) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
@@ -341,15 +346,15 @@ impl PendingHttp2 {
         Poll::Ready(Ok(Response::from_parts(head, body)))
     }
 
-    /// Lets a request finish that was given up: to the end of a short answer, if it has one, or to its head. Whether it came to
-    /// its end; otherwise the stream has been reset.
+    /// Lets a cancelled request finish: to the end of a short response if `has_end`, else to its
+    /// head. Returns whether it has finished; otherwise the stream has been reset.
     pub(in crate::upstream) async fn finish(mut self, has_end: bool) -> bool {
         if self
             .body_pump
             .as_ref()
-            .is_some_and(|upload| !upload.is_finished())
+            .is_some_and(|body_pump| !body_pump.is_finished())
         {
-            return false; // its body will not come
+            return false; // the rest of its body will not arrive
         }
         let Ok(response) = poll_fn(|cx| self.poll_head(cx)).await else {
             return true;

@@ -1,44 +1,49 @@
-//! HTTP's settings on the upstream's side, each set on purpose: the libraries' defaults suit a browser's peer, not
-//! kube-apiserver's.
+//! The settings of HTTP towards the upstream, each chosen on purpose: the libraries' defaults suit
+//! a browser's peer, not kube-apiserver.
 
 use std::time::Duration;
 
 use hyper::client::conn::http1;
 
-/// What kube-apiserver accepts, and sends, of headers (Go's `http.DefaultMaxHeaderBytes`).
+/// Most bytes of headers that kube-apiserver accepts and sends (Go's `http.DefaultMaxHeaderBytes`).
 const MAX_HEADER_LIST_SIZE: u32 = 1 << 20;
 
-/// Most headers in an HTTP/1.1 response; the count is no limit upstream, the bytes are.
+/// Most headers in an HTTP/1.1 response. kube-apiserver bounds their bytes, not their number.
 const MAX_HTTP1_HEADERS: usize = 1024;
 
-/// Read buffer of an HTTP/1.1 connection at its largest: a head must fit.
+/// Largest read buffer of an HTTP/1.1 connection: a head must fit.
 const MAX_HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 
-/// Enough of one answer on its way for a long-distance link; an answer that nobody reads stops there.
+/// Receive window of a stream: enough for a long-distance link. A response that its client does not
+/// read stops there.
 const STREAM_WINDOW: u32 = 256 << 10;
 
-/// Most streams that are used of one connection, whatever the peer allows: kube-apiserver allows 100 unless its
-/// `--http2-max-streams-per-connection` says otherwise.
+/// Most streams that weir uses on one connection, whatever the peer allows. kube-apiserver allows
+/// 100 unless its `--http2-max-streams-per-connection` says otherwise.
 pub(in crate::upstream) const MAX_STREAMS: usize = 256;
 
-/// Room for all streams: clients that do not read cannot stop the answers of the others on their connection.
+/// Receive window of a connection, large enough for all streams: clients that do not read cannot
+/// stop the other responses on their connection.
 const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
 
-/// Small frames that nobody has read count for up to 256 bytes each; beyond this the library gives the connection up, and
-/// with it everybody's answers. Those of logs and proxies, which others than the API server write, come on connections of
-/// their own; what is left is watches whose events are short, and this is for [`MAX_STREAMS`] of them that nobody reads.
+/// Small unread frames count for up to 256 bytes each. Beyond this budget h2 closes the connection,
+/// and with it all its responses. Responses of logs and proxies, which others than the API server
+/// write, use connections of their own. What remains are watches with short events; the budget
+/// suffices for [`MAX_STREAMS`] of them that are not read.
 const DATA_FRAME_BUDGET: usize = 256 << 20;
 
-/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`: a dead path is found within the sum of the two instead of 15 minutes.
+/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`. A dead path is found within the sum of this and
+/// [`PING_TIMEOUT`] instead of 15 minutes.
 pub(in crate::upstream) const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// client-go's `HTTP2_PING_TIMEOUT_SECONDS`.
 pub(in crate::upstream) const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What one request's body may have on its way in memory.
+/// Most bytes of one request body in the send buffer.
 const SEND_BUFFER: usize = 256 << 10;
 
-/// How many streams that were given up are remembered, so that what is still on its way for them is dropped in silence.
-/// The peer is the API server: its late frames are no attack, so their number ends no connection either.
+/// Most reset streams that are remembered, so that frames still in flight for them are ignored. The
+/// peer is the API server: its late frames are no attack, so their number does not end a connection
+/// either.
 const MAX_RESET_STREAMS: usize = 4096;
 
 pub(in crate::upstream) fn http1_builder() -> http1::Builder {
@@ -53,7 +58,7 @@ pub(in crate::upstream) fn http2_builder() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .enable_push(false)
-        .initial_max_send_streams(0) // none is begun before the peer has said how many it takes
+        .initial_max_send_streams(0) // no stream before the peer has said how many it allows
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

@@ -1,4 +1,13 @@
-//! TODO
+//! Connections to the API server: how they are opened, how many there are, and HTTP/2 on them.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `address` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
+//! | 1 | `connection_budget` |
+//! | 2 | `connector` |
+//! | 3 | `http2` |
 
 pub mod address;
 pub mod connection_budget;

@@ -1,45 +1,45 @@
-//! When a PING goes out on an HTTP/2 connection, and what its answer proves. Pure.
+//! When a PING is sent on an HTTP/2 connection, and what its answer acknowledges. Pure.
 //!
-//! One PING is under way at a time (the library has no more), for two purposes: a peer that is silent for long is asked whether it
-//! is still there, and behind streams that were reset the answer proves that the peer has seen their end.
+//! At most one PING is outstanding (h2 allows no more), for two purposes. It checks whether a
+//! silent peer is still there, and its answer acknowledges the streams that were reset before it.
 
 use std::time::Duration;
 use std::time::Instant;
 
-/// How often, and how long an answer may take.
+/// The interval of PINGs and the time for an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::upstream) struct PingTimeouts {
-    /// A PING goes out when the last answer is this old.
+    /// A PING is sent when the last answer is this old.
     pub(in crate::upstream) interval: Duration,
-    /// Without an answer for this long, the peer is gone.
+    /// A peer that has not answered for this long is gone.
     pub(in crate::upstream) timeout: Duration,
 }
 
-/// What has been asked on a connection.
+/// The PINGs of one connection.
 #[derive(Debug)]
 pub(in crate::upstream) struct PingSchedule {
     timeouts: PingTimeouts,
-    /// Of the PING that is under way: how many resets went out before it, and when it was sent.
+    /// The outstanding PING: how many resets were sent before it, and when it was sent.
     outstanding: Option<(u64, Instant)>,
     /// Resets that the peer has seen.
     acknowledged: u64,
-    /// The last answer.
+    /// When the last answer arrived.
     last_pong: Instant,
 }
 
-/// What is to be done.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum PingAction {
-    /// A PING goes out now.
+    /// Send a PING now.
     Send,
-    /// Nothing, until then.
+    /// Do nothing until then.
     Wait(Instant),
     /// The peer does not answer.
     PeerGone,
 }
 
 impl PingSchedule {
-    /// Of a connection that was opened now.
+    /// The schedule of a connection that was opened now.
     pub(in crate::upstream) const fn new(times: PingTimeouts, now: Instant) -> Self {
         Self {
             timeouts: times,
@@ -49,17 +49,17 @@ impl PingSchedule {
         }
     }
 
-    /// Whether a PING is under way.
+    /// Whether a PING is outstanding.
     pub(in crate::upstream) const fn is_outstanding(&self) -> bool {
         self.outstanding.is_some()
     }
 
-    /// Whether there are resets that no PING stands behind, of so many that have been written.
+    /// Whether some of the `written` resets have no PING sent after them.
     pub(in crate::upstream) const fn has_unacknowledged(&self, written: u64) -> bool {
         self.outstanding.is_none() && written > self.acknowledged
     }
 
-    /// What is to be done, when so many resets have been written to the last byte.
+    /// The next action, when `written` resets have been written in full.
     pub(in crate::upstream) fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
         if let Some((_, sent)) = self.outstanding {
             let end = sent + self.timeouts.timeout;
@@ -77,7 +77,7 @@ impl PingSchedule {
         PingAction::Send
     }
 
-    /// The PING was answered. Returns how many resets the peer has seen.
+    /// Records the answer to the PING. Returns how many resets the peer has seen.
     pub(in crate::upstream) fn record_pong(&mut self, now: Instant) -> u64 {
         if let Some((resets, _)) = self.outstanding.take() {
             self.acknowledged = resets;

@@ -1,8 +1,10 @@
-//! Streams of an HTTP/2 connection that were reset, until the API server is known to have seen it.
+//! Reset streams of an HTTP/2 connection, until the API server is known to have seen the resets.
 //!
-//! Go's server runs a stream's handler until it has read the RST_STREAM, and gives up a connection on which too many run at a time
-//! (`golang.org/x/net/http2`, `scheduleHandler`: ENHANCE_YOUR_CALM). Whether it was read is told by the answer to a PING that went
-//! out behind it. The library sends PINGs ahead of what is queued, so one is sent once all that was queued has been written.
+//! Go's server runs a stream's handler until it has read the RST_STREAM, and closes a connection on
+//! which too many handlers run at a time (`golang.org/x/net/http2`, `scheduleHandler`:
+//! ENHANCE_YOUR_CALM). The answer to a PING that was sent after the RST_STREAM shows that it was
+//! read. h2 sends PINGs ahead of queued frames, so a PING is sent once all queued frames have been
+//! written.
 
 use std::future::Future;
 use std::io;
@@ -22,32 +24,33 @@ use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 use tokio::sync::watch;
 
-/// The resets of one connection, counted.
+/// Counts the resets of one connection.
 #[derive(Debug)]
 pub(in crate::upstream) struct ResetTracker {
     sent: AtomicU64,
-    /// How many the peer has seen; closed with the connection.
+    /// The number that the peer has seen; closed with the connection.
     acknowledged: watch::Receiver<u64>,
-    /// Wakes what moves the connection's bytes.
+    /// Wakes the task that drives the connection.
     driver: OnceLock<Waker>,
-    /// Whether bytes may be left that were not written yet.
+    /// Whether bytes may be queued that have not been written.
     unflushed: Arc<AtomicBool>,
 }
 
 impl ResetTracker {
-    /// None so far, on a connection whose bytes [`FlushTrackedIo`] tells of.
-    pub(in crate::upstream) fn new(unwritten: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
+    /// No resets so far, on a connection whose bytes [`FlushTrackedIo`] follows.
+    pub(in crate::upstream) fn new(unflushed: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
         let (acknowledge, acknowledged) = watch::channel(0);
         let resets = Self {
             sent: AtomicU64::new(0),
             acknowledged,
             driver: OnceLock::new(),
-            unflushed: unwritten,
+            unflushed,
         };
         (Arc::new(resets), acknowledge)
     }
 
-    /// A stream has been reset. What is returned comes when the peer has seen it, or the connection has ended.
+    /// Records that a stream has been reset. The future ends when the peer has seen it, or the
+    /// connection has ended.
     pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         let number = self.sent.fetch_add(1, Ordering::AcqRel) + 1;
         if let Some(driver) = self.driver.get() {
@@ -55,42 +58,43 @@ impl ResetTracker {
         }
         let mut acknowledged = self.acknowledged.clone();
         async move {
-            // Fails when the connection has ended, and its streams with it.
+            // Fails when the connection, and its streams, have ended.
             let _ = acknowledged.wait_for(|seen| *seen >= number).await;
         }
     }
 
-    /// How many there have been.
+    /// The number of resets so far.
     pub(in crate::upstream) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// Who is to be woken by a reset. One task moves a connection's bytes, from its first to its last.
+    /// Sets the waker that a reset wakes. One task drives a connection from its start to its end.
     pub(in crate::upstream) fn set_driver(&self, driver: &Waker) {
         let _ = self.driver.get_or_init(|| driver.clone());
     }
 
-    /// Whether all that was given to the connection has been written.
+    /// Whether all bytes of the connection have been written.
     pub(in crate::upstream) fn is_flushed(&self) -> bool {
         !self.unflushed.load(Ordering::Relaxed)
     }
 }
 
-/// A stream of which it is known whether all was written: HTTP/2 flushes when it has nothing more to write.
+/// A stream that tracks whether all bytes were written: HTTP/2 flushes when it has nothing more to
+/// write.
 pub(in crate::upstream) struct FlushTrackedIo<S> {
     stream: S,
     unflushed: Arc<AtomicBool>,
 }
 
 impl<S> FlushTrackedIo<S> {
-    /// `stream`, and what tells.
+    /// Wraps `stream`. Returns the wrapper and its flag.
     pub(in crate::upstream) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
-        let unwritten = Arc::new(AtomicBool::new(false));
+        let unflushed = Arc::new(AtomicBool::new(false));
         let tracked = Self {
             stream,
-            unflushed: Arc::clone(&unwritten),
+            unflushed: Arc::clone(&unflushed),
         };
-        (tracked, unwritten)
+        (tracked, unflushed)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The `Authorization` header for a bearer token. Pure.
 //!
-//! Promises: it is marked sensitive, so that neither a `Debug` nor HTTP/2's header compression keeps it, and a token that
-//! cannot be sent is not quoted.
+//! Promises: the value is marked sensitive, so that neither `Debug` nor HTTP/2's header compression
+//! keeps it. A token that cannot be sent is not quoted.
 
 use std::fmt;
 
 use http::HeaderValue;
 
-/// A token that cannot be sent.
+/// A token that a header cannot contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnencodableToken;
 
@@ -19,10 +19,10 @@ impl fmt::Display for UnencodableToken {
 
 impl std::error::Error for UnencodableToken {}
 
-/// The header's value.
+/// The header value for `token`.
 ///
 /// # Errors
-/// The token cannot stand in a header.
+/// A header cannot contain the token.
 pub fn bearer_header(token: &str) -> Result<HeaderValue, UnencodableToken> {
     let mut value =
         HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnencodableToken)?;

@@ -1,8 +1,8 @@
-//! What is exchanged with a credential plugin: an `ExecCredential` each way (`client.authentication.k8s.io`, versions v1 and
-//! v1beta1, which differ in name only). Pure.
+//! The input and output of a credential plugin: an `ExecCredential` each
+//! (`client.authentication.k8s.io`, versions v1 and v1beta1, which differ in name only). Pure.
 //!
-//! Promises: nothing of an answer gets into a fault but the version it claims, for it holds secrets. Follows client-go 1.36
-//! (`plugin/pkg/client/auth/exec/exec.go`).
+//! Promises: an error contains nothing of the output but the version that it claims, for it
+//! contains secrets. Follows client-go 1.36 (`plugin/pkg/client/auth/exec/exec.go`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemError;
 use crate::upstream::tls::parse_certified_key;
 
-/// The version of the exchange with the plugin; the answer has to be of the same.
+/// The version of the input; the output has to be of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecApiVersion {
     /// `client.authentication.k8s.io/v1`
@@ -38,7 +38,7 @@ pub enum ExecApiVersion {
 }
 
 impl ExecApiVersion {
-    /// As it is written.
+    /// The value of `apiVersion`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -48,20 +48,20 @@ impl ExecApiVersion {
     }
 }
 
-/// A cluster as a plugin is told about it. Its `Debug` leaves out what can hold secrets.
+/// The cluster as a plugin's input describes it. Its `Debug` leaves out what can contain secrets.
 #[derive(Clone, PartialEq)]
 pub struct ClusterInfo {
     /// The API server's URL.
     pub server: String,
-    /// The name that its certificate is checked against, if not the URL's.
+    /// The name that its certificate is verified against, if not the URL's.
     pub tls_server_name: Option<String>,
-    /// Its CA; always handed over as data.
+    /// Its CA; always passed as data.
     pub ca: Option<Pem>,
-    /// The proxy on the way there.
+    /// The proxy to it.
     pub proxy_url: Option<String>,
-    /// Whether clients should not ask for compression.
+    /// Whether clients should not request compression.
     pub disable_compression: bool,
-    /// What the cluster's extension `client.authentication.k8s.io/exec` holds, or null.
+    /// The content of the cluster's extension `client.authentication.k8s.io/exec`, or null.
     pub config: Value,
 }
 
@@ -71,34 +71,34 @@ impl fmt::Debug for ClusterInfo {
     }
 }
 
-/// What a plugin gave.
+/// The credential in a plugin's output.
 pub(super) struct PluginCredential {
     pub(super) authorization: Option<HeaderValue>,
     pub(super) certificate: Option<Arc<CertifiedKey>>,
     pub(super) expires: Option<SystemTime>,
 }
 
-/// Why an answer is no credential.
+/// Why a plugin's output is not a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecCredentialError {
-    /// It is in another version.
+    /// It has another version.
     ApiVersion {
-        /// The one it was asked in.
-        asked: ExecApiVersion,
-        /// The one it claims, shortened.
-        answered: String,
+        /// The version of the input.
+        expected: ExecApiVersion,
+        /// The version that it claims, shortened.
+        actual: String,
     },
-    /// The certificate or the key is not one.
+    /// The certificate or the key is invalid.
     Certificate(PemError),
     /// There is a certificate and no key.
     CertificateWithoutKey,
-    /// There is no answer.
+    /// The output is empty.
     Empty,
     /// The expiration is not a time.
     Expiration,
     /// There is a key and no certificate.
     KeyWithoutCertificate,
-    /// It says that it is something else.
+    /// It claims another kind.
     Kind,
     /// There is neither a token nor a certificate.
     NoCredential,
@@ -106,34 +106,34 @@ pub enum ExecCredentialError {
     Token(UnencodableToken),
     /// It is neither JSON nor YAML, or a field has another type.
     Malformed {
-        /// Where, from 1; 0 for the answer as a whole.
+        /// The line, from 1; 0 for the output as a whole.
         line: u32,
-        /// Where in the line, likewise.
+        /// The column, likewise.
         column: u32,
     },
 }
 
 impl ExecCredentialError {
-    fn malformed(place: &SourceLocation) -> Self {
+    fn malformed(location: &SourceLocation) -> Self {
         Self::Malformed {
-            line: place.line,
-            column: place.column,
+            line: location.line,
+            column: location.column,
         }
     }
 }
 
 impl fmt::Display for ExecCredentialError {
-    /// In words that follow the plugin's name.
+    /// The text follows the plugin's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ApiVersion { asked, answered } => {
+            Self::ApiVersion { expected, actual } => {
                 write!(
                     f,
-                    "is configured for {}, but answered in {answered:?}",
-                    asked.as_str()
+                    "is configured for {}, but answered in {actual:?}",
+                    expected.as_str()
                 )
             }
-            Self::Certificate(fault) => write!(f, "gave no usable certificate: {fault}"),
+            Self::Certificate(error) => write!(f, "gave no usable certificate: {error}"),
             Self::CertificateWithoutKey => f.write_str("gave a certificate without its key"),
             Self::Empty => f.write_str("printed nothing"),
             Self::Expiration => {
@@ -153,7 +153,7 @@ impl fmt::Display for ExecCredentialError {
     }
 }
 
-/// What a plugin is asked; it may be told about a cluster, whose CA has been read.
+/// The input of a plugin; it may describe a cluster, whose CA has been read.
 pub(super) fn encode_exec_info(
     version: ExecApiVersion,
     cluster: Option<(&ClusterInfo, &[u8])>,
@@ -179,7 +179,7 @@ impl ClusterInfo {
             ("disable-compression", compression),
             ("certificate-authority-data", ca.map(Value::from)),
         ];
-        let given = optional
+        let present = optional
             .into_iter()
             .filter_map(|(name, value)| Some((name, value?)));
         let always = [
@@ -188,35 +188,35 @@ impl ClusterInfo {
         ];
         always
             .into_iter()
-            .chain(given)
+            .chain(present)
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     }
 }
 
-/// Reads what a plugin printed, in JSON or YAML; what weir has no use for is passed over.
+/// Parses a plugin's output, in JSON or YAML; fields that weir does not use are ignored.
 pub(super) fn parse_output(
     output: &[u8],
-    asked: ExecApiVersion,
+    expected: ExecApiVersion,
 ) -> Result<PluginCredential, ExecCredentialError> {
     let text = str::from_utf8(output)
         .map_err(|_| ExecCredentialError::Malformed { line: 0, column: 0 })?;
-    let mut faults = Diagnostics::default();
-    let found = document::parse_all("", text, &mut faults);
-    if let Some(fault) = faults.iter().next() {
-        return Err(ExecCredentialError::malformed(&fault.location));
+    let mut diagnostics = Diagnostics::default();
+    let documents = document::parse_all("", text, &mut diagnostics);
+    if let Some(error) = diagnostics.iter().next() {
+        return Err(ExecCredentialError::malformed(&error.location));
     }
-    let Some(answer) = found.first() else {
+    let Some(answer) = documents.first() else {
         return Err(ExecCredentialError::Empty);
     };
-    let answered = text_field(answer, "apiVersion")?;
+    let actual = text_field(answer, "apiVersion")?;
     let kind = text_field(answer, "kind")?.unwrap_or("ExecCredential");
-    let (Some(answered), "ExecCredential") = (answered, kind) else {
+    let (Some(actual), "ExecCredential") = (actual, kind) else {
         return Err(ExecCredentialError::Kind);
     };
-    if answered != asked.as_str() {
-        let answered = answered.chars().take(80).collect();
-        return Err(ExecCredentialError::ApiVersion { asked, answered });
+    if actual != expected.as_str() {
+        let actual = actual.chars().take(80).collect();
+        return Err(ExecCredentialError::ApiVersion { expected, actual });
     }
     let Some(status) = answer.field("status").filter(|status| !status.is_null()) else {
         return Err(ExecCredentialError::NoCredential);
@@ -244,7 +244,7 @@ pub(super) fn parse_output(
     })
 }
 
-/// A string; the empty one is the same as none, as in Go.
+/// A string; an empty one counts as absent, as in Go.
 fn text_field<'n>(node: &'n Node, name: &str) -> Result<Option<&'n str>, ExecCredentialError> {
     if !matches!(node.content, Content::Mapping(_)) {
         return Err(ExecCredentialError::malformed(&node.location));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::upstream::tls::tests::self_signed_pair;
 
-/// An answer with the given status.
+/// A plugin output with the given status.
 pub(crate) fn exec_credential(status: &Value) -> String {
     let version = ExecApiVersion::V1.as_str();
     json!({ "apiVersion": version, "kind": "ExecCredential", "status": status }).to_string()

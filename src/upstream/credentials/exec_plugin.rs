@@ -1,9 +1,10 @@
 //! Credential plugins: programs that print a credential.
 //!
-//! Promises: the plugin gets no terminal, a bounded time and bounded room to answer, and is killed (though not what it has
-//! started itself) when nobody waits for it any more; what it prints is never quoted, for it is a secret. What it says on stderr
-//! goes to the log while it runs, since it may be asking somebody to log in. Follows `plugin/pkg/client/auth/exec/exec.go`
-//! (client-go 1.36). Deliberately not here: what is asked and answered (`exec_credential`), and when (`refresh`).
+//! Promises: the plugin gets no terminal, and a bounded time and bounded memory for its output. It
+//! is killed (though not the processes that it has started) when its result is no longer needed.
+//! Its output is never quoted, for it is a secret. Its stderr is logged while it runs, since it may
+//! ask for a login. Follows `plugin/pkg/client/auth/exec/exec.go` (client-go 1.36). Deliberately
+//! not here: its input and output (`exec_credential`), and when it runs (`refresh_schedule`).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,38 +31,41 @@ use crate::upstream::credentials::exec_credential::encode_exec_info;
 use crate::upstream::credentials::exec_credential::parse_output;
 use crate::upstream::tls::PemError;
 
-/// The variable in which the plugin finds what is asked of it.
+/// The environment variable with the plugin's input.
 const EXEC_INFO_VARIABLE: &str = "KUBERNETES_EXEC_INFO";
 
-/// Longest that a plugin may take: enough for a slow identity service, and for somebody to follow a login link.
+/// Longest run of a plugin: enough for a slow identity service, and for a login link to be
+/// followed.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Most that a plugin may print: tokens and certificates with their chains are a few KiB.
+/// Most bytes that a plugin may print: tokens and certificates with their chains are a few KiB.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// Most of its stderr that goes to the log for one run, in bytes.
+/// Most bytes of its stderr that are logged for one run.
 const MAX_LOGGED: usize = 64 << 10;
 
-/// Longest line of its stderr, in bytes; the rest of the line is left out.
+/// Longest line of its stderr, in bytes; the rest of the line is dropped.
 const MAX_LINE: usize = 1 << 10;
 
-/// How long the end of stderr is waited for when the plugin has ended: whatever it left running may hold it open.
+/// How long to wait for the end of stderr after the plugin has exited: a process that it left
+/// running may hold it open.
 const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A program that gives credentials. Its `Debug` shows neither arguments nor environment, which can hold secrets.
+/// A program that prints credentials. Its `Debug` shows neither arguments nor environment, which
+/// can contain secrets.
 #[derive(Clone, PartialEq)]
 pub struct ExecPlugin {
-    /// The version that it is asked in.
+    /// The version of its input and output.
     pub api_version: ExecApiVersion,
     /// The program: a path, or a name to look for in `PATH`.
     pub command: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// What its environment has beyond weir's own.
+    /// Environment variables beyond weir's own.
     pub env: Vec<(String, String)>,
-    /// What whoever has not got it should do.
+    /// How to install it, as the kubeconfig says.
     pub install_hint: Option<String>,
-    /// What it is told about the cluster, if it wants to know (`provideClusterInfo`).
+    /// The cluster that its input describes, if it wants that (`provideClusterInfo`).
     pub cluster: Option<ClusterInfo>,
 }
 
@@ -69,7 +73,7 @@ impl fmt::Debug for ExecPlugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Plugin({:?}, {})",
+            "ExecPlugin({:?}, {})",
             self.command,
             self.api_version.as_str()
         )
@@ -79,9 +83,9 @@ impl fmt::Debug for ExecPlugin {
 /// A plugin that gave no credential.
 #[derive(Clone, Debug)]
 pub struct PluginError {
-    /// What was run.
+    /// The program.
     pub command: PathBuf,
-    /// What its installation needs, as the kubeconfig says.
+    /// How to install it, as the kubeconfig says.
     pub install_hint: Option<String>,
     /// What went wrong.
     pub cause: PluginFailure,
@@ -90,25 +94,25 @@ pub struct PluginError {
 /// Why a plugin gave no credential.
 #[derive(Clone, Debug)]
 pub enum PluginFailure {
-    /// It answered with something else than a credential.
+    /// Its output is not a credential.
     InvalidOutput(ExecCredentialError),
-    /// The cluster's CA, which it wants to be told, cannot be read.
+    /// The cluster's CA, a part of its input, cannot be read.
     ClusterCa(PemError),
-    /// It gave a credential that was over when it came.
+    /// Its credential had expired at this time already.
     Expired(SystemTime),
-    /// It failed.
+    /// It exited with an error.
     Failed {
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The last that it said on stderr.
-        said: String,
+        /// The last line of its stderr.
+        stderr_tail: String,
     },
     /// It cannot be run.
     Io(Arc<io::Error>),
-    /// It did not end within the time limit.
+    /// It did not exit within the time limit.
     TimedOut {
-        /// The last that it said on stderr.
-        said: String,
+        /// The last line of its stderr.
+        stderr_tail: String,
     },
     /// It printed more than a credential can be.
     OutputTooLarge,
@@ -117,17 +121,17 @@ pub enum PluginFailure {
 impl fmt::Display for PluginError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the credential plugin {:?} ", self.command)?;
-        let said = |f: &mut fmt::Formatter<'_>, said: &str| {
-            if said.is_empty() {
+        let write_tail = |f: &mut fmt::Formatter<'_>, tail: &str| {
+            if tail.is_empty() {
                 Ok(())
             } else {
-                write!(f, "; it said: {said}")
+                write!(f, "; it said: {tail}")
             }
         };
         match &self.cause {
-            PluginFailure::InvalidOutput(fault) => write!(f, "{fault}")?,
-            PluginFailure::ClusterCa(fault) => {
-                write!(f, "cannot be told the cluster's CA: {fault}")?
+            PluginFailure::InvalidOutput(error) => write!(f, "{error}")?,
+            PluginFailure::ClusterCa(error) => {
+                write!(f, "cannot be told the cluster's CA: {error}")?
             }
             PluginFailure::Expired(at) => match Timestamp::try_from(*at) {
                 Ok(at) => write!(
@@ -139,9 +143,12 @@ impl fmt::Display for PluginError {
                     "gave a credential that is long over; is the clock right?"
                 )?,
             },
-            PluginFailure::Failed { status, said: last } => {
+            PluginFailure::Failed {
+                status,
+                stderr_tail,
+            } => {
                 write!(f, "failed ({status})")?;
-                said(f, last)?;
+                write_tail(f, stderr_tail)?;
             }
             PluginFailure::Io(why) if why.kind() == io::ErrorKind::NotFound => {
                 write!(
@@ -150,9 +157,9 @@ impl fmt::Display for PluginError {
                 )?;
             }
             PluginFailure::Io(why) => write!(f, "cannot be run: {why}")?,
-            PluginFailure::TimedOut { said: last } => {
+            PluginFailure::TimedOut { stderr_tail } => {
                 write!(f, "did not end within {}s", TIME_LIMIT.as_secs())?;
-                said(f, last)?;
+                write_tail(f, stderr_tail)?;
             }
             PluginFailure::OutputTooLarge => {
                 write!(f, "printed more than {} KiB", MAX_OUTPUT >> 10)?
@@ -168,7 +175,7 @@ impl fmt::Display for PluginError {
 impl std::error::Error for PluginError {}
 
 impl ExecPlugin {
-    /// Runs the program once and reads its answer.
+    /// Runs the program once and parses its output.
     ///
     /// # Cancel safety
     /// Dropping the future kills the program.
@@ -201,60 +208,60 @@ impl ExecPlugin {
         let mut stderr = StderrLog::default();
         let (output, status) =
             match timeout(TIME_LIMIT, self.collect_output(child, &mut stderr)).await {
-                Ok(ended) => ended?,
+                Ok(result) => result?,
                 Err(_) => {
                     return Err(PluginFailure::TimedOut {
-                        said: stderr.tail(),
+                        stderr_tail: stderr.tail(),
                     });
                 }
             };
         if !status.success() {
             return Err(PluginFailure::Failed {
                 status,
-                said: stderr.tail(),
+                stderr_tail: stderr.tail(),
             });
         }
         parse_output(&output, self.api_version).map_err(PluginFailure::InvalidOutput)
     }
 
-    /// Reads all that the program says, until it has ended.
+    /// Reads the program's output until it has exited.
     async fn collect_output(
         &self,
         mut child: Child,
-        said: &mut StderrLog,
+        log: &mut StderrLog,
     ) -> Result<(Vec<u8>, ExitStatus), PluginFailure> {
-        let not_read = |why| PluginFailure::Io(Arc::new(why));
+        let io_failure = |why| PluginFailure::Io(Arc::new(why));
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let command = self.command.display();
-        let mut listening = std::pin::pin!(async {
+        let mut read_stderr = std::pin::pin!(async {
             let Some(mut stderr) = stderr else { return };
             let mut chunk = [0; 4096];
             while let Ok(n @ 1..) = stderr.read(&mut chunk).await {
-                said.push(chunk.get(..n).unwrap_or_default(), |line| {
+                log.push(chunk.get(..n).unwrap_or_default(), |line| {
                     tracing::info!(%command, "credential plugin: {line}");
                 });
             }
-            said.end_line(|line| tracing::info!(%command, "credential plugin: {line}"));
+            log.end_line(|line| tracing::info!(%command, "credential plugin: {line}"));
         });
-        let mut ending = std::pin::pin!(async {
+        let mut wait_for_exit = std::pin::pin!(async {
             let output = match stdout {
                 Some(stdout) => read_output(stdout).await?,
                 None => Vec::new(),
             };
-            Ok((output, child.wait().await.map_err(not_read)?))
+            Ok((output, child.wait().await.map_err(io_failure)?))
         });
         tokio::select! {
-            ended = &mut ending => {
-                if ended.is_ok() {
-                    let _ = timeout(STDERR_DRAIN_TIMEOUT, listening).await;
+            result = &mut wait_for_exit => {
+                if result.is_ok() {
+                    let _ = timeout(STDERR_DRAIN_TIMEOUT, read_stderr).await;
                 }
-                ended
+                result
             }
-            () = &mut listening => ending.await,
+            () = &mut read_stderr => wait_for_exit.await,
         }
     }
 
-    /// What the plugin is asked.
+    /// The plugin's input.
     async fn exec_info(&self) -> Result<String, PemError> {
         let Some(cluster) = &self.cluster else {
             return Ok(encode_exec_info(self.api_version, None));
@@ -279,7 +286,7 @@ async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, PluginFa
     }
 }
 
-/// What came on stderr, line by line and with an end.
+/// The lines of stderr, bounded in number and length.
 #[derive(Default)]
 struct StderrLog {
     line: Vec<u8>,
@@ -298,7 +305,7 @@ impl StderrLog {
         }
     }
 
-    /// Ends the line that was begun.
+    /// Ends the current line.
     fn end_line(&mut self, mut log: impl FnMut(&str)) {
         let line = printable(&std::mem::take(&mut self.line));
         if line.is_empty() {
@@ -320,7 +327,7 @@ impl StderrLog {
     }
 }
 
-/// A line that cannot do anything to a terminal.
+/// A line without control characters, which could affect a terminal.
 fn printable(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line.trim_ascii());
     text.chars()

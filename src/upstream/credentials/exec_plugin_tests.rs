@@ -8,7 +8,8 @@ use super::*;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::tls::Pem;
 
-/// A plugin that is a shell script. The shell reads it: a file just written cannot always be run.
+/// A plugin that is a shell script. The shell reads it: a file just written cannot always be
+/// executed.
 pub(crate) fn script_plugin(dir: &Path, text: &str) -> ExecPlugin {
     let file = dir.join("plugin.sh");
     fs::write(&file, text).unwrap();
@@ -127,7 +128,7 @@ async fn the_size_of_stdout_is_limited_and_that_of_stderr_is_not() {
     );
 }
 
-// The paused clock goes on when all wait, and so to the time limit.
+// The paused clock advances when all tasks wait, and so reaches the time limit.
 #[tokio::test(start_paused = true)]
 async fn a_plugin_that_does_not_end_times_out() {
     let dir = tempfile::tempdir().unwrap();

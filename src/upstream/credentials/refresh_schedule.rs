@@ -1,33 +1,37 @@
-//! When a credential is fetched again. Pure: times come in, times go out.
+//! When a credential is refreshed. Pure: times in, times out.
 //!
-//! A credential that ends is renewed well before; one that was refused, soon; a source that fails is asked again at growing
-//! distances. However often weir's calls are refused, the source is not asked more often than this file says.
+//! A credential is refreshed well before it expires, and soon after it was rejected. A source that
+//! fails is tried again with backoff. However often weir's calls are rejected, the source is not
+//! read more often than this file says.
 
 use std::time::Duration;
 use std::time::Instant;
 
-/// Shortest time from one credential to the next, so that neither a source that gives credentials of a few seconds nor one
-/// that keeps giving out the last seconds of the same one is asked all the time.
+/// Shortest time from one credential to the next. It bounds how often a source is read that gives
+/// credentials of a few seconds, or that keeps giving the last seconds of the same one.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Shortest time between two attempts at all, whatever the credentials say.
+/// Shortest time between two attempts, whatever the credentials say.
 const MIN_ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The wait after a first failure; it doubles with every further one.
+/// The wait after a first failure; it doubles with each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 
-/// The longest wait after a failure: what breaks a source (a network, an identity service) is mostly mended in minutes.
+/// The longest wait after a failure: most failures of a source (a network, an identity service) end
+/// within minutes.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// A refused credential is replaced at once if it is older than this, otherwise when it is: a user that the API server does
-/// not know at all is refused every time, and no new credential helps.
+/// A rejected credential is replaced at once if it is older than this, otherwise when it is. A user
+/// that the API server does not know is rejected every time, and no new credential helps.
 pub(super) const REJECTED_REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When a credential obtained `now` that ends at `expires` is to be renewed: after 80 % of its life.
+/// When a credential obtained `now` that expires at `expires` is to be refreshed: after 80 % of its
+/// lifetime.
 ///
-/// That is when the kubelet renews tokens too, and it leaves a fifth of the life for failures. "One minute before the end" as
-/// well, if sooner, would renew a credential of a minute the moment it comes, for ever; and plugins that cache give out the
-/// same credential until shortly before its end, which a share of what is left meets gracefully.
+/// The kubelet refreshes tokens then, too, and it leaves a fifth of the lifetime for failures. "One
+/// minute before expiry" as well, if sooner, would refresh a credential of one minute at once, for
+/// ever. Plugins with a cache return the same credential until shortly before its expiry; a
+/// fraction of the time left handles that.
 pub(super) fn next_refresh(now: Instant, expires: Instant) -> Instant {
     let left = expires.saturating_duration_since(now);
     now + left
@@ -37,7 +41,7 @@ pub(super) fn next_refresh(now: Instant, expires: Instant) -> Instant {
         .max(MIN_ATTEMPT_INTERVAL)
 }
 
-/// How long to wait after that many failures in a row.
+/// The wait after that many failures in a row.
 fn backoff(failures: u32) -> Duration {
     let doublings = failures
         .saturating_sub(1)
@@ -45,7 +49,7 @@ fn backoff(failures: u32) -> Duration {
     (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(MAX_BACKOFF)
 }
 
-/// When the source is asked next.
+/// When the source is read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RefreshSchedule {
     last_attempt: Instant,
@@ -54,7 +58,8 @@ pub(super) struct RefreshSchedule {
 }
 
 impl RefreshSchedule {
-    /// A credential came `now`; the source is to be asked again at `due`, if at all.
+    /// Records that a credential was obtained `now`; the source is to be read again at `due`, if at
+    /// all.
     pub(super) fn after_success(now: Instant, due: Option<Instant>) -> Self {
         Self {
             last_attempt: now,
@@ -63,7 +68,7 @@ impl RefreshSchedule {
         }
     }
 
-    /// The source failed once more.
+    /// Records another failure of the source.
     pub(super) fn after_failure(self, now: Instant) -> Self {
         let failures = self.failures.saturating_add(1);
         Self {
@@ -73,7 +78,7 @@ impl RefreshSchedule {
         }
     }
 
-    /// The API server refused the credential.
+    /// Records that the API server rejected the credential.
     pub(super) fn after_rejection(self) -> Self {
         let soon = self.last_attempt + REJECTED_REFRESH_INTERVAL;
         Self {
@@ -82,7 +87,7 @@ impl RefreshSchedule {
         }
     }
 
-    /// When the source is to be asked.
+    /// When the source is to be read.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -1,19 +1,23 @@
-//! Keeps a credential fresh: waits until its source is to be asked, asks it, and hands over what came.
+//! Refreshes a credential: waits until its source is due, reads the source, and replaces the
+//! credential.
 //!
-//! Decides nothing: when is `refresh`'s matter.
+//! The schedule is decided in [`refresh_schedule`](crate::upstream::credentials::refresh_schedule).
 
 use std::sync::Arc;
 
-use crate::upstream::credentials::BearerToken;
-use crate::upstream::credentials::ClientCertificate;
-use crate::upstream::credentials::CredentialSource;
-use crate::upstream::credentials::LoadedCredential;
-use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::credentials::read_token;
+use crate::clock::Clock;
+use crate::upstream::credentials::own_credentials::OwnCredentials;
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
-use crate::upstream::credentials::run_plugin;
+use crate::upstream::credentials::source::BearerToken;
+use crate::upstream::credentials::source::ClientCertificate;
+use crate::upstream::credentials::source::CredentialError;
+use crate::upstream::credentials::source::CredentialSource;
+use crate::upstream::credentials::source::LoadedCredential;
+use crate::upstream::credentials::source::initial_token;
+use crate::upstream::credentials::source::read_token;
+use crate::upstream::credentials::source::run_plugin;
 
-/// Keeps [`OwnCredentials`] fresh. There is one for each, and so one attempt at a time.
+/// Refreshes [`OwnCredentials`]. There is one task for each, and so one attempt at a time.
 #[derive(Debug)]
 #[must_use = "credentials end unless their renewal runs"]
 pub struct RefreshTask {
@@ -22,11 +26,49 @@ pub struct RefreshTask {
     pub(super) schedule: RefreshSchedule,
 }
 
+impl OwnCredentials {
+    /// Loads the first credential. The caller has to run the [`RefreshTask`].
+    ///
+    /// # Errors
+    /// There is no credential. The error says why, and what to do.
+    ///
+    /// # Cancel safety
+    /// Dropping the future kills a running plugin.
+    pub async fn start(
+        source: CredentialSource,
+        clock: Clock,
+    ) -> Result<(Arc<Self>, RefreshTask), CredentialError> {
+        let credential = match &source {
+            CredentialSource::Configured { certificate, token } => LoadedCredential {
+                authorization: initial_token(token.as_ref()).await?,
+                certificate: match certificate {
+                    Some(certificate) => Some(certificate.read().await?),
+                    None => None,
+                },
+                expires: None,
+            },
+            CredentialSource::Plugin(plugin) => run_plugin(plugin, clock).await?,
+        };
+        let now = clock.now();
+        let schedule =
+            RefreshSchedule::after_success(now, source.refresh_due(now, credential.expires));
+        let credentials = Self::new(credential, clock);
+        Ok((
+            Arc::clone(&credentials),
+            RefreshTask {
+                credentials,
+                source,
+                schedule,
+            },
+        ))
+    }
+}
+
 impl RefreshTask {
     /// Runs until it is dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future kills a plugin that runs; the credentials stay as they are.
+    /// Dropping the future kills a running plugin; the credentials stay as they are.
     pub async fn run(mut self) {
         if !self.source.can_change() {
             return std::future::pending().await;
@@ -37,29 +79,29 @@ impl RefreshTask {
         }
     }
 
-    /// Waits until the source is to be asked.
+    /// Waits until the source is due.
     pub(super) async fn wait_until_due(&mut self) {
         loop {
             let due = self.schedule.due();
-            let come = async {
+            let elapsed = async {
                 match due {
                     Some(due) => tokio::time::sleep_until(due.into()).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = come => return,
+                () = elapsed => return,
                 () = self.credentials.refresh_requested.notified() => self.schedule = self.schedule.after_rejection(),
             }
         }
     }
 
-    /// Asks the source once.
+    /// Reads the source once.
     pub(super) async fn refresh(&mut self) {
-        let (own, clock) = (&self.credentials, self.credentials.clock);
-        let renewed = match &self.source {
+        let (credentials, clock) = (&self.credentials, self.credentials.clock);
+        let outcome = match &self.source {
             CredentialSource::Configured { certificate, token } => {
-                own.replace(
+                credentials.replace(
                     self.reread_files(certificate.as_ref(), token.as_ref())
                         .await,
                 );
@@ -67,28 +109,28 @@ impl RefreshTask {
             }
             CredentialSource::Plugin(plugin) => run_plugin(plugin, clock)
                 .await
-                .map(|credential| own.replace(credential)),
+                .map(|credential| credentials.replace(credential)),
         };
         let now = clock.now();
-        self.schedule = match renewed {
+        self.schedule = match outcome {
             Ok(()) => {
-                let expires = own.current.load().credential.expires;
+                let expires = credentials.loaded().expires;
                 RefreshSchedule::after_success(now, self.source.refresh_due(now, expires))
             }
             Err(why) => {
-                own.record_failure(why);
+                credentials.record_failure(why);
                 self.schedule.after_failure(now)
             }
         };
     }
 
-    /// The files as they are now; one that cannot be read leaves its part as it was.
+    /// Reads the files. A file that cannot be read leaves its part unchanged.
     async fn reread_files(
         &self,
         certificate: Option<&ClientCertificate>,
         token: Option<&BearerToken>,
     ) -> LoadedCredential {
-        let mut credential = self.credentials.current.load().credential.clone();
+        let mut credential = self.credentials.loaded();
         if let Some(certificate) = certificate {
             match certificate.read().await {
                 Ok(pair) => credential.certificate = Some(pair),

@@ -19,14 +19,21 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
+use crate::clock::Clock;
+use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::credentials::exec_plugin::tests::script_plugin;
 use crate::upstream::credentials::refresh_schedule::REJECTED_REFRESH_INTERVAL;
+use crate::upstream::credentials::source::REREAD_INTERVAL;
+use crate::upstream::tls::Pem;
 use crate::upstream::tls::client_config;
 use crate::upstream::tls::parse_roots;
 use crate::upstream::tls::tests::self_signed_pair;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Answers with the file `answer`, and fails if there is none. Notes its calls in `calls`.
+/// Prints the file `answer`, and fails if there is none. Records its calls in `calls`.
 const SCRIPT: &str = "echo called >>\"$DIR/calls\"\ncat \"$DIR/answer\"\n";
 
 struct CredentialFixture {
@@ -82,12 +89,12 @@ impl CredentialFixture {
     fn token_file(&self) -> Option<BearerToken> {
         Some(BearerToken::File {
             path: self.path("token"),
-            until_read: None,
+            fallback: None,
         })
     }
 }
 
-/// The time in so many seconds, as RFC 3339 has it.
+/// The time in this many seconds, in RFC 3339.
 fn in_seconds(seconds: i64) -> String {
     let wall = Timestamp::try_from(Clock.wall()).unwrap();
     (wall + jiff::SignedDuration::from_secs(seconds)).to_string()
@@ -102,7 +109,7 @@ fn authorization_text(own: &OwnCredentials) -> String {
         .to_owned()
 }
 
-/// What is logged on this thread as long as the guard lives.
+/// The log of this thread as long as the guard lives.
 #[derive(Clone, Default)]
 struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
@@ -211,10 +218,10 @@ async fn an_unreadable_token_file_at_the_start_is_an_error_unless_a_token_is_con
         .to_string();
     assert!(missing.starts_with("the token file /"), "{missing}");
     assert!(missing.contains("/token: No such file"), "{missing}");
-    let until_read = Some(bearer_header("spare").unwrap());
+    let fallback = Some(bearer_header("spare").unwrap());
     let token = BearerToken::File {
         path: scene.path("token"),
-        until_read,
+        fallback,
     };
     let (own, mut renewal) = scene.configured(false, Some(token)).await.unwrap();
     assert_eq!(authorization_text(&own), "Bearer spare");
@@ -320,7 +327,7 @@ async fn a_credential_without_an_expiry_is_refreshed_after_a_rejection() {
     scene.set_output(&json!({ "token": "one" }));
     let (own, mut renewal) = scene.plugin().await.unwrap();
     assert_eq!(renewal.schedule.due(), None);
-    // From here on nothing runs that real time matters to.
+    // Nothing after this line depends on real time.
     tokio::time::pause();
     let began = Clock.now();
     own.request_refresh();
@@ -338,7 +345,7 @@ async fn a_credential_without_an_expiry_is_refreshed_after_a_rejection() {
     renewal.refresh().await;
     assert_eq!(authorization_text(&own), "Bearer two");
     assert_eq!(scene.calls(), 2);
-    // One that has been good for long is replaced at once.
+    // A credential that has been valid for long is replaced at once.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(3600)).await;
     let began = Clock.now();
@@ -360,7 +367,7 @@ async fn dropping_the_refresh_task_kills_the_plugin() {
             .unwrap()
             .success()
     );
-    // It has the pipe open for writing as long as it lives.
+    // The plugin has the pipe open for writing as long as it lives.
     let hanging = script_plugin(
         scene.dir.path(),
         "exec 3>\"$DIR/fifo\"\necho up >&3\nexec sleep 600\n",
@@ -386,7 +393,7 @@ async fn dropping_the_refresh_task_kills_the_plugin() {
     assert_eq!(authorization_text(&own), "Bearer one");
 }
 
-/// The certificate that a server sees in a handshake, if any.
+/// The certificate that a server receives in a handshake, if any.
 fn handshake(
     client: &rustls::ClientConfig,
     (server_certificate, server_key): &(String, String),
@@ -459,7 +466,7 @@ async fn one_tls_configuration_presents_the_current_certificate() {
     assert_eq!(seen(&TLS13), der(&two.0));
     assert_eq!(seen(&TLS12), der(&two.0));
     assert_eq!(own.authorization().unwrap(), None);
-    // Once it is over it is not shown any more.
+    // An expired certificate is not presented any more.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(601)).await;
     assert_eq!(seen(&TLS13), None);

@@ -1,7 +1,7 @@
-//! weir's own questions: to the API server with weir's own credentials, to issuers of tokens with none.
+//! weir's own requests to the API server, with weir's own credentials.
 //!
-//! Promises: an answer within [`ANSWER_WITHIN`] or an error; an answer's body is bounded; without a credential that is in force
-//! nothing is asked of the API server; what goes elsewhere carries nothing of anybody's.
+//! Promises: a response within [`RESPONSE_TIMEOUT`] or an error; the body is bounded. Without a
+//! valid credential no request is sent to the API server.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,11 +11,9 @@ use http::HeaderValue;
 use http::Method;
 use http::Response;
 use http::StatusCode;
-use http::Uri;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
-use rustls::RootCertStore;
 use tokio::time::timeout;
 
 use crate::identity::transport::ApiTransport;
@@ -23,34 +21,30 @@ use crate::identity::transport::RemoteError;
 use crate::identity::transport::RemoteFuture;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::UrlFetcher;
-use crate::upstream::ForwardError;
-use crate::upstream::UpstreamMetrics;
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::body::request_body::ResponseBody;
-use crate::upstream::connection::address;
-use crate::upstream::connection::connection_budget::Requester;
-use crate::upstream::connection::connector::ServerAddress;
+use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::external_pool;
-use crate::upstream::forward::SendContext;
-use crate::upstream::forward::StreamGuard;
+use crate::upstream::error::ForwardError;
+use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers;
-use crate::upstream::headers::Internal;
-use crate::upstream::headers::RequestHead;
+use crate::upstream::headers::auth_mode::Internal;
+use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::requester::Requester;
 
-/// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
+/// The request timeout of kube-apiserver's delegating authentication for a `TokenReview`.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A large API server takes seconds to write its metrics.
+/// Longest time for a streamed response. A large API server takes seconds to write its metrics.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A user with ten thousand groups, or a key set with a hundred keys, takes less.
+/// Largest response body. A user with ten thousand groups, or a key set with a hundred keys, takes
+/// less.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-/// The API server, by weir's own credentials.
+/// A client of the API server that uses weir's own credentials.
 #[derive(Clone, Debug)]
 pub struct ApiServerClient {
     pool: Arc<Pool<Internal>>,
@@ -58,7 +52,7 @@ pub struct ApiServerClient {
 }
 
 impl ApiServerClient {
-    /// Asks by way of `pool`.
+    /// Sends requests over `pool`.
     #[must_use]
     pub fn new(pool: Arc<Pool<Internal>>, own: Arc<OwnCredentials>) -> Self {
         Self {
@@ -67,14 +61,15 @@ impl ApiServerClient {
         }
     }
 
-    /// Gets what stands at `target`, in a form that `accept` names if it is given, and hands it to `sink` piece by piece as it
-    /// comes, if it is answered 200: within 30 seconds, until it ends or `sink` breaks it off. Returns what `sink` returned last.
+    /// Sends GET for `target`, with `accept` in `Accept` if given. A 200 response is passed to
+    /// `sink` piece by piece as it arrives, for at most 30 seconds, until it ends or `sink` breaks.
+    /// Returns what `sink` returned last.
     ///
     /// # Errors
-    /// There was no answer, or not all of it.
+    /// The response is missing or incomplete.
     ///
     /// # Cancel safety
-    /// The connection is left to others.
+    /// Dropping the future affects no other request.
     pub async fn stream(
         &self,
         target: PathAndQuery,
@@ -98,13 +93,13 @@ impl ApiServerClient {
         let authorization = self
             .credentials
             .authorization()
-            .map_err(|why| RemoteError(why.to_string()))?;
+            .map_err(|error| RemoteError(error.to_string()))?;
         let mut request = headers::internal_head(Method::GET, target, authorization);
         if let Some(accept) = accept {
             request = request.with_accept(accept);
         }
-        let sent = self.pool.send_internal(request, RequestBody::empty()).await;
-        let (response, mut turn) = sent.map_err(|why| RemoteError(why.to_string()))?;
+        let result = self.pool.send_internal(request, RequestBody::empty()).await;
+        let (response, mut guard) = result.map_err(|error| RemoteError(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
             self.credentials.request_refresh();
@@ -121,8 +116,8 @@ impl ApiServerClient {
                 return Ok((status, ControlFlow::Break(())));
             }
         }
-        if let Some(turn) = &mut turn {
-            turn.complete();
+        if let Some(guard) = &mut guard {
+            guard.complete();
         }
         Ok((status, ControlFlow::Continue(())))
     }
@@ -132,9 +127,9 @@ impl ApiServerClient {
         let authorization = self
             .credentials
             .authorization()
-            .map_err(|why| RemoteError(why.to_string()))?;
+            .map_err(|error| RemoteError(error.to_string()))?;
         let path = PathAndQuery::from_static(path);
-        let reply = match body {
+        let response = match body {
             Some(body) => {
                 let request = headers::internal_head(Method::POST, path, authorization).with_json();
                 collect_response(
@@ -149,8 +144,8 @@ impl ApiServerClient {
                 collect_response(self.pool.send_internal(request, RequestBody::empty()).await).await
             }
         }?;
-        self.credentials.record_response(reply.status);
-        Ok(reply)
+        self.credentials.record_response(response.status);
+        Ok(response)
     }
 }
 
@@ -161,76 +156,26 @@ impl ApiTransport for ApiServerClient {
     }
 }
 
-/// Whatever can be reached by HTTPS.
-#[derive(Clone, Debug)]
-pub struct ExternalClient {
-    roots: RootCertStore,
-    metrics: Arc<UpstreamMetrics>,
-}
-
-impl ExternalClient {
-    /// Believes whom `roots` vouch for.
-    #[must_use]
-    pub fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
-        Self { roots, metrics }
-    }
-
-    /// On a connection of its own: keys are fetched every few minutes.
-    async fn fetch(self, url: String) -> Result<RemoteResponse, RemoteError> {
-        let uri: Uri = url.parse().map_err(|_| RemoteError("no URL".to_owned()))?;
-        let path = uri
-            .path_and_query()
-            .cloned()
-            .unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let server = uri.authority().map(|host| format!("https://{host}"));
-        let (authority, server_name) = match (uri.scheme_str(), server) {
-            (Some("https"), Some(server)) => address::parse_server(&server).map_err(RemoteError)?,
-            _ => return Err(RemoteError("expected https://HOST[:PORT]/PATH".to_owned())),
-        };
-        let target = ServerAddress {
-            authority,
-            server_name,
-            proxy: None,
-        };
-        let pool = external_pool(target, self.roots, &self.metrics);
-        let (head, mut turn) = (headers::external_head(path), None);
-        let errand = SendContext {
-            requester: &Requester::default(),
-            guard: &mut turn,
-            sent_at: &mut None,
-        };
-        let sent = pool.send(head, RequestBody::empty(), ConnectionClass::Shared, errand);
-        let reply = collect_response(sent.await.map(|response| (response, turn))).await;
-        pool.retire_all();
-        reply
-    }
-}
-
-impl UrlFetcher for ExternalClient {
-    fn get(&self, url: &str) -> RemoteFuture {
-        let (elsewhere, url) = (self.clone(), url.to_owned());
-        Box::pin(async move { with_timeout(elsewhere.fetch(url)).await })
-    }
-}
-
-async fn with_timeout(
-    reply: impl Future<Output = Result<RemoteResponse, RemoteError>>,
+pub(super) async fn with_timeout(
+    response: impl Future<Output = Result<RemoteResponse, RemoteError>>,
 ) -> Result<RemoteResponse, RemoteError> {
-    timeout(RESPONSE_TIMEOUT, reply).await.unwrap_or_else(|_| {
-        let limit = RESPONSE_TIMEOUT.as_secs();
-        Err(RemoteError(format!("no answer within {limit}s")))
-    })
+    timeout(RESPONSE_TIMEOUT, response)
+        .await
+        .unwrap_or_else(|_| {
+            let limit = RESPONSE_TIMEOUT.as_secs();
+            Err(RemoteError(format!("no answer within {limit}s")))
+        })
 }
 
-/// A beginning of an answer, or why there is none.
+/// A response head with the guard of its connection, or why there is none.
 type InternalResponse =
     Result<(Response<ResponseBody>, Option<Box<dyn StreamGuard>>), ForwardError>;
 
 impl Pool<Internal> {
-    /// Sends a request of weir's own, and counts it as client-go counts its.
+    /// Sends a request of weir's own, and counts it as client-go counts its requests.
     ///
     /// # Errors
-    /// What went wrong.
+    /// The request got no response.
     ///
     /// # Cancel safety
     /// The request may have been executed; it is not counted.
@@ -240,35 +185,37 @@ impl Pool<Internal> {
         body: RequestBody,
     ) -> InternalResponse {
         let method = request.method().clone();
-        let mut turn = None;
-        let errand = SendContext {
+        let mut guard = None;
+        let context = SendContext {
             requester: &Requester::default(),
-            guard: &mut turn,
+            guard: &mut guard,
             sent_at: &mut None,
         };
-        let sent = self
-            .send(request, body, ConnectionClass::Shared, errand)
+        let result = self
+            .send(request, body, ConnectionClass::Shared, context)
             .await;
-        let code = sent.as_ref().map(Response::status);
+        let code = result.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()
             .internal_requests
             .with_label_values(&[code, self.authority(), method.as_str()])
             .inc();
-        sent.map(|response| (response, turn))
+        result.map(|response| (response, guard))
     }
 }
 
-async fn collect_response(sent: InternalResponse) -> Result<RemoteResponse, RemoteError> {
-    let (response, mut turn) = sent.map_err(|why| RemoteError(why.to_string()))?;
+pub(super) async fn collect_response(
+    result: InternalResponse,
+) -> Result<RemoteResponse, RemoteError> {
+    let (response, mut guard) = result.map_err(|error| RemoteError(error.to_string()))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
         .collect()
         .await
         .map_err(|why| RemoteError(format!("the answer broke off: {why}")))?
         .to_bytes();
-    if let Some(turn) = &mut turn {
-        turn.complete();
+    if let Some(guard) = &mut guard {
+        guard.complete();
     }
     Ok(RemoteResponse { status, body })
 }

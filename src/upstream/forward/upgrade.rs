@@ -1,8 +1,9 @@
-//! Requests that change the protocol: exec, attach, port-forward, and watches over WebSocket.
+//! Requests that upgrade the protocol: exec, attach, port-forward, and watches over WebSocket.
 //!
-//! Each has an HTTP/1.1 connection of its own, which never serves another request, whatever the answer. Only after 101
-//! are bytes passed, and then any bytes, of whatever protocol; an answer other than 101 is an ordinary answer, passed on
-//! unchanged, so that a client's fall-back from WebSocket to SPDY works.
+//! Each has an HTTP/1.1 connection of its own, which never serves another request, whatever the
+//! response. Bytes are forwarded only after 101, and then any bytes of any protocol. A response
+//! other than 101 is forwarded unchanged, so that a client's fall-back from WebSocket to SPDY
+//! works.
 
 use std::io;
 use std::pin::Pin;
@@ -24,75 +25,76 @@ use tokio::io::copy_bidirectional;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::upstream::ForwardError;
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::http_settings;
-use crate::upstream::forward::Cancellation;
-use crate::upstream::forward::SendContext;
-use crate::upstream::forward::StreamGuard;
-use crate::upstream::headers::AuthMode;
-use crate::upstream::headers::RequestHead;
+use crate::upstream::error::ForwardError;
+use crate::upstream::forward::send::SendContext;
+use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
+use crate::upstream::pool::stream_guard::Cancellation;
+use crate::upstream::pool::stream_guard::StreamGuard;
 
-impl<W: AuthMode> Pool<W> {
-    /// Sends a request that asks for `protocol`, on a connection of its own; its `turn` must be kept until the answer's body, or the
-    /// other protocol, has ended.
+impl<M: AuthMode> Pool<M> {
+    /// Sends a request for an upgrade to `protocol`, on a connection of its own. The caller keeps
+    /// the guard until the response body, or the other protocol, has ended.
     ///
     /// # Errors
-    /// What went wrong, and whose fault it is.
+    /// The request got no response; the error says which side failed.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
     pub async fn send_upgrade(
         &self,
-        mut head: RequestHead<W>,
+        mut head: RequestHead<M>,
         body: RequestBody,
         protocol: HeaderValue,
         SendContext {
             requester,
-            guard: turn,
-            sent_at: sent,
+            guard,
+            sent_at,
         }: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
-        let room = self.connector().connection_budget();
-        let share = room
-            .map(|room| room.acquire_long_running(requester))
+        let budget = self.connector().connection_budget();
+        let slot = budget
+            .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;
         let connection = self.connect_http1().await?;
         let (mut sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
-        let open = self.metrics().count_open(W::NAME);
+        let open = self.metrics().count_open(M::NAME);
         tokio::spawn(async move {
-            let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
+            let _ = driver.with_upgrades().await; // hyper reports the error to the request on it
             drop(open);
         });
         self.append_cdn_loop(&mut head);
         let request = self.frame_http1(head.with_upgrade(protocol), body);
-        *sent = Some(Clock.now());
+        *sent_at = Some(Clock.now());
         let response = sender.send_request(request).await;
         let response = response.map_err(ForwardError::reset)?;
-        *turn = Some(Box::new(UpgradeGuard(share)));
+        *guard = Some(Box::new(UpgradeGuard(slot)));
         Ok(response.map(ResponseBody::from))
     }
 }
 
-/// The turn of a request whose connection serves no other: its place among those that last.
+/// The guard of a request on a connection of its own: its long-running slot.
 struct UpgradeGuard(#[expect(dead_code, reason = "kept for its drop")] Option<RequestSlot>);
 
 impl StreamGuard for UpgradeGuard {
     fn complete(&mut self) {}
 
     fn cancel(&mut self) -> Option<Cancellation> {
-        None // its connection is closed
+        None // dropping it closes the connection
     }
 }
 
-/// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open. `passed` is
-/// told how many bytes have gone to the client, each time; `progress`, whether the client takes them, and may end the tunnel.
+/// Forwards bytes both ways until both sides have ended. A side that only stops sending leaves the
+/// other direction open. `on_written` gets the number of bytes of each write to the client.
+/// `progress` shows whether the client reads, and can end the tunnel.
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
@@ -100,42 +102,43 @@ pub async fn run_tunnel(
     client: OnUpgrade,
     upstream: OnUpgrade,
     progress: &TunnelProgress,
-    passed: impl FnMut(usize) + Send + Unpin,
+    on_written: impl FnMut(usize) + Send + Unpin,
 ) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
-        return; // one of them went away before the change of protocol was complete
+        return; // one side closed before the upgrade was complete
     };
     let mut client = MeteredStream {
         stream: TokioIo::new(client),
         progress,
-        on_written: passed,
+        on_written,
     };
     let mut upstream = TokioIo::new(upstream);
-    // An error is a connection that broke; both are closed by the drop, which is all that can be said to either.
+    // An error is a broken connection. Dropping both closes them, and nothing more can be sent to
+    // either.
     tokio::select! {
         _ = copy_bidirectional(&mut client, &mut upstream) => {}
         () = progress.shutdown.notified() => {}
     }
 }
 
-/// How a tunnel goes on. A tunnel on which nothing is to be sent may be silent for as long as it likes; a client that does not take what
-/// is sent to it may not.
+/// The progress of a tunnel. A tunnel with nothing to send may be silent for any time; a client
+/// that does not read what is sent to it may not.
 #[derive(Debug, Default)]
 pub struct TunnelProgress {
-    /// Relaxed, both: they stand for nothing but themselves.
+    /// Both are relaxed: they order nothing else.
     bytes: AtomicU64,
     write_blocked: AtomicBool,
     shutdown: Notify,
 }
 
 impl TunnelProgress {
-    /// The bytes that the client has taken.
+    /// The bytes that were written to the client.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there are some that it does not take.
+    /// Whether a write to the client is blocked.
     #[must_use]
     pub fn is_write_blocked(&self) -> bool {
         self.write_blocked.load(Ordering::Relaxed)
@@ -147,7 +150,7 @@ impl TunnelProgress {
     }
 }
 
-/// A stream that tells what is written to it.
+/// A stream that counts what is written to it.
 struct MeteredStream<'a, S, F> {
     stream: S,
     progress: &'a TunnelProgress,

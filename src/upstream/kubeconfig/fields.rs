@@ -1,5 +1,5 @@
-//! Fields as a kubeconfig has them: empty ones that are none, secrets that no fault may quote, paths relative to the file, and
-//! PEM in one of two ways.
+//! Fields of a kubeconfig: empty ones that count as absent, secrets that no diagnostic may quote,
+//! paths relative to the file, and PEM inline or in a file.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use crate::document::Node;
 use crate::document::ValueDecoder;
 use crate::upstream::tls::Pem;
 
-/// Whether the field is there and is not the empty string, which is the same as none to Go.
+/// Whether the field is present and not the empty string, which counts as absent in Go.
 pub(super) fn is_set(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {
     fields
         .node(name)
         .is_some_and(|node| node.as_str() != Some(""))
 }
 
-/// A string.
+/// An optional string.
 pub(super) fn optional_string(
     fields: &mut MappingDecoder<'_>,
     name: &'static str,
@@ -27,7 +27,7 @@ pub(super) fn optional_string(
     fields.string(name).filter(|text| !text.is_empty())
 }
 
-/// A string that has to be there.
+/// A required string.
 pub(super) fn required_string(
     fields: &mut MappingDecoder<'_>,
     name: &'static str,
@@ -38,7 +38,7 @@ pub(super) fn required_string(
     optional_string(fields, name)
 }
 
-/// A string that no fault may quote.
+/// A string that no diagnostic may quote.
 pub(super) fn secret_string<'n>(
     fields: &mut MappingDecoder<'n>,
     name: &'static str,
@@ -50,7 +50,7 @@ pub(super) fn secret_string<'n>(
     node.as_str().filter(|text| !text.is_empty())
 }
 
-/// A string in a list, which no fault may quote.
+/// A string in a list, which no diagnostic may quote.
 pub(super) fn secret_item(mut item: ValueDecoder<'_>) -> Option<String> {
     let node = item.node();
     if node.as_str().is_none() {
@@ -61,7 +61,7 @@ pub(super) fn secret_item(mut item: ValueDecoder<'_>) -> Option<String> {
     node.as_str().map(str::to_owned)
 }
 
-/// A path, relative to the directory of the kubeconfig.
+/// A path, resolved against the directory of the kubeconfig.
 pub(super) fn resolve_path(
     fields: &mut MappingDecoder<'_>,
     dir: &Path,
@@ -70,7 +70,7 @@ pub(super) fn resolve_path(
     optional_string(fields, name).map(|path| dir.join(path))
 }
 
-/// PEM, in base64 in one field or in the file that the other one names.
+/// PEM, in base64 in the field `data` or in the file that the field `file` names.
 pub(super) fn read_pem(
     fields: &mut MappingDecoder<'_>,
     dir: &Path,
@@ -88,7 +88,7 @@ pub(super) fn read_pem(
     let Some(encoded) = encoded else {
         return path.map(Pem::File);
     };
-    // Go's decoder passes over line ends, which a block scalar has.
+    // Go's decoder ignores line ends, which a block scalar has.
     let encoded: String = encoded
         .chars()
         .filter(|c| !matches!(c, '\r' | '\n'))

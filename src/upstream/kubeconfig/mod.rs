@@ -1,9 +1,19 @@
-//! Reads a kubeconfig: where the API server is, whom to believe there, and who weir is. Pure: text in, data and faults out.
+//! Parses a kubeconfig: the API server's address, its roots, and weir's credential. Pure: text in,
+//! data and diagnostics out.
 //!
-//! Follows client-go 1.36 (`tools/clientcmd`: `validation.go`, `client_config.go`): unknown fields are ignored, entries that the
-//! chosen context does not name are not looked at, paths are relative to the file. What weir will not do is a fault and not
-//! ignored: unchecked TLS, impersonation, a path prefix, credentials that Kubernetes has given up. No fault quotes a secret.
-//! Deliberately not here: reading other files, `KUBECONFIG` with several files, and the `HTTPS_PROXY` variables.
+//! Follows client-go 1.36 (`tools/clientcmd`: `validation.go`, `client_config.go`): unknown fields
+//! are ignored, entries that the chosen context does not name are not checked, and paths are
+//! relative to the file. What weir will not do is an error and not ignored: unverified TLS,
+//! impersonation, a path prefix, and credentials that Kubernetes has removed. No diagnostic quotes
+//! a secret. Deliberately not here: reading other files, `KUBECONFIG` with several files, and the
+//! `HTTPS_PROXY` variables.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `fields` |
+//! | 1 | `user` |
 
 mod fields;
 mod user;
@@ -22,7 +32,7 @@ use crate::document::ResolvedScalar;
 use crate::document::SourceLocation;
 use crate::document::Strictness;
 use crate::upstream::connection::address;
-use crate::upstream::connection::connector::ServerAddress;
+use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::kubeconfig::fields::entry_name;
@@ -32,40 +42,40 @@ use crate::upstream::kubeconfig::fields::read_pem;
 use crate::upstream::kubeconfig::fields::required_string;
 use crate::upstream::tls::Pem;
 
-/// The extension of a cluster that is handed to plugins (`clientcmd/api/v1`).
+/// The extension of a cluster that is passed to plugins (`clientcmd/api/v1`).
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
 
-/// Most names that a fault lists.
+/// Most names that a diagnostic lists.
 const MAX_LISTED_NAMES: usize = 20;
 
-/// What a context of a kubeconfig says.
+/// A context of a kubeconfig, resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kubeconfig {
     /// The context's name.
     pub context: String,
     /// The API server.
     pub address: ServerAddress,
-    /// The roots for its certificate; the system's, if not given.
+    /// The roots for its certificate; the system's, if absent.
     pub ca: Option<Pem>,
-    /// Who weir is.
+    /// weir's credential.
     pub source: CredentialSource,
 }
 
-/// Reads `text`, the content of `file`, and takes the context of that name, or the current one. `None` if there are errors among
-/// the faults; there can be warnings beside a result.
+/// Parses `text`, the content of `file`, and resolves the context of that name, or the current one.
+/// `None` if `diagnostics` gets errors; warnings can accompany a result.
 #[must_use]
 pub fn parse(
     file: &Path,
     text: &str,
     context: Option<&str>,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Kubeconfig> {
     let name = file.display().to_string();
-    let mut found = Diagnostics::default();
-    let roots = document::parse_all(&name, text, &mut found);
+    let mut file_diagnostics = Diagnostics::default();
+    let roots = document::parse_all(&name, text, &mut file_diagnostics);
     let read = match roots.as_slice() {
-        [] if found.is_empty() => {
-            found.report_error(
+        [] if file_diagnostics.is_empty() => {
+            file_diagnostics.report_error(
                 &SourceLocation::whole_file(&name),
                 "",
                 "there is no kubeconfig in it",
@@ -75,37 +85,41 @@ pub fn parse(
         [] => None,
         [root, rest @ ..] => {
             for ignored in rest {
-                found.report_warning(&ignored.location, "", "only the first document is read");
+                file_diagnostics.report_warning(
+                    &ignored.location,
+                    "",
+                    "only the first document is read",
+                );
             }
             let dir = file.parent().unwrap_or_else(|| Path::new(""));
             KubeconfigReader {
                 root,
                 dir,
-                faults: &mut found,
+                diagnostics: &mut file_diagnostics,
             }
             .read_config(context)
         }
     };
-    let usable = !found.has_errors();
-    faults.extend(found);
+    let usable = !file_diagnostics.has_errors();
+    diagnostics.extend(file_diagnostics);
     read.filter(|_| usable)
 }
 
 struct KubeconfigReader<'r> {
     root: &'r Node,
     dir: &'r Path,
-    faults: &'r mut Diagnostics,
+    diagnostics: &'r mut Diagnostics,
 }
 
 /// An entry of one of the lists `clusters`, `contexts` and `users`.
 struct NamedEntry<'n> {
     name: &'n str,
-    /// The list and its number in it.
+    /// The list and the index of the entry.
     path: String,
     item: &'n Node,
 }
 
-/// What a cluster says.
+/// The parsed `cluster` of an entry.
 struct ClusterConfig {
     address: ServerAddress,
     ca: Option<Pem>,
@@ -116,7 +130,7 @@ impl<'r> KubeconfigReader<'r> {
     fn read_config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
         let current = self
             .root
-            .decode(self.faults, "", Strictness::Lenient, |fields| {
+            .decode(self.diagnostics, "", Strictness::Lenient, |fields| {
                 for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
                     if optional_string(fields, name).is_some_and(|value| value != expected) {
                         fields.report_error(
@@ -135,7 +149,7 @@ impl<'r> KubeconfigReader<'r> {
             (None, Some(name)) => (name, self.root.locate("current-context"), "current-context"),
             (None, None) => {
                 let message = format!("not given, so name a context; {}", list_names(&contexts));
-                self.faults.report_error(
+                self.diagnostics.report_error(
                     self.root.locate("current-context"),
                     "current-context",
                     message,
@@ -143,7 +157,7 @@ impl<'r> KubeconfigReader<'r> {
                 return None;
             }
         };
-        let chosen = self.find_entry(&contexts, "context", &wanted, (at, field))?;
+        let chosen = self.find_entry(&contexts, "context", &wanted, at, field)?;
         let (cluster, user) = self.read_mapping(chosen, "context", |fields| {
             (
                 read_reference(fields, "cluster", &clusters),
@@ -175,14 +189,14 @@ impl<'r> KubeconfigReader<'r> {
         };
         let Content::Sequence(items) = &node.content else {
             let _: Option<()> = node
-                .decoder(self.faults, list, Strictness::Lenient)
+                .decoder(self.diagnostics, list, Strictness::Lenient)
                 .report_expected("a list");
             return Vec::new();
         };
         let mut entries: Vec<NamedEntry<'r>> = Vec::new();
         for (n, item) in items.iter().enumerate() {
             let path = format!("{list}[{n}]");
-            item.decode(self.faults, &path, Strictness::Lenient, |fields| {
+            item.decode(self.diagnostics, &path, Strictness::Lenient, |fields| {
                 fields.require(&["name"]);
                 fields.string("name");
             });
@@ -191,8 +205,11 @@ impl<'r> KubeconfigReader<'r> {
             };
             if entries.iter().any(|entry| entry.name == name) {
                 let message = format!("there are two of the name {name:?}");
-                self.faults
-                    .report_error(item.locate("name"), &format!("{path}.name"), message);
+                self.diagnostics.report_error(
+                    item.locate("name"),
+                    &format!("{path}.name"),
+                    message,
+                );
             }
             entries.push(NamedEntry { name, path, item });
         }
@@ -204,17 +221,18 @@ impl<'r> KubeconfigReader<'r> {
         entries: &'e [NamedEntry<'r>],
         what: &str,
         name: &str,
-        (place, field): (&SourceLocation, &str),
+        location: &SourceLocation,
+        field: &str,
     ) -> Option<&'e NamedEntry<'r>> {
         let entry = entries.iter().find(|entry| entry.name == name);
         if entry.is_none() {
             let message = format!("there is no {what} {name:?}; {}", list_names(entries));
-            self.faults.report_error(place, field, message);
+            self.diagnostics.report_error(location, field, message);
         }
         entry
     }
 
-    /// The entry that the context names in its field `what`.
+    /// Finds the entry that the context names in its field `what`.
     fn find_referenced<'e>(
         &mut self,
         context: &NamedEntry<'_>,
@@ -222,24 +240,27 @@ impl<'r> KubeconfigReader<'r> {
         name: Option<String>,
         entries: &'e [NamedEntry<'r>],
     ) -> Option<&'e NamedEntry<'r>> {
-        let place = context.item.locate(&format!("context.{what}"));
+        let location = context.item.locate(&format!("context.{what}"));
         let field = format!("{}.context.{what}", context.path);
-        self.find_entry(entries, what, &name?, (place, &field))
+        self.find_entry(entries, what, &name?, location, &field)
     }
 
-    /// Reads the mapping that an entry has in its field `name`.
+    /// Decodes the mapping in an entry's field `name`.
     fn read_mapping<T>(
         &mut self,
         entry: &NamedEntry<'_>,
         name: &'static str,
         read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
     ) -> Option<T> {
-        entry
-            .item
-            .decode(self.faults, &entry.path, Strictness::Lenient, |fields| {
+        entry.item.decode(
+            self.diagnostics,
+            &entry.path,
+            Strictness::Lenient,
+            |fields| {
                 fields.require(&[name]);
                 fields.object(name, read)
-            })?
+            },
+        )?
     }
 
     fn read_cluster(&mut self, entry: &NamedEntry<'_>) -> Option<ClusterConfig> {
@@ -253,7 +274,7 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
     if fields.boolean("insecure-skip-tls-verify") == Some(true) {
         fields.report_error(
             "insecure-skip-tls-verify",
-            "refused: anybody on the way could answer in the API server's place and collect every \
+            "refused: anybody on the way could answer in the API server's location and collect every \
              client's token; give its CA as certificate-authority-data, and tls-server-name if its \
              certificate has another name",
         );
@@ -267,20 +288,20 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
     let proxy_url = optional_string(fields, "proxy-url");
     let proxy = proxy_url.as_deref().and_then(|url| {
         address::parse_proxy(url)
-            .map_err(|why| fields.report_error("proxy-url", why))
+            .map_err(|error| fields.report_error("proxy-url", error))
             .ok()
     });
     let tls_server_name = optional_string(fields, "tls-server-name");
     let expected_name = tls_server_name.as_deref().and_then(|name| {
         address::parse_server_name(name)
-            .map_err(|why| fields.report_error("tls-server-name", why))
+            .map_err(|error| fields.report_error("tls-server-name", error))
             .ok()
     });
     let disable_compression = fields.boolean("disable-compression").unwrap_or(false);
     let config = read_exec_extension(fields);
     let server = required_string(fields, "server")?;
     let (authority, host) = address::parse_server(&server)
-        .map_err(|why| fields.report_error("server", why))
+        .map_err(|error| fields.report_error("server", error))
         .ok()?;
     let target = ServerAddress {
         authority,
@@ -302,7 +323,7 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
     })
 }
 
-/// The name that a context gives; a fault that tells which there are, if it gives none.
+/// The name that a context gives. If it gives none, the error lists the existing names.
 fn read_reference(
     fields: &mut MappingDecoder<'_>,
     what: &'static str,
@@ -333,7 +354,7 @@ fn list_names(entries: &[NamedEntry<'_>]) -> String {
     list
 }
 
-/// What the cluster has for plugins, or null.
+/// The content of the cluster's exec extension, or null.
 fn read_exec_extension(fields: &mut MappingDecoder<'_>) -> Json {
     let Some(extensions) = fields.node("extensions") else {
         return Json::Null;

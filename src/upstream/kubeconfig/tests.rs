@@ -21,7 +21,7 @@ fn parse_usable(text: &str) -> Kubeconfig {
     config.unwrap_or_else(|| panic!("{faults}"))
 }
 
-/// The faults, without the file's name.
+/// The diagnostics, without the file's name.
 fn faults(text: &str) -> Vec<String> {
     let (config, faults) = read(text, None);
     assert_eq!(config, None);
@@ -31,7 +31,7 @@ fn faults(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// One context, and what its cluster (beside the server) and user say.
+/// A kubeconfig with one context, of a cluster (beside the server) and a user.
 fn single_context(cluster: &str, user: &str) -> String {
     let indented = |text: &str| {
         text.lines()
@@ -157,7 +157,7 @@ fn paths_are_relative_to_the_file() {
         token,
         Some(BearerToken::File {
             path,
-            until_read: None
+            fallback: None
         })
     );
 }
@@ -166,13 +166,13 @@ fn paths_are_relative_to_the_file() {
 fn a_token_beside_a_token_file_is_used_until_the_file_is_read() {
     let config = parse_usable(&single_context("", "token: first\ntokenFile: token"));
     let CredentialSource::Configured {
-        token: Some(BearerToken::File { until_read, .. }),
+        token: Some(BearerToken::File { fallback, .. }),
         ..
     } = config.source
     else {
         panic!()
     };
-    assert_eq!(until_read.unwrap(), "Bearer first");
+    assert_eq!(fallback.unwrap(), "Bearer first");
 }
 
 #[test]

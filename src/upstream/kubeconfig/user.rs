@@ -1,4 +1,4 @@
-//! The user of a kubeconfig: who weir is.
+//! The user of a kubeconfig: weir's credential.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::upstream::kubeconfig::fields::resolve_path;
 use crate::upstream::kubeconfig::fields::secret_item;
 use crate::upstream::kubeconfig::fields::secret_string;
 
-/// Every field by which a user can say who it is.
+/// Every field that can hold a credential.
 const CREDENTIAL_FIELDS: [&str; 10] = [
     "auth-provider",
     "client-certificate",
@@ -32,7 +32,7 @@ const CREDENTIAL_FIELDS: [&str; 10] = [
     "username",
 ];
 
-/// Reads a user; a plugin may be told about `cluster`.
+/// Decodes a user; a plugin's input may describe `cluster`.
 pub(super) fn read(
     fields: &mut MappingDecoder<'_>,
     dir: &Path,
@@ -44,12 +44,12 @@ pub(super) fn read(
     }
     let certificate = read_client_certificate(fields, dir);
     let token = read_token(fields, dir);
-    // Read even if it will not be used, for its faults.
+    // Decoded even if it is not used, for its diagnostics.
     let plugin = fields
         .object("exec", |fields| read_plugin(fields, dir, cluster))
         .flatten();
     match plugin {
-        // As in client-go, a plugin is not asked for what is given already.
+        // As in client-go, a plugin does not run if a credential is given.
         Some(plugin) if certificate.is_none() && token.is_none() => {
             CredentialSource::Plugin(plugin)
         }
@@ -90,7 +90,7 @@ fn read_client_certificate(
 ) -> Option<ClientCertificate> {
     let certificate = read_pem(fields, dir, "client-certificate-data", "client-certificate");
     let key = read_pem(fields, dir, "client-key-data", "client-key");
-    for (there, name, data) in [
+    for (present, name, data) in [
         (certificate.is_some(), "client-key", "client-key-data"),
         (
             key.is_some(),
@@ -98,7 +98,7 @@ fn read_client_certificate(
             "client-certificate-data",
         ),
     ] {
-        if there && !is_set(fields, name) && !is_set(fields, data) {
+        if present && !is_set(fields, name) && !is_set(fields, data) {
             fields.report_error(
                 name,
                 format!("this or {data} is required with the other half of the pair"),
@@ -112,18 +112,18 @@ fn read_client_certificate(
 }
 
 fn read_token(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<BearerToken> {
-    let given = secret_string(fields, "token").and_then(|token| {
+    let inline = secret_string(fields, "token").and_then(|token| {
         bearer_header(token)
             .map_err(|why| fields.report_error("token", why.to_string()))
             .ok()
     });
     match resolve_path(fields, dir, "tokenFile") {
-        // As in client-go, the file counts once it has been read.
+        // As in client-go, the file takes precedence once it has been read.
         Some(path) => Some(BearerToken::File {
             path,
-            until_read: given,
+            fallback: inline,
         }),
-        None => given.map(BearerToken::Inline),
+        None => inline.map(BearerToken::Inline),
     }
 }
 
@@ -136,7 +136,7 @@ fn read_plugin(
     let api_version = fields.parse("apiVersion", |version| {
         [ExecApiVersion::V1, ExecApiVersion::V1Beta1]
             .into_iter()
-            .find(|known| known.as_str() == version)
+            .find(|candidate| candidate.as_str() == version)
             .ok_or(
                 "expected client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1",
             )
@@ -147,12 +147,12 @@ fn read_plugin(
     let env = fields
         .objects("env", read_environment_variable)
         .unwrap_or_default();
-    let told = fields.boolean("provideClusterInfo").unwrap_or(false);
+    let provide_cluster_info = fields.boolean("provideClusterInfo").unwrap_or(false);
     let install_hint = optional_string(fields, "installHint");
     let command = command?;
     Some(ExecPlugin {
         api_version: api_version?,
-        // A bare name is looked for in PATH.
+        // A bare name is searched in PATH.
         command: if command.contains('/') {
             dir.join(command)
         } else {
@@ -161,7 +161,7 @@ fn read_plugin(
         args,
         env: env.into_iter().flatten().collect(),
         install_hint,
-        cluster: cluster.filter(|_| told).cloned(),
+        cluster: cluster.filter(|_| provide_cluster_info).cloned(),
     })
 }
 

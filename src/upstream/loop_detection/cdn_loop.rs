@@ -1,13 +1,16 @@
-//! The header by which a weir recognises a request that it has forwarded before: `CDN-Loop` (RFC 8586). Pure.
+//! `CDN-Loop` (RFC 8586): the header by which weir recognises a request that it has forwarded
+//! before. Pure.
 //!
-//! Each weir appends the id of its process to every request for the API server, and neither changes nor removes what is listed
-//! already. A request that lists the id of the weir that receives it has come back.
+//! Each weir appends the ID of its process to every request for the API server, and neither changes
+//! nor removes existing entries. A request that lists the ID of the weir that receives it has
+//! returned.
 //!
-//! `CDN-Loop` and not `Via`: it exists for this alone, and intermediaries must not change it or remove it. `Via` is often removed or
-//! rewritten, and servers answer otherwise because of it (nginx does not compress, as its `gzip_proxied` has it).
+//! `CDN-Loop` and not `Via`: it exists for this purpose alone, and intermediaries must not change
+//! or remove it. `Via` is often removed or rewritten, and servers answer differently because of it
+//! (nginx does not compress, as its `gzip_proxied` says).
 //!
-//! Entries are split at every comma, those of a quoted string too. A parser that honoured quotes would take the entries behind
-//! a client's unclosed quote for a part of the client's own.
+//! Entries are split at every comma, also inside quoted strings. A parser that honoured quotes
+//! would take the entries after a client's unclosed quote for a part of the client's own.
 
 use std::fmt;
 
@@ -16,43 +19,44 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 
-/// The header.
+/// The header name.
 pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
-/// Most entries of a request that is forwarded, this weir's included. A chain of proxies has a few.
+/// Most entries of a forwarded request, this weir's included. A chain of proxies has a few.
 pub const MAX_ENTRIES: usize = 16;
 
-/// Most bytes of what a request lists already: fifteen entries of weirs have 600.
+/// Most bytes of the entries that a request lists already: fifteen entries of weirs have 600.
 pub const MAX_BYTES: usize = 2048;
 
-/// Bytes of an id and of a nonce.
+/// Bytes of an ID and of a nonce.
 pub const ID_BYTES: usize = 16;
 
-/// What stands between entries.
+/// The separator of entries.
 const SEPARATOR: &[u8] = b", ";
 
 /// The parameter of a probe's entry.
 const PROBE_PARAMETER: &[u8] = b"probe=";
 
-/// The id of this process, as it is listed: `weir-` and 32 hexadecimal digits.
+/// The ID of this process as it is listed: `weir-` and 32 hexadecimal digits.
 #[derive(Debug)]
 pub struct InstanceId(HeaderValue);
 
 impl Clone for InstanceId {
-    /// A copy with a reference count of its own: workers do not share a cache line for each request.
+    /// A copy with a reference count of its own: workers do not share a cache line for each
+    /// request.
     fn clone(&self) -> Self {
         Self(copy_value(&self.0))
     }
 }
 
 impl InstanceId {
-    /// The id of these bytes, which must be unguessable and of this process alone.
+    /// The ID of these bytes, which must be unguessable and unique to this process.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
         Self(ascii_value(format!("weir-{}", hex(&bytes))))
     }
 
-    /// As it is listed.
+    /// The ID as it is listed.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
@@ -66,7 +70,8 @@ impl InstanceId {
     }
 }
 
-/// What a probe carries, used once. Not shown: a client that knew it could repeat it while the probe is under way.
+/// The nonce of a probe, used once. `Debug` does not show it: a client that knew it could repeat it
+/// while the probe is in flight.
 #[derive(Clone)]
 pub struct Nonce([u8; ID_BYTES]);
 
@@ -77,7 +82,7 @@ impl Nonce {
         Self(bytes)
     }
 
-    /// Whether both are the same, in a time that does not depend on where they differ.
+    /// Whether both are equal, in a time that does not depend on where they differ.
     #[must_use]
     pub fn constant_time_eq(&self, other: &Self) -> bool {
         verify_slices_are_equal(&self.0, &other.0).is_ok()
@@ -98,18 +103,18 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// What a request's entries say.
+/// The result of inspecting a request's entries.
 #[derive(Debug)]
 pub enum CdnLoopStatus {
-    /// This weir is not among them, and there is room for its id.
+    /// This weir is not listed, and there is room for its ID.
     Absent,
     /// This weir has forwarded the request before; as its own probe, if there is a nonce.
     Present(Option<Nonce>),
-    /// There are [`MAX_ENTRIES`] of them already, or more than [`MOST_BYTES`].
+    /// [`MAX_ENTRIES`] are listed already, or more than [`MAX_BYTES`].
     TooMany,
 }
 
-/// Reads what `headers` list, as the weir `own` does. No more than [`MOST_BYTES`] are looked at.
+/// Inspects the entries in `headers` for the ID `own`. At most [`MAX_BYTES`] are read.
 #[must_use]
 pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
     let (mut entries, mut room, mut too_long) = (0, MAX_BYTES, false);
@@ -137,8 +142,8 @@ pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
     }
 }
 
-/// Lists `own` behind the entries that are there, unless it is one of them. Without any, which is the usual case, nothing is allocated
-/// for the value; with some, the new list is.
+/// Appends `own` to the entries, unless it is listed. Without entries, the usual case, nothing is
+/// allocated for the value; with entries, the new list is.
 pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
     if !headers.contains_key(CDN_LOOP) {
         headers.insert(CDN_LOOP, own.0.clone());
@@ -147,7 +152,7 @@ pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
     if matches!(inspect(headers, own), CdnLoopStatus::Present(_)) {
         return;
     }
-    // In one line: an intermediary that keeps only one of several lines would lose entries.
+    // In one header line: an intermediary that keeps only one of several lines would lose entries.
     let length = |value: &HeaderValue| value.len() + SEPARATOR.len();
     let before: usize = headers.get_all(CDN_LOOP).iter().map(length).sum();
     let mut list = Vec::with_capacity(before + own.as_bytes().len());
@@ -166,7 +171,7 @@ fn hex(bytes: &[u8; ID_BYTES]) -> String {
 }
 
 fn ascii_value(text: String) -> HeaderValue {
-    // Made of letters, digits and `-;=`, all of which a value may have.
+    // Consists of letters, digits and `-;=`, all of which a value may have.
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("weir"))
 }
 

@@ -1,11 +1,15 @@
-//! Loops: an upstream that leads back to this weir.
+//! Loop detection: an upstream that leads back to this weir.
 //!
-//! Promises: a request that lists this weir's id ([`cdn_loop`]) is never forwarded. Readiness fails only where a probe of weir's
-//! own came back ([`loop_probes`]): the id reaches Pods and aggregated servers, where anything may read and repeat it, and the
-//! nonces of probes reach none of them.
+//! Promises: a request that lists this weir's ID ([`cdn_loop`]) is never forwarded. Readiness fails
+//! only if a probe of weir's own returned ([`probes`]). The ID reaches Pods and aggregated servers,
+//! where anything may read and repeat it; the nonces of probes reach none of them.
 //!
-//! [`cdn_loop`]: crate::upstream::loop_detection::cdn_loop
-//! [`loop_probes`]: crate::upstream::loop_detection::probes
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `cdn_loop` |
+//! | 1 | `probes` |
 
 pub mod cdn_loop;
 pub mod probes;
@@ -18,6 +22,7 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
 use http::HeaderMap;
+use http::HeaderValue;
 use http::StatusCode;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
@@ -28,8 +33,6 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
-use crate::upstream::headers::Internal;
-use crate::upstream::headers::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::CdnLoopStatus;
 use crate::upstream::loop_detection::cdn_loop::ID_BYTES;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
@@ -40,7 +43,7 @@ use crate::upstream::loop_detection::probes::LoopEvent;
 use crate::upstream::loop_detection::probes::LoopProbes;
 
 impl InstanceId {
-    /// A new id.
+    /// A new random ID.
     ///
     /// # Errors
     /// The system has no randomness to give.
@@ -56,7 +59,7 @@ fn random_bytes() -> Result<[u8; ID_BYTES], String> {
     Ok(bytes)
 }
 
-/// Why a request is rejected by its `CDN-Loop`.
+/// Why a request is rejected because of its `CDN-Loop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopRejection {
     /// It lists this weir.
@@ -66,7 +69,7 @@ pub enum LoopRejection {
 }
 
 impl LoopRejection {
-    /// The value of the metric's label.
+    /// The value of the metric label `reason`.
     const fn label(self) -> &'static str {
         match self {
             Self::OwnId => "own-id",
@@ -89,11 +92,12 @@ impl fmt::Display for LoopRejection {
     }
 }
 
-/// Finds loops, and remembers whether weir's upstream is one.
+/// Detects loops, and remembers whether weir's upstream is one.
 #[derive(Debug)]
 pub struct LoopDetector {
     instance_id: InstanceId,
-    /// Held for a look; clients' requests come to it only with a nonce beside this weir's id.
+    /// The lock is held for one operation. A client's request takes it only with a nonce beside
+    /// this weir's ID.
     probes: Mutex<LoopProbes>,
     looping: IntGauge,
     rejected: IntCounterVec,
@@ -101,7 +105,7 @@ pub struct LoopDetector {
 }
 
 impl LoopDetector {
-    /// Of the process `id`; shows itself in `registry`.
+    /// A detector for the process `id`; registers its metrics.
     #[must_use]
     pub fn register(id: InstanceId, registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
@@ -120,51 +124,49 @@ impl LoopDetector {
         })
     }
 
-    /// Whether a request with `headers` may be forwarded. Counts and logs one that may not, and notes a probe that came back.
+    /// Checks whether a request with `headers` may be forwarded. Counts and logs a rejected one,
+    /// and records a probe that returned.
     ///
     /// # Errors
-    /// It has been here before, or through too many proxies.
+    /// The request was forwarded by this weir before, or by too many proxies.
     pub fn check(&self, headers: &HeaderMap, client: SocketAddr) -> Result<(), LoopRejection> {
-        let why = match cdn_loop::inspect(headers, &self.instance_id) {
+        let rejection = match cdn_loop::inspect(headers, &self.instance_id) {
             CdnLoopStatus::Absent => return Ok(()),
             CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
             CdnLoopStatus::Present(nonce) => {
-                let came_back = |nonce: &Nonce| {
+                let returned = |nonce: &Nonce| {
                     self.update(|probes| probes.record_returned(nonce, Clock.now()))
                         .is_some()
                 };
-                if nonce.as_ref().is_some_and(came_back) {
-                    return Err(LoopRejection::OwnId); // no client's request: told by what it changes
+                if nonce.as_ref().is_some_and(returned) {
+                    // weir's own probe: reported by its effect, not counted.
+                    return Err(LoopRejection::OwnId);
                 }
                 LoopRejection::OwnId
             }
         };
-        self.rejected.with_label_values(&[why.label()]).inc();
+        self.rejected.with_label_values(&[rejection.label()]).inc();
         if let Some(more) = self.log_limiter.try_log(Clock.now()) {
             warn!(
                 %client,
-                reason = why.label(),
+                reason = rejection.label(),
                 more,
                 "a request is answered 508: by its CDN-Loop header it was here before, or has been through too many proxies"
             );
         }
-        Err(why)
+        Err(rejection)
     }
 
-    /// Makes a probe of `request`; answers to it belong to the nonce. Without randomness it is none.
-    pub fn start_probe(
-        &self,
-        request: RequestHead<Internal>,
-    ) -> (RequestHead<Internal>, Option<Nonce>) {
-        let Ok(nonce) = random_bytes().map(Nonce::from_bytes) else {
-            return (request, None);
-        };
+    /// Starts a probe. Returns its nonce, and the first `CDN-Loop` entry that its request must
+    /// carry. `None` if the system has no randomness to give.
+    pub fn start_probe(&self) -> Option<(Nonce, HeaderValue)> {
+        let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
         self.probes().record_sent(nonce.clone(), Clock.now());
         let entry = self.instance_id.probe_entry(&nonce);
-        (request.with_cdn_loop(entry), Some(nonce))
+        Some((nonce, entry))
     }
 
-    /// The probe with `nonce` was answered.
+    /// Records the response to the probe with `nonce`.
     pub fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
         self.update(|probes| probes.record_response(nonce, code));
     }
@@ -179,10 +181,13 @@ impl LoopDetector {
         })
     }
 
-    fn update(&self, note: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>) -> Option<LoopEvent> {
-        // The gauge follows under the lock, so that it ends as the state does.
+    fn update(
+        &self,
+        change: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>,
+    ) -> Option<LoopEvent> {
+        // The gauge is set under the lock, so that it ends up in the same state.
         let mut probes = self.probes();
-        let event = note(&mut probes);
+        let event = change(&mut probes);
         self.looping.set(probes.looping().into());
         match event {
             Some(LoopEvent::Started) => error!(

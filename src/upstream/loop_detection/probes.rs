@@ -1,7 +1,7 @@
-//! Which of weir's own probes came back to it. Pure.
+//! Which of weir's own probes returned to it. Pure.
 //!
-//! Promises: a nonce counts once, and only until its probe, or a later one, has reached the API server. At most [`MOST`] are
-//! remembered, none for longer than [`REMEMBERED`].
+//! Promises: a nonce counts once, and only until its probe, or a later one, has reached the API
+//! server. At most [`MAX_PROBES`] are remembered, none for longer than [`PROBE_TTL`].
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,24 +11,26 @@ use http::StatusCode;
 
 use crate::upstream::loop_detection::cdn_loop::Nonce;
 
-/// Most probes that are remembered. One at a time is under way; others were given up without an answer.
+/// Most probes that are remembered. One is in flight at a time; others timed out without a
+/// response.
 pub const MAX_PROBES: usize = 16;
 
-/// How long a probe without a clear answer is remembered: longer than any proxy on the way waits for an answer.
+/// How long a probe without a clear response is remembered: longer than any proxy on the path waits
+/// for a response.
 pub const PROBE_TTL: Duration = Duration::from_secs(120);
 
-/// What a probe tells.
+/// What a probe shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopEvent {
-    /// It came back: the upstream leads back to this weir.
+    /// It returned: the upstream leads back to this weir.
     Started,
-    /// It came back, as an earlier one did.
+    /// It returned, as an earlier one did.
     Continued,
-    /// It reached the API server, after an earlier one had come back.
+    /// It reached the API server, after an earlier one had returned.
     Ended,
 }
 
-/// The probes under way, and what they have come to.
+/// The probes in flight, and whether the upstream loops.
 #[derive(Debug, Default)]
 pub struct LoopProbes {
     /// Oldest first.
@@ -37,13 +39,13 @@ pub struct LoopProbes {
 }
 
 impl LoopProbes {
-    /// Whether the last probe that tells came back.
+    /// Whether the last conclusive probe returned.
     #[must_use]
     pub const fn looping(&self) -> bool {
         self.looping
     }
 
-    /// A probe with `nonce` is about to be sent.
+    /// Records that a probe with `nonce` is about to be sent.
     pub fn record_sent(&mut self, nonce: Nonce, now: Instant) {
         self.evict_expired(now);
         if self.in_flight.len() >= MAX_PROBES {
@@ -52,7 +54,8 @@ impl LoopProbes {
         self.in_flight.push_back((now, nonce));
     }
 
-    /// A request with `nonce` came to this weir. A nonce that is not remembered tells nothing: it was used before, or is not weir's.
+    /// Records that a request with `nonce` was received. A nonce that is not remembered shows
+    /// nothing: it was used before, or is not weir's.
     pub fn record_returned(&mut self, nonce: &Nonce, now: Instant) -> Option<LoopEvent> {
         self.evict_expired(now);
         let at = self.position(nonce)?;
@@ -66,8 +69,9 @@ impl LoopProbes {
         Some(event)
     }
 
-    /// The probe with `nonce` was answered. If it did not come back, and the answer is one that an API server gives, it reached one:
-    /// the nonce is forgotten, and those of earlier probes are.
+    /// Records the response to the probe with `nonce`. If it did not return, and the response is
+    /// one that an API server gives, it reached one: its nonce and those of earlier probes are
+    /// removed.
     pub fn record_response(&mut self, nonce: &Nonce, code: StatusCode) -> Option<LoopEvent> {
         let at = self.position(nonce)?;
         if !is_api_server_response(code) {
@@ -80,10 +84,10 @@ impl LoopProbes {
     }
 
     fn position(&self, nonce: &Nonce) -> Option<usize> {
-        // All are compared, whichever it is.
+        // All are compared, whichever matches: the time does not depend on the match.
         let each = self.in_flight.iter().enumerate();
-        each.fold(None, |found, (at, (_, known))| {
-            if known.constant_time_eq(nonce) {
+        each.fold(None, |found, (at, (_, candidate))| {
+            if candidate.constant_time_eq(nonce) {
                 Some(at)
             } else {
                 found
@@ -99,8 +103,8 @@ impl LoopProbes {
     }
 }
 
-/// Whether an answer to `GET /readyz` shows that the probe came to its end. A proxy on the way answers with the others too, one that
-/// rejects the probe before it comes back among them.
+/// Whether a response to `GET /readyz` shows that the probe reached an API server. A proxy on the
+/// path sends the other codes too, for example one that rejects the probe before it returns.
 fn is_api_server_response(code: StatusCode) -> bool {
     !matches!(
         code,

@@ -1,4 +1,4 @@
-//! Requests of clients that got no answer: how many, and what was last wrong.
+//! Counts requests of clients that got no response, and keeps the last failure.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -6,36 +6,36 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use crate::upstream::ForwardError;
+use crate::upstream::error::ForwardError;
 
-/// What failed.
+/// Failures so far.
 #[derive(Debug, Default)]
 pub struct FailureStats(Mutex<FailureSnapshot>);
 
-/// What has been noted of them.
+/// A copy of the counts.
 #[derive(Clone, Debug, Default)]
 pub struct FailureSnapshot {
-    /// How many, by [`ForwardError::label`].
+    /// The number of failures by [`ForwardError::label`].
     pub by_cause: BTreeMap<&'static str, u64>,
-    /// The last.
+    /// The last failure, with its time.
     pub last: Option<(Instant, ForwardError)>,
 }
 
 impl FailureStats {
-    /// One more, at `now`.
+    /// Counts a failure at `now`.
     pub fn record(&self, failure: &ForwardError, now: Instant) {
-        let mut noted = self.lock();
-        *noted.by_cause.entry(failure.label()).or_default() += 1;
-        noted.last = Some((now, failure.clone()));
+        let mut stats = self.lock();
+        *stats.by_cause.entry(failure.label()).or_default() += 1;
+        stats.last = Some((now, failure.clone()));
     }
 
-    /// All so far.
+    /// All failures so far.
     #[must_use]
     pub fn snapshot(&self) -> FailureSnapshot {
         self.lock().clone()
     }
 
-    /// Held for a few additions.
+    /// The lock is held for a few additions.
     fn lock(&self) -> MutexGuard<'_, FailureSnapshot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
-//! The use of an HTTP/1.1 connection to the upstream: one request at a time, spoken by hyper.
+//! An HTTP/1.1 connection to the upstream, leased to one request at a time and driven by hyper.
 //!
 //! # Cancel safety
-//! Dropping an [`Http1Lease`] before its exchange has come to its end closes the connection.
+//! Dropping an [`Http1Lease`] before [`Http1Lease::complete`] closes the connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,32 +21,34 @@ use hyper::client::conn::http1;
 use tokio::time::timeout;
 
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::forward::CancelOutcome;
-use crate::upstream::headers::AuthMode;
-use crate::upstream::pool::CANCEL_GRACE_PERIOD;
-use crate::upstream::pool::Pool;
+use crate::upstream::pool::idle_connections::IdleConnections;
+use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
+use crate::upstream::pool::stream_guard::CancelOutcome;
 
-/// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
+/// How long a request body may continue after the response has ended. Then the connection is
+/// closed.
 const UPLOAD_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The sole use of an HTTP/1.1 connection. Only after [`Http1Lease::complete`] does it serve another request.
-pub(in crate::upstream) struct Http1Lease<W: AuthMode> {
+/// Exclusive use of an HTTP/1.1 connection. It serves another request only after
+/// [`Http1Lease::complete`].
+pub(in crate::upstream) struct Http1Lease {
     sender: Option<http1::SendRequest<RequestBody>>,
     generation: u64,
-    pool: Arc<Pool<W>>,
-    /// What its request takes of the places for its kind.
+    idle: Arc<IdleConnections>,
+    /// The slot of the request.
     pub(in crate::upstream) slot: Option<RequestSlot>,
-    /// Its request, until the answer begins.
+    /// The request, until its response begins.
     pending: Option<PendingHttp1>,
 }
 
-/// A request on an HTTP/1.1 connection whose answer has not begun. Dropping it closes the connection.
+/// A request on an HTTP/1.1 connection whose response has not begun. Dropping it closes the
+/// connection.
 struct PendingHttp1 {
-    /// Never locked: it is for the future, which nothing but its owner looks at, to be shared at all.
+    /// Never locked: the mutex makes the future `Sync`, and only its owner accesses it.
     head: Mutex<Http1ResponseFuture>,
-    /// Whether it may come to its end though nothing waits for it any more.
+    /// Whether the exchange may finish although the request was cancelled.
     may_finish: bool,
 }
 
@@ -54,26 +56,26 @@ type Http1ResponseFuture = Pin<
     Box<dyn Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + Send>,
 >;
 
-impl<W: AuthMode> Http1Lease<W> {
-    /// Of a connection of this generation.
+impl Http1Lease {
+    /// Leases a connection of this generation.
     pub(in crate::upstream) const fn new(
         sender: http1::SendRequest<RequestBody>,
         generation: u64,
-        pool: Arc<Pool<W>>,
+        idle: Arc<IdleConnections>,
     ) -> Self {
         Self {
             sender: Some(sender),
             generation,
-            pool,
+            idle,
             slot: None,
             pending: None,
         }
     }
 
-    /// Sends the request; whether it `may_finish` if it is given up.
+    /// Sends the request. `may_finish` says whether the exchange may finish after a cancellation.
     ///
     /// # Errors
-    /// There is no connection any more: here it is again.
+    /// The connection is closed. Returns the request.
     pub(in crate::upstream) fn send_request(
         &mut self,
         request: Request<RequestBody>,
@@ -90,7 +92,7 @@ impl<W: AuthMode> Http1Lease<W> {
         Ok(())
     }
 
-    /// The head of the answer.
+    /// Polls for the response head.
     pub(in crate::upstream) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
@@ -105,22 +107,23 @@ impl<W: AuthMode> Http1Lease<W> {
         Poll::Ready(head.map(|response| response.map(ResponseBody::from)))
     }
 
-    /// The exchange has come to its end: the connection may serve another.
+    /// Records that the exchange has ended: the connection may serve another request.
     pub(in crate::upstream) fn complete(&mut self) {
         self.slot = None;
         if let Some(sender) = self.sender.take() {
-            return_connection(&self.pool, sender, self.generation);
+            return_connection(&self.idle, sender, self.generation);
         }
     }
 
-    /// Gives its request up: lets it finish if it may and that is soon, so that the connection serves another. A client that asks and
-    /// goes away, again and again, would otherwise cost the API server a TLS handshake each time.
+    /// Cancels the request. The exchange finishes if it may and takes at most
+    /// [`CANCEL_GRACE_PERIOD`], so that the connection can serve another. Without this, a client
+    /// that sends requests and goes away would cost the API server a TLS handshake each time.
     pub(in crate::upstream) fn cancel(
         &mut self,
-    ) -> Option<impl Future<Output = CancelOutcome> + Send + use<W>> {
+    ) -> Option<impl Future<Output = CancelOutcome> + Send + use<>> {
         let PendingHttp1 { head, may_finish } = self.pending.take()?;
         let sender = self.sender.take().filter(|_| may_finish)?;
-        let (pool, generation) = (Arc::clone(&self.pool), self.generation);
+        let (idle, generation) = (Arc::clone(&self.idle), self.generation);
         let head = head.into_inner().unwrap_or_else(PoisonError::into_inner);
         let finished = async move {
             match head.await {
@@ -130,7 +133,7 @@ impl<W: AuthMode> Http1Lease<W> {
         };
         Some(async move {
             if let Ok(true) = timeout(CANCEL_GRACE_PERIOD, finished).await {
-                return_connection(&pool, sender, generation);
+                return_connection(&idle, sender, generation);
                 CancelOutcome::Finished
             } else {
                 CancelOutcome::Reset
@@ -139,19 +142,19 @@ impl<W: AuthMode> Http1Lease<W> {
     }
 }
 
-/// Takes back a connection whose exchange has come to its end, as soon as it is ready for another.
-fn return_connection<W: AuthMode>(
-    pool: &Arc<Pool<W>>,
+/// Returns a connection to the idle ones after an exchange, as soon as it is ready for another.
+fn return_connection(
+    idle: &Arc<IdleConnections>,
     mut sender: http1::SendRequest<RequestBody>,
     generation: u64,
 ) {
     if sender.is_ready() {
-        pool.return_idle(sender, generation);
+        idle.put(sender, generation);
     } else if !sender.is_closed() {
-        let pool = Arc::clone(pool);
+        let idle = Arc::clone(idle);
         tokio::spawn(async move {
             if let Ok(Ok(())) = timeout(UPLOAD_DRAIN_TIMEOUT, sender.ready()).await {
-                pool.return_idle(sender, generation);
+                idle.put(sender, generation);
             }
         });
     }

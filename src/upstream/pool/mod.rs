@@ -1,18 +1,37 @@
-//! Connections to the upstream, kept and shared: one [`Pool`] for each [`Way`].
+//! Connections to the upstream, kept and shared: one [`Pool`] for each [`AuthMode`].
 //!
-//! HTTP/2: requests share a few connections, each on the one with the fewest streams. When every connection has 75 % of
-//! the streams taken that the peer allows, another is opened, up to a limit; when every stream is taken, requests wait,
-//! a bounded number of them. Watches share others, as many as they need: their bound is the [room](crate::upstream::connection::connection_budget) for
-//! what lasts, beyond which they are refused ([`lane`](crate::upstream::pool::connection_class)). HTTP/1.1: a stack of idle connections, the last
-//! used first, so that the rest can go idle and be closed; requests that last and that somebody else fills (logs, proxies) are
-//! on these whatever the API server speaks. Nothing is awaited under the lock.
+//! HTTP/2: requests share a few connections. Each goes onto the connection with the fewest streams.
+//! When 75 % of the streams that the peer allows are in use on every connection, the pool opens
+//! another, up to a limit. When all streams are in use, requests wait; their number is bounded.
+//! Watches share connections of their own, as many as they need: their bound is the [connection
+//! budget](crate::upstream::connection::connection_budget) for long-running requests, beyond which
+//! they are rejected ([`ConnectionClass`]).
+//!
+//! HTTP/1.1: a stack of idle connections. Long-running requests whose content
+//! others than the API server write (logs, proxies) use HTTP/1.1 whatever the API server speaks.
+//!
+//! Nothing is awaited under a lock.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `connection_class` `failure_stats` `idle_connections` `retry_budget` `stream_guard` |
+//! | 1 | `http1_lease` `metrics` `shared_connections` |
+//! | 2 | `http2_lease` |
+//! | 3 | `lease` |
 
 pub mod connection_class;
 pub mod failure_stats;
 pub(in crate::upstream) mod http1_lease;
-pub(in crate::upstream) mod retry_budget;
+pub(in crate::upstream) mod http2_lease;
+mod idle_connections;
+pub(in crate::upstream) mod lease;
+pub mod metrics;
+mod retry_budget;
+mod shared_connections;
+pub mod stream_guard;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -29,62 +48,57 @@ use tokio::time::timeout;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
-use crate::upstream::ForwardError;
-use crate::upstream::UpstreamMetrics;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::connection::connection_budget::Requester;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::connector::TlsConnection;
 use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http2::Http2Connection;
-use crate::upstream::connection::http2::PendingHttp2;
-use crate::upstream::forward::CancelOutcome;
-use crate::upstream::headers::AuthMode;
-use crate::upstream::headers::RequestHead;
+use crate::upstream::error::ForwardError;
+use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
-use crate::upstream::pool::connection_class::SharedConnections;
-use crate::upstream::pool::connection_class::StreamAvailability;
-use crate::upstream::pool::connection_class::WaitQueue;
 use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http2_lease::Http2Lease;
+use crate::upstream::pool::idle_connections::IdleConnections;
+use crate::upstream::pool::lease::Lease;
+use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::retry_budget::RetryBudget;
+use crate::upstream::pool::shared_connections::SharedConnections;
+use crate::upstream::pool::shared_connections::StreamAvailability;
+use crate::upstream::pool::shared_connections::WaitQueue;
+use crate::upstream::requester::Requester;
 
-/// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
-/// itself, so that a request is hardly ever sent into a connection that is being closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
-
-/// Most requests of a kind that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
+/// Most requests of a class that wait for an HTTP/2 stream or for the first connection. One more is
+/// rejected at once.
 const MAX_WAITING: usize = 1024;
 
-/// Handshakes for HTTP/1.1 beside HTTP/2 that are under way at a time, of each worker and way.
+/// Most handshakes at a time for dedicated HTTP/1.1 connections, for each worker and pool.
 const MAX_CONCURRENT_HANDSHAKES: usize = 32;
 
-/// How long a request that was given up may go on before its stream is reset, or its connection closed. Nearly all have their answer
-/// by then, and what is not reset costs the API server nothing beyond it: Go's server gives up a connection whose streams are reset faster than their handlers
-/// end. A longer one is a list that is better ended.
-pub(super) const CANCEL_GRACE_PERIOD: Duration = Duration::from_secs(1);
-
-/// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
+/// Longest wait for a stream, if the request's own deadline is not earlier: a watch has none.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Connections for the way `W`.
-pub struct Pool<W> {
-    connector: Connector<W>,
-    /// Most HTTP/2 connections for requests that end (`--upstream-max-connections`).
+/// The connections of one [`AuthMode`].
+pub struct Pool<M> {
+    connector: Connector<M>,
+    /// Most HTTP/2 connections for short requests (`--upstream-max-connections`).
     max_http2_connections: usize,
-    /// What its requests list in `CDN-Loop`; nothing where they go to others than the API server.
+    /// The id that requests list in `CDN-Loop`; none for servers other than the API server.
     instance_id: Option<InstanceId>,
-    /// Guards the lists; held for a look at them, never across an await.
+    /// The lock is held for list operations, never across an await.
     state: Mutex<PoolState>,
-    queues: PerClass<WaitQueue>,
-    /// Requests that wait for a connection's handshake.
+    queues: Arc<PerClass<WaitQueue>>,
+    idle: Arc<IdleConnections>,
+    /// Requests that wait for a handshake permit.
     waiting_for_handshake: AtomicUsize,
     retry_budget: RetryBudget,
-    /// Connections of HTTP/1.1 beside HTTP/2, of which so many are opened at a time: each costs the API server a handshake.
+    /// Bounds concurrent handshakes of dedicated HTTP/1.1 connections: each costs the API server a
+    /// TLS handshake.
     handshake_permits: Semaphore,
     metrics: Arc<UpstreamMetrics>,
 }
@@ -93,86 +107,32 @@ pub struct Pool<W> {
 struct PoolState {
     protocol: Option<Protocol>,
     http2: PerClass<SharedConnections>,
-    idle_http1: Vec<(Instant, http1::SendRequest<RequestBody>)>,
-    /// Connections of an earlier one are not kept: they show a certificate that is no longer the right one.
-    generation: u64,
 }
 
-/// A connection's turn for one request; dropping it gives the turn back.
-pub(super) enum Lease<W: AuthMode> {
-    Http1(Http1Lease<W>),
-    Http2(Http2Lease<W>),
-}
-
-/// A stream of an HTTP/2 connection.
-pub(super) struct Http2Lease<W: AuthMode> {
-    connection: Arc<Http2Connection>,
-    class: ConnectionClass,
-    pool: Arc<Pool<W>>,
-    /// What a watch takes of the places for watches.
-    slot: Option<RequestSlot>,
-    /// Its request, until the answer begins.
-    pub(super) pending: Option<PendingHttp2>,
-}
-
-impl<W: AuthMode> Http2Lease<W> {
-    pub(super) fn connection(&self) -> Arc<Http2Connection> {
-        Arc::clone(&self.connection)
-    }
-
-    /// Gives its request up: lets it finish if that is soon, resets the stream otherwise, and then waits until that was seen.
-    pub(super) fn cancel(&mut self) -> impl Future<Output = CancelOutcome> + Send + use<W> {
-        let (pending, connection) = (self.pending.take(), self.connection());
-        let has_end = !self.class.is_long_running();
-        async move {
-            if let Some(pending) = pending
-                && let Ok(true) = timeout(CANCEL_GRACE_PERIOD, pending.finish(has_end)).await
-            {
-                return CancelOutcome::Finished;
-            }
-            // An upload that was under way is ended by the runtime, when it comes to it: its reset goes out before it is counted.
-            tokio::task::yield_now().await;
-            connection.record_reset().await;
-            CancelOutcome::Reset
-        }
-    }
-}
-
-impl<W: AuthMode> Drop for Http2Lease<W> {
-    fn drop(&mut self) {
-        self.connection
-            .active_streams
-            .fetch_sub(1, Ordering::AcqRel);
-        let queue = self.pool.queues.get(self.class);
-        if queue.waiting.load(Ordering::Acquire) > 0 {
-            queue.changed.notify_one();
-        }
-    }
-}
-
-enum LeaseChoice<W: AuthMode> {
-    Take(Lease<W>),
-    /// Open a connection for oneself (HTTP/1.1).
+enum LeaseChoice {
+    Take(Lease),
+    /// Open a connection for this request (HTTP/1.1).
     Open,
-    /// Somebody opens one, or somebody's stream will end.
+    /// Wait: a connection is being opened, or a stream will end.
     Wait,
 }
 
-impl<W: AuthMode> Pool<W> {
+impl<M: AuthMode> Pool<M> {
     /// A pool without connections; the first request opens one.
     #[must_use]
     pub fn new(
-        connector: Connector<W>,
-        most: usize,
-        id: Option<InstanceId>,
+        connector: Connector<M>,
+        max_http2_connections: usize,
+        instance_id: Option<InstanceId>,
         metrics: Arc<UpstreamMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connector,
-            max_http2_connections: most.max(1),
-            instance_id: id,
+            max_http2_connections: max_http2_connections.max(1),
+            instance_id,
             state: Mutex::default(),
-            queues: PerClass::default(),
+            queues: Arc::default(),
+            idle: Arc::default(),
             waiting_for_handshake: AtomicUsize::new(0),
             retry_budget: RetryBudget::default(),
             handshake_permits: Semaphore::new(MAX_CONCURRENT_HANDSHAKES),
@@ -180,248 +140,246 @@ impl<W: AuthMode> Pool<W> {
         })
     }
 
-    pub(super) fn connector(&self) -> &Connector<W> {
+    pub(in crate::upstream) fn connector(&self) -> &Connector<M> {
         &self.connector
     }
 
-    /// Lists this weir in a request, before its first try.
-    pub(super) fn append_cdn_loop(&self, head: &mut RequestHead<W>) {
+    /// Lists this weir in `CDN-Loop`, before the first attempt.
+    pub(in crate::upstream) fn append_cdn_loop(&self, head: &mut RequestHead<M>) {
         if let Some(id) = &self.instance_id {
             head.append_cdn_loop(id);
         }
     }
 
-    pub(super) fn retry_budget(&self) -> &RetryBudget {
+    pub(in crate::upstream) fn retry_budget(&self) -> &RetryBudget {
         &self.retry_budget
     }
 
-    /// Opens an HTTP/1.1 connection whatever the API server speaks, when its turn has come.
+    /// Opens an HTTP/1.1 connection whatever the API server speaks, once a handshake permit is
+    /// free.
     ///
     /// # Errors
-    /// There is no connection to be had, or too many wait for their turn.
-    pub(super) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
-        let _turn = match self.handshake_permits.try_acquire() {
-            Ok(turn) => turn,
+    /// No connection could be opened, or too many requests wait for a permit.
+    pub(in crate::upstream) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
+        let _permit = match self.handshake_permits.try_acquire() {
+            Ok(permit) => permit,
             Err(_) => {
                 let _waiting = WaiterGuard::enter(&self.waiting_for_handshake, &self.metrics)?;
-                let turn = timeout(MAX_WAIT, self.handshake_permits.acquire()).await;
-                turn.map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))?
+                let permit = timeout(MAX_WAIT, self.handshake_permits.acquire()).await;
+                permit
+                    .map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))?
                     .map_err(|_| ForwardError::Closed)?
             }
         };
         let opened = self.connector.connect_http1().await;
-        let tried = opened.as_ref().map(|_| Protocol::Http1);
-        self.metrics.record_connect(W::NAME, tried);
+        let outcome = opened.as_ref().map(|_| Protocol::Http1);
+        self.metrics.record_connect(M::NAME, outcome);
         opened
     }
 
-    pub(super) fn authority(&self) -> &str {
+    pub(in crate::upstream) fn authority(&self) -> &str {
         self.connector.authority().as_str()
     }
 
-    pub(super) fn metrics(&self) -> &UpstreamMetrics {
+    pub(in crate::upstream) fn metrics(&self) -> &UpstreamMetrics {
         &self.metrics
     }
 
-    /// A turn on a connection.
+    /// Leases a connection or a stream for one request.
     ///
     /// # Errors
-    /// If there is none to be had; nothing has been sent then.
+    /// None is available. Nothing has been sent then.
     ///
     /// # Cancel safety
-    /// Nothing is lost: an HTTP/2 connection that is being opened goes on and serves somebody else.
-    pub(super) async fn lease(
+    /// Nothing is lost: an HTTP/2 connection that is being opened goes on opening and serves other
+    /// requests.
+    pub(in crate::upstream) async fn lease(
         self: &Arc<Self>,
-        place: ConnectionClass,
+        class: ConnectionClass,
         requester: &Requester,
-    ) -> Result<Lease<W>, ForwardError> {
-        let asked = Clock.now();
-        let http1 = !W::HTTP2
+    ) -> Result<Lease, ForwardError> {
+        let requested_at = Clock.now();
+        let http1 = !M::HTTP2
             || matches!(
-                place,
+                class,
                 ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
             )
-            || (place.is_long_running() && self.state().protocol == Some(Protocol::Http1));
-        // Before anything is opened for it.
-        let share = self.acquire_slot(place, http1, requester)?;
+            || (class.is_long_running() && self.state().protocol == Some(Protocol::Http1));
+        // Before a connection is opened for it.
+        let slot = self.acquire_slot(class, http1, requester)?;
         if matches!(
-            place,
+            class,
             ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
         ) {
-            return Box::pin(self.lease_http1(share, asked)).await;
+            return Box::pin(self.lease_http1(slot, requested_at)).await;
         }
-        let mut lease = match self.choose(place, asked) {
+        let mut lease = match self.choose(class, requested_at) {
             LeaseChoice::Take(lease) => lease,
-            // In boxes: who takes what is there does not pay for the room.
-            LeaseChoice::Open => Box::pin(self.open_http1(place)).await?,
-            LeaseChoice::Wait => Box::pin(self.wait_for_lease(place, asked)).await?,
+            // Boxed: a request that gets a lease at once does not pay for the size of these
+            // futures.
+            LeaseChoice::Open => Box::pin(self.open_http1(class)).await?,
+            LeaseChoice::Wait => Box::pin(self.wait_for_lease(class, requested_at)).await?,
         };
         match &mut lease {
-            Lease::Http2(own) => own.slot = share,
-            Lease::Http1(own) if http1 => own.slot = share,
-            Lease::Http1(own) => {
-                let share = self.acquire_slot(place, true, requester);
-                own.slot = share.inspect_err(|_| own.complete())?;
+            Lease::Http2(lease) => lease.slot = slot,
+            Lease::Http1(lease) if http1 => lease.slot = slot,
+            Lease::Http1(lease) => {
+                let slot = self.acquire_slot(class, true, requester);
+                lease.slot = slot.inspect_err(|_| lease.complete())?;
             }
         }
         Ok(lease)
     }
 
-    /// What a request takes of the places for its kind.
+    /// Acquires the slot of a request for its class.
     fn acquire_slot(
         &self,
-        place: ConnectionClass,
+        class: ConnectionClass,
         http1: bool,
         requester: &Requester,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let Some(room) = self.connector.connection_budget() else {
+        let Some(budget) = self.connector.connection_budget() else {
             return Ok(None);
         };
-        match place {
-            ConnectionClass::Shared | ConnectionClass::Dedicated => room.acquire_short(requester),
-            ConnectionClass::SharedWatch if !http1 => room.acquire_watch(requester).map(Some),
+        match class {
+            ConnectionClass::Shared | ConnectionClass::Dedicated => budget.acquire_short(requester),
+            ConnectionClass::SharedWatch if !http1 => budget.acquire_watch(requester).map(Some),
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
-                room.acquire_long_running(requester).map(Some)
+                budget.acquire_long_running(requester).map(Some)
             }
         }
     }
 
     async fn lease_http1(
         self: &Arc<Self>,
-        share: Option<RequestSlot>,
-        asked: Instant,
-    ) -> Result<Lease<W>, ForwardError> {
-        let (idle, generation) = {
-            let mut state = self.state();
-            (state.idle_connection(asked), state.generation)
-        };
+        slot: Option<RequestSlot>,
+        requested_at: Instant,
+    ) -> Result<Lease, ForwardError> {
+        let (idle, generation) = self.idle.take(requested_at);
         let sender = match idle {
             Some(sender) => sender,
             None => self.handshake_http1(self.connect_http1().await?).await?,
         };
-        let mut own = self.new_http1_lease(sender, generation);
-        own.slot = share;
-        Ok(Lease::Http1(own))
+        let mut lease = self.new_http1_lease(sender, generation);
+        lease.slot = slot;
+        Ok(Lease::Http1(lease))
     }
 
     fn new_http1_lease(
-        self: &Arc<Self>,
+        &self,
         sender: http1::SendRequest<RequestBody>,
         generation: u64,
-    ) -> Http1Lease<W> {
-        Http1Lease::new(sender, generation, Arc::clone(self))
+    ) -> Http1Lease {
+        Http1Lease::new(sender, generation, Arc::clone(&self.idle))
     }
 
     async fn wait_for_lease(
         self: &Arc<Self>,
-        place: ConnectionClass,
-        asked: Instant,
-    ) -> Result<Lease<W>, ForwardError> {
-        let queue = self.queues.get(place);
+        class: ConnectionClass,
+        requested_at: Instant,
+    ) -> Result<Lease, ForwardError> {
+        let queue = self.queues.get(class);
         let _waiting = WaiterGuard::enter(&queue.waiting, &self.metrics)?;
-        let give_up = (asked + MAX_WAIT).into();
+        let deadline = (requested_at + MAX_WAIT).into();
         loop {
-            // Registered before looking again: what changes in between is not missed.
+            // Registered before the check, so that no change in between is missed.
             let mut changed = std::pin::pin!(queue.changed.notified());
             changed.as_mut().enable();
-            match self.choose(place, asked) {
+            match self.choose(class, requested_at) {
                 LeaseChoice::Take(lease) => return Ok(lease),
-                LeaseChoice::Open => return Box::pin(self.open_http1(place)).await,
+                LeaseChoice::Open => return Box::pin(self.open_http1(class)).await,
                 LeaseChoice::Wait => {}
             }
             let failed = self
                 .state()
                 .http2
-                .get(place)
-                .failure_since(asked, Clock.now());
+                .get(class)
+                .failure_since(requested_at, Clock.now());
             if let Some(failure) = failed {
                 return Err(failure);
             }
-            if timeout_at(give_up, changed).await.is_err() {
+            if timeout_at(deadline, changed).await.is_err() {
                 return Err(ForwardError::StreamTimeout(MAX_WAIT));
             }
         }
     }
 
-    fn choose(self: &Arc<Self>, place: ConnectionClass, asked: Instant) -> LeaseChoice<W> {
+    fn choose(self: &Arc<Self>, class: ConnectionClass, requested_at: Instant) -> LeaseChoice {
         let mut state = self.state();
-        let lane = state.http2.get_mut(place);
-        if let StreamAvailability::Connected { taken, crowded } = lane.acquire_stream() {
-            if crowded && lane.may_open_another(self.max_connections(place), Clock.now()) {
-                self.spawn_open_http2(place, &mut state);
+        let shared = state.http2.get_mut(class);
+        if let StreamAvailability::Connected {
+            stream,
+            nearly_full,
+        } = shared.acquire_stream()
+        {
+            if nearly_full && shared.may_open_another(self.max_connections(class), Clock.now()) {
+                self.spawn_open_http2(class, &mut state);
             }
-            return taken.map_or(LeaseChoice::Wait, |shared| {
-                LeaseChoice::Take(Lease::Http2(self.new_http2_lease(shared, place)))
+            return stream.map_or(LeaseChoice::Wait, |connection| {
+                LeaseChoice::Take(Lease::Http2(self.new_http2_lease(connection, class)))
             });
         }
-        if state.protocol == Some(Protocol::Http1) || !W::HTTP2 {
-            return state
-                .idle_connection(asked)
-                .map_or(LeaseChoice::Open, |sender| {
-                    LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender, state.generation)))
-                });
+        if state.protocol == Some(Protocol::Http1) || !M::HTTP2 {
+            let (idle, generation) = self.idle.take(requested_at);
+            return idle.map_or(LeaseChoice::Open, |sender| {
+                LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender, generation)))
+            });
         }
-        if state.http2.get(place).may_open_first(asked) {
-            self.spawn_open_http2(place, &mut state);
+        if state.http2.get(class).may_open_first(requested_at) {
+            self.spawn_open_http2(class, &mut state);
         }
         LeaseChoice::Wait
     }
 
-    /// How many connections requests may share.
-    fn max_connections(&self, place: ConnectionClass) -> usize {
-        match place {
+    /// The most shared connections of a class.
+    fn max_connections(&self, class: ConnectionClass) -> usize {
+        match class {
             ConnectionClass::Shared | ConnectionClass::Dedicated => self.max_http2_connections,
-            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX, // each of them takes a place among what lasts
+            // Each takes a long-running slot.
+            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX,
         }
     }
 
     fn new_http2_lease(
-        self: &Arc<Self>,
-        shared: Arc<Http2Connection>,
-        place: ConnectionClass,
-    ) -> Http2Lease<W> {
-        Http2Lease {
-            connection: shared,
-            class: place,
-            pool: Arc::clone(self),
-            slot: None,
-            pending: None,
-        }
+        &self,
+        connection: Arc<Http2Connection>,
+        class: ConnectionClass,
+    ) -> Http2Lease {
+        Http2Lease::new(connection, class, Arc::clone(&self.queues))
     }
 
-    /// A connection, and what to speak on it.
+    /// Opens a connection. Returns it with the protocol that was negotiated.
     async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
         let opened = self.connector.connect().await;
         self.metrics
-            .record_connect(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
+            .record_connect(M::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
         opened
     }
 
-    /// The place of a connection that requests share which last.
+    /// Acquires the slot of a connection that long-running requests share.
     fn acquire_connection_slot(
         &self,
-        place: ConnectionClass,
+        class: ConnectionClass,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let room = self
+        let budget = self
             .connector
             .connection_budget()
-            .filter(|_| place.is_long_running());
-        room.map(ConnectionBudget::acquire_watch_connection)
+            .filter(|_| class.is_long_running());
+        budget
+            .map(ConnectionBudget::acquire_watch_connection)
             .transpose()
     }
 
-    async fn open_http1(
-        self: &Arc<Self>,
-        place: ConnectionClass,
-    ) -> Result<Lease<W>, ForwardError> {
-        let generation = self.state().generation;
+    async fn open_http1(self: &Arc<Self>, class: ConnectionClass) -> Result<Lease, ForwardError> {
+        let generation = self.idle.generation();
         let (connection, protocol) = self.connect().await?;
         if protocol == Protocol::Http2 {
-            // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
-            let lasting = self.acquire_connection_slot(place)?;
+            // The upstream has begun to speak HTTP/2 (an upgrade of the cluster): the next request
+            // uses it.
+            let slot = self.acquire_connection_slot(class)?;
             self.state().protocol = Some(protocol);
-            let shared = self.add_http2(connection, 1, (place, lasting)).await?;
-            return Ok(Lease::Http2(self.new_http2_lease(shared, place)));
+            let shared = self.add_http2(connection, 1, class, slot).await?;
+            return Ok(Lease::Http2(self.new_http2_lease(shared, class)));
         }
         let sender = self.handshake_http1(connection).await?;
         Ok(Lease::Http1(self.new_http1_lease(sender, generation)))
@@ -435,108 +393,102 @@ impl<W: AuthMode> Pool<W> {
             .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
-        let open = self.metrics.count_open(W::NAME);
+        let open = self.metrics.count_open(M::NAME);
         tokio::spawn(async move {
-            let _ = driver.await; // whoever waits for an answer on it is told by hyper
+            let _ = driver.await; // hyper reports the error to the request on it
             drop(open);
         });
         Ok(sender)
     }
 
-    /// Opens a connection that others can share, in a task of its own: whoever asked first may go away.
-    fn spawn_open_http2(self: &Arc<Self>, place: ConnectionClass, state: &mut PoolState) {
-        state.http2.get_mut(place).begin_open();
-        let generation = state.generation;
+    /// Opens a shared connection in a task of its own, so that it does not depend on the request
+    /// that needed it first.
+    fn spawn_open_http2(self: &Arc<Self>, class: ConnectionClass, state: &mut PoolState) {
+        state.http2.get_mut(class).begin_open();
+        let generation = self.idle.generation();
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = pool.open_http2(place, generation).await;
+            let outcome = pool.open_http2(class, generation).await;
             let now = Clock.now();
             let paused = pool
                 .state()
                 .http2
-                .get_mut(place)
-                .finish_open(place, outcome, now);
-            let changed = &pool.queues.get(place).changed;
+                .get_mut(class)
+                .finish_open(class, outcome, now);
+            let changed = &pool.queues.get(class).changed;
             changed.notify_waiters();
             if let Some(until) = paused {
                 tokio::time::sleep_until(until.into()).await;
-                changed.notify_waiters(); // those who wait for a stream try again
+                changed.notify_waiters(); // waiting requests try again
             }
         });
     }
 
     async fn open_http2(
         self: &Arc<Self>,
-        place: ConnectionClass,
+        class: ConnectionClass,
         generation: u64,
     ) -> Result<(), ForwardError> {
-        let lasting = self.acquire_connection_slot(place)?;
+        let slot = self.acquire_connection_slot(class)?;
         let (connection, protocol) = self.connect().await?;
         match protocol {
             Protocol::Http2 => {
-                self.add_http2(connection, 0, (place, lasting)).await?;
+                self.add_http2(connection, 0, class, slot).await?;
                 self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
                 let sender = self.handshake_http1(connection).await?;
                 self.state().protocol = Some(protocol);
-                self.return_idle(sender, generation);
+                self.idle.put(sender, generation);
             }
         }
         Ok(())
     }
 
-    /// Speaks HTTP/2 on `connection` and puts it up for sharing, so many streams taken.
+    /// Begins HTTP/2 on `connection` and shares it; `active_streams` are in use already.
     async fn add_http2(
         self: &Arc<Self>,
         connection: TlsConnection,
-        taken: usize,
-        (place, lasting): (ConnectionClass, Option<RequestSlot>),
+        active_streams: usize,
+        class: ConnectionClass,
+        slot: Option<RequestSlot>,
     ) -> Result<Arc<Http2Connection>, ForwardError> {
         let (shared, driver) = Http2Connection::handshake(connection).await?;
-        shared.active_streams.store(taken, Ordering::Release);
-        self.state().http2.get_mut(place).add(Arc::clone(&shared));
+        shared
+            .active_streams
+            .store(active_streams, Ordering::Release);
+        self.state().http2.get_mut(class).add(Arc::clone(&shared));
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
-        let open = self.metrics.count_open(W::NAME);
+        let open = self.metrics.count_open(M::NAME);
         tokio::spawn(async move {
             let waiting = Weak::clone(&pool);
             let changed = || {
                 if let Some(pool) = waiting.upgrade() {
-                    pool.queues.get(place).changed.notify_waiters();
+                    pool.queues.get(class).changed.notify_waiters();
                 }
             };
             driver.run(driven, changed).await;
-            drop((open, lasting));
+            drop((open, slot));
             if let Some(pool) = pool.upgrade() {
-                pool.state().http2.get_mut(place).remove_unusable();
-                pool.queues.get(place).changed.notify_waiters();
+                pool.state().http2.get_mut(class).remove_unusable();
+                pool.queues.get(class).changed.notify_waiters();
             }
         });
         Ok(shared)
     }
 
-    pub(super) fn return_idle(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
-        let mut state = self.state();
-        if state.generation == generation {
-            state.idle_http1.push((Clock.now(), sender));
-        }
-    }
-
-    /// Closes what has been idle for too long; to be called now and then.
+    /// Closes connections that have been idle for 45 s. The maintenance task calls it.
     pub fn close_idle(&self, now: Instant) {
-        self.state().idle_http1.retain(|(since, sender)| {
-            now.saturating_duration_since(*since) < IDLE_TIMEOUT && !sender.is_closed()
-        });
+        self.idle.close_idle(now);
     }
 
-    /// Lets go of every connection as soon as nothing is under way on it: they show a certificate that is no longer the
-    /// right one.
+    /// Retires every connection: their certificate has been replaced. Requests on them are
+    /// completed.
     pub fn retire_all(&self) {
         let mut state = self.state();
-        state.generation += 1;
-        state.idle_http1.clear();
-        for lane in state.http2.each_mut() {
-            lane.retire_all();
+        self.idle.retire_all();
+        for shared in state.http2.each_mut() {
+            shared.retire_all();
         }
     }
 
@@ -545,24 +497,13 @@ impl<W: AuthMode> Pool<W> {
     }
 }
 
-impl<W: AuthMode> std::fmt::Debug for Pool<W> {
+impl<M: AuthMode> std::fmt::Debug for Pool<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pool of {:?}", self.connector)
     }
 }
 
-impl PoolState {
-    fn idle_connection(&mut self, now: Instant) -> Option<http1::SendRequest<RequestBody>> {
-        while let Some((since, sender)) = self.idle_http1.pop() {
-            if sender.is_ready() && now.saturating_duration_since(since) < IDLE_TIMEOUT {
-                return Some(sender);
-            }
-        }
-        None
-    }
-}
-
-/// One of the waiting.
+/// A waiting request; counted until it is dropped.
 struct WaiterGuard<'a>(&'a AtomicUsize);
 
 impl<'a> WaiterGuard<'a> {

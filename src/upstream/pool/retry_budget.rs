@@ -1,16 +1,17 @@
-//! How many requests may be sent again: one for ten that are sent. An upstream that refuses streams because it has too much to
-//! do is not helped by getting them three times.
+//! The retry budget: one retry for ten requests. Sending requests three times does not help an
+//! upstream that refuses streams because it is overloaded.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-/// What a retry costs, in what a request earns.
+/// The cost of a retry, in deposits of one request each.
 const RETRY_COST: u32 = 10;
 
-/// Most that is saved: a hundred retries, as when a connection with all its streams is told to go.
+/// The largest balance: a hundred retries, as needed when the peer closes a connection with all
+/// streams in use.
 const MAX_BALANCE: u32 = 100 * RETRY_COST;
 
-/// Earned by requests, spent by retries; full at the start.
+/// Filled by requests, spent by retries; full at the start.
 #[derive(Debug)]
 pub(in crate::upstream) struct RetryBudget(AtomicU32);
 
@@ -21,15 +22,16 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// A request is sent.
+    /// Records that a request is sent.
     pub(in crate::upstream) fn deposit(&self) {
-        // Relaxed: a sum, which orders nothing else. A load first: it is full almost always.
+        // Relaxed: a sum, which orders nothing else. The load comes first because the budget is
+        // nearly always full.
         if self.0.load(Ordering::Relaxed) < MAX_BALANCE {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether one may be sent again.
+    /// Whether a request may be retried.
     pub(in crate::upstream) fn try_withdraw(&self) -> bool {
         self.0
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |saved| {

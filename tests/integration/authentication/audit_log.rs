@@ -1,4 +1,4 @@
-//! The audit log tells who asked, as the API server saw it, by ids that both share.
+//! The audit log names the user of a request as the API server does, with ids that both logs share.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use ::weir::config::ReportingConfig;
 use super::*;
 use crate::audit::TempAuditLog;
 
-/// The id that the answer to a request says.
-fn audit_id(answer: &FullResponse) -> String {
-    answer.headers.get("audit-id").unwrap().to_owned()
+/// The audit id of a response.
+fn audit_id(response: &FullResponse) -> String {
+    response.headers.get("audit-id").unwrap().to_owned()
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn both_audit_logs_have_the_same_requests_users_and_ids() {
         ids.insert("certificate", audit_id(&alice.get(LIST).await));
         assert_eq!(ids["own"], "the-client-s-own");
 
-        // Two for each, three for the watch.
+        // Two for each request, three for the watch.
         let events = log.wait_for_events(2 * 7 + 3).await;
         let of = |name: &str| {
             let of = |event: &&Value| event["auditID"] == ids[name];
@@ -106,7 +106,7 @@ async fn both_audit_logs_have_the_same_requests_users_and_ids() {
             as_bob["impersonatedUser"],
             json!({"username": "bob", "groups": ["system:authenticated"]})
         );
-        // That somebody asks for it does not make it so.
+        // A client's request for a user does not make it that user.
         for name in ["get", "as admin"] {
             assert_eq!(of(name)[1].get("impersonatedUser"), None, "{name}");
         }

@@ -1,5 +1,5 @@
-//! Clients that impersonate: for whom their requests count, and in whose name they go on. And a certificate's user, told to the API
-//! server by impersonation.
+//! Impersonation: the user that a request is classified for, and the user that it is forwarded for.
+//! Also the assertion of a certificate's user by impersonation.
 
 use ::weir::playground::Grant;
 
@@ -23,9 +23,9 @@ async fn without_a_front_proxy_ca_a_certificate_s_user_is_impersonated() {
             ("authorization", "Bearer x"),
         );
         assert_eq!(alice.get(LIST).await.status, 200);
-        // alice may not read there, and weir's own user may.
-        let refused = alice.get("/api/v1/namespaces/kube-system/pods").await;
-        assert_eq!(refused.status, 403, "{}", refused.text());
+        // alice may not read there; weir's own user may.
+        let rejected = alice.get("/api/v1/namespaces/kube-system/pods").await;
+        assert_eq!(rejected.status, 403, "{}", rejected.text());
         let requests = cluster.server.requests();
         let request = requests
             .iter()
@@ -47,7 +47,7 @@ async fn without_a_front_proxy_ca_a_certificate_s_user_is_impersonated() {
             "{:?}",
             request.headers
         );
-        // Tokens and nobody go as they always do.
+        // Requests with a token or without credentials are forwarded as always.
         assert_eq!(
             get_list(&weir, http, cluster.token("alice")).await.status,
             200
@@ -68,15 +68,15 @@ async fn without_a_front_proxy_ca_a_certificate_s_user_is_impersonated() {
 const SELF_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const SCHEDULER: &str = "system:kube-scheduler";
 
-/// Asks the API server whom it takes the caller for.
+/// Asks the API server for the caller's user.
 pub(super) fn self_review_request() -> TestRequest {
     let review = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
     TestRequest::post(SELF_REVIEWS, review).header("content-type", "application/json")
 }
 
-/// What it answered.
-pub(super) fn reviewed_user(answer: &FullResponse) -> Value {
-    let review: Value = serde_json::from_slice(&answer.body).unwrap();
+/// The user in its response.
+pub(super) fn reviewed_user(response: &FullResponse) -> Value {
+    let review: Value = serde_json::from_slice(&response.body).unwrap();
     review["status"]["userInfo"].clone()
 }
 
@@ -91,7 +91,7 @@ impl PlaygroundCluster {
         });
     }
 
-    /// weir that asserts by impersonation.
+    /// weir with `--assert-by=impersonation`.
     pub(super) async fn start_impersonating_weir(&self, classify: bool) -> Weir {
         self.start_weir(|config| {
             config.upstream.front_proxy = None;
@@ -117,26 +117,26 @@ async fn an_impersonating_request_is_classified_by_its_own_user_by_default() {
             weir.with_authorization(http, (name, &token)),
             weir.with_certificate(http, &pki().alice),
         ] {
-            let answer = alice
+            let response = alice
                 .request(self_review_request().header("impersonate-user", SCHEDULER))
                 .await;
-            assert_eq!(reviewed_user(&answer)["username"], SCHEDULER);
+            assert_eq!(reviewed_user(&response)["username"], SCHEDULER);
         }
         assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 0.0);
         assert_eq!(cluster.review_count("SubjectAccessReview"), 0);
     }
 }
 
-/// Asks in the scheduler's name.
+/// Sends a request that impersonates the scheduler.
 async fn send_as_scheduler(client: &mut TestClient) {
-    let answer = client
+    let response = client
         .request(self_review_request().header("impersonate-user", SCHEDULER))
         .await;
-    assert_eq!(reviewed_user(&answer)["username"], SCHEDULER);
+    assert_eq!(reviewed_user(&response)["username"], SCHEDULER);
 }
 
-/// Asks in the scheduler's name until that counts for it, and tells how often it did not: the API server's word about that is
-/// waited for no longer than a second.
+/// Repeats until such a request is classified for the scheduler, and returns how often it was not.
+/// weir waits no longer than a second for the API server's review.
 async fn send_until_counted(weir: &Endpoints, client: &mut TestClient) -> usize {
     let before = dispatched_by_schema(weir, "kube-scheduler").await;
     let mut vain = 0;
@@ -163,7 +163,8 @@ async fn an_authorized_impersonation_is_classified_by_the_impersonated_user() {
         cluster.grant("alice", "users", SCHEDULER);
         let weir = cluster.start_weir(classify_impersonated).await;
         let (name, token) = authorization(cluster.token("alice"));
-        // A certificate's user is another than the token's (its groups differ), so each is asked about once.
+        // The certificate's user differs from the token's (by its groups), so each is reviewed
+        // once.
         let clients = [
             weir.with_authorization(http, (name, &token)),
             weir.with_certificate(http, &pki().alice),
@@ -178,14 +179,14 @@ async fn an_authorized_impersonation_is_classified_by_the_impersonated_user() {
             assert_eq!(cluster.review_count("SubjectAccessReview"), reviews);
         }
         let top = eventually("the requests are counted", async || {
-            let answer = weir.get_admin("/debug/top_talkers?by=user").await;
-            let top: Value = serde_json::from_str(answer.text()).unwrap();
+            let response = weir.get_admin("/debug/top_talkers?by=user").await;
+            let top: Value = serde_json::from_str(response.text()).unwrap();
             (top["total"]["requests"] == 6 + vain).then_some(top)
         });
         let top = top.await;
         assert_eq!(top["rows"][0]["name"], SCHEDULER);
         assert_eq!(top["rows"][0]["requests"], 6);
-        // The wish went on as it came, and the sender is who he is.
+        // The impersonation headers were forwarded unchanged, with the sender's own identity.
         let requests = cluster.server.requests();
         let theirs = requests
             .iter()
@@ -205,7 +206,7 @@ async fn an_unauthorized_impersonation_is_classified_by_its_own_user_and_rejecte
         cluster.grant("alice", "users", SCHEDULER);
         let weir = cluster.start_weir(classify_impersonated).await;
         let (name, token) = authorization(cluster.token("alice"));
-        for (wish, code) in [
+        for (headers, code) in [
             (&[("impersonate-user", "admin")][..], 403),
             (
                 &[
@@ -226,7 +227,7 @@ async fn an_unauthorized_impersonation_is_classified_by_its_own_user_and_rejecte
                 403,
             ),
             (&[("impersonate-group", "system:masters")], 400),
-            // Which of the two counts is not for weir to guess.
+            // weir does not choose between the two.
             (
                 &[
                     ("impersonate-user", SCHEDULER),
@@ -236,16 +237,16 @@ async fn an_unauthorized_impersonation_is_classified_by_its_own_user_and_rejecte
             ),
             (&[("impersonate_user", "admin")], 201),
         ] {
-            let ask = wish
+            let request = headers
                 .iter()
-                .fold(self_review_request(), |ask, (name, value)| {
-                    ask.header(name, value)
+                .fold(self_review_request(), |request, (name, value)| {
+                    request.header(name, value)
                 });
-            let answer = weir
+            let response = weir
                 .with_authorization(http, (name, &token))
-                .request(ask)
+                .request(request)
                 .await;
-            assert_eq!(answer.status, code, "{wish:?}: {}", answer.text());
+            assert_eq!(response.status, code, "{headers:?}: {}", response.text());
         }
         assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 0.0);
         assert_eq!(dispatched_by_schema(&weir, "exempt").await, 0.0);
@@ -259,12 +260,12 @@ async fn impersonation_by_an_unverified_client_is_never_reviewed() {
         let cluster = PlaygroundCluster::start().await;
         cluster.grant("system:anonymous", "users", SCHEDULER);
         let weir = cluster.start_weir(classify_impersonated).await;
-        let wish = || TestRequest::get(LIST).header("impersonate-user", SCHEDULER);
-        let _ = weir.anonymous(http).request(wish()).await;
+        let impersonating_request = || TestRequest::get(LIST).header("impersonate-user", SCHEDULER);
+        let _ = weir.anonymous(http).request(impersonating_request()).await;
         let (name, token) = authorization("nonsense");
         assert_eq!(
             weir.with_authorization(http, (name, &token))
-                .request(wish())
+                .request(impersonating_request())
                 .await
                 .status,
             401
@@ -299,9 +300,9 @@ async fn an_impersonation_that_cannot_be_reviewed_is_still_forwarded() {
             review.request.headers.all("authorization"),
             ["Bearer weirs-own"]
         );
-        let asked: Value = serde_json::from_slice(&review.read_body().await).unwrap();
-        assert_eq!(asked["spec"]["user"], "alice");
-        assert_eq!(asked["spec"]["resourceAttributes"]["name"], "carol");
+        let access_review: Value = serde_json::from_slice(&review.read_body().await).unwrap();
+        assert_eq!(access_review["spec"]["user"], "alice");
+        assert_eq!(access_review["spec"]["resourceAttributes"]["name"], "carol");
         review.respond(code, r#"{"status":{"allowed":true}}"#).await;
         let exchange = upstream.next_exchange().await;
         assert_eq!(exchange.request.headers.all("impersonate-user"), ["carol"]);
@@ -324,29 +325,29 @@ async fn impersonation_by_an_asserted_user_is_authorized_by_the_api_server() {
         cluster.grant("alice", "userextras/example.org/scope", "read");
         let weir = cluster.start_weir(|_| {}).await;
         let mut alice = weir.with_certificate(http, &pki().alice);
-        let wish = self_review_request()
+        let impersonating_request = self_review_request()
             .header("impersonate-user", "carol")
             .header("impersonate-group", "qa")
             .header("impersonate-uid", "u-carol")
             .header("impersonate-extra-example.org%2fscope", "read");
-        let answer = alice.request(wish).await;
+        let response = alice.request(impersonating_request).await;
         assert_eq!(
-            reviewed_user(&answer),
+            reviewed_user(&response),
             json!({"username": "carol", "uid": "u-carol", "groups": ["qa", "system:authenticated"],
                    "extra": {"example.org/scope": ["read"]}})
         );
         assert_eq!(cluster.request_users()[0].as_ref().unwrap().name, "alice");
-        let refused = alice
+        let rejected = alice
             .request(self_review_request().header("impersonate-user", "admin"))
             .await;
-        assert_eq!(refused.status, 403);
+        assert_eq!(rejected.status, 403);
         assert!(
-            refused
+            rejected
                 .kube_status()
                 .message
                 .contains("User \"alice\" cannot impersonate"),
             "{}",
-            refused.text()
+            rejected.text()
         );
     }
 }
@@ -366,7 +367,7 @@ async fn weir_impersonates_the_targets_that_a_certificate_s_user_may_impersonate
             &pki().alice,
             ("authorization", "Bearer x"),
         );
-        let wish = || {
+        let impersonating_request = || {
             self_review_request()
                 .header("impersonate-extra-example.org%2Fscope", "read")
                 .header("impersonate-uid", "u-carol")
@@ -374,16 +375,16 @@ async fn weir_impersonates_the_targets_that_a_certificate_s_user_may_impersonate
                 .header("impersonate-user", "carol")
         };
         for _ in 0..2 {
-            let answer = alice.request(wish()).await;
+            let response = alice.request(impersonating_request()).await;
             assert_eq!(
-                reviewed_user(&answer),
+                reviewed_user(&response),
                 json!({"username": "carol", "uid": "u-carol", "groups": ["qa", "system:authenticated"],
                        "extra": {"example.org/scope": ["read"]}}),
                 "nothing of alice's is left"
             );
         }
         assert_eq!(cluster.review_count("SubjectAccessReview"), 4);
-        // What the API server would add by weir's right and not by alice's, it does not.
+        // The API server would add these by weir's permissions, not by alice's.
         for (user, groups) in [
             ("system:node:n1", &["system:authenticated"][..]),
             (
@@ -396,11 +397,11 @@ async fn weir_impersonates_the_targets_that_a_certificate_s_user_may_impersonate
             ),
             (SCHEDULER, &["system:authenticated"]),
         ] {
-            let answer = alice
+            let response = alice
                 .request(self_review_request().header("impersonate-user", user))
                 .await;
             let user_info = json!({"username": user, "groups": groups});
-            assert_eq!(reviewed_user(&answer), user_info);
+            assert_eq!(reviewed_user(&response), user_info);
             let last = cluster.server.requests().pop().unwrap();
             assert!(last.headers.contains_key("impersonate-group"), "{user}");
         }
@@ -415,7 +416,7 @@ async fn an_unauthorized_impersonation_by_a_certificate_s_user_never_reaches_the
         cluster.grant("alice", "users", "carol");
         let weir = cluster.start_impersonating_weir(false).await;
         let carol = ("impersonate-user", "carol");
-        for (wish, code, told) in [
+        for (headers, code, error) in [
             (
                 &[("impersonate-user", "admin")][..],
                 403,
@@ -465,27 +466,33 @@ async fn an_unauthorized_impersonation_by_a_certificate_s_user_never_reaches_the
                 "does not end in the key",
             ),
         ] {
-            let ask = wish
+            let request = headers
                 .iter()
-                .fold(TestRequest::get(LIST), |ask, (name, value)| {
-                    ask.header(name, value)
+                .fold(TestRequest::get(LIST), |request, (name, value)| {
+                    request.header(name, value)
                 });
-            let answer = weir.with_certificate(http, &pki().alice).request(ask).await;
-            let said = answer.kube_status();
+            let response = weir
+                .with_certificate(http, &pki().alice)
+                .request(request)
+                .await;
+            let kube_status = response.kube_status();
             assert_eq!(
-                (answer.status, said.cause.as_str()),
+                (response.status, kube_status.cause.as_str()),
                 (code, "weir/impersonation"),
-                "{wish:?}"
+                "{headers:?}"
             );
-            assert!(said.message.contains(told), "{wish:?}: {said:?}");
+            assert!(
+                kube_status.message.contains(error),
+                "{headers:?}: {kube_status:?}"
+            );
         }
         assert!(cluster.request_users().is_empty());
-        // Who wishes for nobody is who he is.
-        let answer = weir
+        // An empty impersonation header means the sender itself.
+        let response = weir
             .with_certificate(http, &pki().alice)
             .request(self_review_request().header("impersonate-user", ""))
             .await;
-        assert_eq!(reviewed_user(&answer)["username"], "alice");
+        assert_eq!(reviewed_user(&response)["username"], "alice");
     }
 }
 
@@ -510,12 +517,12 @@ async fn without_a_decision_of_the_api_server_no_user_is_impersonated() {
             .await
             .respond(code, r#"{"status":{"allowed":true}}"#)
             .await;
-        let answer = call.response().await;
+        let response = call.response().await;
         assert_eq!(
-            (answer.status, answer.kube_status().cause.as_str()),
+            (response.status, response.kube_status().cause.as_str()),
             (503, "weir/impersonation")
         );
-        assert_eq!(answer.headers.get("retry-after"), Some("1"));
+        assert_eq!(response.headers.get("retry-after"), Some("1"));
         upstream.assert_no_request();
     }
 }
@@ -526,21 +533,21 @@ async fn a_front_proxy_s_user_impersonates_by_the_same_rules() {
     cluster.grant("dave", "users", "carol");
     let weir = cluster.start_impersonating_weir(false).await;
     let edge = pki().front_proxy_ca.issue_client("edge", &[]);
-    let wish = |user| {
+    let impersonating_request = |user| {
         self_review_request()
             .header("x-remote-user", "dave")
             .header("impersonate-user", user)
     };
-    let answer = weir
+    let response = weir
         .with_certificate(HttpVersion::Http1, &edge)
-        .request(wish("carol"))
+        .request(impersonating_request("carol"))
         .await;
-    assert_eq!(reviewed_user(&answer)["username"], "carol");
-    let refused = weir
+    assert_eq!(reviewed_user(&response)["username"], "carol");
+    let rejected = weir
         .with_certificate(HttpVersion::Http1, &edge)
-        .request(wish("admin"))
+        .request(impersonating_request("admin"))
         .await;
-    assert_eq!(refused.status, 403);
+    assert_eq!(rejected.status, 403);
 }
 
 /// With the flag and the real program.
@@ -576,18 +583,18 @@ async fn issuers_can_be_in_the_config_file() {
     let weir = start_with_kubeconfig(&cluster, &["--config=weir.yaml"], files()).await;
     let claims = json!({"iss": OIDC, "aud": "kubernetes", "exp": now() + 600, "sub": "carol"});
     let (name, token) = authorization(&signer.token(&claims));
-    // The playground knows no such issuer: it refuses, and weir asks nobody whose token it is.
-    let answer = weir
+    // The playground does not know this issuer and rejects the token. weir sends no review of it.
+    let response = weir
         .with_authorization(HttpVersion::Http2, (name, &token))
         .get(LIST)
         .await;
-    assert_eq!((answer.status, cluster.token_review_count()), (401, 0));
+    assert_eq!((response.status, cluster.token_review_count()), (401, 0));
     let mut all = process::required_flags(cluster.address);
     all.insert(0, "serve".to_owned());
     all.extend(["--config=weir.yaml", "--authentication-config=keys.json"].map(str::to_owned));
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let finished = process::run(&files(), &all).await;
     assert_eq!(finished.code, Some(2));
-    let told = "--authentication-config: not together with authentication in the --config file";
-    assert!(finished.stderr.contains(told), "{}", finished.stderr);
+    let error = "--authentication-config: not together with authentication in the --config file";
+    assert!(finished.stderr.contains(error), "{}", finished.stderr);
 }

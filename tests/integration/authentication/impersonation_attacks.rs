@@ -1,6 +1,7 @@
-//! Requests that try to be taken for somebody else by impersonation, on every way: by headers in every spelling, twice, empty, escaped,
-//! hidden behind `Connection` or in trailers; by who is nobody, by who is somebody, and by who may be one other and wants more. None
-//! is taken for another by the API server, or given another's class by weir.
+//! Spoofing by impersonation in every mode: headers in every spelling, repeated, empty, escaped,
+//! hidden behind `Connection` or in trailers; from anonymous clients, from authenticated ones, and
+//! from clients that may impersonate one other user and try more. The API server takes no request
+//! for another user's, and weir classifies none for another user.
 
 use crate::authentication::impersonation::reviewed_user;
 use crate::authentication::impersonation::self_review_request;
@@ -8,7 +9,7 @@ use crate::authentication::spoofing::PRIVILEGED_SCHEMAS;
 
 use super::*;
 
-/// What alice may: be carol, and nothing more of anybody.
+/// alice's permissions: impersonate carol, and nothing more.
 const ALLOWED_USER: &str = "carol";
 
 type ImpersonationHeaders = &'static [(&'static str, &'static str)];
@@ -85,11 +86,11 @@ const FORGED_TARGETS: [ImpersonationHeaders; 40] = [
     ],
 ];
 
-/// Asks in every way, and fails if the API server or weir took anybody for somebody else.
+/// Sends the requests in every mode. Fails if the API server or weir takes one for another user's.
 async fn assert_no_impersonation(weir: &Weir, cluster: &PlaygroundCluster, http: HttpVersion) {
     let alice = format!("Bearer {}", cluster.token("alice"));
     let certificate = &pki().alice;
-    for wish in FORGED_TARGETS {
+    for headers in FORGED_TARGETS {
         for mut client in [
             weir.anonymous(http),
             weir.with_authorization(http, ("authorization", "Bearer nonsense")),
@@ -97,17 +98,21 @@ async fn assert_no_impersonation(weir: &Weir, cluster: &PlaygroundCluster, http:
             weir.with_certificate(http, certificate),
             weir.with_certificate_and_authorization(http, certificate, ("authorization", &alice)),
         ] {
-            let ask = wish
+            let request = headers
                 .iter()
-                .fold(self_review_request(), |ask, (name, value)| {
-                    ask.header(name, value)
+                .fold(self_review_request(), |request, (name, value)| {
+                    request.header(name, value)
                 });
-            let answer = client.request(ask).await;
-            let what = format!("{http:?} {wish:?}: {} {}", answer.status, answer.text());
-            assert!(matches!(answer.status, 201 | 400 | 401 | 403), "{what}");
-            if answer.status == 201 {
-                let user = reviewed_user(&answer);
-                // Of two names the API server takes the first, whom alice may be.
+            let response = client.request(request).await;
+            let what = format!(
+                "{http:?} {headers:?}: {} {}",
+                response.status,
+                response.text()
+            );
+            assert!(matches!(response.status, 201 | 400 | 401 | 403), "{what}");
+            if response.status == 201 {
+                let user = reviewed_user(&response);
+                // Of two names the API server takes the first, which alice may impersonate.
                 let carol = json!({"username": ALLOWED_USER, "groups": ["system:authenticated"]});
                 assert!(user["username"] == "alice" || user == carol, "{what}");
             }
@@ -152,7 +157,7 @@ async fn no_client_impersonates_with_weir_s_own_permissions() {
             })
             .await;
         assert_no_impersonation(&weir, &cluster, http).await;
-        // weir's own right went to alice, and to nobody else that anybody wished for.
+        // weir's own permission was used for alice, and for no other target.
         for request in cluster.server.requests() {
             let own = request.user.is_some_and(|user| user.name == "admin");
             if own && request.headers.contains_key("x-forwarded-for") {
@@ -164,8 +169,8 @@ async fn no_client_impersonates_with_weir_s_own_permissions() {
     }
 }
 
-/// A cluster in which alice may be whom she may, and weir before it: it asserts by impersonation, or as a front proxy that counts a
-/// request for whom it impersonates.
+/// A cluster in which alice may impersonate carol, and weir in front of it: it asserts by
+/// impersonation, or as a front proxy that classifies a request for its impersonation target.
 async fn start_classifying_impersonation(by_impersonation: bool) -> (PlaygroundCluster, Weir) {
     let cluster = PlaygroundCluster::start().await;
     cluster.grant("alice", "users", ALLOWED_USER);
@@ -179,24 +184,25 @@ async fn start_classifying_impersonation(by_impersonation: bool) -> (PlaygroundC
     (cluster, weir)
 }
 
-/// A proxy before weir says for whom it asks; its own client may have named that in a `Connection` header which the proxy passes on.
+/// A proxy before weir names the user. Its own client may have named that header in `Connection`,
+/// which the proxy passes on.
 #[tokio::test]
 async fn impersonation_headers_cannot_be_removed_by_connection() {
     for by_impersonation in [false, true] {
         let (_cluster, weir) = start_classifying_impersonation(by_impersonation).await;
         for connection in ["impersonate-user", "Upgrade, Impersonate-User", "close"] {
-            let ask = [CAROL_HEADER, ("connection", connection)]
+            let request = [CAROL_HEADER, ("connection", connection)]
                 .iter()
-                .fold(self_review_request(), |ask, (name, value)| {
-                    ask.header(name, value)
+                .fold(self_review_request(), |request, (name, value)| {
+                    request.header(name, value)
                 });
-            let answer = weir
+            let response = weir
                 .with_certificate(HttpVersion::Http1, &pki().alice)
-                .request(ask)
+                .request(request)
                 .await;
-            assert_eq!(answer.status, 201, "{connection}: {}", answer.text());
+            assert_eq!(response.status, 201, "{connection}: {}", response.text());
             assert_eq!(
-                reviewed_user(&answer)["username"],
+                reviewed_user(&response)["username"],
                 ALLOWED_USER,
                 "{connection}"
             );
@@ -204,15 +210,16 @@ async fn impersonation_headers_cannot_be_removed_by_connection() {
     }
 }
 
-/// What only raw HTTP/1.1 can say: a wish that disappears on the way, or comes behind the body.
+/// Requests that need raw HTTP/1.1: impersonation headers that are removed on the way, or sent as
+/// trailers.
 #[tokio::test]
 async fn no_impersonation_is_smuggled_past_weir() {
     let body = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
     let length = body.len();
     let head = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews HTTP/1.1\r\nhost: weir\r\n\
                 content-type: application/json\r\nconnection: ";
-    let named = |names: &str, wish: &str| {
-        format!("{head}close, {names}\r\n{wish}content-length: {length}\r\n\r\n{body}")
+    let named = |names: &str, header: &str| {
+        format!("{head}close, {names}\r\n{header}content-length: {length}\r\n\r\n{body}")
     };
     let masters = "impersonate-user: admin\r\nimpersonate-group: system:masters\r\n";
     let trailers = format!(

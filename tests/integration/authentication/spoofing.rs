@@ -1,13 +1,13 @@
-//! Requests that try to pass for somebody else: by headers, casing, duplicates, smuggling, tokens that nobody signed, and
-//! certificates that nobody vouches for. None succeeds, by either HTTP: the API server takes no request for another's, and weir
-//! gives none of them a class.
+//! Spoofed identities: by headers, casing, duplicates, smuggling, unsigned tokens and untrusted
+//! certificates. None succeeds over HTTP/1.1 or HTTP/2: the API server takes no request for another
+//! user's, and weir gives none of them a privileged flow schema.
 
 use crate::support::certificates::IssuedCertificate;
 use crate::support::raw_http1::RawHttp1;
 
 use super::*;
 
-/// The classes of requests that weir gives to nobody who is not somebody.
+/// Flow schemas of authenticated users only.
 pub(super) const PRIVILEGED_SCHEMAS: [&str; 11] = [
     "exempt",
     "system-leader-election",
@@ -22,7 +22,7 @@ pub(super) const PRIVILEGED_SCHEMAS: [&str; 11] = [
     "probes",
 ];
 
-/// Who a request comes from really.
+/// The real sender of a request.
 enum AttackerCredential {
     Anonymous,
     Alice,
@@ -45,7 +45,7 @@ fn attack(name: &str, from: AttackerCredential, headers: &[(&str, &str)]) -> Att
     }
 }
 
-/// What a front proxy would say.
+/// The identity headers of a front proxy.
 const ADMIN_HEADERS: [(&str, &str); 2] = [
     ("x-remote-user", "admin"),
     ("x-remote-group", "system:masters"),
@@ -335,7 +335,7 @@ fn token_attacks(cluster: &PlaygroundCluster, signer: &TestSigner) -> Vec<Attack
     attacks
 }
 
-/// Fails if anybody was taken for somebody else.
+/// Fails if any request was taken for another user's.
 async fn assert_no_spoofed_identity(cluster: &PlaygroundCluster, weir: &Weir, what: &str) {
     for sender in cluster.request_users().into_iter().flatten() {
         let itself = match sender.name.as_str() {
@@ -387,15 +387,15 @@ async fn no_client_can_spoof_another_user() {
                 AttackerCredential::Certificate(issued) => weir.with_certificate(http, issued),
             };
             let claims = headers.iter();
-            let ask = claims.fold(TestRequest::get(LIST), |ask, (name, value)| {
-                ask.header(name, value)
+            let request = claims.fold(TestRequest::get(LIST), |request, (name, value)| {
+                request.header(name, value)
             });
             let what = format!("{http:?}, {name}, {headers:?}");
-            let answer = client.request(ask).await;
+            let response = client.request(request).await;
             assert!(
-                matches!(answer.status, 200 | 400 | 401 | 403),
+                matches!(response.status, 200 | 400 | 401 | 403),
                 "{what}: {}",
-                answer.status
+                response.status
             );
             assert_no_spoofed_identity(&cluster, &weir, &what).await;
         }
@@ -413,7 +413,7 @@ impl<T, const N: usize> ConcatAll<T> for [Vec<T>; N] {
     }
 }
 
-/// What only raw HTTP/1.1 can say.
+/// Requests that need raw HTTP/1.1.
 fn raw_attacks() -> Vec<(&'static str, String)> {
     let hidden = format!(
         "GET {LIST} HTTP/1.1\r\nhost: weir\r\nx-remote-user: admin\r\nx-remote-group: system:masters\r\n\r\n"
@@ -508,7 +508,7 @@ async fn no_request_is_smuggled_past_weir() {
         for (what, bytes) in raw_attacks() {
             let mut wire: RawHttp1 = weir.raw_http1_with_certificate(own.as_ref()).await;
             wire.send(bytes).await;
-            // One answer or none; then no more is sent, and the connection is at its end.
+            // One response or none. Then the connection ends without more.
             let _ = wire.reader.read_head().await;
             drop(wire);
             assert_no_spoofed_identity(&cluster, &weir, what).await;

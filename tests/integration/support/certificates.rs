@@ -1,4 +1,4 @@
-//! Authorities and certificates, made once for the whole run.
+//! CAs and certificates, generated once for the whole run.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -21,17 +21,17 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::PrivateKeyDer;
 
-/// Everybody's certificates.
+/// All certificates of the tests.
 pub(crate) struct Pki {
-    /// Signs what weir and the upstream present to those who connect.
+    /// Signs the server certificates of weir and of the upstream.
     pub(crate) server_ca: TestCa,
     /// `--client-ca-file`.
     pub(crate) client_ca: TestCa,
     /// The upstream's `--requestheader-client-ca-file`.
     pub(crate) front_proxy_ca: TestCa,
-    /// Nobody trusts it.
+    /// A CA that is trusted nowhere.
     pub(crate) untrusted_ca: TestCa,
-    /// What weir and the upstream present.
+    /// The server certificate of weir and of the upstream.
     pub(crate) server: IssuedCertificate,
     /// `--proxy-client-cert-file`.
     pub(crate) front_proxy_client: IssuedCertificate,
@@ -126,19 +126,19 @@ impl TestCa {
         }
     }
 
-    /// For whoever is reached at 127.0.0.1.
+    /// A server certificate for 127.0.0.1.
     pub(crate) fn issue_server(&self) -> IssuedCertificate {
         self.issue_server_named("127.0.0.1")
     }
 
-    /// For whoever is believed to be `name`.
+    /// A front proxy's certificate with the common name `name`.
     pub(crate) fn issue_server_named(&self, name: &str) -> IssuedCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.issue(&params)
     }
 
-    /// For the user `name` of `groups`.
+    /// A client certificate for the user `name` of `groups`.
     pub(crate) fn issue_client(&self, name: &str, groups: &[&str]) -> IssuedCertificate {
         self.issue(&client_params(name, groups))
     }
@@ -151,7 +151,7 @@ impl TestCa {
         self.issue(&params)
     }
 
-    /// As [`Authority::client`], with one more attribute in its subject, behind the others.
+    /// As [`Authority::client`], with one more attribute at the end of its subject.
     pub(crate) fn issue_client_with_attribute(
         &self,
         name: &str,
@@ -164,7 +164,7 @@ impl TestCa {
         self.issue(&params)
     }
 
-    /// As [`Authority::client`], but long past its end.
+    /// As [`Authority::client`], but long expired.
     pub(crate) fn issue_expired_client(&self, name: &str) -> IssuedCertificate {
         let mut params = client_params(name, &[]);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
@@ -172,7 +172,7 @@ impl TestCa {
         self.issue(&params)
     }
 
-    /// Trusts what this authority signed.
+    /// A store that trusts this CA.
     pub(crate) fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
@@ -185,7 +185,7 @@ fn client_params(name: &str, groups: &[&str]) -> CertificateParams {
     let mut subject = rcgen::DistinguishedName::new();
     subject.push(DnType::CommonName, name);
     params.distinguished_name = subject;
-    // The library keeps one value of each kind; a second organization goes in by its number.
+    // The library keeps one value of each attribute. A second organization is added by its OID.
     let kinds = [
         DnType::OrganizationName,
         DnType::CustomDnType(vec![2, 5, 4, 10]),
@@ -198,7 +198,7 @@ fn client_params(name: &str, groups: &[&str]) -> CertificateParams {
     params
 }
 
-/// TLS towards somebody whom `pki().servers` vouches for.
+/// TLS towards a server with a certificate of `pki().servers`.
 pub(crate) fn client_tls_config(
     alpn: &[&[u8]],
     certificate: Option<&IssuedCertificate>,
@@ -217,7 +217,7 @@ pub(crate) fn client_tls_config(
     config
 }
 
-/// TLS as kube-apiserver serves it: a front proxy's certificate is welcome and not needed.
+/// TLS as kube-apiserver serves it: a front proxy's certificate is optional.
 pub(crate) fn upstream_tls_config(alpn: &[&[u8]], own: &IssuedCertificate) -> ServerConfig {
     let front_proxies = Arc::new(pki().front_proxy_ca.roots());
     let verifier = WebPkiClientVerifier::builder_with_provider(front_proxies, provider())

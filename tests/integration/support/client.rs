@@ -1,4 +1,4 @@
-//! Clients of weir: a request at a time, by either HTTP.
+//! Clients of weir: one request at a time, over HTTP/1.1 or HTTP/2.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::support::raw_http1::RawReader;
 use crate::support::weir::Endpoints;
 use crate::support::within;
 
-/// A request to be sent.
+/// A request.
 #[derive(Clone, Debug)]
 pub(crate) struct TestRequest {
     method: String,
@@ -51,9 +51,9 @@ impl TestRequest {
     }
 
     pub(crate) fn post(target: &str, body: impl Into<Bytes>) -> Self {
-        let mut ask = Self::new("POST", target);
-        ask.body = RequestPayload::Buffered(body.into());
-        ask
+        let mut request = Self::new("POST", target);
+        request.body = RequestPayload::Buffered(body.into());
+        request
     }
 
     pub(crate) fn method(mut self, method: &str) -> Self {
@@ -66,13 +66,13 @@ impl TestRequest {
         self
     }
 
-    /// The body comes by [`Call::send`], and its length is not told.
+    /// The body is sent by [`Call::send`], without a content length.
     pub(crate) fn streamed(mut self) -> Self {
         self.body = RequestPayload::Streamed;
         self
     }
 
-    /// The request as HTTP/1.1 has it.
+    /// The request as HTTP/1.1.
     pub(crate) fn to_http1(&self) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nhost: weir\r\n", self.method, self.target);
         for (name, value) in &self.headers {
@@ -113,7 +113,7 @@ impl TestRequest {
     }
 }
 
-/// An answer, whole.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub(crate) struct FullResponse {
     pub(crate) status: u16,
@@ -143,7 +143,7 @@ impl FullResponse {
     }
 }
 
-/// What a Status tells.
+/// The fields of a Status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubeStatus {
     pub(crate) reason: String,
@@ -151,7 +151,8 @@ pub(crate) struct KubeStatus {
     pub(crate) message: String,
 }
 
-/// Speaks one HTTP to weir: HTTP/2 on one connection, HTTP/1.1 on one for each request.
+/// Speaks one HTTP version to weir: HTTP/2 on one connection, HTTP/1.1 on a connection for each
+/// request.
 pub(crate) struct TestClient {
     endpoints: Endpoints,
     tls: Arc<ClientConfig>,
@@ -161,9 +162,9 @@ pub(crate) struct TestClient {
 }
 
 impl TestClient {
-    /// One whose requests all carry `headers`.
+    /// A client that adds `headers` to all requests.
     pub(crate) fn new(
-        door: Endpoints,
+        endpoints: Endpoints,
         http: HttpVersion,
         tls: ClientConfig,
         headers: &[(&str, &str)],
@@ -172,7 +173,7 @@ impl TestClient {
             .iter()
             .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()));
         Self {
-            endpoints: door,
+            endpoints,
             tls: Arc::new(tls),
             headers: headers.collect(),
             http,
@@ -180,32 +181,33 @@ impl TestClient {
         }
     }
 
-    /// Sends a request, and its body if it is a whole one.
-    pub(crate) async fn send(&mut self, mut ask: TestRequest) -> TestCall {
-        ask.headers.extend(self.headers.iter().cloned());
-        let method = ask.method.clone();
+    /// Sends a request, with its body if that is complete.
+    pub(crate) async fn send(&mut self, mut request: TestRequest) -> TestCall {
+        request.headers.extend(self.headers.iter().cloned());
+        let method = request.method.clone();
         match self.http {
             HttpVersion::Http1 => {
                 let mut wire =
                     RawHttp1::new(self.endpoints.connect_tls(Arc::clone(&self.tls)).await);
-                wire.send(ask.to_http1()).await;
+                wire.send(request.to_http1()).await;
                 TestCall {
                     method,
                     outgoing: SentBody::Http1 {
                         writer: wire.writer,
-                        chunked: matches!(ask.body, RequestPayload::Streamed),
+                        chunked: matches!(request.body, RequestPayload::Streamed),
                     },
                     state: CallState::Http1(wire.reader),
                 }
             }
             HttpVersion::Http2 => {
                 let shared = self.shared_connection().await;
-                let end = matches!(&ask.body, RequestPayload::Buffered(body) if body.is_empty());
-                let (response, mut stream) = shared.send_request(ask.to_http2(), end).unwrap();
-                if let RequestPayload::Buffered(body) = &ask.body
+                let end =
+                    matches!(&request.body, RequestPayload::Buffered(body) if body.is_empty());
+                let (response, mut stream) = shared.send_request(request.to_http2(), end).unwrap();
+                if let RequestPayload::Buffered(body) = &request.body
                     && !end
                 {
-                    // What does not fit the window waits in the library.
+                    // The library buffers what exceeds the window.
                     stream.send_data(body.clone(), true).unwrap();
                 }
                 TestCall {
@@ -236,9 +238,9 @@ impl TestClient {
         self.connection.insert(sender)
     }
 
-    /// Sends a request and waits for all of its answer.
-    pub(crate) async fn request(&mut self, ask: TestRequest) -> FullResponse {
-        self.send(ask).await.response().await
+    /// Sends a request and waits for the complete response.
+    pub(crate) async fn request(&mut self, request: TestRequest) -> FullResponse {
+        self.send(request).await.response().await
     }
 
     pub(crate) async fn get(&mut self, target: &str) -> FullResponse {
@@ -246,7 +248,7 @@ impl TestClient {
     }
 }
 
-/// A request under way. Dropping it gives it up.
+/// A request in flight. Dropping it cancels it.
 pub(crate) struct TestCall {
     method: String,
     pub(crate) outgoing: SentBody,
@@ -261,12 +263,12 @@ enum CallState {
 }
 
 impl TestCall {
-    /// The answer's head.
+    /// The response head.
     pub(crate) async fn head(&mut self) -> ReceivedResponse {
         self.try_head().await.unwrap()
     }
 
-    /// The answer's head, or how it failed to come. Waiting for it can be given up and begun again.
+    /// The response head, or the error. Can be cancelled and called again.
     pub(crate) async fn try_head(&mut self) -> Result<ReceivedResponse, UnexpectedEnd> {
         let (answered, incoming) = match &mut self.state {
             CallState::Http1(reader) => {
@@ -293,7 +295,7 @@ impl TestCall {
         Ok(answered)
     }
 
-    /// The answer's body, whose head must have come.
+    /// The response body. The head must have arrived.
     pub(crate) fn body(&mut self) -> &mut ReceivedBody {
         match &mut self.state {
             CallState::HeadReceived(incoming) => incoming,
@@ -303,7 +305,7 @@ impl TestCall {
         }
     }
 
-    /// All of the answer.
+    /// The complete response.
     pub(crate) async fn response(mut self) -> FullResponse {
         let head = self.head().await;
         let body = self.body().read_to_end().await.unwrap();
@@ -315,7 +317,7 @@ impl TestCall {
         }
     }
 
-    /// Sends a piece of the request's body.
+    /// Sends a chunk of the request body.
     pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
         within("the request's body to be taken", self.outgoing.send(bytes))
             .await

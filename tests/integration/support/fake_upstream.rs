@@ -1,7 +1,7 @@
-//! An API server that does what the test says, when it says it.
+//! An API server that the test controls step by step.
 //!
-//! [`Upstream`] takes connections and hands every request to the test as an [`Exchange`], whichever HTTP it came by;
-//! [`RawUpstream`] hands over the connections themselves.
+//! [`Upstream`] accepts connections and hands every request to the test as an [`Exchange`], over
+//! HTTP/1.1 and HTTP/2. [`RawUpstream`] hands over the connections themselves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,12 +41,12 @@ use crate::support::raw_http1::RawHttp1;
 use crate::support::raw_http1::limit_socket_buffers;
 use crate::support::within;
 
-/// A connection that weir made.
+/// A connection of weir.
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
-    /// Which one, from 0 on.
+    /// Its index, from 0.
     pub(crate) number: usize,
-    /// The common name of the certificate that it carries.
+    /// The common name of its client certificate.
     pub(crate) certificate: Option<String>,
     pub(crate) http: HttpVersion,
     commands: mpsc::UnboundedSender<ConnectionCommand>,
@@ -59,25 +59,25 @@ enum ConnectionCommand {
 }
 
 impl UpstreamConnection {
-    /// Cuts an HTTP/2 connection off, in the middle of whatever it does.
+    /// Closes an HTTP/2 connection immediately, without GOAWAY.
     pub(crate) fn cut(&self) {
-        let _ = self.commands.send(ConnectionCommand::Cut); // it may be gone already
+        let _ = self.commands.send(ConnectionCommand::Cut); // it may be closed already
     }
 
-    /// Says GOAWAY and serves what was begun.
+    /// Sends GOAWAY and completes the requests in flight.
     pub(crate) fn go_away(&self) {
         let _ = self.commands.send(ConnectionCommand::GoAway);
     }
 }
 
-/// What an upstream speaks.
+/// The protocols of an upstream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Protocols {
     alpn: &'static [&'static [u8]],
     max_streams: u32,
 }
 
-/// HTTP/2 and HTTP/1.1, as kube-apiserver does.
+/// HTTP/2 and HTTP/1.1, as kube-apiserver.
 pub(crate) const HTTP2_AND_HTTP1: Protocols = Protocols {
     alpn: &[b"h2", b"http/1.1"],
     max_streams: 100,
@@ -97,11 +97,12 @@ pub(crate) const fn with_max_streams(max_streams: u32) -> Protocols {
     }
 }
 
-/// An address of the system's choice that nobody else gets while this is held, whether somebody listens there or not.
+/// An address that the system chose and that stays reserved while this is held, whether a listener
+/// exists or not.
 #[derive(Clone, Debug)]
 pub(crate) struct ReservedAddress {
     pub(crate) address: SocketAddr,
-    /// Bound, and never listening: those that listen may be bound beside it.
+    /// Bound, but not listening: listeners can bind the same address.
     _socket: Arc<Socket>,
 }
 
@@ -121,23 +122,24 @@ impl ReservedAddress {
 /// The fake API server.
 pub(crate) struct FakeUpstream {
     pub(crate) address: SocketAddr,
-    /// Whoever takes it away keeps this, or another test's may be found there.
+    /// Keeps the address reserved after the listener is closed. Another test could get it
+    /// otherwise.
     pub(crate) reservation: ReservedAddress,
     exchanges: mpsc::UnboundedReceiver<Exchange>,
     accepted: Arc<AtomicUsize>,
-    /// What weir asks about itself is the test's to answer.
+    /// Whether the test responds to weir's own requests.
     self_checks_exposed: Arc<AtomicBool>,
-    /// Its end ends every connection that no exchange holds.
+    /// Dropping it ends every connection that no exchange holds.
     _tasks: JoinSet<()>,
 }
 
 impl FakeUpstream {
-    /// As kube-apiserver speaks.
+    /// An upstream that speaks the protocols of kube-apiserver.
     pub(crate) async fn start() -> Self {
         Self::with_protocols(HTTP2_AND_HTTP1).await
     }
 
-    /// One that has a kind of requests by this HTTP.
+    /// An upstream that gets one kind of requests over this HTTP version.
     pub(crate) async fn preferring(http: HttpVersion) -> Self {
         Self::with_protocols(if http == HttpVersion::Http2 {
             HTTP2_AND_HTTP1
@@ -151,7 +153,7 @@ impl FakeUpstream {
         Self::bind(ReservedAddress::reserve(), speaks).await
     }
 
-    /// Where one stood before.
+    /// An upstream on a reserved address.
     pub(crate) async fn restart_at(place: ReservedAddress) -> Self {
         Self::bind(place, HTTP2_AND_HTTP1).await
     }
@@ -161,17 +163,17 @@ impl FakeUpstream {
         let tls = certificates::upstream_tls_config(speaks.alpn, &pki().server);
         let (sender, mut all) = mpsc::unbounded_channel::<Exchange>();
         let (kept, exchanges) = mpsc::unbounded_channel();
-        let made = Arc::new(AtomicUsize::new(0));
+        let connection_count = Arc::new(AtomicUsize::new(0));
         let sees_self_checks = Arc::new(AtomicBool::new(false));
         let sees = Arc::clone(&sees_self_checks);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Some(exchange) = all.recv().await {
                 match exchange.request.self_check_response() {
-                    Some(answer) if !sees.load(Ordering::SeqCst) => {
-                        tokio::spawn(exchange.respond(201, answer));
+                    Some(response) if !sees.load(Ordering::SeqCst) => {
+                        tokio::spawn(exchange.respond(201, response));
                     }
-                    _ => drop(kept.send(exchange)), // the test may be over
+                    _ => drop(kept.send(exchange)), // the test may have ended
                 }
             }
         });
@@ -180,32 +182,32 @@ impl FakeUpstream {
             Arc::new(tls),
             speaks,
             sender,
-            Arc::clone(&made),
+            Arc::clone(&connection_count),
         ));
         Self {
             address: place.address,
             reservation: place,
             exchanges,
-            accepted: made,
+            accepted: connection_count,
             self_checks_exposed: sees_self_checks,
             _tasks: tasks,
         }
     }
 
-    /// From now on the test answers what weir asks about itself; otherwise that is answered well, and unseen.
+    /// From now on the test responds to weir's own requests. Before, they succeed automatically.
     pub(crate) fn expose_self_checks(self) -> Self {
         self.self_checks_exposed.store(true, Ordering::SeqCst);
         self
     }
 
-    /// The next request, by whatever connection.
+    /// The next request on any connection.
     pub(crate) async fn next_exchange(&mut self) -> Exchange {
         within("a request to reach the upstream", self.exchanges.recv())
             .await
             .unwrap()
     }
 
-    /// The next request, however late it comes; none comes once weir is gone.
+    /// The next request, without a timeout. `None` after weir has ended.
     pub(crate) async fn next_exchange_without_timeout(&mut self) -> Exchange {
         match self.exchanges.recv().await {
             Some(exchange) => exchange,
@@ -213,7 +215,7 @@ impl FakeUpstream {
         }
     }
 
-    /// The next request that is not weir's own question whether it is ready: a process asks that when nobody did for a while.
+    /// The next request except weir's own readiness probe, which a process sends after a while.
     pub(crate) async fn next_exchange_except_readyz(&mut self) -> Exchange {
         loop {
             let exchange = self.next_exchange().await;
@@ -224,14 +226,14 @@ impl FakeUpstream {
         }
     }
 
-    /// Fails if a request has come that nobody expects.
+    /// Fails if an unexpected request has arrived.
     pub(crate) fn assert_no_request(&mut self) {
         if let Ok(exchange) = self.exchanges.try_recv() {
             panic!("the upstream saw {:?}", exchange.request);
         }
     }
 
-    /// The connections made so far, those that have ended too.
+    /// The number of connections so far, including closed ones.
     pub(crate) fn connection_count(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
@@ -289,15 +291,15 @@ async fn serve_http1(
     exchanges: &mpsc::UnboundedSender<Exchange>,
 ) {
     loop {
-        // An idle connection may wait for long, so this is not `within` anything.
+        // An idle connection may wait for long: no timeout here.
         let Ok(Some(lines)) = wire.reader.read_head_without_timeout().await else {
             return;
         };
-        let asked = ReceivedRequest::from_lines(&lines);
-        let framing = Framing::from_request(&asked.headers);
+        let received = ReceivedRequest::from_lines(&lines);
+        let framing = Framing::from_request(&received.headers);
         let (home, returned) = oneshot::channel();
         let exchange = Exchange {
-            request: asked,
+            request: received,
             connection: Arc::clone(peer),
             request_body: wire.reader.into_body(framing),
             responder: ExchangeResponder::Http1 {
@@ -313,7 +315,7 @@ async fn serve_http1(
         }
         match returned.await {
             Ok(back) => wire = back,
-            Err(_) => return, // cut
+            Err(_) => return, // closed by `ConnectionCommand::Cut`
         }
     }
 }
@@ -360,7 +362,8 @@ async fn serve_http2(
     }
 }
 
-/// A request at the upstream, waiting for the test's word. Dropping it cuts an HTTP/1.1 connection and resets a stream.
+/// A request at the upstream that waits for the test's response. Dropping it closes an HTTP/1.1
+/// connection and resets a stream.
 pub(crate) struct Exchange {
     pub(crate) request: ReceivedRequest,
     pub(crate) connection: Arc<UpstreamConnection>,
@@ -377,12 +380,12 @@ enum ExchangeResponder {
 }
 
 impl Exchange {
-    /// All of the request's body.
+    /// The complete request body.
     pub(crate) async fn read_body(&mut self) -> Bytes {
         self.request_body.read_to_end().await.unwrap()
     }
 
-    /// Begins the answer: its head, and nothing of its body.
+    /// Sends the response head without a body.
     pub(crate) async fn send_head(&mut self, status: u16, headers: &[(&str, &str)]) {
         let bodiless = self.request.method == "HEAD" || matches!(status, 204 | 304);
         match &mut self.responder {
@@ -394,10 +397,10 @@ impl Exchange {
                 for (name, value) in headers {
                     head.push_str(&format!("{name}: {value}\r\n"));
                 }
-                let told = headers
+                let has_length = headers
                     .iter()
                     .any(|(n, _)| n.eq_ignore_ascii_case("content-length"));
-                *chunked = !told && !bodiless;
+                *chunked = !has_length && !bodiless;
                 if *chunked {
                     head.push_str("transfer-encoding: chunked\r\n");
                 }
@@ -415,14 +418,14 @@ impl Exchange {
         }
     }
 
-    /// Sends a piece of the answer's body.
+    /// Sends a chunk of the response body.
     pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
         within("the answer's body to be taken", self.try_send(bytes))
             .await
             .unwrap();
     }
 
-    /// As [`Exchange::send`], however long it takes and whatever comes of it.
+    /// As [`Exchange::send`], without a timeout. Errors are returned.
     pub(crate) async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), UnexpectedEnd> {
         self.outgoing().send(bytes).await
     }
@@ -435,23 +438,23 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer.
+    /// Ends the response.
     pub(crate) async fn end(self) {
         self.end_with_trailers(&[]).await;
     }
 
-    /// Ends the answer with these trailers.
+    /// Ends the response with these trailers.
     pub(crate) async fn end_with_trailers(mut self, trailers: &[(&str, &str)]) {
         self.outgoing().end(trailers).await.unwrap();
         self.return_connection().await;
     }
 
-    /// Answers with all of this.
+    /// Sends a complete response.
     pub(crate) async fn respond(self, status: u16, body: impl Into<Bytes>) {
         self.respond_with_headers(status, &[], body).await;
     }
 
-    /// Answers with all of this, once the request is there whole.
+    /// Sends a complete response after the complete request has arrived.
     pub(crate) async fn respond_with_headers(
         mut self,
         status: u16,
@@ -486,8 +489,8 @@ impl Exchange {
         }
     }
 
-    /// Waits until weir has given this request up: its stream is reset, or its connection closed. Gives the reason where
-    /// there is one.
+    /// Waits until weir has cancelled this request: its stream is reset, or its connection is
+    /// closed. Returns the reason of a reset.
     pub(crate) async fn wait_for_cancel(&mut self) -> Option<Reason> {
         match &mut self.responder {
             ExchangeResponder::Http1 { .. } => {
@@ -506,7 +509,7 @@ impl Exchange {
         }
     }
 
-    /// Breaks off: the stream is reset for `reason`, an HTTP/1.1 connection is cut.
+    /// Aborts: resets the stream with `reason`, or closes an HTTP/1.1 connection.
     pub(crate) fn reset(mut self, reason: Reason) {
         match &mut self.responder {
             ExchangeResponder::Http2(respond, None) => respond.send_reset(reason),
@@ -515,12 +518,12 @@ impl Exchange {
         }
     }
 
-    /// Cuts the connection that it came by, without a goodbye.
+    /// Closes the connection immediately, without a TLS shutdown.
     pub(crate) fn cut(self) {
         self.connection.cut();
     }
 
-    /// Closes an HTTP/1.1 connection in order.
+    /// Closes an HTTP/1.1 connection cleanly.
     pub(crate) async fn close(self) {
         let ExchangeResponder::Http1 {
             outgoing: SentBody::Http1 { mut writer, .. },
@@ -532,7 +535,7 @@ impl Exchange {
         writer.shutdown().await;
     }
 
-    /// An HTTP/1.1 connection itself, to do with as one likes from here on.
+    /// The HTTP/1.1 connection itself, for raw I/O.
     pub(crate) fn into_raw_http1(self) -> RawHttp1 {
         let ExchangeResponder::Http1 {
             outgoing: SentBody::Http1 { writer, .. },
@@ -549,7 +552,7 @@ impl Exchange {
     }
 }
 
-/// A listener whose connections the test has in hand.
+/// A listener that hands connections to the test.
 pub(crate) struct RawUpstream {
     listener: TcpListener,
     pub(crate) address: SocketAddr,
@@ -562,7 +565,7 @@ impl RawUpstream {
         Self { listener, address }
     }
 
-    /// The next connection, nothing spoken on it.
+    /// The next TCP connection, before TLS.
     pub(crate) async fn accept_tcp(&self) -> TcpStream {
         let (tcp, _) = within("a connection to the upstream", self.listener.accept())
             .await
@@ -570,7 +573,7 @@ impl RawUpstream {
         tcp
     }
 
-    /// The next connection, after the handshake that `own` and `http` lead to.
+    /// The next connection after a TLS handshake with `own` and `http`.
     pub(crate) async fn accept_tls(
         &self,
         http: HttpVersion,
@@ -582,7 +585,7 @@ impl RawUpstream {
         Ok(Box::new(stream))
     }
 
-    /// The next connection, good and trusted.
+    /// The next connection with a trusted certificate.
     pub(crate) async fn accept_trusted(&self, http: HttpVersion) -> BoxedStream {
         self.accept_tls(http, &pki().server).await.unwrap()
     }

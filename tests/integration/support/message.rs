@@ -1,4 +1,4 @@
-//! Heads and bodies, as either HTTP has them.
+//! Heads and bodies of HTTP/1.1 and HTTP/2.
 
 use std::ops::Index;
 
@@ -15,7 +15,7 @@ use crate::support::raw_http1::RawReader;
 use crate::support::raw_http1::RawWriter;
 use crate::support::within;
 
-/// Headers in order, repeated ones too.
+/// Headers in order, including repeated ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Headers(pub(crate) Vec<(String, String)>);
 
@@ -58,7 +58,7 @@ impl Index<&str> for Headers {
     }
 }
 
-/// `headers` as the library has them.
+/// `headers` in the library's form.
 pub(crate) fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> HeaderMap {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -68,11 +68,11 @@ pub(crate) fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str
     map
 }
 
-/// What a request's head says.
+/// A request head.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
-    /// As it came.
+    /// The target as it was received.
     pub(crate) target: String,
     /// `Host`, or `:authority`.
     pub(crate) authority: String,
@@ -94,7 +94,7 @@ impl ReceivedRequest {
         }
     }
 
-    /// What a sound API server answers to what weir asks about itself; none to anything else.
+    /// The response of a healthy API server to weir's own request. `None` for other requests.
     pub(crate) fn self_check_response(&self) -> Option<String> {
         if !self.headers.get("user-agent")?.starts_with("weir/") {
             return None;
@@ -103,8 +103,8 @@ impl ReceivedRequest {
             "selfsubjectaccessreviews" => Some("{\"status\":{\"allowed\":true}}".to_owned()),
             "selfsubjectreviews" => {
                 let name = self.headers.get("x-remote-user").unwrap_or_default();
-                let answer = serde_json::json!({"status": {"userInfo": {"username": name}}});
-                Some(answer.to_string())
+                let response = serde_json::json!({"status": {"userInfo": {"username": name}}});
+                Some(response.to_string())
             }
             _ => None,
         }
@@ -124,7 +124,7 @@ impl ReceivedRequest {
     }
 }
 
-/// What an answer's head says.
+/// A response head.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedResponse {
     pub(crate) status: u16,
@@ -151,7 +151,7 @@ impl ReceivedResponse {
     }
 }
 
-/// How an HTTP/1.1 body tells its end.
+/// The framing of an HTTP/1.1 body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     Chunked,
@@ -183,7 +183,7 @@ impl Framing {
         }
     }
 
-    /// The next piece of a body, chunk by chunk; `None` at its end.
+    /// The next part of a body, chunk by chunk; `None` at its end.
     pub(crate) async fn next_chunk(
         &mut self,
         reader: &mut RawReader,
@@ -238,10 +238,10 @@ async fn read_chunk(
     }
 }
 
-/// A body that comes.
+/// An incoming body.
 pub(crate) struct ReceivedBody {
     source: BodySource,
-    /// Known once the body has ended.
+    /// Set after the end of the body.
     pub(crate) trailers: Headers,
 }
 
@@ -265,7 +265,7 @@ impl ReceivedBody {
         }
     }
 
-    /// The next piece (one chunk, or one DATA frame) as soon as it is there; `None` at a clean end.
+    /// The next part (one chunk, or one DATA frame) as soon as it arrives; `None` at a clean end.
     pub(crate) async fn next_chunk(&mut self) -> Option<Result<Bytes, UnexpectedEnd>> {
         let stream = match &mut self.source {
             BodySource::Http1(reader, framing) => {
@@ -297,13 +297,13 @@ impl ReceivedBody {
         }
     }
 
-    /// The next bytes, as text.
+    /// The next bytes as text.
     pub(crate) async fn next_text(&mut self) -> String {
         let piece = self.next_chunk().await.expect("the body goes on").unwrap();
         String::from_utf8(piece.to_vec()).unwrap()
     }
 
-    /// All that is left.
+    /// The rest of the body.
     pub(crate) async fn read_to_end(&mut self) -> Result<Bytes, UnexpectedEnd> {
         let mut rest = BytesMut::new();
         while let Some(piece) = self.next_chunk().await {
@@ -312,7 +312,7 @@ impl ReceivedBody {
         Ok(rest.freeze())
     }
 
-    /// The connection, if it is one that serves another message after this; the body must have ended.
+    /// The connection, if it is reusable. The body must have ended.
     pub(crate) fn into_reader(self) -> Option<RawReader> {
         match self.source {
             BodySource::Http1(reader, Framing::Length(0)) => Some(reader),
@@ -320,7 +320,7 @@ impl ReceivedBody {
         }
     }
 
-    /// The connection, whatever stands on it.
+    /// The connection, in any state.
     pub(crate) fn reader(&mut self) -> Option<&mut RawReader> {
         match &mut self.source {
             BodySource::Http1(reader, _) => Some(reader),
@@ -329,9 +329,9 @@ impl ReceivedBody {
     }
 }
 
-/// A body that goes.
+/// An outgoing body.
 pub(crate) enum SentBody {
-    /// With chunks, or as its head has told.
+    /// Chunked, or with a content length.
     Http1 {
         writer: RawWriter,
         chunked: bool,
@@ -340,7 +340,7 @@ pub(crate) enum SentBody {
 }
 
 impl SentBody {
-    /// Sends `bytes` as one chunk, or in as many frames as the peer's window asks for.
+    /// Sends `bytes` as one chunk, or in as many frames as the peer's window requires.
     pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), UnexpectedEnd> {
         let mut bytes: Bytes = bytes.into();
         match self {
@@ -371,7 +371,7 @@ impl SentBody {
         }
     }
 
-    /// Ends the body, with these trailers.
+    /// Ends the body with these trailers.
     pub(crate) async fn end(&mut self, trailers: &[(&str, &str)]) -> Result<(), UnexpectedEnd> {
         match self {
             Self::Http1 { chunked: false, .. } => Ok(()),

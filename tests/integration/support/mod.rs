@@ -1,6 +1,7 @@
-//! What the tests stand on: certificates made on the spot, a fake upstream and clients of raw sockets, and weir itself.
+//! Shared by all tests: generated certificates, a fake upstream, raw clients, and weir itself.
 //!
-//! Everything waits for events, with one generous limit; nothing sleeps, and every port is the system's choice.
+//! Everything waits for events, with one generous timeout. Nothing sleeps, and the system chooses
+//! every port.
 
 pub(crate) mod certificates;
 pub(crate) mod client;
@@ -17,10 +18,10 @@ use std::panic::Location;
 use std::time::Duration;
 use std::time::Instant;
 
-/// How long anything may take: a loaded machine's worth, and short enough that a hang is told as such.
+/// Timeout of all events: enough for a loaded machine, and short enough to report a hang as such.
 pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Waits for `event`, or fails the test by saying what did not happen, and where it was waited for.
+/// Waits for `event`. On timeout, fails the test with a message and the caller's location.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
@@ -32,7 +33,7 @@ pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Out
     }
 }
 
-/// Asks again and again until `attempt` gives something.
+/// Retries until `attempt` returns a value.
 #[track_caller]
 pub(crate) fn eventually<T>(
     what: &'static str,
@@ -48,12 +49,13 @@ pub(crate) fn eventually<T>(
     })
 }
 
-/// Runs `test` for every pair of what a client and what the upstream speaks, all at once: for tests that wait for a clock.
+/// Runs `test` concurrently for every pair of client and upstream HTTP versions. For tests that
+/// wait for a clock.
 pub(crate) async fn for_each_protocol_pair(test: impl AsyncFn(HttpVersion, HttpVersion)) {
     futures_util::future::join_all(HttpVersion::PAIRS.map(|(near, far)| test(near, far))).await;
 }
 
-/// Tells how much time has passed, by no clock of the program's.
+/// Measures time independently of the program's clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopwatch(Instant);
 
@@ -71,7 +73,7 @@ impl Stopwatch {
     }
 }
 
-/// A message or a connection that ended before it should.
+/// A message or a connection that ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnexpectedEnd(pub String);
 
@@ -87,7 +89,7 @@ impl fmt::Display for UnexpectedEnd {
     }
 }
 
-/// Which HTTP a test speaks.
+/// The HTTP version of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HttpVersion {
     /// HTTP/1.1.
@@ -100,7 +102,7 @@ impl HttpVersion {
     /// Both.
     pub(crate) const BOTH: [Self; 2] = [Self::Http1, Self::Http2];
 
-    /// Every pair of what a client and what the upstream speaks.
+    /// Every pair of client and upstream HTTP versions.
     pub(crate) const PAIRS: [(Self, Self); 4] = [
         (Self::Http1, Self::Http1),
         (Self::Http1, Self::Http2),
@@ -108,7 +110,7 @@ impl HttpVersion {
         (Self::Http2, Self::Http2),
     ];
 
-    /// The protocol's name in a TLS handshake.
+    /// The protocol's name in a TLS handshake (ALPN).
     pub(crate) const fn alpn(self) -> &'static [u8] {
         match self {
             Self::Http1 => b"http/1.1",

@@ -1,4 +1,4 @@
-//! weir as a process of its own, for what only a process has: flags, signals, an exit code, a log.
+//! weir as a process, to test flags, signals, exit codes and logs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::support::weir::Endpoints;
 use crate::support::weir::TOKENS;
 use crate::support::within;
 
-/// A folder with everything that flags may name.
+/// A folder with all files that flags may name.
 pub(crate) struct ConfigDir(TempDir);
 
 impl ConfigDir {
@@ -46,7 +46,7 @@ impl ConfigDir {
     }
 }
 
-/// The flags that `weir serve` needs, its folder being the current one.
+/// The flags that `weir serve` needs, relative to its folder.
 pub(crate) fn required_flags(upstream: SocketAddr) -> Vec<String> {
     let mut flags = vec![format!("--upstream=https://{upstream}")];
     let others = [
@@ -74,7 +74,7 @@ fn weir_command(files: &ConfigDir) -> Command {
     command
 }
 
-/// How a run of `weir` ended that was not meant to last.
+/// The result of a run of `weir` that exits by itself.
 #[derive(Debug)]
 pub(crate) struct FinishedRun {
     pub(crate) code: Option<i32>,
@@ -82,7 +82,7 @@ pub(crate) struct FinishedRun {
     pub(crate) stderr: String,
 }
 
-/// Runs `weir` with these arguments to its end.
+/// Runs `weir` with these arguments until it exits.
 pub(crate) async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
     let output = within("weir to end", weir_command(files).args(arguments).output())
         .await
@@ -94,32 +94,32 @@ pub(crate) async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
     }
 }
 
-/// `weir serve`, serving.
+/// A running `weir serve`.
 pub(crate) struct WeirProcess {
     child: Child,
     endpoints: Endpoints,
-    /// What it has logged until it served.
+    /// The log until it served.
     pub(crate) startup_lines: Vec<String>,
     log_lines: mpsc::UnboundedReceiver<String>,
-    /// Nobody reads its log any more.
+    /// Notified to stop reading the log.
     stop_reading: Arc<Notify>,
     _files: ConfigDir,
 }
 
 impl WeirProcess {
-    /// `weir serve` before `upstream` with these flags besides.
+    /// Starts `weir serve` in front of `upstream` with these additional flags.
     pub(crate) async fn serve(upstream: SocketAddr, flags: &[&str]) -> Self {
         let mut all = required_flags(upstream);
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         Self::start(ConfigDir::new(), &all).await
     }
 
-    /// `weir serve` with these flags.
+    /// Starts `weir serve` with these flags.
     pub(crate) async fn start(files: ConfigDir, flags: &[String]) -> Self {
         Self::start_with(files, flags, &[]).await
     }
 
-    /// `weir serve` with these flags and in this environment.
+    /// Starts `weir serve` with these flags and this environment.
     pub(crate) async fn start_with(
         files: ConfigDir,
         flags: &[String],
@@ -148,26 +148,26 @@ impl WeirProcess {
                 }
             }
         });
-        let mut opening = Vec::new();
-        let door = loop {
+        let mut startup_lines = Vec::new();
+        let endpoints = loop {
             let line = within("weir to serve", lines.recv()).await;
             let Some(line) = line else {
-                panic!("weir does not serve: {opening:#?}");
+                panic!("weir does not serve: {startup_lines:#?}");
             };
             let address = |name: &str| {
                 let (_, rest) = line.split_once(name)?;
                 rest.split_whitespace().next()?.parse().ok()
             };
             let addresses = (address("clients="), address("admin="));
-            opening.push(line);
+            startup_lines.push(line);
             if let (Some(clients), Some(admin)) = addresses {
                 break Endpoints { clients, admin };
             }
         };
         Self {
             child,
-            endpoints: door,
-            startup_lines: opening,
+            endpoints,
+            startup_lines,
             log_lines: lines,
             stop_reading: deaf,
             _files: files,
@@ -181,7 +181,7 @@ impl WeirProcess {
         assert!(sent.unwrap().success());
     }
 
-    /// The next line of the log that holds `text`.
+    /// The next log line that contains `text`.
     pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
         loop {
             let line = within("a line in the log", self.log_lines.recv()).await;
@@ -192,7 +192,7 @@ impl WeirProcess {
         }
     }
 
-    /// The rest of the log, once it has ended.
+    /// The rest of the log, after the process has exited.
     pub(crate) async fn remaining_log_lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         while let Some(line) = within("the end of the log", self.log_lines.recv()).await {
@@ -201,17 +201,17 @@ impl WeirProcess {
         lines
     }
 
-    /// From now on nobody reads its log, which stays open.
+    /// Stops reading the log. The pipe stays open.
     pub(crate) fn stop_reading_log(&self) {
         self.stop_reading.notify_one();
     }
 
-    /// How it ended.
+    /// The exit status.
     pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         within("weir to end", self.child.wait()).await.unwrap()
     }
 
-    /// Whether it still runs.
+    /// Whether the process is still running.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 as bytes on a connection: what was sent is what came, to the letter.
+//! HTTP/1.1 as raw bytes on a connection: nothing is normalized.
 
 use std::io;
 
@@ -25,7 +25,8 @@ use crate::support::within;
 pub(crate) trait RawStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> RawStream for T {}
 
-/// Keeps the system from holding much at this end: what a side that does not read can be sent is then weir's to bound.
+/// Limits the socket buffers at this end, so that weir bounds what a peer that does not read can be
+/// sent.
 pub(crate) fn limit_socket_buffers(tcp: &TcpStream) {
     const BUFFER: usize = 128 << 10;
     let socket = SockRef::from(tcp);
@@ -37,21 +38,21 @@ pub(crate) fn limit_socket_buffers(tcp: &TcpStream) {
 /// Any connection.
 pub(crate) type BoxedStream = Box<dyn RawStream>;
 
-/// A connection, taken in hand.
+/// A raw connection.
 pub(crate) struct RawHttp1 {
-    /// What comes.
+    /// The reading half.
     pub(crate) reader: RawReader,
-    /// What goes.
+    /// The writing half.
     pub(crate) writer: RawWriter,
 }
 
-/// What comes on a connection.
+/// The reading half of a connection.
 pub(crate) struct RawReader {
     io: ReadHalf<BoxedStream>,
     buffer: BytesMut,
 }
 
-/// What goes on a connection.
+/// The writing half of a connection.
 pub(crate) struct RawWriter {
     io: WriteHalf<BoxedStream>,
 }
@@ -74,17 +75,17 @@ impl RawHttp1 {
         self.writer.send(bytes).await.unwrap();
     }
 
-    /// The next request's head.
+    /// The next request head.
     pub(crate) async fn read_request_head(&mut self) -> ReceivedRequest {
         ReceivedRequest::from_lines(&self.reader.read_head().await.unwrap().expect("a request"))
     }
 
-    /// The next answer's head.
+    /// The next response head.
     pub(crate) async fn read_response_head(&mut self) -> ReceivedResponse {
         ReceivedResponse::from_lines(&self.reader.read_head().await.unwrap().expect("an answer"))
     }
 
-    /// The next answer, all of it; `method` is what it answers.
+    /// The next complete response to a request of this method.
     pub(crate) async fn read_response(&mut self, method: &str) -> (ReceivedResponse, Bytes) {
         let answered = self.read_response_head().await;
         let framing = Framing::from_response(&answered, method);
@@ -92,7 +93,7 @@ impl RawHttp1 {
         (answered, body)
     }
 
-    /// A body of this framing, all of it.
+    /// A complete body of this framing.
     pub(crate) async fn read_body(&mut self, framing: Framing) -> Bytes {
         let mut body = BytesMut::new();
         let mut trailers = Headers::default();
@@ -103,13 +104,13 @@ impl RawHttp1 {
         body.freeze()
     }
 
-    /// Says goodbye and closes.
+    /// Shuts TLS down and closes.
     pub(crate) async fn close(mut self) {
-        // A peer that has gone already need not be told.
+        // The peer may have closed already.
         let _ = within("a connection to close", self.writer.io.shutdown()).await;
     }
 
-    /// The connection itself; nothing may have been read ahead.
+    /// The connection itself. No bytes may have been read ahead.
     pub(crate) fn into_stream(self) -> BoxedStream {
         assert!(self.reader.buffer.is_empty());
         self.reader.io.unsplit(self.writer.io)
@@ -124,13 +125,13 @@ impl RawWriter {
         Ok(())
     }
 
-    /// Sends these bytes, however long it takes.
+    /// Sends these bytes, without a timeout.
     pub(crate) async fn send_without_timeout(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.io.write_all(bytes).await?;
         self.io.flush().await
     }
 
-    /// Ends this direction only.
+    /// Ends the writing half only.
     pub(crate) async fn shutdown(&mut self) {
         within("a half-close", self.io.shutdown()).await.unwrap();
     }
@@ -142,12 +143,12 @@ impl RawReader {
         Ok(read)
     }
 
-    /// The lines of the next head; `None` if the connection ends before it begins.
+    /// The lines of the next head; `None` if the connection ends before it.
     pub(crate) async fn read_head(&mut self) -> Result<Option<Vec<String>>, UnexpectedEnd> {
         within("a head", self.read_head_without_timeout()).await
     }
 
-    /// As [`Reader::head`], however long it takes.
+    /// As [`Reader::head`], without a timeout.
     pub(crate) async fn read_head_without_timeout(
         &mut self,
     ) -> Result<Option<Vec<String>>, UnexpectedEnd> {
@@ -199,7 +200,7 @@ impl RawReader {
         Ok(self.buffer.split_to(count).freeze())
     }
 
-    /// What there is next, at most `most` bytes; `None` at a clean end.
+    /// The next available bytes, at most `most`; `None` at a clean end.
     pub(crate) async fn read_some(&mut self, most: usize) -> Result<Option<Bytes>, UnexpectedEnd> {
         if self.buffer.is_empty() && self.fill().await? == 0 {
             return Ok(None);
@@ -208,18 +209,18 @@ impl RawReader {
         Ok(Some(self.buffer.split_to(count).freeze()))
     }
 
-    /// Waits for the connection's end, clean or not; what comes until then is passed over.
+    /// Waits for the end of the connection, clean or not, and discards bytes until then.
     pub(crate) async fn wait_for_close(&mut self) {
         while let Ok(Some(_)) = self.read_some(usize::MAX).await {}
     }
 
-    /// A message's body on this connection.
+    /// The body of a message on this connection.
     pub(crate) fn into_body(self, framing: Framing) -> ReceivedBody {
         ReceivedBody::http1(self, framing)
     }
 }
 
-/// Where `needle` begins.
+/// The position of `needle`.
 fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
     text.windows(needle.len())
         .position(|window| window == needle)

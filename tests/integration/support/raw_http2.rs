@@ -1,6 +1,6 @@
-//! HTTP/2 frame by frame, for what no well-behaved library would do.
+//! HTTP/2 frame by frame, for frames that no correct library sends.
 //!
-//! Headers are written without compression and read not at all but for the status of an answer.
+//! Headers are written without compression. Of received headers only the status is parsed.
 
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
@@ -27,7 +27,7 @@ pub(crate) const END_HEADERS: u8 = 4;
 /// `SETTINGS_MAX_CONCURRENT_STREAMS`.
 pub(crate) const MAX_STREAMS: u16 = 3;
 
-/// One frame.
+/// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RawFrame {
     pub(crate) kind: u8,
@@ -46,11 +46,11 @@ impl RawFrame {
         }
     }
 
-    /// A request's head (or an answer's), and its end where `end` says so.
+    /// The head of a request or response. `end` ends the stream.
     pub(crate) fn request(stream: u32, head: &[(&str, &str)], end: bool) -> Self {
         let mut block = Vec::new();
         for (name, value) in head {
-            block.push(0); // a literal that is not to be remembered, with its name
+            block.push(0); // a literal without indexing, with its name
             for text in [name, value] {
                 encode_integer(text.len(), &mut block);
                 block.extend_from_slice(text.as_bytes());
@@ -60,7 +60,7 @@ impl RawFrame {
         Self::new(HEADERS, END_HEADERS | end, stream, block)
     }
 
-    /// An answer's head: 200.
+    /// A response head with status 200.
     pub(crate) fn ok(stream: u32, end: bool) -> Self {
         let end = if end { END_STREAM } else { 0 };
         Self::new(HEADERS, END_HEADERS | end, stream, [0x88])
@@ -89,7 +89,7 @@ impl RawFrame {
         Self::new(SETTINGS, 0, 0, payload)
     }
 
-    /// As it is sent.
+    /// The frame as bytes.
     fn encode(&self) -> Vec<u8> {
         let length = u32::try_from(self.payload.len()).unwrap().to_be_bytes();
         let mut bytes = length[1..].to_vec();
@@ -99,17 +99,17 @@ impl RawFrame {
         bytes
     }
 
-    /// Whether it is the last of its stream.
+    /// Whether it ends its stream.
     pub(crate) fn ends_stream(&self) -> bool {
         matches!(self.kind, DATA | HEADERS) && self.flags & END_STREAM != 0
     }
 
-    /// The number that stands at `at` in the payload.
+    /// The number at offset `at` of the payload.
     pub(crate) fn u32_at(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
     }
 
-    /// Whether it is an answer's head that says 200.
+    /// Whether it is a response head with status 200.
     pub(crate) fn is_ok(&self) -> bool {
         self.kind == HEADERS && self.payload.contains(&0x88)
     }
@@ -131,12 +131,12 @@ fn encode_integer(mut number: usize, block: &mut Vec<u8>) {
     block.push(u8::try_from(number).unwrap());
 }
 
-/// An HTTP/2 connection in the test's hands.
+/// A raw HTTP/2 connection.
 pub(crate) struct RawHttp2 {
     io: BoxedStream,
-    /// What the other side has set, as far as it has been read.
+    /// The peer's settings received so far.
     pub(crate) settings: Vec<(u16, u32)>,
-    /// Whether PINGs are the test's to answer.
+    /// Whether PINGs are returned instead of acknowledged.
     passes_pings: bool,
 }
 
@@ -149,7 +149,7 @@ impl RawHttp2 {
         }
     }
 
-    /// From now on PINGs are handed on, and not answered.
+    /// From now on PINGs are returned, and not acknowledged.
     pub(crate) fn pass_pings(&mut self) {
         self.passes_pings = true;
     }
@@ -178,12 +178,12 @@ impl RawHttp2 {
         self.try_send(frame).await.unwrap();
     }
 
-    /// Sends, unless the other side has gone.
+    /// Sends a frame, unless the peer has closed.
     pub(crate) async fn try_send(&mut self, frame: &RawFrame) -> Result<(), UnexpectedEnd> {
         self.write(&frame.encode()).await
     }
 
-    /// Sends a part of the frame's bytes, unless the other side has gone.
+    /// Sends part of the frame's bytes, unless the peer has closed.
     pub(crate) async fn send_part(&mut self, frame: &RawFrame, from: usize, to: usize) {
         let bytes = frame.encode();
         let to = to.min(bytes.len());
@@ -196,12 +196,12 @@ impl RawHttp2 {
         Ok(())
     }
 
-    /// Waits for the answer to a PING.
+    /// Waits for the acknowledgement of a PING.
     pub(crate) async fn wait_for_ping_ack(&mut self) {
         while within("a frame", self.read_frame()).await.unwrap().kind != PING {}
     }
 
-    /// The next frame. What is only polite is done by itself: SETTINGS and PING are acknowledged, and not handed on.
+    /// The next frame. SETTINGS and PING are acknowledged automatically and not returned.
     pub(crate) async fn next_frame(&mut self) -> Result<RawFrame, UnexpectedEnd> {
         loop {
             let frame = within("a frame", self.read_frame()).await?;
@@ -227,7 +227,7 @@ impl RawHttp2 {
         }
     }
 
-    /// The next frame of this kind; what comes before it is passed over.
+    /// The next frame of this kind. Frames before it are discarded.
     pub(crate) async fn next_frame_of_kind(&mut self, kind: u8) -> RawFrame {
         loop {
             let frame = self.next_frame().await.unwrap();
@@ -237,7 +237,7 @@ impl RawHttp2 {
         }
     }
 
-    /// Waits for the connection's end.
+    /// Waits for the end of the connection.
     pub(crate) async fn wait_for_close(&mut self) {
         while self.next_frame().await.is_ok() {}
     }

@@ -1,4 +1,4 @@
-//! weir itself, in this process, and the doors to it.
+//! weir in this process, and connections to it.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -16,16 +16,16 @@ use weir::config;
 use weir::config::AdmissionConfig;
 use weir::config::Config;
 use weir::identity::TokenFile;
+use weir::identity::request_header::IdentityHeaders;
 use weir::limits::max_in_flight;
 use weir::limits::rate;
 use weir::observe::admin::zpages::EffectiveConfig;
 use weir::server::tls;
 use weir::upstream;
-use weir::upstream::connection::connector::ServerAddress;
+use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::credentials::BearerToken;
 use weir::upstream::credentials::CredentialSource;
 use weir::upstream::credentials::bearer::bearer_header;
-use weir::upstream::headers::IdentityHeaders;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
 use crate::support::EVENT_TIMEOUT;
@@ -41,22 +41,23 @@ use crate::support::raw_http1::limit_socket_buffers;
 use crate::support::raw_http2::RawHttp2;
 use crate::support::within;
 
-/// The token file: alice by `alice-token`, root of system:masters by `root-token`.
+/// The token file: `alice-token` for alice, `root-token` for root of system:masters.
 pub(crate) const TOKENS: &str =
     "alice-token,alice,u-alice,dev\nroot-token,root,u-root,system:masters\n";
 
-/// `Authorization` of alice, whom weir knows.
+/// `Authorization` of alice, with a token of the token file.
 pub(crate) const ALICE: (&str, &str) = ("authorization", "Bearer alice-token");
 
-/// `Authorization` of root, whom weir knows.
+/// `Authorization` of root, with a token of the token file.
 pub(crate) const ROOT: (&str, &str) = ("authorization", "Bearer root-token");
 
-/// How weir is to be set up.
+/// The configuration of weir.
 pub(crate) struct WeirBuilder {
     config: Config,
 }
 
-/// weir in front of `upstream`: one worker, no limits, no refusal held back, everything else as the flags have it.
+/// weir in front of `upstream`: one worker, no limits, no delayed rejections, otherwise the flags'
+/// defaults.
 pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
@@ -101,7 +102,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         request_timeout: Duration::from_secs(60),
         rejection_hold: Duration::ZERO,
         transfers: config::TransferConfig::default(),
-        object_count_poll_period: Duration::ZERO, // what reaches the upstream is the test's
+        object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
         upstream: upstream::UpstreamConfig {
             address: ServerAddress {
                 authority: upstream.to_string().parse().unwrap(),
@@ -128,7 +129,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             health: None,
             health_metrics: false,
             log_level: None,
-            readiness_poll_after: Duration::MAX, // what reaches the upstream is the test's
+            readiness_poll_after: Duration::MAX, // no requests of its own to the upstream
             effective: EffectiveConfig::default(),
             self_check_interval: None,
         },
@@ -167,7 +168,7 @@ impl WeirBuilder {
         self
     }
 
-    /// `--request-body-buffer=0`: every byte of a body goes on as it comes.
+    /// `--request-body-buffer=0`: bodies are forwarded as they arrive.
     pub(crate) fn without_body_buffer(mut self) -> Self {
         self.config.transfers.body_buffer = 0;
         self
@@ -203,7 +204,7 @@ impl WeirBuilder {
         self
     }
 
-    /// `--trusted-proxies` with where the tests' clients are.
+    /// `--trusted-proxies` with the address of the tests' clients.
     pub(crate) fn trust_test_clients(mut self) -> Self {
         self.config.serving.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
         self
@@ -215,7 +216,7 @@ impl WeirBuilder {
         self.trust_test_clients()
     }
 
-    /// `--proxy-protocol`, and other `--trusted-proxies` than the tests' clients.
+    /// `--proxy-protocol`, with `--trusted-proxies` that do not include the tests' clients.
     pub(crate) fn proxy_protocol_from_other_networks(mut self) -> Self {
         self.config.serving.proxy_protocol = true;
         self.config.serving.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
@@ -235,13 +236,13 @@ impl WeirBuilder {
         self
     }
 
-    /// `--requestheader-username-headers` and the others.
+    /// `--requestheader-username-headers` and the like.
     pub(crate) fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
         self.config.identity.headers = headers;
         self
     }
 
-    /// With credentials of its own for its own calls: this token.
+    /// With this token for weir's own requests.
     pub(crate) fn own_token(self, token: &str) -> Self {
         let token = Some(BearerToken::Inline(bearer_header(token).unwrap()));
         self.with(|config| {
@@ -252,17 +253,17 @@ impl WeirBuilder {
         })
     }
 
-    /// With whatever else is to be different.
+    /// With any other change of the configuration.
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self
     }
 
-    /// Binds, and serves from now on.
+    /// Binds and starts to serve.
     pub(crate) async fn start(self) -> Weir {
         let app = App::bind(self.config).await.unwrap();
         let addresses = app.addresses();
-        // Until the test ends: how weir itself ends is for a process to show.
+        // Until the test ends. Shutdown is tested with a process.
         tokio::spawn(app.run(std::future::pending(), std::future::pending()));
         Weir(Endpoints {
             clients: addresses.clients,
@@ -271,7 +272,7 @@ impl WeirBuilder {
     }
 }
 
-/// weir, running.
+/// A running weir.
 pub(crate) struct Weir(Endpoints);
 
 impl Deref for Weir {
@@ -281,7 +282,7 @@ impl Deref for Weir {
     }
 }
 
-/// Where weir can be reached.
+/// The addresses of weir.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoints {
     pub(crate) clients: SocketAddr,
@@ -310,12 +311,12 @@ impl Endpoints {
         tcp
     }
 
-    /// HTTP/1.1 by hand, without a certificate.
+    /// Raw HTTP/1.1 without a certificate.
     pub(crate) async fn raw_http1(&self) -> RawHttp1 {
         self.raw_http1_with_certificate(None).await
     }
 
-    /// HTTP/1.1 by hand, with a certificate.
+    /// Raw HTTP/1.1 with a certificate.
     pub(crate) async fn raw_http1_with_certificate(
         &self,
         certificate: Option<&IssuedCertificate>,
@@ -324,7 +325,7 @@ impl Endpoints {
         RawHttp1::new(self.connect_tls(Arc::new(tls)).await)
     }
 
-    /// HTTP/2 by hand, without a certificate.
+    /// Raw HTTP/2 without a certificate.
     pub(crate) async fn raw_http2(&self) -> RawHttp2 {
         let tls = certificates::client_tls_config(&[HttpVersion::Http2.alpn()], None);
         RawHttp2::client(Box::new(self.connect_tls(Arc::new(tls)).await)).await
@@ -340,7 +341,7 @@ impl Endpoints {
         TestClient::new(*self, http, tls, headers)
     }
 
-    /// A client that sends no credential.
+    /// A client without credentials.
     pub(crate) fn anonymous(&self, http: HttpVersion) -> TestClient {
         self.client(http, None, &[])
     }
@@ -354,7 +355,7 @@ impl Endpoints {
         self.client(http, None, &[authorization])
     }
 
-    /// A client whose token weir knows, and whose requests therefore go by whichever HTTP the upstream prefers.
+    /// A client with a known token, whose requests use the HTTP version that the upstream prefers.
     pub(crate) fn alice(&self, http: HttpVersion) -> TestClient {
         self.with_authorization(http, ALICE)
     }
@@ -378,7 +379,7 @@ impl Endpoints {
         self.client(http, Some(own), &[authorization])
     }
 
-    /// What the admin listener answers.
+    /// The response of the admin listener.
     pub(crate) async fn get_admin(&self, target: &str) -> FullResponse {
         let tcp = within("a connection", TcpStream::connect(self.admin))
             .await
@@ -400,7 +401,8 @@ impl Endpoints {
         }
     }
 
-    /// The value of a metric, by its name and labels as they are written; 0 if there is none.
+    /// The value of a metric with these labels, as written in the exposition; 0 if it does not
+    /// exist.
     pub(crate) async fn metric(&self, series: &str) -> f64 {
         let metrics = self.get_admin("/metrics").await;
         let value = metrics.text().lines().find_map(|line| {
@@ -410,7 +412,8 @@ impl Endpoints {
         value.unwrap_or(0.0)
     }
 
-    /// Waits until `count` grows no more over many round trips through the worker, and fails if it passes `most` before.
+    /// Waits until `count` has stayed constant over many round trips through the worker. Fails if
+    /// it exceeds `most` before.
     pub(crate) async fn wait_until_stable(&self, count: &AtomicUsize, most: usize) {
         let mut client = self.anonymous(HttpVersion::Http2);
         loop {

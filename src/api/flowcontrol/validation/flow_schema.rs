@@ -1,28 +1,28 @@
-//! What is refused in a FlowSchema.
+//! Validation of a FlowSchema.
 
 use serde_json::json;
 
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::FlowDistinguisherMethodType;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::FlowSchemaSpec;
-use crate::api::flowcontrol::NonResourcePolicyRule;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::ResourcePolicyRule;
-use crate::api::flowcontrol::ServiceAccountSubject;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::field_error::go_json as shown;
+use crate::api::flowcontrol::field_error::go_json;
 use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::names;
+use crate::api::flowcontrol::types::EXEMPT;
+use crate::api::flowcontrol::types::FlowDistinguisherMethodType;
+use crate::api::flowcontrol::types::FlowSchema;
+use crate::api::flowcontrol::types::FlowSchemaSpec;
+use crate::api::flowcontrol::types::NonResourcePolicyRule;
+use crate::api::flowcontrol::types::PolicyRulesWithSubjects;
+use crate::api::flowcontrol::types::ResourcePolicyRule;
+use crate::api::flowcontrol::types::ServiceAccountSubject;
+use crate::api::flowcontrol::types::Subject;
+use crate::api::flowcontrol::types::SubjectKind;
 
 /// `FlowSchemaMaxMatchingPrecedence`
 const MAX_MATCHING_PRECEDENCE: i32 = 10_000;
 
-/// The verbs that a rule may name, for resources or not. An HTTP verb that is none of them can only
-/// be meant by `*`.
+/// The verbs that a rule may name, for resources and non-resources. Only `*` matches any other HTTP
+/// method.
 const VERBS: &[&str] = &[
     "create",
     "delete",
@@ -35,7 +35,7 @@ const VERBS: &[&str] = &[
     "watch",
 ];
 
-/// The wildcard, which every list but the subjects knows.
+/// The wildcard, which every list except the subjects accepts.
 const WILDCARD: &str = "*";
 
 pub(super) fn validate(schema: &FlowSchema, errors: &mut FieldErrors) {
@@ -69,7 +69,7 @@ fn validate_spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     }
     if let Some(FlowDistinguisherMethodType::Other(text)) = &spec.distinguisher_method {
         let field = "spec.distinguisherMethod.type".to_owned();
-        let value = shown(&json!({ "Type": text }));
+        let value = go_json(&json!({ "Type": text }));
         errors.not_supported(field, value, FlowDistinguisherMethodType::ALLOWED);
     }
     let level = &spec.priority_level_configuration;
@@ -255,16 +255,16 @@ fn validate_verbs(path: &str, verbs: &[String], errors: &mut FieldErrors) {
     } else if !check_wildcard(field.clone(), verbs, "verbs", errors)
         && !verbs.iter().all(|verb| VERBS.contains(&verb.as_str()))
     {
-        errors.not_supported(field, shown(&json!(verbs)), VERBS);
+        errors.not_supported(field, go_json(&json!(verbs)), VERBS);
     }
 }
 
-/// Reports a wildcard that has company. Whether there is a wildcard.
+/// Reports a wildcard that is not the only entry. Returns whether the list contains a wildcard.
 fn check_wildcard(field: String, list: &[String], what: &str, errors: &mut FieldErrors) -> bool {
     let there = list.iter().any(|text| text == WILDCARD);
     if there && list.len() > 1 {
         let detail = format!("if '*' is present, must not specify other {what}");
-        errors.invalid(field, shown(&json!(list)), detail);
+        errors.invalid(field, go_json(&json!(list)), detail);
     }
     there
 }

@@ -1,13 +1,13 @@
-//! What Kubernetes refuses in the metadata of these objects: `ValidateObjectMeta` of `pkg/apis/core/validation` and of
+//! Validation of the metadata: `ValidateObjectMeta` of `pkg/apis/core/validation` and of
 //! `k8s.io/apimachinery/pkg/api/validation` (1.36).
 
-use super::super::ObjectMeta;
-use super::super::OwnerReference;
 use super::super::field_error::FieldErrors;
 use super::super::field_error::go_quote;
 use super::super::names;
+use super::super::types::ObjectMeta;
+use super::super::types::OwnerReference;
 
-/// `TotalAnnotationSizeLimitB`, keys and values together.
+/// `TotalAnnotationSizeLimitB`, keys and values together, in bytes.
 const ANNOTATIONS_MAX: usize = 256 * 1024;
 
 const OWNER_REFERENCES: &str = "metadata.ownerReferences";
@@ -41,7 +41,7 @@ pub(super) fn validate(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     validate_finalizers(&metadata.finalizers, errors);
 }
 
-/// A name that is yet to be generated is no fault.
+/// A name that is still to be generated is valid.
 fn validate_name(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     let ObjectMeta {
         name,
@@ -108,7 +108,8 @@ fn validate_owner_reference(reference: &OwnerReference, errors: &mut FieldErrors
     }
 }
 
-/// Version and group of an `apiVersion`, both empty where it is none (`schema.ParseGroupVersion`).
+/// Group and version of an `apiVersion`; both are empty if it is malformed
+/// (`schema.ParseGroupVersion`).
 fn split_api_version(api_version: &str) -> (&str, &str) {
     match api_version.split_once('/') {
         None => (api_version, ""),

@@ -1,8 +1,14 @@
-//! What Kubernetes 1.36 refuses in these objects, in its words, its order and with its field paths
+//! What Kubernetes 1.36 rejects in these objects, with its words, order and field paths
 //! (`pkg/apis/flowcontrol/validation`).
 //!
-//! Of the metadata, all but managed fields is judged. Where upstream shows a whole spec or list in Go's internal form, the value
-//! is left out.
+//! The metadata is validated except for managed fields. Where upstream prints a whole spec or list
+//! in Go's internal form, the value is left out.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `flow_schema` `metadata` `priority_level` |
 
 pub(super) mod flow_schema;
 mod metadata;
@@ -10,14 +16,15 @@ mod priority_level;
 
 use std::collections::HashSet;
 
-use super::Object;
 use super::field_error::FieldError;
 use super::field_error::FieldErrors;
 use super::field_error::go_quote;
 use super::manifest::Manifest;
+use super::types::Object;
 
 impl Manifest<'_> {
-    /// What `create` would refuse, in order. The status does not count: an ordinary write drops it.
+    /// The errors for which `create` would be rejected, in order. The status is not validated: an
+    /// ordinary write drops it.
     #[must_use]
     pub fn validate(&self) -> Vec<FieldError> {
         let mut errors = FieldErrors::default();
@@ -31,7 +38,7 @@ impl Manifest<'_> {
         errors.into_vec()
     }
 
-    /// What an update of the status would refuse, in order.
+    /// The errors for which an update of the status would be rejected, in order.
     #[must_use]
     pub fn validate_status(&self) -> Vec<FieldError> {
         let types = match &self.object {

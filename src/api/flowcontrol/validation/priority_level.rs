@@ -1,24 +1,24 @@
-//! What is refused in a PriorityLevelConfiguration.
+//! Validation of a PriorityLevelConfiguration.
 
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::LimitResponse;
-use crate::api::flowcontrol::LimitResponseType;
-use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
-use crate::api::flowcontrol::PriorityLevelEnablement;
-use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::field_error::FieldErrors;
 use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::fields::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::mandatory;
-use crate::api::flowcontrol::manifest::Version;
+use crate::api::flowcontrol::types::EXEMPT;
+use crate::api::flowcontrol::types::LimitResponse;
+use crate::api::flowcontrol::types::LimitResponseType;
+use crate::api::flowcontrol::types::LimitedPriorityLevelConfiguration;
+use crate::api::flowcontrol::types::PriorityLevelConfiguration;
+use crate::api::flowcontrol::types::PriorityLevelConfigurationSpec;
+use crate::api::flowcontrol::types::PriorityLevelEnablement;
+use crate::api::flowcontrol::types::QueuingConfiguration;
+use crate::api::flowcontrol::types::Version;
 
 /// `priorityLevelConfigurationQueuingMaxQueues`
 const MAX_QUEUES: i32 = 10_000_000;
 
-/// `shufflesharding.MaxHashBits`: what is left of a 64-bit hash so that every hand is about equally
-/// probable.
+/// `shufflesharding.MaxHashBits`: the usable bits of a 64-bit hash, so that all hands are about
+/// equally probable.
 const MAX_HASH_BITS: u32 = 60;
 
 pub(super) fn validate(
@@ -26,7 +26,7 @@ pub(super) fn validate(
     version: Version,
     errors: &mut FieldErrors,
 ) {
-    // Decoding has taken it out of a v1beta3 object, so it is there only if it does not belong.
+    // Decoding removes it from v1beta3 objects, so it is only left where it is forbidden.
     if level
         .metadata
         .annotations
@@ -41,7 +41,7 @@ pub(super) fn validate(
     validate_mandatory(name, &level.spec, errors);
 }
 
-/// The mandatory levels may not be changed, but for what `exempt` lends.
+/// The mandatory levels must not change, except for the lending of `exempt`.
 fn validate_mandatory(name: &str, spec: &PriorityLevelConfigurationSpec, errors: &mut FieldErrors) {
     let Some(fixed) = mandatory::priority_level(name).map(|level| &level.spec) else {
         return;
@@ -205,8 +205,8 @@ fn validate_queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
     }
 }
 
-/// Whether `ceil(log2(queues) * handSize)` is more than there is, as `RequiredEntropyBits` computes
-/// it; here without floats.
+/// Whether `ceil(log2(queues) * handSize)` exceeds the maximum, as `RequiredEntropyBits` computes
+/// it, but without floats.
 fn exceeds_hash_bits(queues: i32, hand_size: i32) -> bool {
     let (Ok(queues), Ok(hand_size)) = (u128::try_from(queues), u32::try_from(hand_size)) else {
         return false;

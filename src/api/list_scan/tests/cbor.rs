@@ -7,7 +7,7 @@ use super::scan;
 use super::scan_all;
 use crate::api::list_scan::ListScan;
 
-/// What Kubernetes writes; names are byte strings there, text strings elsewhere.
+/// The values that Kubernetes writes; names are byte strings, all other text is a text string.
 enum CborValue {
     Text(&'static str),
     Number(u64),

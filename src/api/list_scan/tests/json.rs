@@ -132,7 +132,8 @@ fn json_that_is_not_a_list_has_no_summary() {
     }
 }
 
-/// Strings of all lengths and escapes, brackets in and out of them, at all places of a block.
+/// Strings of all lengths and escapes, brackets inside and outside of them, at all positions of a
+/// block.
 #[test]
 fn every_value_is_skipped_to_its_end() {
     for length in 0..140 {
@@ -151,7 +152,7 @@ fn every_value_is_skipped_to_its_end() {
     }
 }
 
-/// Writes JSON, in which names are not repeated.
+/// Writes JSON without repeated names.
 struct JsonWriter<'r> {
     rng: &'r mut Rng,
     text: String,
@@ -233,7 +234,7 @@ impl JsonWriter<'_> {
         self.text.push('}');
     }
 
-    /// A value, most often one that such a member has in a list.
+    /// Writes a value, most often one that such a member has in a list.
     fn member(&mut self, name: &str, depth: usize) {
         if self.rng.u8(0..20) == 0 {
             return self.value(depth);
@@ -248,7 +249,7 @@ impl JsonWriter<'_> {
     }
 }
 
-/// What a list tells, according to a parser of JSON.
+/// The totals of a list, according to a JSON parser.
 fn summarize_parsed(document: &Value) -> Option<(u64, Option<u64>, bool)> {
     let list = document.as_object()?;
     let ((Some(items), None) | (None, Some(items))) = (list.get("items"), list.get("rows")) else {
@@ -295,15 +296,15 @@ fn random_documents_are_scanned_as_a_parser_reads_them() {
             }
         }
         let shown = format!("seed {seed}: {}", String::from_utf8_lossy(&body));
-        let told = scan_all(JSON, &body);
+        let totals = scan_all(JSON, &body);
         let at_random = scan_in_random_chunks(JSON, &body, &mut rng);
         assert_eq!(at_random, scan(JSON, [&*body]), "{shown}");
-        // Spoilt below the outline, it may still tell something.
+        // A list that is broken inside its items may still have totals.
         match serde_json::from_slice(&body) {
-            Ok(document) => assert_eq!(told, summarize_parsed(&document), "{shown}"),
+            Ok(document) => assert_eq!(totals, summarize_parsed(&document), "{shown}"),
             Err(_) => spoilt += 1,
         }
-        lists += u32::from(told.is_some());
+        lists += u32::from(totals.is_some());
     }
     assert!(
         lists > 1000 && spoilt > 500,

@@ -39,7 +39,7 @@ pub(super) fn pod_list() -> Vec<u8> {
     list("PodList")
 }
 
-/// The same with nothing but metadata in it.
+/// The same list with metadata only.
 pub(super) fn metadata_list() -> Vec<u8> {
     list("PartialObjectMetadataList")
 }

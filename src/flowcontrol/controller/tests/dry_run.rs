@@ -1,12 +1,12 @@
-//! Requests that run at once, and what becomes of them on paper.
+//! Dry run: requests that execute at once, and their simulation.
 
 use super::*;
 
-/// For how many milliseconds requests ran on paper.
-fn executed_milliseconds(world: &ControllerFixture) -> f64 {
+/// The simulated execution time of all requests, in milliseconds.
+fn executed_milliseconds(fixture: &ControllerFixture) -> f64 {
     let sum = "apiserver_flowcontrol_request_execution_seconds_sum\
                {flow_schema=\"all\",priority_level=\"work\",type=\"regular\"}";
-    (world.metric_value(sum).unwrap() * 1e3).round()
+    (fixture.metric_value(sum).unwrap() * 1e3).round()
 }
 
 fn dry_run_fixture(seats: u32, limit_response: LimitResponse) -> ControllerFixture {
@@ -19,106 +19,106 @@ fn dry_run_fixture(seats: u32, limit_response: LimitResponse) -> ControllerFixtu
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_ended_before_its_simulated_dispatch_is_charged_its_run_time() {
-    let world = dry_run_fixture(1, queue(1, 10));
-    let (first, second) = (world.get_now("a"), world.get_now("b"));
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let (first, second) = (fixture.get_now("a"), fixture.get_now("b"));
     run_ready_tasks().await;
-    assert_eq!(world.load("work"), (1, 1, 1));
+    assert_eq!(fixture.load("work"), (1, 1, 1));
     advance(10 * MS).await;
     drop(second);
     advance(20 * MS).await;
-    assert_eq!(world.load("work"), (1, 1, 1), "the turn has not come");
+    assert_eq!(fixture.load("work"), (1, 1, 1), "the turn has not come");
     drop(first);
     run_ready_tasks().await;
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(9 * MS).await;
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(MS).await;
-    assert_eq!(world.load("work"), (0, 0, 0));
-    assert_eq!(executed_milliseconds(&world), 40.0);
+    assert_eq!(fixture.load("work"), (0, 0, 0));
+    assert_eq!(executed_milliseconds(&fixture), 40.0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_still_running_at_its_simulated_dispatch_is_charged_its_whole_run_time_from_then_on()
  {
-    let world = dry_run_fixture(1, queue(1, 10));
-    let (first, second) = (world.get_now("a"), world.get_now("b"));
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let (first, second) = (fixture.get_now("a"), fixture.get_now("b"));
     advance(10 * MS).await;
     drop(first);
     run_ready_tasks().await;
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(40 * MS).await;
     drop(second);
     advance(9 * MS).await;
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(MS).await;
-    assert_eq!(world.load("work"), (0, 0, 0));
-    assert_eq!(executed_milliseconds(&world), 60.0);
+    assert_eq!(fixture.load("work"), (0, 0, 0));
+    assert_eq!(executed_milliseconds(&fixture), 60.0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_times_out_in_the_simulated_queue_is_counted_as_rejected_and_keeps_running()
 {
-    let world = dry_run_fixture(1, queue(1, 10));
-    let _first = world.get_now("a");
-    let second = world.get_now("b");
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let _first = fixture.get_now("a");
+    let second = fixture.get_now("b");
     advance(14_999 * MS).await;
     assert_eq!(second.dry_run_rejection(), None);
     advance(MS).await;
     assert_eq!(second.dry_run_rejection(), Some(RejectReason::TimeOut));
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(second);
     run_ready_tasks().await;
-    assert_eq!(world.load("work"), (0, 1, 1));
-    assert_eq!(world.totals("work").cancelled, 1);
+    assert_eq!(fixture.load("work"), (0, 1, 1));
+    assert_eq!(fixture.totals("work").cancelled, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_simulated_rejection_occupies_no_seat() {
-    let world = dry_run_fixture(1, reject());
-    let (first, second) = (world.get_now("a"), world.get_now("b"));
+    let fixture = dry_run_fixture(1, reject());
+    let (first, second) = (fixture.get_now("a"), fixture.get_now("b"));
     assert_eq!(first.dry_run_rejection(), None);
     assert_eq!(
         second.dry_run_rejection(),
         Some(RejectReason::ConcurrencyLimit)
     );
     assert_eq!(second.flow_schema().name, "all");
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(first);
     drop(second);
-    assert_eq!(world.load("work"), (0, 0, 0));
-    let totals = world.totals("work");
+    assert_eq!(fixture.load("work"), (0, 0, 0));
+    let totals = fixture.totals("work");
     assert_eq!((totals.dispatched, totals.rejected), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_in_the_simulated_queue_is_charged_for_its_initialization() {
-    let world = dry_run_fixture(1, queue(1, 10));
-    let first = world.get_now("a");
-    let mut watch = world.admit("b", "GET", WATCH).await.unwrap();
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let first = fixture.get_now("a");
+    let mut watch = fixture.admit("b", "GET", WATCH).await.unwrap();
     advance(4 * MS).await;
     watch.mark_initialized();
     advance(4 * MS).await;
     drop(first);
     run_ready_tasks().await;
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(4 * MS).await;
-    assert_eq!(world.load("work"), (0, 0, 0));
-    assert_eq!(world.interested_watches("POST", PODS), 1);
+    assert_eq!(fixture.load("work"), (0, 0, 0));
+    assert_eq!(fixture.interested_watches("POST", PODS), 1);
 }
 
 #[test]
 fn simulated_requests_end_with_their_runtime() {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().unwrap();
-    let world = runtime.block_on(async { dry_run_fixture(1, queue(1, 10)) });
+    let fixture = runtime.block_on(async { dry_run_fixture(1, queue(1, 10)) });
     let held = runtime.block_on(async {
-        let held = [world.get_now("a"), world.get_now("b")];
+        let held = [fixture.get_now("a"), fixture.get_now("b")];
         run_ready_tasks().await;
         held
     });
-    assert_eq!(world.load("work"), (1, 1, 1));
+    assert_eq!(fixture.load("work"), (1, 1, 1));
     drop(runtime);
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(held);
-    assert_eq!(world.load("work"), (0, 0, 0));
+    assert_eq!(fixture.load("work"), (0, 0, 0));
 }

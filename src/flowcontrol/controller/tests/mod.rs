@@ -1,19 +1,25 @@
-//! What must hold of the shell: nothing is lost or kept, whenever whoever leaves. Time is the
-//! runtime's, which stands still.
+//! Invariants of the controller: no request or seat is lost or kept, whenever any request leaves.
+//! The time is the runtime's, which is paused.
 
 mod dry_run;
 mod immediate;
+mod metrics;
 mod queuing;
 mod reconfiguration;
 mod stress;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Context;
 use std::task::Poll;
 use std::task::Waker;
+use std::time::Duration;
+use std::time::Instant;
 
+use super::apf_controller::lock;
 use super::*;
+use crate::api::UserInfo;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::api::flowcontrol::FlowSchema;
 use crate::api::flowcontrol::FlowSchemaSpec;
@@ -21,6 +27,7 @@ use crate::api::flowcontrol::LimitResponse;
 use crate::api::flowcontrol::LimitResponseType;
 use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
 use crate::api::flowcontrol::NonResourcePolicyRule;
+use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::ObjectMeta;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
 use crate::api::flowcontrol::PriorityLevelConfiguration;
@@ -30,21 +37,29 @@ use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::ResourcePolicyRule;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
+use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::level::ArrivalError;
+use crate::flowcontrol::level::ArrivingRequest;
 use crate::flowcontrol::level::LevelDump;
+use crate::flowcontrol::level::PriorityLevel;
+use crate::metrics::Registry;
+use crate::request_info::RequestInfo;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";
 pub(crate) const PODS: &str = "/api/v1/namespaces/a/pods";
 pub(crate) const WATCH: &str = "/api/v1/namespaces/a/pods?watch=1&resourceVersion=7";
 
-/// A controller, and what it shows.
+/// A controller and its registry.
 pub(crate) struct ControllerFixture {
     pub(crate) controller: Arc<Controller>,
     pub(crate) registry: Registry,
 }
 
-/// What the admission of a request comes to.
+/// The outcome of an admission.
 pub(crate) type AdmissionResult = Result<AdmissionPermit, AdmissionRejection>;
 
 pub(crate) fn controller_fixture(
@@ -65,7 +80,7 @@ pub(crate) fn controller_fixture(
     }
 }
 
-/// One level `work` with so many seats, to which everybody is led, and the mandatory ones.
+/// One level `work` with this many seats, which serves every user, and the mandatory levels.
 pub(crate) fn one_level(seats: u32, limit_response: LimitResponse) -> ControllerFixture {
     let objects = [
         level("work", 100, limit_response),
@@ -109,7 +124,7 @@ pub(crate) fn level(name: &str, shares: i32, limit_response: LimitResponse) -> O
     })
 }
 
-/// Leads a user (`*`: everybody) to a level.
+/// A schema that assigns a user (`*`: every user) to a level.
 pub(crate) fn schema(name: &str, level: &str, user: &str) -> Object {
     let any = || vec!["*".to_owned()];
     let rules = PolicyRulesWithSubjects {
@@ -150,7 +165,7 @@ fn meta(name: &str) -> ObjectMeta {
 }
 
 impl ControllerFixture {
-    /// A request that arrives now, and has no deadline.
+    /// Admits a request that arrives now and has no deadline.
     pub(crate) async fn admit(&self, user: &str, method: &str, target: &str) -> AdmissionResult {
         self.admit_until(user, method, target, Clock.now(), None)
             .await
@@ -178,12 +193,12 @@ impl ControllerFixture {
         self.controller.admit(&info, &user, times).await
     }
 
-    /// A get, as a future of which each step can be seen.
+    /// A get request, as a future that can be polled step by step.
     pub(crate) fn get<'w>(&'w self, user: &'w str) -> PolledAdmission<'w> {
         PolledAdmission::new(self.admit(user, "GET", POD))
     }
 
-    /// A get that must not have to wait.
+    /// A get request that must not wait.
     pub(crate) fn get_now(&self, user: &str) -> AdmissionPermit {
         match self.get(user).poll_once() {
             Poll::Ready(Ok(admitted)) => admitted,
@@ -192,18 +207,18 @@ impl ControllerFixture {
         }
     }
 
-    /// Some if the level is in use.
+    /// `None` if the level is not in use.
     pub(crate) fn level_dump(&self, level: &str) -> Option<LevelDump> {
         let levels = self.controller.levels();
-        let known = levels.iter().find(|known| known.name() == level)?;
-        Some(known.dump())
+        let found = levels.iter().find(|found| found.name() == level)?;
+        Some(found.dump())
     }
 
     pub(crate) fn totals(&self, level: &str) -> QueueSetTotals {
         self.level_dump(level).expect("a level in use").totals
     }
 
-    /// Waiting, executing, seats in use.
+    /// Waiting requests, executing requests, seats in use.
     pub(crate) fn load(&self, level: &str) -> (usize, usize, u64) {
         let totals = self.totals(level);
         (
@@ -213,7 +228,7 @@ impl ControllerFixture {
         )
     }
 
-    /// The value of a series, by its name and labels as they are shown.
+    /// The value of a series, by its name and labels as in the exposition.
     pub(crate) fn metric_value(&self, series: &str) -> Option<f64> {
         let text = self.registry.render();
         let line = text.lines().find_map(|line| line.strip_prefix(series))?;
@@ -226,7 +241,7 @@ impl ControllerFixture {
     }
 }
 
-/// An admission under way.
+/// An admission in progress.
 pub(crate) struct PolledAdmission<'w>(Pin<Box<dyn Future<Output = AdmissionResult> + Send + 'w>>);
 
 impl<'w> PolledAdmission<'w> {
@@ -234,28 +249,28 @@ impl<'w> PolledAdmission<'w> {
         Self(Box::pin(admission))
     }
 
-    /// Looks whether it has come to anything.
+    /// Polls the admission once.
     pub(crate) fn poll_once(&mut self) -> Poll<AdmissionResult> {
         self.0
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Makes it wait.
+    /// Expects that the request waits.
     pub(crate) fn expect_pending(mut self) -> Self {
         assert!(self.poll_once().is_pending(), "it does not have to wait");
         self
     }
 }
 
-/// Lets tasks run that need no more time.
+/// Runs the tasks that are ready without any time passing.
 pub(crate) async fn run_ready_tasks() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Lets this much time pass, and whatever is due in it happen.
+/// Lets this much time pass, and runs the tasks that become ready in it.
 pub(crate) async fn advance(time: Duration) {
     tokio::time::sleep(time).await;
     run_ready_tasks().await;

@@ -1,4 +1,4 @@
-//! Requests that wait: whose turn comes, who gives up, and who is dropped.
+//! Requests that wait: dispatched, timed out and cancelled ones.
 
 use std::sync::mpsc;
 
@@ -9,10 +9,10 @@ const TIMED_OUT: &str = "apiserver_flowcontrol_rejected_requests_total\
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_request_starts_when_a_seat_is_released() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
-    let mut next = world.get("b").expect_pending();
-    assert_eq!(world.load("work"), (1, 1, 1));
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
+    let mut next = fixture.get("b").expect_pending();
+    assert_eq!(fixture.load("work"), (1, 1, 1));
     advance(7 * MS).await;
     assert!(next.poll_once().is_pending());
     drop(held);
@@ -20,71 +20,71 @@ async fn a_waiting_request_starts_when_a_seat_is_released() {
         panic!("its turn has come");
     };
     assert_eq!(admitted.queue_wait(), 7 * MS);
-    assert_eq!(world.load("work"), (0, 1, 1));
+    assert_eq!(fixture.load("work"), (0, 1, 1));
     let waits = "apiserver_flowcontrol_request_wait_duration_seconds_sum\
                  {execute=\"true\",flow_schema=\"all\",priority_level=\"work\"}";
-    assert_eq!(world.metric_value(waits), Some(0.007));
+    assert_eq!(fixture.metric_value(waits), Some(0.007));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_rejects() {
-    let world = one_level(1, queue(1, 2));
-    let _held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 2));
+    let _held = fixture.get_now("a");
     let _waiting = [
-        world.get("b").expect_pending(),
-        world.get("c").expect_pending(),
+        fixture.get("b").expect_pending(),
+        fixture.get("c").expect_pending(),
     ];
-    let rejected = world.admit("d", "GET", POD).await.unwrap_err();
+    let rejected = fixture.admit("d", "GET", POD).await.unwrap_err();
     assert_eq!(rejected.reason, RejectReason::QueueFull);
-    assert_eq!(world.load("work"), (2, 1, 1));
+    assert_eq!(fixture.load("work"), (2, 1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_while_it_waits_leaves_the_queue() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
     let (second, mut third) = (
-        world.get("b").expect_pending(),
-        world.get("c").expect_pending(),
+        fixture.get("b").expect_pending(),
+        fixture.get("c").expect_pending(),
     );
     drop(second);
-    assert_eq!(world.load("work"), (1, 1, 1));
-    assert_eq!(world.metric_value(TIMED_OUT), Some(1.0));
+    assert_eq!(fixture.load("work"), (1, 1, 1));
+    assert_eq!(fixture.metric_value(TIMED_OUT), Some(1.0));
     drop(held);
     assert!(matches!(third.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_dropped_right_after_its_dispatch_releases_its_seat() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
     let (second, mut third) = (
-        world.get("b").expect_pending(),
-        world.get("c").expect_pending(),
+        fixture.get("b").expect_pending(),
+        fixture.get("c").expect_pending(),
     );
     drop(held);
     assert_eq!(
-        world.load("work"),
+        fixture.load("work"),
         (1, 1, 1),
         "the second has the seat and does not know"
     );
     drop(second);
     assert!(matches!(third.poll_once(), Poll::Ready(Ok(_))));
-    assert_eq!(world.metric_value(TIMED_OUT), None);
-    let totals = world.totals("work");
+    assert_eq!(fixture.metric_value(TIMED_OUT), None);
+    let totals = fixture.totals("work");
     assert_eq!((totals.dispatched, totals.rejected), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_never_polled_is_not_counted() {
-    let world = one_level(1, queue(1, 10));
-    drop(world.get("a"));
-    assert_eq!(world.totals("work"), QueueSetTotals::default());
+    let fixture = one_level(1, queue(1, 10));
+    drop(fixture.get("a"));
+    assert_eq!(fixture.totals("work"), QueueSetTotals::default());
 }
 
-/// How long a request waits that arrived `ago` and has `time` in all.
+/// The time that a request waits that arrived `ago` and has `time` in total.
 async fn wait_duration(
-    world: &ControllerFixture,
+    fixture: &ControllerFixture,
     ago: Duration,
     time: Option<Duration>,
 ) -> Duration {
@@ -92,15 +92,17 @@ async fn wait_duration(
     let now = Clock.now();
     let arrived = now.checked_sub(ago).unwrap();
     let deadline = time.map(|time| arrived + time);
-    let outcome = world.admit_until("b", "GET", POD, arrived, deadline).await;
+    let outcome = fixture
+        .admit_until("b", "GET", POD, arrived, deadline)
+        .await;
     assert_eq!(outcome.unwrap_err().reason, RejectReason::TimeOut);
     Clock.now() - now
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_a_quarter_of_its_timeout_from_its_arrival_and_a_minute_at_most() {
-    let world = one_level(1, queue(1, 10));
-    let _held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 10));
+    let _held = fixture.get_now("a");
     let second = 1000 * MS;
     let none = Duration::ZERO;
     for (ago, time, expected) in [
@@ -111,44 +113,44 @@ async fn a_request_waits_a_quarter_of_its_timeout_from_its_arrival_and_a_minute_
         (20 * second, None, none),
     ] {
         assert_eq!(
-            wait_duration(&world, ago, time).await,
+            wait_duration(&fixture, ago, time).await,
             expected,
             "{ago:?}, {time:?}"
         );
     }
-    assert_eq!(world.load("work"), (0, 1, 1));
-    assert_eq!(world.totals("work").cancelled, 5);
+    assert_eq!(fixture.load("work"), (0, 1, 1));
+    assert_eq!(fixture.totals("work").cancelled, 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_past_its_queue_deadline_starts_if_a_seat_is_free() {
-    let world = one_level(1, queue(1, 10));
+    let fixture = one_level(1, queue(1, 10));
     advance(20_000 * MS).await;
     let arrived = Clock.now().checked_sub(20_000 * MS).unwrap();
-    let admitted = world.admit_until("a", "GET", POD, arrived, None).await;
+    let admitted = fixture.admit_until("a", "GET", POD, arrived, None).await;
     assert_eq!(admitted.unwrap().queue_wait(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_dispatched_right_before_its_timeout_keeps_its_seat() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
-    let mut second = world.get("b").expect_pending();
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
+    let mut second = fixture.get("b").expect_pending();
     tokio::time::advance(16_000 * MS).await;
     drop(held);
     assert!(matches!(second.poll_once(), Poll::Ready(Ok(_))));
     drop(second);
-    assert_eq!(world.load("work"), (0, 0, 0));
-    assert_eq!(world.metric_value(TIMED_OUT), None);
+    assert_eq!(fixture.load("work"), (0, 0, 0));
+    assert_eq!(fixture.metric_value(TIMED_OUT), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_rejections_raise_retry_after() {
-    let world = one_level(1, reject());
-    let _held = world.get_now("a");
+    let fixture = one_level(1, reject());
+    let _held = fixture.get_now("a");
     let mut longest = 0;
     for _ in 0..10 {
-        let rejected = world.admit("b", "GET", POD).await.unwrap_err();
+        let rejected = fixture.admit("b", "GET", POD).await.unwrap_err();
         longest = longest.max(rejected.retry_after);
     }
     assert!(
@@ -159,16 +161,16 @@ async fn many_rejections_raise_retry_after() {
 
 #[test]
 fn a_seat_released_on_one_runtime_wakes_a_request_on_another() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
     let (queued, is_queued) = mpsc::channel();
     std::thread::scope(|scope| {
-        let world = &world;
+        let fixture = &fixture;
         let waiting = scope.spawn(move || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().build().unwrap();
             runtime.block_on(async {
-                let admission = world.admit("b", "GET", POD);
+                let admission = fixture.admit("b", "GET", POD);
                 let note = async {
                     queued.send(()).unwrap();
                 };
@@ -176,46 +178,46 @@ fn a_seat_released_on_one_runtime_wakes_a_request_on_another() {
             })
         });
         is_queued.recv().unwrap();
-        assert_eq!(world.load("work").0, 1);
+        assert_eq!(fixture.load("work").0, 1);
         drop(held);
         assert!(waiting.join().unwrap());
     });
-    assert_eq!(world.load("work"), (0, 0, 0));
+    assert_eq!(fixture.load("work"), (0, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn peaks_are_the_most_waiting_and_executing_requests() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
     let waiting = [
-        world.get("b").expect_pending(),
-        world.get("c").expect_pending(),
+        fixture.get("b").expect_pending(),
+        fixture.get("c").expect_pending(),
     ];
     drop(waiting);
     drop(held);
-    world.controller.publish_peaks();
+    fixture.controller.publish_peaks();
     let peak = |phase: &str| {
-        world.metric_value(&format!(
+        fixture.metric_value(&format!(
             "apiserver_current_{phase}_requests{{request_kind=\"readOnly\"}}"
         ))
     };
     assert_eq!((peak("inqueue"), peak("inflight")), (Some(2.0), Some(1.0)));
-    world.controller.publish_peaks();
+    fixture.controller.publish_peaks();
     assert_eq!((peak("inqueue"), peak("inflight")), (Some(0.0), Some(0.0)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn ratios_are_weighted_by_their_duration() {
-    let world = one_level(2, queue(1, 10));
-    let held = [world.get_now("a"), world.get_now("b")];
-    let waiting = world.get("c").expect_pending();
+    let fixture = one_level(2, queue(1, 10));
+    let held = [fixture.get_now("a"), fixture.get_now("b")];
+    let waiting = fixture.get("c").expect_pending();
     advance(4 * MS).await;
     drop(waiting);
     drop(held);
     advance(6 * MS).await;
     let level = |name: &str| {
         let name = format!("apiserver_flowcontrol_{name}priority_level=\"work\"}}");
-        world.metric_value(&name).unwrap()
+        fixture.metric_value(&name).unwrap()
     };
     assert_eq!(level("demand_seats_sum{"), 1.5 * 4e6);
     assert_eq!(level("demand_seats_count{"), 10e6);
@@ -233,7 +235,7 @@ async fn ratios_are_weighted_by_their_duration() {
     let kinds = "apiserver_flowcontrol_read_vs_write_current_requests_sum\
                  {phase=\"executing\",request_kind=\"readOnly\"}";
     assert_eq!(
-        world.metric_value(kinds),
+        fixture.metric_value(kinds),
         Some(2.0 / 3.0 * 4e6),
         "of the seats by shares of all levels"
     );

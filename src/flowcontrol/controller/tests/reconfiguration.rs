@@ -1,4 +1,4 @@
-//! The configuration changes while requests wait and run.
+//! Changes of the configuration while requests wait and execute.
 
 use super::*;
 
@@ -8,33 +8,37 @@ fn objects(levels: &[Object]) -> Vec<Object> {
     objects
 }
 
-/// The level `work`, as far as it is left in `dump_priority_levels`.
-fn is_quiescing(world: &ControllerFixture) -> Option<bool> {
-    world.level_dump("work").map(|shown| shown.is_quiescing)
+/// Whether the level `work` is quiescing, if it is still in `dump_priority_levels`.
+fn is_quiescing(fixture: &ControllerFixture) -> Option<bool> {
+    fixture.level_dump("work").map(|dump| dump.is_quiescing)
 }
 
 #[tokio::test(start_paused = true)]
 async fn more_seats_start_waiting_requests() {
-    let world = one_level(1, queue(1, 10));
-    let _held = world.get_now("a");
-    let mut waiting = world.get("b").expect_pending();
-    world
+    let fixture = one_level(1, queue(1, 10));
+    let _held = fixture.get_now("a");
+    let mut waiting = fixture.get("b").expect_pending();
+    fixture
         .controller
         .set_server_concurrency_limit(Clock.now(), 5);
     assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
     let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"work\"}";
-    assert_eq!(world.metric_value(limit), Some(5.0));
+    assert_eq!(fixture.metric_value(limit), Some(5.0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn fewer_seats_stop_no_executing_request() {
-    let world = one_level(3, queue(1, 10));
-    let held = [world.get_now("a"), world.get_now("b"), world.get_now("c")];
-    world
+    let fixture = one_level(3, queue(1, 10));
+    let held = [
+        fixture.get_now("a"),
+        fixture.get_now("b"),
+        fixture.get_now("c"),
+    ];
+    fixture
         .controller
         .set_server_concurrency_limit(Clock.now(), 1);
-    assert_eq!(world.load("work"), (0, 3, 3));
-    let mut waiting = world.get("d").expect_pending();
+    assert_eq!(fixture.load("work"), (0, 3, 3));
+    let mut waiting = fixture.get("d").expect_pending();
     let [first, second, third] = held;
     drop(first);
     drop(second);
@@ -45,13 +49,13 @@ async fn fewer_seats_stop_no_executing_request() {
 
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_keep_waiting_when_the_level_stops_queuing() {
-    let world = one_level(1, queue(4, 10));
-    let held = world.get_now("a");
-    let mut waiting = world.get("b").expect_pending();
+    let fixture = one_level(1, queue(4, 10));
+    let held = fixture.get_now("a");
+    let mut waiting = fixture.get("b").expect_pending();
     let rejecting = objects(&[level("work", 100, reject())]);
-    world.controller.configure(Clock.now(), &rejecting);
+    fixture.controller.configure(Clock.now(), &rejecting);
     assert!(waiting.poll_once().is_pending());
-    let rejected = world.admit("c", "GET", POD).await.unwrap_err();
+    let rejected = fixture.admit("c", "GET", POD).await.unwrap_err();
     assert_eq!(rejected.reason, RejectReason::ConcurrencyLimit);
     drop(held);
     assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
@@ -59,38 +63,38 @@ async fn waiting_requests_keep_waiting_when_the_level_stops_queuing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_level_removed_while_requests_wait_drains_and_is_then_closed() {
-    let world = one_level(1, queue(1, 10));
+    let fixture = one_level(1, queue(1, 10));
     let running = {
-        let controller = Arc::clone(&world.controller);
+        let controller = Arc::clone(&fixture.controller);
         tokio::spawn(async move { controller.run().await })
     };
     run_ready_tasks().await;
-    let held = world.get_now("a");
-    let mut waiting = world.get("b").expect_pending();
-    world.controller.configure(Clock.now(), &[]);
-    assert_eq!(is_quiescing(&world), Some(true));
-    let dump = world.controller.dump_priority_levels();
+    let held = fixture.get_now("a");
+    let mut waiting = fixture.get("b").expect_pending();
+    fixture.controller.configure(Clock.now(), &[]);
+    assert_eq!(is_quiescing(&fixture), Some(true));
+    let dump = fixture.controller.dump_priority_levels();
     assert!(
         dump.contains("work,              1,            false,  true,        1,"),
         "{dump}"
     );
-    let elsewhere = world.get_now("c");
+    let elsewhere = fixture.get_now("c");
     assert_eq!(elsewhere.priority_level().name, "catch-all");
     drop(held);
     run_ready_tasks().await;
-    assert_eq!(is_quiescing(&world), Some(true), "one still runs");
+    assert_eq!(is_quiescing(&fixture), Some(true), "one still runs");
     let Poll::Ready(Ok(last)) = waiting.poll_once() else {
         panic!("its turn has come");
     };
     assert_eq!(last.priority_level().name, "work");
     drop(last);
     run_ready_tasks().await;
-    assert_eq!(is_quiescing(&world), None);
-    assert!(!world.controller.dump_priority_levels().contains("work"));
+    assert_eq!(is_quiescing(&fixture), None);
+    assert!(!fixture.controller.dump_priority_levels().contains("work"));
     let dispatched = "apiserver_flowcontrol_dispatched_requests_total\
                       {flow_schema=\"all\",priority_level=\"work\"}";
     assert_eq!(
-        world.metric_value(dispatched),
+        fixture.metric_value(dispatched),
         Some(2.0),
         "what was counted remains"
     );
@@ -99,38 +103,38 @@ async fn a_level_removed_while_requests_wait_drains_and_is_then_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_level_restored_while_it_drains_keeps_its_requests() {
-    let world = one_level(1, queue(1, 10));
-    let held = world.get_now("a");
-    let mut waiting = world.get("b").expect_pending();
-    world.controller.configure(Clock.now(), &[]);
-    world
+    let fixture = one_level(1, queue(1, 10));
+    let held = fixture.get_now("a");
+    let mut waiting = fixture.get("b").expect_pending();
+    fixture.controller.configure(Clock.now(), &[]);
+    fixture
         .controller
         .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
-    assert_eq!(is_quiescing(&world), Some(false));
-    assert_eq!(world.load("work"), (1, 1, 1));
+    assert_eq!(is_quiescing(&fixture), Some(false));
+    assert_eq!(fixture.load("work"), (1, 1, 1));
     drop(held);
     assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_level_restored_after_it_was_closed_starts_empty() {
-    let world = one_level(2, queue(1, 10));
-    drop(world.get_now("a"));
-    world.controller.configure(Clock.now(), &[]);
-    assert_eq!(is_quiescing(&world), None);
-    world
+    let fixture = one_level(2, queue(1, 10));
+    drop(fixture.get_now("a"));
+    fixture.controller.configure(Clock.now(), &[]);
+    assert_eq!(is_quiescing(&fixture), None);
+    fixture
         .controller
         .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
-    assert_eq!(world.totals("work"), QueueSetTotals::default());
-    let _held = [world.get_now("a"), world.get_now("b")];
-    let _waiting = world.get("c").expect_pending();
+    assert_eq!(fixture.totals("work"), QueueSetTotals::default());
+    let _held = [fixture.get_now("a"), fixture.get_now("b")];
+    let _waiting = fixture.get("c").expect_pending();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_for_a_closed_level_is_classified_again() {
-    let world = one_level(1, queue(1, 10));
-    let before = world.controller.snapshot.load_full();
-    world.controller.configure(Clock.now(), &[]);
+    let fixture = one_level(1, queue(1, 10));
+    let before = fixture.controller.snapshot.load_full();
+    fixture.controller.configure(Clock.now(), &[]);
     let route = before
         .routes
         .iter()
@@ -146,7 +150,7 @@ async fn a_request_for_a_closed_level_is_classified_again() {
     };
     let refused = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
     assert_eq!(refused, ArrivalError::Closed);
-    assert_eq!(world.get_now("a").priority_level().name, "catch-all");
+    assert_eq!(fixture.get_now("a").priority_level().name, "catch-all");
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,18 +159,18 @@ async fn a_draining_level_keeps_its_seats_until_it_is_closed() {
         level("work", 50, queue(1, 10)),
         level("other", 45, queue(1, 10)),
     ];
-    let world = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
+    let fixture = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
     let nominal = |name: &str| {
         let series =
             format!("apiserver_flowcontrol_nominal_limit_seats{{priority_level=\"{name}\"}}");
-        world.metric_value(&series).unwrap()
+        fixture.metric_value(&series).unwrap()
     };
     assert_eq!((nominal("work"), nominal("other")), (10.0, 9.0));
-    let held = world.get_now("a");
-    world.controller.configure(Clock.now(), &levels[1..]);
+    let held = fixture.get_now("a");
+    fixture.controller.configure(Clock.now(), &levels[1..]);
     assert_eq!(nominal("other"), 9.0);
     drop(held);
-    world.controller.configure(Clock.now(), &levels[1..]);
+    fixture.controller.configure(Clock.now(), &levels[1..]);
     assert_eq!(nominal("other"), 18.0);
 }
 
@@ -177,14 +181,14 @@ async fn seats_follow_the_demand() {
         level.spec.limited.as_mut().unwrap().lendable_percent = 80;
     }
     let levels = [level("work", 45, queue(1, 50)), idle];
-    let world = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
+    let fixture = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
     let limit = |name: &str| {
         let series =
             format!("apiserver_flowcontrol_current_limit_seats{{priority_level=\"{name}\"}}");
-        world.metric_value(&series).unwrap()
+        fixture.metric_value(&series).unwrap()
     };
     let users: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
-    let mut requests: Vec<_> = users.iter().map(|user| world.get(user)).collect();
+    let mut requests: Vec<_> = users.iter().map(|user| fixture.get(user)).collect();
     let mut held = Vec::new();
     for request in &mut requests {
         if let Poll::Ready(admitted) = request.poll_once() {
@@ -193,7 +197,7 @@ async fn seats_follow_the_demand() {
     }
     let before = held.len();
     advance(10_000 * MS).await;
-    world.controller.adjust(Clock.now());
+    fixture.controller.adjust(Clock.now());
     assert_eq!((limit("work"), limit("idle")), (17.0, 2.0));
     for request in requests.iter_mut().skip(before) {
         if let Poll::Ready(admitted) = request.poll_once() {
@@ -223,8 +227,8 @@ async fn a_mandatory_level_whose_object_is_deleted_keeps_its_spec() {
             ..PriorityLevelConfiguration::default()
         })
     };
-    let world = controller_fixture(20, Enforcement::Enforce, &[exempt(5)]);
-    world.controller.configure(Clock.now(), &[]);
+    let fixture = controller_fixture(20, Enforcement::Enforce, &[exempt(5)]);
+    fixture.controller.configure(Clock.now(), &[]);
     let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"}";
-    assert_eq!(world.metric_value(limit), Some(10.0));
+    assert_eq!(fixture.metric_value(limit), Some(10.0));
 }

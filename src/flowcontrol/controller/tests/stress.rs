@@ -1,4 +1,4 @@
-//! Everything at once, on several threads: whatever happens, it adds up.
+//! All kinds of requests at once, on several threads: the counters add up.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use super::*;
 const CLIENTS: u64 = 64;
 const REQUESTS: u64 = 150;
 
-/// Only reached if a place is lost for ever.
+/// Only reached if a permit is never released.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(60);
 
-/// How requests ended, as their clients saw it.
+/// The number of requests per outcome, as their clients saw it.
 type StressOutcomes = HashMap<&'static str, u64>;
 
 fn configurations() -> [Vec<Object>; 3] {
@@ -39,10 +39,10 @@ fn configurations() -> [Vec<Object>; 3] {
     ]
 }
 
-/// One client's requests, of which some are given up while they wait.
-async fn run_client(world: &ControllerFixture, seed: u64) -> StressOutcomes {
+/// The requests of one client, some of which are cancelled while they wait.
+async fn run_client(fixture: &ControllerFixture, seed: u64) -> StressOutcomes {
     let mut random = Rng::with_seed(seed);
-    let mut seen = StressOutcomes::new();
+    let mut outcomes = StressOutcomes::new();
     for _ in 0..REQUESTS {
         let user = if random.bool() { "even" } else { "odd" };
         let (method, target) = random
@@ -54,7 +54,7 @@ async fn run_client(world: &ControllerFixture, seed: u64) -> StressOutcomes {
                 yield_now().await;
             }
         };
-        let admission = world.admit(user, method, target);
+        let admission = fixture.admit(user, method, target);
         let outcome = tokio::select! {
             biased;
             outcome = admission => Some(outcome),
@@ -65,7 +65,7 @@ async fn run_client(world: &ControllerFixture, seed: u64) -> StressOutcomes {
             Some(Ok(_)) => "admitted",
             Some(Err(rejected)) => rejected.reason.label(),
         };
-        *seen.entry(label).or_default() += 1;
+        *outcomes.entry(label).or_default() += 1;
         let Some(Ok(mut admitted)) = outcome else {
             continue;
         };
@@ -78,14 +78,14 @@ async fn run_client(world: &ControllerFixture, seed: u64) -> StressOutcomes {
             _ => {}
         }
     }
-    seen
+    outcomes
 }
 
-async fn run_clients(seed: u64, world: Arc<ControllerFixture>) -> StressOutcomes {
-    // Watches that stay, so that writes linger.
+async fn run_clients(seed: u64, fixture: Arc<ControllerFixture>) -> StressOutcomes {
+    // Watches that stay, so that the seats of writes linger.
     let mut watches = Vec::new();
     for n in 0..12 {
-        let watch = world.admit(&format!("w{n}"), "GET", WATCH).await;
+        let watch = fixture.admit(&format!("w{n}"), "GET", WATCH).await;
         watches.extend(watch.map(|mut watch| {
             watch.mark_initialized();
             watch
@@ -93,53 +93,53 @@ async fn run_clients(seed: u64, world: Arc<ControllerFixture>) -> StressOutcomes
     }
     let mut clients = JoinSet::new();
     for n in 0..CLIENTS {
-        let world = Arc::clone(&world);
-        clients.spawn(async move { run_client(&world, seed ^ n << 32).await });
+        let fixture = Arc::clone(&fixture);
+        clients.spawn(async move { run_client(&fixture, seed ^ n << 32).await });
     }
     let changing = {
-        let world = Arc::clone(&world);
+        let fixture = Arc::clone(&fixture);
         tokio::spawn(async move {
             let (mut random, configurations) = (Rng::with_seed(seed), configurations());
             loop {
                 let now = Clock.now();
                 match random.u32(0..4) {
-                    0 => world.controller.adjust(now),
-                    1 => world
+                    0 => fixture.controller.adjust(now),
+                    1 => fixture
                         .controller
                         .set_server_concurrency_limit(now, random.u32(5..40)),
-                    2 => drop(world.registry.render()),
+                    2 => drop(fixture.registry.render()),
                     _ => {
                         let objects = random.choice(&configurations).unwrap();
-                        world.controller.configure(now, objects);
+                        fixture.controller.configure(now, objects);
                     }
                 }
                 yield_now().await;
             }
         })
     };
-    let mut seen: StressOutcomes = [("watch", 12)].into();
-    while let Some(outcomes) = clients.join_next().await {
-        for (label, times) in outcomes.unwrap() {
-            *seen.entry(label).or_default() += times;
+    let mut outcomes: StressOutcomes = [("watch", 12)].into();
+    while let Some(client) = clients.join_next().await {
+        for (label, times) in client.unwrap() {
+            *outcomes.entry(label).or_default() += times;
         }
     }
     changing.abort();
     assert!(changing.await.unwrap_err().is_cancelled());
-    seen
+    outcomes
 }
 
-/// A storm to its very end.
+/// Runs all clients to the end.
 fn run_to_completion(
     seed: u64,
     enforcement: Enforcement,
 ) -> (Arc<ControllerFixture>, StressOutcomes) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(4).enable_time().build().unwrap();
-    let world = Arc::new(controller_fixture(20, enforcement, &configurations()[0]));
-    let seen = runtime.block_on(run_clients(seed, Arc::clone(&world)));
+    let fixture = Arc::new(controller_fixture(20, enforcement, &configurations()[0]));
+    let outcomes = runtime.block_on(run_clients(seed, Arc::clone(&fixture)));
     let ended = async {
         let demand = |level: &Arc<PriorityLevel>| level.dump().totals.seat_demand();
-        while world
+        while fixture
             .controller
             .levels_and_fair_fraction()
             .0
@@ -153,18 +153,18 @@ fn run_to_completion(
     };
     let ended = runtime.block_on(async { tokio::time::timeout(MAX_DRAIN_TIME, ended).await });
     ended.unwrap_or_else(|_| panic!("seed {seed}: places are lost"));
-    (world, seen)
+    (fixture, outcomes)
 }
 
 #[test]
 fn counters_account_for_every_request() {
     for seed in [3, 1040, 0xda7a] {
-        let (world, seen) = run_to_completion(seed, Enforcement::Enforce);
-        let text = world.registry.render();
+        let (fixture, outcomes) = run_to_completion(seed, Enforcement::Enforce);
+        let text = fixture.registry.render();
         let rejected = sum_by_label(&text, "rejected_requests_total", "reason");
         let dispatched = total(&text, "dispatched_requests_total");
-        let context = format!("seed {seed}: {seen:?}, {rejected:?}, {dispatched} dispatched");
-        let count = |label: &str| to_f64(seen.get(label).copied().unwrap_or_default());
+        let context = format!("seed {seed}: {outcomes:?}, {rejected:?}, {dispatched} dispatched");
+        let count = |label: &str| to_f64(outcomes.get(label).copied().unwrap_or_default());
         for at_once in ["queue-full", "concurrency-limit"] {
             assert_eq!(
                 rejected.get(at_once).copied(),
@@ -177,24 +177,24 @@ fn counters_account_for_every_request() {
             "{context}"
         );
         assert!(count("given up") > 0.0, "no storm: {context}");
-        assert_counters(&context, &text, to_f64(seen.values().sum()));
-        assert_eq!(world.interested_watches("POST", PODS), 0, "{context}");
+        assert_counters(&context, &text, to_f64(outcomes.values().sum()));
+        assert_eq!(fixture.interested_watches("POST", PODS), 0, "{context}");
     }
 }
 
 #[test]
 fn counters_account_for_every_request_in_a_dry_run() {
-    let (world, seen) = run_to_completion(42, Enforcement::DryRun);
-    let all: u64 = seen.values().sum();
+    let (fixture, outcomes) = run_to_completion(42, Enforcement::DryRun);
+    let all: u64 = outcomes.values().sum();
     let expected: StressOutcomes = [("admitted", all - 12), ("watch", 12)].into();
-    assert_eq!(seen, expected, "nobody waits and nobody is refused");
-    let text = world.registry.render();
+    assert_eq!(outcomes, expected, "nobody waits and nobody is refused");
+    let text = fixture.registry.render();
     let rejected = sum_by_label(&text, "rejected_requests_total", "reason");
     assert!(rejected.values().sum::<f64>() > 0.0, "no storm");
     assert_counters("on paper", &text, to_f64(all));
 }
 
-/// What must hold when all is over and `all` requests have come.
+/// Checks the counters after all requests have ended. `all` is their number.
 fn assert_counters(context: &str, text: &str, all: f64) {
     let rejected = sum_by_label(text, "rejected_requests_total", "reason");
     let reason = |label: &str| rejected.get(label).copied().unwrap_or_default();

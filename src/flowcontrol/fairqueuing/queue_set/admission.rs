@@ -1,12 +1,12 @@
-//! Into which queue, and whether at all.
+//! Chooses the queue of an arriving request, and enqueues or rejects it.
 
 use std::time::Instant;
 
-use super::QueueSet;
 use super::decisions::Arrival;
 use super::decisions::Effects;
 use super::decisions::QueuePosition;
 use super::decisions::RejectReason;
+use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
@@ -16,9 +16,9 @@ impl<T> QueueSet<T> {
         Arrival::Reject(reason)
     }
 
-    /// The queue of the flow's hand in which the least work waits; what runs does not count. Hands
-    /// are looked at from a different card each time, so that equals share. Upstream:
-    /// `shuffleShardLocked`.
+    /// The queue of the flow's hand with the least waiting work. Executing requests do not count.
+    /// The search starts at a different card each time, so that equal queues share the arrivals.
+    /// Upstream: `shuffleShardLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "a set has all the queues that its dealer deals"
@@ -35,9 +35,9 @@ impl<T> QueueSet<T> {
             .unwrap_or_default()
     }
 
-    /// Puts a request in line, to start at once if it is its turn. It is turned away only if the
-    /// queue is full *and* no seat is free: behind a wide request that waits for more seats, a
-    /// queue may grow past its limit. Upstream: `rejectOrEnqueueToBoundLocked`.
+    /// Enqueues a request, and dispatches it at once if it is next. A request is rejected only if
+    /// the queue is full *and* no seat is free. Behind a wide request that waits for more seats, a
+    /// queue may exceed its limit. Upstream: `rejectOrEnqueueToBoundLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "the queue was chosen from this set"
@@ -75,11 +75,11 @@ impl<T> QueueSet<T> {
         });
         queue.bound_next_dispatch_r(&self.requests);
         self.dispatch(now, effects);
-        let ticket = self.requests.key(slot);
+        let key = self.requests.key(slot);
         if self.requests.at(slot).is_waiting() {
-            Arrival::Queued(ticket)
+            Arrival::Queued(key)
         } else {
-            Arrival::Execute(ticket)
+            Arrival::Execute(key)
         }
     }
 }

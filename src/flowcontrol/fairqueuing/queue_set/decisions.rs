@@ -1,5 +1,5 @@
-//! What a queue set is told and what it answers: its shape, its decisions, and the events that the
-//! shell turns into wake-ups and metrics.
+//! The inputs and outputs of a queue set: its configuration, its decisions, and the effects that
+//! the [level](crate::flowcontrol::level) turns into wake-ups and metrics.
 
 use std::time::Duration;
 
@@ -7,138 +7,140 @@ use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestKey;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
-/// What a level does with requests that find no free seat.
+/// The treatment of requests that find no free seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queuing {
-    /// There are no such requests: seats are counted, not limited.
+    /// Every request executes at once. Seats are counted, not limited.
     Exempt,
-    /// They wait in line.
+    /// Requests are queued.
     Queue {
-        /// Knows the number of queues and how many of them a flow is dealt.
+        /// Deals each flow its queues. It has the number of queues and the size of a hand.
         dealer: Dealer,
-        /// How many requests a queue may hold while the level has no free seat.
+        /// The most requests in a queue while the level has no free seat.
         queue_length_limit: usize,
     },
-    /// They are refused.
+    /// Requests are rejected.
     Reject,
 }
 
-/// The answer to an arrival.
+/// The decision about an arriving request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It has its seats and may run.
+    /// The request has its seats and may execute.
     Execute(RequestKey),
-    /// It waits; its ticket is among [`Effects::started`] of a later step, or it leaves first.
+    /// The request is queued. Either its key is in [`Effects::started`] of a later step, or it
+    /// leaves before that.
     Queued(RequestKey),
-    /// It is turned away, and is already forgotten.
+    /// The request is rejected and not kept.
     Reject(RejectReason),
 }
 
-/// Why a request did not run.
+/// The reason of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RejectReason {
-    /// A level that does not queue had too few free seats.
+    /// A level without queues had too few free seats.
     ConcurrencyLimit,
     /// The level had no free seat and the queue was full.
     QueueFull,
-    /// It left the queue, for whatever cause. Upstream has no other name for a client that left.
+    /// The request left the queue, for whatever cause. Upstream has no separate reason for a client
+    /// that disconnects.
     TimeOut,
 }
 
-/// What a ticket was when it was given back; the caller's own part of the request comes with it.
+/// The effect of leaving with a key. Contains the caller's payload once the key is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure<T> {
-    /// It waited: the request never ran, [`Reason::TimeOut`].
+    /// The request waited and never executed: [`RejectReason::TimeOut`].
     Ejected(T),
-    /// It ran, and its seats stay taken. The ticket is still good: give it back again after so
-    /// long.
+    /// The request executed, and its seats stay occupied. The key is still valid: leave with it
+    /// again after this time.
     Lingers(Duration),
-    /// Its seats are free.
+    /// The seats are free.
     Released(T),
 }
 
-/// What a step did besides answering its caller, to be acted on and counted by whoever called.
+/// The effects of a step besides its return value. The caller acts on them and counts them.
 ///
-/// A step empties it first. Keep one and hand it to every step: then its memory is used again.
+/// A step clears them first. Pass the same value to every step to reuse its memory.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// The requests that have their seats from this step on, in the order of dispatch; the one that
-    /// has just arrived is among them if it may run.
+    /// The requests that have their seats from this step on, in the order of dispatch. Includes the
+    /// request that has just arrived, if it may execute.
     pub started: Vec<RequestKey>,
-    /// The request whose turn it is, but for which there are too few free seats. Nothing behind it
-    /// may overtake it, so a wide request is not starved by narrow ones.
+    /// The request that is next, if there are too few free seats for it. No request behind it may
+    /// overtake it, so that narrow requests do not starve a wide one.
     pub blocked: Option<RequestKey>,
     /// The queue that the arriving request joined.
     pub enqueued: Option<QueuePosition>,
-    /// The progress meter was wound back.
+    /// The step advanced the epoch of virtual time.
     pub epoch_advance: Option<EpochAdvance>,
 }
 
-/// Where an arriving request joined.
+/// The position at which an arriving request joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePosition {
-    /// The index of the queue, at the time.
+    /// The index of the queue at that time.
     pub queue: usize,
-    /// The requests that wait in it, with this one, before anything is dispatched.
+    /// The number of requests that wait in it, with this one, before any dispatch.
     pub length: usize,
 }
 
-/// All virtual times of the level were lowered, long before the progress meter would overflow.
+/// All virtual times of the level were lowered, long before R would overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpochAdvance {
-    /// False if a time was too low to be lowered, and wrapped.
+    /// False if a time was too low and wrapped.
     pub success: bool,
 }
 
-/// The counts of a level, now and since it was made.
+/// The counts of a level, current and since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueSetTotals {
     /// Requests in the queues.
     pub requests_waiting: usize,
-    /// The seats that these will occupy.
+    /// The seats that the queued requests will occupy.
     pub seats_waiting: u64,
-    /// Requests that run; those whose seats only linger do not count.
+    /// Executing requests, without those whose seats only linger.
     pub requests_executing: usize,
-    /// Seats taken, lingering ones included.
+    /// Occupied seats, including lingering ones.
     pub seats_in_use: u64,
     /// Requests that ever started.
     pub dispatched: u64,
-    /// Requests that never did and will not: turned away, or gone from the queue.
+    /// Requests that never started and never will: rejected on arrival, or removed from the queue.
     pub rejected: u64,
     /// Those of `rejected` that had waited.
     pub cancelled: u64,
 }
 
-/// What there is of a level's requests and seats at a time; a request that is turned away changes nothing of it.
+/// The current requests and seats of a level. A rejected request changes none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests in the queues.
     pub requests_waiting: usize,
-    /// Requests that run.
+    /// Executing requests.
     pub requests_executing: usize,
-    /// Seats taken, lingering ones included.
+    /// Occupied seats, including lingering ones.
     pub seats_in_use: u64,
-    /// See [`Totals::seat_demand`].
+    /// See [`QueueSetTotals::seat_demand`].
     pub seat_demand: u64,
 }
 
-/// Virtual times at the last dispatch from a queue, for the gauges that watch over fairness.
+/// Virtual times at the last dispatch from a queue, for the gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastDispatch {
-    /// The progress meter: `dispatch_r`.
+    /// The virtual time R of the level: `dispatch_r`.
     pub r: SeatSeconds,
-    /// The virtual start of the request that was chosen: `latest_s`.
+    /// The virtual start of the dispatched request: `latest_s`.
     pub s: SeatSeconds,
-    /// The least and the greatest virtual start, over the queues that had requests waiting:
+    /// The least and the greatest virtual start of the queues with waiting requests:
     /// `next_s_bounds`.
     pub s_bounds: (SeatSeconds, SeatSeconds),
-    /// The same, each less what its queue's seats in use are expected to cost:
+    /// The same, each less the expected cost of its queue's seats in use:
     /// `next_discounted_s_bounds`.
     pub discounted_s_bounds: (SeatSeconds, SeatSeconds),
 }
 
 impl RejectReason {
-    /// The value of the `reason` label, as Kubernetes spells it.
+    /// The value of the `reason` label, in Kubernetes' spelling.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -150,7 +152,7 @@ impl RejectReason {
 }
 
 impl Queuing {
-    /// How many queues arriving requests are spread over.
+    /// The number of queues for arriving requests.
     pub(super) const fn desired_queues(&self) -> usize {
         match self {
             Self::Exempt | Self::Reject => 0,
@@ -173,13 +175,13 @@ impl Effects {
 }
 
 impl QueueSetTotals {
-    /// What the level would use if it could: the quantity that borrowing follows.
+    /// The seats that the level could use: the input of borrowing.
     #[must_use]
     pub const fn seat_demand(&self) -> u64 {
         self.seats_in_use + self.seats_waiting
     }
 
-    /// Those that demand and utilization are measured by.
+    /// The counts that demand and utilization are computed from.
     #[must_use]
     pub const fn load(&self) -> Load {
         Load {

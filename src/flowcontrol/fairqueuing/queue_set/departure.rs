@@ -1,15 +1,15 @@
-//! Out of the queue without having run, or out of a seat.
+//! Removes requests from queues and releases seats.
 
 use std::time::Duration;
 
-use super::QueueSet;
 use super::queue::Queue;
+use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::flowcontrol::fairqueuing::seats::ESTIMATED_SERVICE_DURATION;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 
 impl<T> QueueSet<T> {
-    /// Takes a request out of its queue: to give it seats, or because it leaves.
+    /// Removes a request from its queue: it is dispatched, or it leaves.
     #[expect(clippy::indexing_slicing, reason = "a waiting request keeps its queue")]
     pub(super) fn remove_from_queue(&mut self, index: usize, slot: usize) {
         let queue = &mut self.queues[index];
@@ -23,7 +23,7 @@ impl<T> QueueSet<T> {
         self.totals.seats_waiting -= self.requests.at(slot).seats();
     }
 
-    /// A waiting request leaves.
+    /// Removes a waiting request that will not execute.
     pub(super) fn eject(&mut self, slot: usize) -> Option<T> {
         let request = self.requests.at(slot);
         if let Some(index) = request.queue {
@@ -35,8 +35,9 @@ impl<T> QueueSet<T> {
         self.requests.remove(slot).map(|request| request.payload)
     }
 
-    /// A request ends that ran for `service_time`, and its queue is charged for that instead of the
-    /// guess. Returns how long its seats linger. Upstream: `finishRequestLocked`.
+    /// Ends a request that executed for `service_time`, and charges its queue for that time instead
+    /// of the estimate. Returns the time for which its seats linger. Upstream:
+    /// `finishRequestLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "an executing request keeps its queue"
@@ -45,7 +46,7 @@ impl<T> QueueSet<T> {
         let request = self.requests.at_mut(slot);
         request.phase = DispatchPhase::Lingering;
         let work = request.work;
-        // Of the seats of the main phase only, although it held the larger number: so it is
+        // Charges the seats of the main phase only, although the request held the larger number, as
         // upstream.
         let charge = |span| SeatSeconds::from_seats(f64::from(work.initial_seats), span);
         let guess = ESTIMATED_SERVICE_DURATION;
@@ -67,7 +68,7 @@ impl<T> QueueSet<T> {
         work.additional_latency
     }
 
-    /// Restores what must hold of a queue that a request has left, in whichever way.
+    /// Restores the invariants of a queue after a request has left it.
     #[expect(clippy::indexing_slicing, reason = "called for queues of this set")]
     fn restore_queue_invariants(&mut self, index: usize) {
         let queue = &mut self.queues[index];
@@ -77,8 +78,8 @@ impl<T> QueueSet<T> {
         }
     }
 
-    /// Frees the seats of a request and forgets it. Upstream: `releaseSeatsLocked`
-    /// within `finishRequestLocked`.
+    /// Releases the seats of a request and removes it. Upstream: `releaseSeatsLocked` within
+    /// `finishRequestLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "a request names a queue of this set, or none"
@@ -97,9 +98,9 @@ impl<T> QueueSet<T> {
         Some(request.payload)
     }
 
-    /// Removes a drained queue of a level that has too many: whichever drains, so the later ones
-    /// move up and flows may be dealt other queues. Requests that linger are no longer charged to
-    /// it.
+    /// Removes a drained queue of a level with surplus queues. Any queue may drain first, so later
+    /// queues move up and flows may be dealt other queues. Lingering requests are no longer charged
+    /// to the removed queue.
     fn remove_queue(&mut self, index: usize) {
         let Queue {
             waiting: _,

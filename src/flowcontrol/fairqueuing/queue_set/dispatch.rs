@@ -1,40 +1,40 @@
-//! Out of which queue: whose turn it is, and whether there are seats for it.
+//! Chooses the next request, and starts it if there are enough free seats.
 
 use std::time::Instant;
 
-use super::QueueSet;
 use super::decisions::Effects;
 use super::decisions::LastDispatch;
 use super::decisions::Queuing;
+use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 
-/// The request whose turn it is.
+/// The request that is next.
 struct DispatchCandidate {
     queue: usize,
     slot: usize,
-    /// What the gauges will say if it is dispatched.
+    /// The gauge values if the request is dispatched.
     virtual_times: LastDispatch,
 }
 
 impl<T> QueueSet<T> {
-    /// Starts whoever may start, in turn, until there is no free seat or too few for the next.
-    /// Upstream: `dispatchAsMuchAsPossibleLocked`.
+    /// Starts requests in order until no seat is free or too few for the next request. Upstream:
+    /// `dispatchAsMuchAsPossibleLocked`.
     pub(super) fn dispatch(&mut self, now: Instant, effects: &mut Effects) {
         while self.has_free_seat() {
-            let Some(turn) = self.next_candidate() else {
+            let Some(candidate) = self.next_candidate() else {
                 return;
             };
-            if !self.fits(self.requests.at(turn.slot).seats()) {
-                effects.blocked = Some(self.requests.key(turn.slot));
-                // Looking around moves the turn from before the first queue to behind the last.
-                // They are the same place until a queue is added.
+            if !self.fits(self.requests.at(candidate.slot).seats()) {
+                effects.blocked = Some(self.requests.key(candidate.slot));
+                // A search that finds no request moves the index from before the first queue to
+                // behind the last. Both are the same position until a queue is added.
                 if self.next_robin_index == 0 {
                     self.next_robin_index = self.queues.len();
                 }
                 return;
             }
-            self.start(turn, now, effects);
+            self.start(candidate, now, effects);
         }
     }
 
@@ -42,8 +42,8 @@ impl<T> QueueSet<T> {
         self.totals.seats_in_use < u64::from(self.concurrency_limit)
     }
 
-    /// Whether there are `seats` free. What is wider than the whole level may run alone; seats that
-    /// only linger are no company. Upstream: `canAccommodateSeatsLocked`.
+    /// Whether `seats` seats are free. A request wider than the whole level may execute alone.
+    /// Lingering seats do not prevent that. Upstream: `canAccommodateSeatsLocked`.
     pub(super) fn fits(&self, seats: u64) -> bool {
         let limit = u64::from(self.concurrency_limit);
         if self.queuing == Queuing::Exempt {
@@ -55,8 +55,8 @@ impl<T> QueueSet<T> {
         }
     }
 
-    /// The oldest request of the queue whose virtual finish is least; of equals, the first in turn.
-    /// Upstream: `findDispatchQueueToBoundLocked`.
+    /// The oldest request of the queue with the least virtual finish. Of equal queues, the first in
+    /// round-robin order. Upstream: `findDispatchQueueToBoundLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "`backlogged` holds indices of `queues`"
@@ -81,7 +81,7 @@ impl<T> QueueSet<T> {
             discounted_s_bounds.include(queue.discounted_s());
         }
         let (_, queue, slot) = best?;
-        let seen = LastDispatch {
+        let virtual_times = LastDispatch {
             r: self.current_r,
             s: self.queues[queue].next_dispatch_r,
             s_bounds: s_bounds.0?,
@@ -90,23 +90,23 @@ impl<T> QueueSet<T> {
         Some(DispatchCandidate {
             queue,
             slot,
-            virtual_times: seen,
+            virtual_times,
         })
     }
 
-    /// Takes a request out of its queue and gives it its seats.
+    /// Removes a request from its queue and assigns its seats.
     #[expect(clippy::indexing_slicing, reason = "a turn names a queue of this set")]
-    fn start(&mut self, turn: DispatchCandidate, now: Instant, effects: &mut Effects) {
+    fn start(&mut self, candidate: DispatchCandidate, now: Instant, effects: &mut Effects) {
         let DispatchCandidate {
             queue: index,
             slot,
-            virtual_times: seen,
-        } = turn;
+            virtual_times,
+        } = candidate;
         self.remove_from_queue(index, slot);
         let request = self.requests.at_mut(slot);
         request.work = request.work.narrowed_to(self.concurrency_limit);
         self.next_robin_index = index + 1;
-        self.last_dispatch = Some(seen);
+        self.last_dispatch = Some(virtual_times);
         let queue = &mut self.queues[index];
         queue.requests_executing += 1;
         queue.seats_in_use += request.seats();
@@ -116,7 +116,7 @@ impl<T> QueueSet<T> {
         self.mark_executing(slot, now, effects);
     }
 
-    /// Counts a request, of a queue or of none, as running.
+    /// Counts a request, from a queue or from none, as executing.
     pub(super) fn mark_executing(&mut self, slot: usize, now: Instant, effects: &mut Effects) {
         let request = self.requests.at_mut(slot);
         request.phase = DispatchPhase::Executing { since: now };
@@ -127,7 +127,7 @@ impl<T> QueueSet<T> {
     }
 }
 
-/// The least and the greatest of the times seen.
+/// The least and the greatest of the included times.
 struct TimeBounds(Option<(SeatSeconds, SeatSeconds)>);
 
 impl TimeBounds {

@@ -1,8 +1,9 @@
-//! The level as the debug endpoints show it: read, not stepped, so virtual time stands still.
+//! The level as the debug endpoints show it. A dump reads and does not step, so virtual time does
+//! not advance.
 
 use std::time::Instant;
 
-use super::QueueSet;
+use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestKey;
@@ -12,58 +13,58 @@ use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 /// A line of `dump_queues`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueDump {
-    /// Where it stands among the queues.
+    /// The index of the queue.
     pub index: usize,
-    /// Requests in line: `PendingRequests`.
+    /// Requests in the queue: `PendingRequests`.
     pub requests_waiting: usize,
-    /// Requests that run.
+    /// Executing requests of the queue.
     pub requests_executing: usize,
-    /// The seats that these and lingering ones have.
+    /// The seats of executing and lingering requests.
     pub seats_in_use: u64,
     /// The virtual start of the next request to be dispatched.
     pub next_dispatch_r: SeatSeconds,
-    /// Over the requests in line, the seats of their main phase.
+    /// The seats of the main phase, summed over the waiting requests.
     pub initial_seats_sum: u64,
-    /// Over the requests in line, the seats they will occupy.
+    /// The seats that the waiting requests will occupy.
     pub max_seats_sum: u64,
-    /// Over the requests in line, their work.
+    /// The work of the waiting requests.
     pub total_work_sum: SeatSeconds,
 }
 
 /// A line of `dump_requests`.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestDump<'a, T> {
-    /// Its ticket.
+    /// The request's key.
     pub key: RequestKey,
-    /// The caller's part of it.
+    /// The caller's payload.
     pub payload: &'a T,
-    /// The queue it waits in or was dispatched from.
+    /// The queue that it waits in or was dispatched from.
     pub queue: Option<usize>,
-    /// Its place in the queue, from 0, while it waits.
+    /// The position in the queue, from 0, while it waits.
     pub position: Option<usize>,
-    /// When it arrived.
+    /// The time of arrival.
     pub arrived: Instant,
-    /// What it is expected to cost.
+    /// The expected cost.
     pub work: WorkEstimate,
-    /// When it was dispatched, if it has been.
+    /// The time of dispatch. `None` while it waits.
     pub started: Option<Instant>,
 }
 
 impl<T> QueueSet<T> {
-    /// How many queues have somebody waiting: the `ActiveQueues` of `dump_priority_levels`.
+    /// The number of queues with waiting requests: `ActiveQueues` of `dump_priority_levels`.
     #[must_use]
     pub fn backlogged_queues(&self) -> usize {
         self.backlogged.len()
     }
 
-    /// The index of the queue dispatched from last; -1 if that was the first one and is gone. Ties
-    /// are broken from the one after it on.
+    /// The index of the queue of the last dispatch. -1 if that was the first queue and it has been
+    /// removed. Ties are broken from the next queue on.
     #[must_use]
     pub fn robin_index(&self) -> i64 {
         i64::try_from(self.next_robin_index).map_or(i64::MAX, |next| next - 1)
     }
 
-    /// How many arrivals have chosen a queue so far, the rejected ones too.
+    /// The number of arrivals that have chosen a queue so far, including rejected ones.
     #[must_use]
     pub const fn enqueues(&self) -> usize {
         self.enqueues
@@ -86,8 +87,9 @@ impl<T> QueueSet<T> {
             })
     }
 
-    /// All requests that wait or run: queue by queue, each in line and then those running by start;
-    /// at last those that belong to no queue. Requests whose seats only linger are not shown.
+    /// All waiting and executing requests. They are ordered by queue. Within a queue, waiting
+    /// requests in order come before executing requests by start. Requests without a queue come
+    /// last. Requests whose seats only linger are left out.
     #[must_use]
     pub fn dump_requests(&self) -> Vec<RequestDump<'_, T>> {
         let mut lines = Vec::new();

@@ -1,8 +1,8 @@
-//! A line of waiting requests, oldest first, that any of them can leave at once.
+//! A queue of waiting requests, oldest first, that any request can leave in constant time.
 //!
-//! The links lie in the requests themselves, so joining, leaving and looking at the oldest take
-//! constant time and no memory; sums over the line are kept as it changes, since every arrival asks
-//! for the work that waits in each queue of its hand.
+//! The links are in the requests themselves, so joining, leaving and reading the oldest take
+//! constant time and no memory. The sums over the queue are maintained incrementally, because every
+//! arrival reads the waiting work of each queue of its hand.
 
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestSlab;
@@ -27,12 +27,12 @@ impl Fifo {
         self.len == 0
     }
 
-    /// Sum of the initial seats of all in line.
+    /// The sum of the initial seats of all requests in the queue.
     pub(super) const fn initial_seats(&self) -> u64 {
         self.initial_seats
     }
 
-    /// Sum of the seats that all in line will occupy.
+    /// The sum of the seats that all requests in the queue will occupy.
     pub(super) const fn max_seats(&self) -> u64 {
         self.max_seats
     }
@@ -45,7 +45,7 @@ impl Fifo {
         self.oldest
     }
 
-    /// Puts `slot` at the end of the line. It must not be in any line.
+    /// Appends `slot` to the queue. It must not be in any queue.
     pub(super) fn push<T>(&mut self, requests: &mut RequestSlab<T>, slot: usize) {
         let request = requests.at_mut(slot);
         (request.older, request.newer) = (self.newest, None);
@@ -59,7 +59,7 @@ impl Fifo {
         }
     }
 
-    /// Takes `slot` out of the line. It must be in this one, and its work as it was when it joined.
+    /// Removes `slot` from the queue. It must be in this one, with the same work as when it joined.
     pub(super) fn remove<T>(&mut self, requests: &mut RequestSlab<T>, slot: usize) {
         let request = requests.at_mut(slot);
         let (older, newer) = (request.older.take(), request.newer.take());
@@ -77,7 +77,7 @@ impl Fifo {
         }
     }
 
-    /// The line, oldest first.
+    /// The queue, oldest first.
     pub(super) fn iter<'a, T>(
         &self,
         requests: &'a RequestSlab<T>,

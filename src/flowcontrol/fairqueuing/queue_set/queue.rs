@@ -1,4 +1,4 @@
-//! One queue: its line, what it has running, and the virtual time of its next dispatch.
+//! One queue: its waiting requests, its counts, and the virtual time of its next dispatch.
 
 use crate::flowcontrol::fairqueuing::queue_set::fifo::Fifo;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestSlab;
@@ -8,22 +8,22 @@ use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) waiting: Fifo,
-    /// The virtual start of the next request to be dispatched: what this queue has been served so
-    /// far, on the scale of the level's progress meter.
+    /// The virtual start of the next request to be dispatched: the service that this queue has
+    /// received so far, on the scale of the level's R.
     pub(super) next_dispatch_r: SeatSeconds,
     pub(super) requests_executing: usize,
-    /// Those of executing and of lingering requests.
+    /// The seats of executing and lingering requests.
     pub(super) seats_in_use: u64,
 }
 
 impl Queue {
-    /// Whether virtual time passes for it. Seats that only linger do not keep a queue active.
+    /// Whether virtual time passes for the queue. Lingering seats do not keep a queue active.
     pub(super) const fn is_active(&self) -> bool {
         !self.waiting.is_empty() || self.requests_executing > 0
     }
 
-    /// Keeps the virtual start of the oldest waiting request from lying before its arrival, so that
-    /// a queue cannot save up service for a burst: the anti-windup of KEP-1040.
+    /// Raises the virtual start of the oldest waiting request to its arrival, so that a queue
+    /// cannot save up service for a burst: the anti-windup of KEP-1040.
     pub(super) fn bound_next_dispatch_r<T>(&mut self, requests: &RequestSlab<T>) {
         if let Some(oldest) = self.waiting.oldest() {
             self.next_dispatch_r = self.next_dispatch_r.max(requests.at(oldest).arrived_r);

@@ -1,38 +1,38 @@
-//! Every request that a level knows of, from its arrival to the end of its last seat, and the
-//! tickets that name them.
+//! All requests of a level, from their arrival to the release of their seats, and the keys that
+//! identify them.
 //!
-//! A slab: slots are used again, so admitting a request allocates nothing once the level has seen
-//! as many at a time. A ticket also carries the serial number of its request, so one that is kept
-//! too long names nothing, instead of the slot's next tenant.
+//! Slots are reused, so that admitting a request allocates nothing once the level has had as many
+//! requests at a time. A key also contains the serial number of its request. A stale key identifies
+//! no request, instead of the next request in its slot.
 //!
-//! What moves a request from one phase to the next is not decided here.
+//! The [`QueueSet`](super::QueueSet) moves requests from one phase to the next.
 
 use std::time::Instant;
 
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
-/// Slots kept for an idle level; beyond, the memory of a past flood is given back.
+/// The slots that an idle level keeps. Beyond that, the memory of a past flood is released.
 const MAX_KEPT_SLOTS: usize = 128;
 
-/// Names one request of one level; worthless once it has gone.
+/// Identifies one request of one level. Invalid once the request is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestKey {
     slot: usize,
     serial: u64,
 }
 
-/// Where a request stands.
+/// The phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DispatchPhase {
-    /// In its queue.
+    /// The request is in its queue.
     Waiting,
-    /// Running: it has its seats, and counts as a request.
+    /// The request has its seats and counts as executing.
     Executing {
-        /// When it was dispatched.
+        /// The time of dispatch.
         since: Instant,
     },
-    /// Answered: it still has its seats, but no longer counts as a request.
+    /// The request is answered. It still has its seats, but no longer counts as executing.
     Lingering,
 }
 
@@ -40,16 +40,16 @@ pub enum DispatchPhase {
 pub(super) struct QueueSetRequest<T> {
     pub(super) payload: T,
     pub(super) phase: DispatchPhase,
-    /// The queue it stands in, or is charged to while it has seats. None in a level without queues,
-    /// and for a lingering request whose queue was removed.
+    /// The queue that the request waits in, or that is charged while it has seats. `None` in a
+    /// level without queues, and for a lingering request whose queue was removed.
     pub(super) queue: Option<usize>,
     pub(super) work: WorkEstimate,
-    /// Of `work` as it arrived.
+    /// The total work as estimated at arrival.
     pub(super) total_work: SeatSeconds,
     pub(super) arrived: Instant,
-    /// The progress meter when it arrived.
+    /// The level's R at arrival.
     pub(super) arrived_r: SeatSeconds,
-    /// Its neighbours in the queue.
+    /// The neighbours in the queue.
     pub(super) older: Option<usize>,
     pub(super) newer: Option<usize>,
     serial: u64,
@@ -126,10 +126,10 @@ impl<T> RequestSlab<T> {
         self.slots.capacity() + self.vacant_slots.capacity()
     }
 
-    /// The slot of a ticket, if its request is still here.
-    pub(super) fn find(&self, ticket: RequestKey) -> Option<usize> {
-        let request = self.slots.get(ticket.slot)?.as_ref()?;
-        (request.serial == ticket.serial).then_some(ticket.slot)
+    /// The slot of a key, if its request is still there.
+    pub(super) fn find(&self, key: RequestKey) -> Option<usize> {
+        let request = self.slots.get(key.slot)?.as_ref()?;
+        (request.serial == key.serial).then_some(key.slot)
     }
 
     pub(super) fn key(&self, slot: usize) -> RequestKey {
@@ -153,12 +153,12 @@ impl<T> RequestSlab<T> {
         self.slot_mut(slot).as_mut().expect("a slot in use")
     }
 
-    /// All of them, in no order that means anything.
+    /// All requests, in unspecified order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &QueueSetRequest<T>)> {
         self.slots
             .iter()
             .enumerate()
-            .filter_map(|(slot, held)| Some((slot, held.as_ref()?)))
+            .filter_map(|(slot, request)| Some((slot, request.as_ref()?)))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueueSetRequest<T>> {

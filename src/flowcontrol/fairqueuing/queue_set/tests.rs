@@ -1,4 +1,4 @@
-//! What must hold of a queue set: by example, at random against a slow model, and in virtual time.
+//! Tests of the queue set: by example, at random against a slow model, and in virtual time.
 
 mod examples;
 mod model;
@@ -14,7 +14,7 @@ use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The beginning of virtual time.
+/// The start of virtual time.
 #[expect(clippy::disallowed_methods, reason = "virtual time begins somewhere")]
 fn origin() -> Instant {
     Instant::now()
@@ -35,7 +35,7 @@ fn queuing(queues: i32, hand_size: i32, queue_length_limit: usize) -> Queuing {
     }
 }
 
-/// A fixed sequence of numbers that look drawn (SplitMix64), so that a failure can be repeated.
+/// A fixed sequence of pseudo-random numbers (SplitMix64), so that a failure can be reproduced.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -47,7 +47,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// One of 0, 1, … `sides` - 1.
+    /// A number below `sides`.
     fn below(&mut self, sides: u64) -> u64 {
         self.next_u64() % sides
     }

@@ -1,21 +1,21 @@
-//! The progress meter R: how it moves, and how it is wound back.
+//! The virtual time R (KEP-1040: progress meter): how it advances, and how epochs lower it.
 
 use std::time::Instant;
 
-use super::QueueSet;
 use super::decisions::Effects;
 use super::decisions::EpochAdvance;
+use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 
-/// By how much an epoch lowers every virtual time.
+/// The amount by which an epoch advance lowers every virtual time.
 const EPOCH: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2);
 
-/// Where an epoch ends: a quarter of the range short of overflow.
+/// The R at which an epoch ends: a quarter of the range below overflow.
 const EPOCH_END: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2 + u64::MAX / 2 / 2);
 
 impl<T> QueueSet<T> {
-    /// Brings R up to `now`, with what has held since the last step, and returns the time of this
-    /// step (a clock that steps back is taken to stand still).
+    /// Advances R to `now`, at the rate that has held since the last step. Returns the time of this
+    /// step: a clock that steps back counts as standing still.
     ///
     /// Upstream: `syncTimeLocked`. R is rounded each time, so a step that upstream does not have
     /// would change the order of later dispatches.
@@ -31,7 +31,7 @@ impl<T> QueueSet<T> {
         self.last_sync
     }
 
-    /// dR/dt: the seats that each active queue gets when all get the same.
+    /// dR/dt: the seats of each active queue when all queues get the same.
     #[expect(clippy::as_conversions, reason = "a ratio of counts is a float")]
     fn virtual_time_ratio(&self) -> f64 {
         if self.active_queues == 0 {
@@ -41,8 +41,8 @@ impl<T> QueueSet<T> {
         demand.min(u64::from(self.concurrency_limit)) as f64 / self.active_queues as f64
     }
 
-    /// Upstream: `advanceEpoch`. Only the differences between virtual times matter, so lowering all
-    /// of them alike changes no decision.
+    /// Lowers all virtual times alike. Only their differences matter, so no decision changes.
+    /// Upstream: `advanceEpoch`.
     fn advance_epoch(&mut self) -> EpochAdvance {
         let mut success = true;
         let mut lower = |time: &mut SeatSeconds| {

@@ -1,4 +1,4 @@
-//! Configurations as clusters have them, and some that nobody should have.
+//! Typical configurations of clusters, and some invalid ones.
 
 use super::*;
 use crate::flowcontrol::bootstrap;
@@ -43,8 +43,8 @@ fn classify(
     )
 }
 
-/// Checks where the built-in schemas put requests: each case is a method, a target, schema and
-/// level, and what tells the flow from others.
+/// Checks the classification by the built-in schemas. Each case is a method, a target, the schema
+/// and level, and the flow distinguisher.
 fn assert_built_in(user: &UserInfo, cases: &[[&str; 4]]) {
     let matcher = Matcher::new(built_in());
     for [method, target, names, distinguisher] in cases {

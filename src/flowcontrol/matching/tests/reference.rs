@@ -1,4 +1,4 @@
-//! The matching rules word by word, on strings, without any preparation.
+//! The matching rules, literally, on strings and without any preparation.
 
 use super::*;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;

@@ -1,4 +1,4 @@
-//! One call a second, which resource is next, and how failures are backed off.
+//! The interval of one second, the choice of the resource, and the backoff after failures.
 
 use super::*;
 
@@ -28,7 +28,7 @@ impl ScheduleFixture {
         self.schedule.next(self.now, |_| true)
     }
 
-    /// The call of now: `review pods`, `list pods`, or nothing.
+    /// The current call: `review pods`, `list pods`, or none.
     fn call(&mut self) -> Option<CountCall> {
         match self.next() {
             NextCountCall::Call(call) => Some(call),
@@ -47,7 +47,7 @@ impl ScheduleFixture {
         }
     }
 
-    /// Makes the call of now, which ends like this at once.
+    /// Makes the current call, which ends at once with this outcome.
     fn complete_call(&mut self, outcome: CountOutcome) -> String {
         let call = self.call();
         let name = Self::describe(call.as_ref());
@@ -57,7 +57,7 @@ impl ScheduleFixture {
         name
     }
 
-    /// How long it takes until there is a call, while this is listed.
+    /// The time until there is a call, while this resource is listed.
     fn time_to_call(&mut self, listed: &str) -> Duration {
         let start = self.now;
         while let NextCountCall::Wait(until) = self.next() {
@@ -152,7 +152,7 @@ fn resources_come_in_the_order_in_which_they_were_first_listed() {
     }
     let expected = ["review b", "list b", "review c", "review a", "list a"];
     assert_eq!(order, expected);
-    // The review of b serves again, c was denied.
+    // The review of b is still valid, c was denied.
     assert_eq!(run.complete_call(CountOutcome::Counted), "list b");
 }
 
@@ -221,12 +221,12 @@ fn failures_back_off_the_resource_and_all_calls() {
     }
     assert_eq!(waits[0], 0);
     assert!(waits[1] >= 29, "{waits:?}");
-    // Each is noticed within the time that it takes to look again.
+    // Each is noticed within the idle interval.
     let late = IDLE_INTERVAL.as_secs();
     let grows = |pair: &[u64]| pair[0] <= pair[1] + late;
     assert!(waits.windows(2).all(grows), "{waits:?}");
     assert!(waits[11].abs_diff(3600) <= late, "{waits:?}");
-    // Another resource waits for the pause of all.
+    // Another resource waits for the global backoff.
     run.list("/api/v1/nodes");
     let pause = run.time_to_call("/api/v1/nodes");
     assert!(
@@ -235,7 +235,7 @@ fn failures_back_off_the_resource_and_all_calls() {
     );
     run.now = run.schedule.not_before;
     assert_eq!(run.complete_call(CountOutcome::Allowed), "review nodes");
-    // It answers again: the next call comes after a second.
+    // The API server responds again: the next call comes after a second.
     run.now += SECOND;
     assert_eq!(run.complete_call(CountOutcome::Counted), "list nodes");
     assert_eq!(backoff(1, INITIAL_BACKOFF, MAX_BACKOFF), INITIAL_BACKOFF);
@@ -330,7 +330,7 @@ fn the_least_recently_listed_resource_is_evicted_first() {
     assert!(run.list("/api/v1/new"));
     assert_eq!(run.schedule.entries.len(), MAX_RESOURCES);
     assert!(run.list("/api/v1/r7"), "it made room");
-    // The end of a call about a resource that made room changes nothing.
+    // The outcome of a call for an evicted resource changes nothing.
     let gone = CountableResource {
         group: "".into(),
         version: "v1".into(),

@@ -1,4 +1,4 @@
-//! What is learned of objects, and by which source seats go.
+//! The sources of counts and sizes, and their order.
 
 use super::*;
 
@@ -46,10 +46,10 @@ fn a_list_of_all_objects_sets_the_count() {
     );
 }
 
-/// Size after each of these answers, given as hours, bytes and measure.
+/// The size after each of these responses, given as hours, bytes and accuracy.
 fn sizes(answers: &[(u64, u64, SizeAccuracy)]) -> Vec<u64> {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    let known = answers.iter().map(|&(hours, bytes, measure)| {
+    let sizes = answers.iter().map(|&(hours, bytes, measure)| {
         let answer = ListResponse {
             items: 10,
             remaining_items: None,
@@ -61,7 +61,7 @@ fn sizes(answers: &[(u64, u64, SizeAccuracy)]) -> Vec<u64> {
         record_full_list(&mut counts, now, "deployments", answer);
         deployment_stats(&mut counts, "deployments").unwrap().1
     });
-    known.collect()
+    sizes.collect()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_partial_list_sets_no_count() {
     assert_eq!(stats_after("/api/v1/pods?limit=500", absurd), None);
 }
 
-/// A list of all there is of a resource.
+/// Records a list of all objects of a resource.
 fn record_full_list(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListResponse) {
     let target = format!("/apis/apps/v1/{resource}");
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
@@ -220,7 +220,7 @@ fn server_counts_take_precedence_over_observed_lists() {
         average_size: 0,
     };
     assert_eq!(events, five);
-    // It says nothing any more: what passes by is the best there is again.
+    // The metrics have expired: responses are the best source again.
     assert_eq!(
         stats(&mut counts, SERVER_COUNT_TTL, "aggregated"),
         Some((2000, 2000))
@@ -256,13 +256,13 @@ fn pod_stats(counts: &mut ObjectCounts, now: Instant) -> Option<(u64, u64)> {
     }
 }
 
-/// Takes in an answer to a list of all pods that passes by.
+/// Records the response to a list of all pods that passes through weir.
 fn record_pod_list(counts: &mut ObjectCounts, now: Instant) {
     let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
     counts.record_list(now, &info, PAGE);
 }
 
-/// Metrics that have pods, with this figure.
+/// Records metrics that contain pods, with this figure.
 fn record_pod_metrics(counts: &mut ObjectCounts, now: Instant, count: Option<u64>) {
     let pods = ServerCount {
         count,
@@ -327,7 +327,7 @@ fn a_resource_that_metrics_name_without_a_count_is_counted_by_responses() {
     record_pod_list(&mut counts, start);
     record_pod_metrics(&mut counts, start, None);
     assert_eq!(pod_stats(&mut counts, start), Some((2000, 2000)));
-    // A figure holds for its time, though the next one is missing.
+    // A figure is valid for its time, even if the next one is missing.
     record_pod_metrics(&mut counts, start, Some(7));
     record_pod_metrics(&mut counts, start + FRESH_SIZE_TTL, None);
     assert_eq!(

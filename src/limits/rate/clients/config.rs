@@ -2,19 +2,19 @@
 //!
 //! ```yaml
 //! clientLimits:
-//! - name: controllers            # needed; in metrics and refusals
-//!   rules: []                    # needed; whose requests, and which, as a FlowSchema's spec.rules
-//!   client: user                 # who is one client: user, user+userAgent, namespace or sourceAddress
-//!   maxReconcileRate: 10         # r, from which all below follows
-//!   requests: {qps: 50, burst: 100}          # 5 r and 10 r, each client; {qps: 0} rejects all
-//!   writes: {qps: 10, burst: 100}            # r and 10 r, all clients of the rule together
-//!   objectBackoff: {base: 1s, max: 1m0s}     # each client and object
-//!   concurrency: 10                          # r, each client and resource
-//!   longRunning: {watches: 50, streams: 5}   # each client; off where it is not given
+//! - name: controllers            # required; used in metrics and rejections
+//!   rules: []                    # required; matches requests like a FlowSchema's spec.rules
+//!   client: user                 # or user+userAgent, namespace, sourceAddress
+//!   maxReconcileRate: 10         # r, which the defaults below derive from
+//!   requests: {qps: 50, burst: 100}          # 5 r and 10 r, per client; {qps: 0} rejects all
+//!   writes: {qps: 10, burst: 100}            # r and 10 r, for all clients of the rule
+//!   objectBackoff: {base: 1s, max: 1m0s}     # per client and object
+//!   concurrency: 10                          # r, per client and resource
+//!   longRunning: {watches: 50, streams: 5}   # per client; off by default
 //!   limitResponse: Reject        # or Delay
 //!   maxDelay: 5s                 # with Delay
 //!   dryRun: false
-//!   maxClients: 16384            # how many are told apart; the one that was quiet for longest is forgotten
+//!   maxClients: 16384            # tracked clients; the least recently used is evicted
 //! ```
 //!
 //! `requests`, `writes`, `objectBackoff` and `concurrency` can be `off`.
@@ -32,32 +32,32 @@ use crate::document::ValueDecoder;
 use crate::limits::rate::token_bucket::Rate;
 use crate::request_info::go_duration;
 
-/// controller-runtime's and Crossplane's default.
+/// The default reconcile rate of controller-runtime and Crossplane.
 const DEFAULT_RECONCILE_RATE: u32 = 10;
 
-/// Requests for each reconcile, and what may come at once: Crossplane's rest client has 5 times its reconcile rate, and its
-/// queues 10 times.
+/// Requests for each reconcile, and the burst: Crossplane's REST client allows 5 times its
+/// reconcile rate, and its queues a burst of 10 times.
 const REQUESTS_PER_RECONCILE: u32 = 5;
 const BURST_PER_RECONCILE: u32 = 10;
 
-/// The back-off of controller-runtime's queues in Crossplane (`ratelimiter.NewController`).
+/// The backoff of controller-runtime's queues in Crossplane (`ratelimiter.NewController`).
 const DEFAULT_BACKOFF_BASE: Duration = Duration::from_secs(1);
 const DEFAULT_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// A wait that is less than the shortest time-out in use.
+/// The default of `maxDelay`: less than the shortest client timeout in use.
 const DEFAULT_DELAY_LIMIT: Duration = Duration::from_secs(5);
 
-/// The longest that may be waited: a request has a minute.
+/// The largest `maxDelay`: a request has a timeout of a minute.
 const LARGEST_DELAY_LIMIT: Duration = Duration::from_secs(60);
 
 const DEFAULT_MAX_CLIENTS: u32 = 16_384;
 
-/// What tells clients apart.
+/// What distinguishes clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientDistinguisher {
     /// The namespace of the service account; the name of any other user.
     Namespace,
-    /// The address that the connection comes from.
+    /// The source address of the connection.
     SourceAddress,
     /// The user's name.
     User,
@@ -65,63 +65,68 @@ pub enum ClientDistinguisher {
     UserAndAgent,
 }
 
-/// What becomes of a request too many.
+/// What happens to a request above a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientLimitResponse {
-    /// It waits for its turn, at most so long.
+    /// It is delayed, at most this long.
     Delay(Duration),
-    /// It is refused.
+    /// It is rejected.
     Reject,
 }
 
-/// How long a write waits after one that failed.
+/// The backoff of writes after a failed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectBackoff {
-    /// After the first.
+    /// The backoff after the first failure.
     pub base: Duration,
-    /// It doubles up to this.
+    /// The limit up to which it doubles.
     pub max: Duration,
 }
 
-/// Most at a time of what APF leaves alone; 0 for as many as come.
+/// Limits of concurrent long-running requests, which API Priority and Fairness does not limit;
+/// `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongRunningLimits {
-    /// Open watches.
+    /// The most open watches.
     pub watches: Option<u32>,
-    /// Open exec, attach, port-forward, log and proxy streams.
+    /// The most open exec, attach, port-forward, log and proxy streams.
     pub streams: Option<u32>,
 }
 
-/// A rule: which requests, and how many of them.
+/// A rule: a set of requests and their limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimitRule {
-    /// Its name.
+    /// The name in metrics and rejections.
     pub name: String,
-    /// Which requests.
+    /// The requests that the rule applies to.
     pub rules: Vec<PolicyRulesWithSubjects>,
-    /// Who is a client.
+    /// What distinguishes clients.
     pub distinguisher: ClientDistinguisher,
-    /// All requests of a client.
+    /// The rate of each client's requests.
     pub requests: Option<Rate>,
-    /// The writes of all.
+    /// The rate of the writes of all clients together.
     pub writes: Option<Rate>,
-    /// Of a client's writes to an object.
+    /// The backoff of a client's writes to an object.
     pub object_backoff: Option<ObjectBackoff>,
-    /// Requests of a client for a resource that are in flight.
+    /// The most concurrent requests of a client for a resource.
     pub concurrency: Option<u32>,
-    /// What runs long.
+    /// The limits of long-running requests.
     pub long_running: LongRunningLimits,
-    /// What follows.
+    /// What happens to requests above a limit.
     pub response: ClientLimitResponse,
-    /// Only count what would follow.
+    /// Whether the rule only counts what it would do.
     pub dry_run: bool,
-    /// How many clients, and of each as many objects that fail, are told apart.
+    /// The most clients, and the most failing objects, that are tracked.
     pub max_clients: u32,
 }
 
-/// Reads the field's value. Rules with faults are left out.
-pub fn parse_rules(node: &Node, field: &str, faults: &mut Diagnostics) -> Vec<ClientLimitRule> {
-    let value = node.decoder(faults, field, Strictness::Strict);
+/// Parses the value of the field. Rules with errors are left out.
+pub fn parse_rules(
+    node: &Node,
+    field: &str,
+    diagnostics: &mut Diagnostics,
+) -> Vec<ClientLimitRule> {
+    let value = node.decoder(diagnostics, field, Strictness::Strict);
     let mut names: Vec<String> = Vec::new();
     let read = |value: ValueDecoder<'_>| value.object(|fields| parse_rule(fields, &mut names));
     let rules = value.list(read).unwrap_or_default();
@@ -131,9 +136,9 @@ pub fn parse_rules(node: &Node, field: &str, faults: &mut Diagnostics) -> Vec<Cl
 fn parse_rule(fields: &mut MappingDecoder<'_>, names: &mut Vec<String>) -> Option<ClientLimitRule> {
     fields.require(&["name", "rules"]);
     let name = fields.string("name").unwrap_or_default();
-    let given = fields.node("name").is_some();
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if given && (name.is_empty() || name.len() > 63 || !name.chars().all(plain)) {
+    let is_set = fields.node("name").is_some();
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if is_set && (name.is_empty() || name.len() > 63 || !name.chars().all(is_allowed)) {
         fields.report_error("name", "expected 1 to 63 letters, digits, -, _ and .");
     }
     if names.contains(&name) {
@@ -143,7 +148,7 @@ fn parse_rule(fields: &mut MappingDecoder<'_>, names: &mut Vec<String>) -> Optio
     let r = fields
         .integer("maxReconcileRate", 1..=1_000_000)
         .unwrap_or(DEFAULT_RECONCILE_RATE);
-    let many = BURST_PER_RECONCILE.saturating_mul(r);
+    let burst = BURST_PER_RECONCILE.saturating_mul(r);
     let delay = parse_duration(fields, "maxDelay");
     if delay.is_some_and(|delay| delay > LARGEST_DELAY_LIMIT) {
         fields.report_error("maxDelay", "at most 1m0s: a request does not wait longer");
@@ -167,9 +172,9 @@ fn parse_rule(fields: &mut MappingDecoder<'_>, names: &mut Vec<String>) -> Optio
             fields,
             "requests",
             REQUESTS_PER_RECONCILE.saturating_mul(r),
-            many,
+            burst,
         ),
-        writes: parse_rate(fields, "writes", r, many),
+        writes: parse_rate(fields, "writes", r, burst),
         object_backoff: parse_backoff(fields),
         concurrency: parse_concurrency(fields, r),
         long_running: fields
@@ -196,7 +201,7 @@ fn parse_distinguisher(text: &str) -> Result<ClientDistinguisher, &'static str> 
     }
 }
 
-/// Whether to delay.
+/// Whether `limitResponse` is `Delay`.
 fn parse_is_delay(text: &str) -> Result<bool, &'static str> {
     match text {
         "Delay" => Ok(true),
@@ -205,7 +210,7 @@ fn parse_is_delay(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// YAML reads an unquoted `off` as a boolean.
+/// Whether the field is `off`, which YAML reads as a boolean if it is unquoted.
 fn is_off(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {
     use crate::document::Content;
     fields.node(name).is_some_and(|node| match &node.content {
@@ -225,7 +230,7 @@ fn parse_rate(
     if is_off(fields, name) {
         return None;
     }
-    let given = fields.object(name, |fields| {
+    let configured = fields.object(name, |fields| {
         let burst = fields.integer("burst", 0..=i32::MAX.unsigned_abs());
         let qps = fields.integer("qps", 0..=i32::MAX.unsigned_abs());
         match (qps, burst) {
@@ -240,7 +245,7 @@ fn parse_rate(
         }
         (qps, burst)
     });
-    let (own_qps, own_burst) = given.unwrap_or_default();
+    let (own_qps, own_burst) = configured.unwrap_or_default();
     if own_qps == Some(0) {
         return Some(Rate::ZERO);
     }
@@ -297,16 +302,16 @@ mod tests {
         resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}]\n";
 
     fn parse(text: &str) -> (Vec<ClientLimitRule>, String) {
-        let mut faults = Diagnostics::default();
-        let nodes = document::parse_all("weir.yaml", text, &mut faults);
-        let found = parse_rules(&nodes[0], "clientLimits", &mut faults);
-        (found, faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let nodes = document::parse_all("weir.yaml", text, &mut diagnostics);
+        let found = parse_rules(&nodes[0], "clientLimits", &mut diagnostics);
+        (found, diagnostics.to_string())
     }
 
     #[test]
     fn all_limits_follow_from_the_reconcile_rate() {
-        let (rules, faults) = parse(&format!("- name: c\n{RULES}"));
-        assert_eq!(faults, "");
+        let (rules, diagnostics) = parse(&format!("- name: c\n{RULES}"));
+        assert_eq!(diagnostics, "");
         let rule = &rules[0];
         assert_eq!(rule.requests, Some(Rate::new(50, 100)));
         assert_eq!(rule.writes, Some(Rate::new(10, 100)));
@@ -323,11 +328,11 @@ mod tests {
             })
         );
         assert_eq!(rule.long_running, LongRunningLimits::default());
-        let (rules, faults) = parse(&format!(
+        let (rules, diagnostics) = parse(&format!(
             "- name: c\n{RULES}  maxReconcileRate: 3\n  requests: {{burst: 7}}\n  writes: off\n  concurrency: off\n  \
              objectBackoff: off\n  limitResponse: Delay\n  maxDelay: 2s\n  client: user+userAgent\n"
         ));
-        assert_eq!(faults, "");
+        assert_eq!(diagnostics, "");
         let rule = &rules[0];
         assert_eq!(rule.requests, Some(Rate::new(15, 7)));
         assert_eq!(
@@ -340,12 +345,12 @@ mod tests {
 
     #[test]
     fn a_rate_of_zero_blocks_all_requests() {
-        for given in ["{qps: 0}", "{qps: 0, burst: 0}"] {
-            let (rules, faults) = parse(&format!("- name: c\n{RULES}  requests: {given}\n"));
-            assert_eq!(faults, "", "{given}");
-            assert_eq!(rules[0].requests, Some(Rate::ZERO), "{given}");
+        for rate in ["{qps: 0}", "{qps: 0, burst: 0}"] {
+            let (rules, diagnostics) = parse(&format!("- name: c\n{RULES}  requests: {rate}\n"));
+            assert_eq!(diagnostics, "", "{rate}");
+            assert_eq!(rules[0].requests, Some(Rate::ZERO), "{rate}");
         }
-        for (given, fault) in [
+        for (rate, fault) in [
             (
                 "{qps: 0, burst: 5}",
                 "requests.burst: must be 0 or left out",
@@ -353,18 +358,18 @@ mod tests {
             ("{qps: 5, burst: 0}", "requests.burst: must be at least 1"),
             ("{burst: 0}", "requests.burst: must be at least 1"),
         ] {
-            let (_, faults) = parse(&format!("- name: c\n{RULES}  requests: {given}\n"));
-            assert!(faults.contains(fault), "{given}: {faults}");
+            let (_, diagnostics) = parse(&format!("- name: c\n{RULES}  requests: {rate}\n"));
+            assert!(diagnostics.contains(fault), "{rate}: {diagnostics}");
         }
     }
 
     #[test]
     fn all_faults_are_reported_with_their_positions() {
-        let (_, faults) = parse(
+        let (_, diagnostics) = parse(
             "- name: a b\n  rules:\n  - subjects: []\n    nonResourceRules: [{verbs: ['*'], nonResourceURLs: ['*']}]\n\
              - nmae: b\n  maxDelay: 5\n  limitResponse: Wait\n  requests: {qps: -1}\n  objectBackoff: {base: 5s, max: 1s}\n",
         );
-        let lines: Vec<_> = faults.lines().collect();
+        let lines: Vec<_> = diagnostics.lines().collect();
         for expected in [
             "weir.yaml:1:9: clientLimits[0].name: expected 1 to 63 letters",
             "weir.yaml:3:15: clientLimits[0].rules[0].subjects: Required value",
@@ -378,9 +383,9 @@ mod tests {
         ] {
             assert!(
                 lines.iter().any(|line| line.starts_with(expected)),
-                "{expected}\n{faults}"
+                "{expected}\n{diagnostics}"
             );
         }
-        assert_eq!(lines.len(), 9, "{faults}");
+        assert_eq!(lines.len(), 9, "{diagnostics}");
     }
 }

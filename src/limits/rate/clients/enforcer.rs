@@ -1,4 +1,4 @@
-//! The rules at work: who is meant, who waits, what is counted.
+//! Enforces the rules of `clientLimits`: matches, delays, rejects and counts requests.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,58 +16,58 @@ use prometheus::IntGaugeVec;
 use crate::clock::Clock;
 use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Policies;
-use crate::limits::AdmissionAttributes;
-use crate::limits::rate::RateLimitSnapshot;
-use crate::limits::rate::clients::ClientLimitDecision;
-use crate::limits::rate::clients::ClientLimitKind;
-use crate::limits::rate::clients::ClientLimitRequest;
-use crate::limits::rate::clients::ClientRuleTables;
-use crate::limits::rate::clients::ObjectWriteOutcome;
+use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::clients::config::ClientDistinguisher;
 use crate::limits::rate::clients::config::ClientLimitResponse;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::keyed_slots::KeyedSlotHandle;
 use crate::limits::rate::clients::keyed_slots::KeyedSlots;
 use crate::limits::rate::clients::summary::rule_summary;
+use crate::limits::rate::clients::tables::ClientLimitDecision;
+use crate::limits::rate::clients::tables::ClientLimitKind;
+use crate::limits::rate::clients::tables::ClientLimitRequest;
+use crate::limits::rate::clients::tables::ClientRuleTables;
+use crate::limits::rate::clients::tables::ObjectWriteOutcome;
 use crate::limits::rate::lru::LruKey;
 use crate::limits::rate::lru::LruKeyHasher;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::spin_lock::spin_lock;
+use crate::limits::rate::token_bucket::retry_after_seconds;
 use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
-use crate::limits::retry_after_seconds;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-/// What the names of service accounts' users begin with.
+/// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
-/// Upper bounds, in seconds, of the time that requests were delayed.
+/// Upper bounds of the delay histogram in seconds.
 const DELAY_BUCKETS: [f64; 10] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
-/// Where a request comes from.
+/// The source of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSource<'r> {
-    /// The address of the connection.
+    /// The source address of the connection.
     pub address: IpAddr,
     /// The header `User-Agent`.
     pub user_agent: &'r [u8],
 }
 
-/// A request too many.
+/// A request that a rule has rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientLimitRejection {
-    /// The rule that refused.
+    /// The rule that rejected it.
     pub rule: Arc<str>,
-    /// Which of its limits.
+    /// The limit of the rule.
     pub limit: ClientLimitKind,
-    /// Whole seconds until it makes sense to come again.
+    /// Whole seconds until a retry makes sense.
     pub retry_after: u32,
     /// The same, not rounded.
     pub wait: Duration,
 }
 
-/// All rules.
+/// All rules of `clientLimits`.
 #[derive(Debug)]
 pub struct ClientLimits {
     rule_matchers: Policies,
@@ -75,26 +75,26 @@ pub struct ClientLimits {
     keys: LruKeyHasher,
 }
 
-/// A rule at work.
+/// A rule with its state.
 #[derive(Debug)]
 struct ClientRuleEnforcer {
     rule: ClientLimitRule,
     name: Arc<str>,
-    /// Guards the buckets; held for one decision.
+    /// Locked for one decision.
     tables: Mutex<ClientRuleTables>,
     concurrency: Option<Arc<KeyedSlots>>,
     watches: Option<Arc<KeyedSlots>>,
     streams: Option<Arc<KeyedSlots>>,
-    /// Guards who was refused; held for one refusal.
+    /// Locked for one rejection.
     top_clients: Mutex<TopKeys>,
     counters: ClientRuleMetrics,
 }
 
-/// What is counted of a rule.
+/// The metrics of a rule.
 #[derive(Debug)]
 struct ClientRuleMetrics {
     passed: IntCounter,
-    /// By the place of the limit in [`Limit::ALL`].
+    /// Indexed like [`ClientLimitKind::ALL`].
     rejected: [IntCounter; ClientLimitKind::ALL.len()],
     delayed: [IntCounter; ClientLimitKind::ALL.len()],
     delay_seconds: Histogram,
@@ -149,17 +149,16 @@ impl ClientLimitMetrics {
 }
 
 impl ClientRuleMetrics {
-    fn increment(of: &[IntCounter; ClientLimitKind::ALL.len()], limit: ClientLimitKind) {
-        let place = ClientLimitKind::ALL
-            .iter()
-            .position(|known| *known == limit);
-        if let Some(counter) = place.and_then(|place| of.get(place)) {
+    fn increment(counters: &[IntCounter; ClientLimitKind::ALL.len()], limit: ClientLimitKind) {
+        let index = ClientLimitKind::ALL.iter().position(|kind| *kind == limit);
+        if let Some(counter) = index.and_then(|index| counters.get(index)) {
             counter.inc();
         }
     }
 }
 
-/// What a request holds until its answer has ended, and what its answer is to be told to.
+/// What a request holds until the end of its response, and the backoffs that its status code is
+/// recorded for.
 #[derive(Debug, Default)]
 pub struct ClientLimitPermit {
     _slots: Vec<KeyedSlotHandle>,
@@ -168,13 +167,13 @@ pub struct ClientLimitPermit {
 }
 
 impl ClientLimitPermit {
-    /// When the request was let through, if it had to wait: its time in a queue begins then.
+    /// When the request was admitted, if it was delayed. Its time in a queue starts then.
     #[must_use]
     pub const fn admitted_after_delay(&self) -> Option<Instant> {
         self.admitted_at
     }
 
-    /// The upstream has answered with `code`.
+    /// Records the status code of the upstream's response.
     pub fn record_response(&mut self, code: u16, sent: Instant, now: Instant) {
         for (rule, object) in self.object_writes.drain(..) {
             spin_lock(&rule.tables).record_response(
@@ -188,11 +187,11 @@ impl ClientLimitPermit {
 }
 
 impl ClientLimits {
-    /// Rules that nobody was charged by yet, and that show themselves in `registry`.
+    /// Creates the rules and registers their metrics in `registry`.
     #[must_use]
     pub fn new(rules: &[ClientLimitRule], registry: &Registry) -> Self {
         let metrics = ClientLimitMetrics::register(registry);
-        let working = |rule: &ClientLimitRule| {
+        let enforcer = |rule: &ClientLimitRule| {
             Arc::new(ClientRuleEnforcer {
                 name: rule.name.as_str().into(),
                 tables: Mutex::new(ClientRuleTables::new(rule)),
@@ -206,103 +205,105 @@ impl ClientLimits {
         };
         Self {
             rule_matchers: Policies::new(rules.iter().map(|rule| &rule.rules[..])),
-            rules: rules.iter().map(working).collect(),
+            rules: rules.iter().map(enforcer).collect(),
             keys: LruKeyHasher::default(),
         }
     }
 
-    /// Lets a request through, perhaps after a while: in the order of arrival, at most until `deadline`.
+    /// Admits a request, after a delay if necessary. Requests are admitted in the order of arrival,
+    /// and wait until `deadline` at most.
     ///
     /// # Errors
-    /// A rule refuses it. All others were charged nevertheless.
+    /// A rule rejects the request. All other rules are charged nevertheless.
     ///
     /// # Cancel safety
-    /// A request that goes away while it waits gives its slots back; its tokens are spent.
+    /// A request that is cancelled while it waits releases its slots; its tokens are spent.
     pub async fn admit(
         &self,
-        digest: &AdmissionAttributes<'_>,
-        origin: RequestSource<'_>,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
         arrived: Instant,
         deadline: Option<Instant>,
     ) -> Result<Option<Box<ClientLimitPermit>>, ClientLimitRejection> {
-        let asked = matching::RequestDigest::new(digest.info, digest.user);
-        let matching = self.rule_matchers.matching_entries(&asked);
+        let digest = matching::RequestDigest::new(attributes.info, attributes.user);
+        let matching = self.rule_matchers.matching_entries(&digest);
         let rules: Vec<_> = matching.filter_map(|n| self.rules.get(n)).collect();
         if rules.is_empty() {
             return Ok(None);
         }
         let mut charged = Vec::with_capacity(rules.len());
         let mut wait = Duration::ZERO;
-        let mut refused: Option<ClientLimitRejection> = None;
+        let mut longest_rejection: Option<ClientLimitRejection> = None;
         for rule in rules {
-            let client = LimitedClient::from_request(rule.rule.distinguisher, digest, &origin);
-            let most = rule.max_wait(arrived, deadline);
-            match rule.charge(&self.keys, &client, digest.info, arrived, most) {
-                Ok(met) => {
-                    wait = wait.max(met.unwrap_or_default());
-                    charged.push((rule, client, arrived + most, met));
+            let client = LimitedClient::from_request(rule.rule.distinguisher, attributes, &source);
+            let max_wait = rule.max_wait(arrived, deadline);
+            match rule.charge(&self.keys, &client, attributes.info, arrived, max_wait) {
+                Ok(delay) => {
+                    wait = wait.max(delay.unwrap_or_default());
+                    charged.push((rule, client, arrived + max_wait, delay));
                 }
-                Err(no)
-                    if refused
+                Err(rejection)
+                    if longest_rejection
                         .as_ref()
-                        .is_none_or(|r| r.retry_after < no.retry_after) =>
+                        .is_none_or(|r| r.retry_after < rejection.retry_after) =>
                 {
-                    refused = Some(no);
+                    longest_rejection = Some(rejection);
                 }
                 Err(_) => {}
             }
         }
-        if let Some(refused) = refused {
-            for (rule, _, _, met) in charged {
-                rule.record_passed(met);
+        if let Some(longest_rejection) = longest_rejection {
+            for (rule, _, _, delay) in charged {
+                rule.record_passed(delay);
             }
-            return Err(refused);
+            return Err(longest_rejection);
         }
         if !wait.is_zero() {
             tokio::time::sleep_until((arrived + wait).into()).await;
         }
-        let mut hold = Box::<ClientLimitPermit>::default();
-        let mut waited = !wait.is_zero();
-        for (rule, client, until, met) in charged {
-            let entered = rule.acquire_slot(&self.keys, &client, digest.info, until);
-            let (slot, queued) = match entered.await? {
+        let mut permit = Box::<ClientLimitPermit>::default();
+        let mut delayed = !wait.is_zero();
+        for (rule, client, until, delay) in charged {
+            let acquired = rule.acquire_slot(&self.keys, &client, attributes.info, until);
+            let (slot, queued) = match acquired.await? {
                 SlotOutcome::Immediate(slot) => {
-                    rule.record_passed(met);
+                    rule.record_passed(delay);
                     (slot, false)
                 }
                 SlotOutcome::Waited(slot) => (Some(slot), true),
                 SlotOutcome::WouldReject => (None, false),
             };
-            hold._slots.extend(slot);
-            waited |= queued;
-            let object = rule.object_key(&self.keys, &client, digest.info);
-            hold.object_writes
+            permit._slots.extend(slot);
+            delayed |= queued;
+            let object = rule.object_key(&self.keys, &client, attributes.info);
+            permit
+                .object_writes
                 .extend(object.map(|key| (Arc::clone(rule), key)));
         }
-        hold.admitted_at = waited.then(|| Clock.now());
-        Ok(Some(hold))
+        permit.admitted_at = delayed.then(|| Clock.now());
+        Ok(Some(permit))
     }
 
-    /// Each rule as it stands.
+    /// The state of each rule.
     #[must_use]
     pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         self.rules.iter().map(|rule| rule.snapshot()).collect()
     }
 
-    /// Who was refused most, rule by rule.
+    /// The clients with the most rejections, for each rule.
     #[must_use]
     pub fn top_keys(&self) -> Vec<(Arc<str>, Vec<TopKey>)> {
-        let of = |rule: &Arc<ClientRuleEnforcer>| {
+        let top_keys = |rule: &Arc<ClientRuleEnforcer>| {
             (
                 Arc::clone(&rule.name),
                 spin_lock(&rule.top_clients).sorted(),
             )
         };
-        self.rules.iter().map(of).collect()
+        self.rules.iter().map(top_keys).collect()
     }
 }
 
-/// Who is one client, as texts.
+/// A client in the sense of a rule, as text.
 struct LimitedClient {
     kind: &'static [u8],
     name: Vec<u8>,
@@ -311,12 +312,12 @@ struct LimitedClient {
 
 impl LimitedClient {
     fn from_request(
-        identity: ClientDistinguisher,
-        digest: &AdmissionAttributes<'_>,
-        origin: &RequestSource<'_>,
+        distinguisher: ClientDistinguisher,
+        attributes: &AdmissionAttributes<'_>,
+        source: &RequestSource<'_>,
     ) -> Self {
-        let user = digest.user.name.as_str();
-        let (kind, name) = match identity {
+        let user = attributes.user.name.as_str();
+        let (kind, name) = match distinguisher {
             ClientDistinguisher::Namespace => {
                 let account = user.strip_prefix(SERVICE_ACCOUNT_PREFIX);
                 match account.and_then(|account| account.split_once(':')) {
@@ -325,14 +326,14 @@ impl LimitedClient {
                 }
             }
             ClientDistinguisher::SourceAddress => {
-                (&b"address"[..], origin.address.to_canonical().to_string())
+                (&b"address"[..], source.address.to_canonical().to_string())
             }
             ClientDistinguisher::User | ClientDistinguisher::UserAndAgent => {
                 (&b"user"[..], user.to_owned())
             }
         };
-        let agent = match identity {
-            ClientDistinguisher::UserAndAgent => origin.user_agent.to_vec(),
+        let user_agent = match distinguisher {
+            ClientDistinguisher::UserAndAgent => source.user_agent.to_vec(),
             ClientDistinguisher::Namespace
             | ClientDistinguisher::SourceAddress
             | ClientDistinguisher::User => Vec::new(),
@@ -340,7 +341,7 @@ impl LimitedClient {
         Self {
             kind,
             name: name.into_bytes(),
-            user_agent: agent,
+            user_agent,
         }
     }
 
@@ -348,7 +349,7 @@ impl LimitedClient {
         [self.kind, &self.name, &self.user_agent]
     }
 
-    /// As an operator reads it.
+    /// The name of the client for operators.
     fn display_name(&self) -> Vec<u8> {
         if self.user_agent.is_empty() {
             return self.name.clone();
@@ -374,17 +375,18 @@ impl ClientRuleEnforcer {
         }
     }
 
-    /// How long a request may wait here.
+    /// How long a request may wait for this rule.
     fn max_wait(&self, arrived: Instant, deadline: Option<Instant>) -> Duration {
         match self.rule.response {
-            ClientLimitResponse::Delay(most) => deadline.map_or(most, |deadline| {
-                most.min(deadline.saturating_duration_since(arrived))
+            ClientLimitResponse::Delay(max_wait) => deadline.map_or(max_wait, |deadline| {
+                max_wait.min(deadline.saturating_duration_since(arrived))
             }),
             ClientLimitResponse::Reject => Duration::ZERO,
         }
     }
 
-    /// The object that a request writes to, where the path names it: a create has none yet.
+    /// The key of the object that a request writes to, if the path names it. A create has no name
+    /// yet.
     fn object_key(
         &self,
         keys: &LruKeyHasher,
@@ -404,28 +406,29 @@ impl ClientRuleEnforcer {
         Some(keys.hash_separate(client.key_parts().into_iter().chain(object)))
     }
 
-    /// The limit of a rate that the request has met, if any, by how long it is to wait: it is counted then.
+    /// Charges the buckets and the backoff, and counts a delay or rejection. Returns the delay if a
+    /// limit was exceeded, which is zero in a dry run.
     fn charge(
         &self,
         keys: &LruKeyHasher,
         client: &LimitedClient,
         info: &RequestInfo<'_>,
         now: Instant,
-        most: Duration,
+        max_wait: Duration,
     ) -> Result<Option<Duration>, ClientLimitRejection> {
-        let ask = ClientLimitRequest {
+        let request = ClientLimitRequest {
             client: keys.hash_separate(client.key_parts()),
             write: is_write(info),
             object: self.object_key(keys, client, info),
         };
         let mut tables = spin_lock(&self.tables);
-        let verdict = tables.charge(&ask, now, most);
+        let decision = tables.charge(&request, now, max_wait);
         let (clients, objects) = tables.entry_counts();
         drop(tables);
         let gauge = |n| i64::try_from(n).unwrap_or(i64::MAX);
         self.counters.clients.set(gauge(clients));
         self.counters.objects.set(gauge(objects));
-        match verdict {
+        match decision {
             ClientLimitDecision::Admit(None) => Ok(None),
             ClientLimitDecision::Admit(Some((limit, wait))) => {
                 self.record_delayed(limit, wait);
@@ -441,9 +444,9 @@ impl ClientRuleEnforcer {
         }
     }
 
-    /// Counts a request that had no place to wait for, if it has met no limit of a rate either.
-    fn record_passed(&self, met: Option<Duration>) {
-        if met.is_none() {
+    /// Counts a request as passed if it got its slot at once and exceeded no rate.
+    fn record_passed(&self, delay: Option<Duration>) {
+        if delay.is_none() {
             self.counters.passed.inc();
         }
     }
@@ -453,7 +456,7 @@ impl ClientRuleEnforcer {
         self.counters.delay_seconds.observe(wait.as_secs_f64());
     }
 
-    /// What is to be said, if it is not dry.
+    /// Counts a rejection and returns it, unless the rule is a dry run.
     fn record_rejection(
         &self,
         client: &LimitedClient,
@@ -470,8 +473,8 @@ impl ClientRuleEnforcer {
         })
     }
 
-    /// Takes what the request holds to its end, if it holds anything. Whatever else than [`Place::Free`] becomes of it is
-    /// counted.
+    /// Acquires the slot that the request holds to its end, if the rule limits any. All outcomes
+    /// but [`SlotOutcome::Immediate`] are counted.
     async fn acquire_slot(
         &self,
         keys: &LruKeyHasher,
@@ -490,45 +493,50 @@ impl ClientRuleEnforcer {
             return Ok(SlotOutcome::Immediate(None));
         };
         let resource = [info.api_group(), info.resource()];
-        let of = if limit == ClientLimitKind::Concurrency {
+        let key_suffix = if limit == ClientLimitKind::Concurrency {
             &resource[..]
         } else {
             &[]
         };
-        let key = keys.hash_separate(client.key_parts().into_iter().chain(of.iter().copied()));
-        let mut entered = slots.handle(key);
-        if entered.try_acquire() {
-            return Ok(SlotOutcome::Immediate(Some(entered)));
+        let key = keys.hash_separate(
+            client
+                .key_parts()
+                .into_iter()
+                .chain(key_suffix.iter().copied()),
+        );
+        let mut handle = slots.handle(key);
+        if handle.try_acquire() {
+            return Ok(SlotOutcome::Immediate(Some(handle)));
         }
-        let began = Clock.now();
-        let waits = !self.rule.dry_run && began < until;
+        let started_at = Clock.now();
+        let waits = !self.rule.dry_run && started_at < until;
         if waits
-            && tokio::time::timeout_at(until.into(), entered.acquire())
+            && tokio::time::timeout_at(until.into(), handle.acquire())
                 .await
                 .is_ok()
         {
-            self.record_delayed(limit, Clock.now().saturating_duration_since(began));
-            return Ok(SlotOutcome::Waited(entered));
+            self.record_delayed(limit, Clock.now().saturating_duration_since(started_at));
+            return Ok(SlotOutcome::Waited(handle));
         }
-        // Nobody knows when a slot comes free.
+        // When a slot becomes free is unknown.
         match self.record_rejection(client, limit, Duration::ZERO) {
-            Some(no) => Err(no),
+            Some(rejection) => Err(rejection),
             None => Ok(SlotOutcome::WouldReject),
         }
     }
 }
 
-/// What a request gets of those that a rule has.
+/// The outcome of acquiring a slot.
 enum SlotOutcome {
-    /// At once; nothing where the rule bounds none.
+    /// Acquired at once; `None` if the rule has no such limit.
     Immediate(Option<KeyedSlotHandle>),
-    /// After a while.
+    /// Acquired after a wait.
     Waited(KeyedSlotHandle),
-    /// None, but the rule only counts.
+    /// None is free, but the rule is a dry run.
     WouldReject,
 }
 
-/// Whether the request is a write that comes to an end.
+/// Whether the request is a write that is not long-running.
 fn is_write(info: &RequestInfo<'_>) -> bool {
     info.mutating() && !info.long_running()
 }

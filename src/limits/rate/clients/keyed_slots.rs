@@ -1,6 +1,7 @@
-//! So many at a time for each key, and those who wait in the order of their coming.
+//! A limit of concurrent requests for each key, with a queue in the order of arrival.
 //!
-//! A key is known only while somebody holds or waits for one of its slots, so there are never more keys than requests.
+//! A key is tracked only while a request holds a slot of it or waits for one, so there are never
+//! more keys than requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::limits::rate::lru::LruKey;
 #[derive(Debug)]
 pub(super) struct KeyedSlots {
     slots_per_key: usize,
-    /// Guards who is there; held for a look.
+    /// Locked for one lookup.
     semaphores: Mutex<HashMap<LruKey, KeySemaphore>>,
 }
 
@@ -27,7 +28,7 @@ struct KeySemaphore {
     request_count: usize,
 }
 
-/// A request that holds a slot or waits for one; gives it back when it is dropped.
+/// A request that holds a slot or waits for one. Drop releases the slot.
 #[derive(Debug)]
 pub(super) struct KeyedSlotHandle {
     slots: Arc<KeyedSlots>,
@@ -37,9 +38,9 @@ pub(super) struct KeyedSlotHandle {
 }
 
 impl KeyedSlots {
-    pub(super) fn new(most: u32) -> Arc<Self> {
+    pub(super) fn new(slots_per_key: u32) -> Arc<Self> {
         Arc::new(Self {
-            slots_per_key: usize::try_from(most)
+            slots_per_key: usize::try_from(slots_per_key)
                 .unwrap_or(Semaphore::MAX_PERMITS)
                 .min(Semaphore::MAX_PERMITS),
             semaphores: Mutex::default(),
@@ -54,30 +55,33 @@ impl KeyedSlots {
 
     pub(super) fn handle(self: &Arc<Self>, key: LruKey) -> KeyedSlotHandle {
         let mut keys = self.lock_semaphores();
-        let there = keys.entry(key).or_insert_with(|| KeySemaphore {
+        let entry = keys.entry(key).or_insert_with(|| KeySemaphore {
             semaphore: Arc::new(Semaphore::new(self.slots_per_key)),
             request_count: 0,
         });
-        there.request_count += 1;
+        entry.request_count += 1;
         KeyedSlotHandle {
             slots: Arc::clone(self),
             key,
-            semaphore: Arc::clone(&there.semaphore),
+            semaphore: Arc::clone(&entry.semaphore),
             permit: None,
         }
     }
 }
 
 impl KeyedSlotHandle {
-    /// Takes a slot if one is free and nobody waits for it. Whether it did.
+    /// Acquires a slot if one is free and no request waits for it. Returns whether it did.
     pub(super) fn try_acquire(&mut self) -> bool {
         self.permit = Arc::clone(&self.semaphore).try_acquire_owned().ok();
         self.permit.is_some()
     }
 
-    /// Takes a slot when it is this one's turn. Cancel safety: the place in the queue is lost.
+    /// Waits for a slot.
+    ///
+    /// # Cancel safety
+    /// The place in the queue is lost.
     pub(super) async fn acquire(&mut self) {
-        // It is never closed.
+        // The semaphore is never closed.
         self.permit = Arc::clone(&self.semaphore).acquire_owned().await.ok();
     }
 }
@@ -86,9 +90,9 @@ impl Drop for KeyedSlotHandle {
     fn drop(&mut self) {
         drop(self.permit.take());
         let mut keys = self.slots.lock_semaphores();
-        if let Some(there) = keys.get_mut(&self.key) {
-            there.request_count -= 1;
-            if there.request_count == 0 {
+        if let Some(entry) = keys.get_mut(&self.key) {
+            entry.request_count -= 1;
+            if entry.request_count == 0 {
                 keys.remove(&self.key);
             }
         }

@@ -1,14 +1,14 @@
-//! The rules as operators see them.
+//! The summary of a rule for operators.
 
 use crate::limits::rate::clients::config::ClientDistinguisher;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::token_bucket::Rate;
 
-/// What a rule allows, in few words.
+/// What a rule allows, in a few words.
 #[must_use]
 pub(super) fn rule_summary(rule: &ClientLimitRule) -> String {
     let rate = |rate: &Rate| format!("{}/s, burst {}", rate.per_second(), rate.burst());
-    let who = match rule.distinguisher {
+    let client = match rule.distinguisher {
         ClientDistinguisher::Namespace => "namespace",
         ClientDistinguisher::SourceAddress => "address",
         ClientDistinguisher::User => "user",
@@ -20,10 +20,10 @@ pub(super) fn rule_summary(rule: &ClientLimitRule) -> String {
         rule.writes
             .as_ref()
             .map(|writes| format!("writes of all {}", rate(writes))),
-        rule.concurrency.map(|most| format!("{most} at a time")),
-        running.watches.map(|most| format!("{most} watches")),
-        running.streams.map(|most| format!("{most} streams")),
+        rule.concurrency.map(|limit| format!("{limit} at a time")),
+        running.watches.map(|limit| format!("{limit} watches")),
+        running.streams.map(|limit| format!("{limit} streams")),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
-    format!("each {who}: {}", parts.join("; "))
+    format!("each {client}: {}", parts.join("; "))
 }

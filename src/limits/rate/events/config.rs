@@ -1,7 +1,8 @@
-//! The plugin's configuration: the very files that kube-apiserver takes.
+//! The configuration of EventRateLimit: the same files that kube-apiserver reads.
 //!
-//! `AdmissionConfiguration` names the plugin's own document, or has it inside. What upstream refuses is refused here, in its
-//! words and with the place; what it silently passes over (unknown fields, doubles, a second document) is warned of.
+//! `AdmissionConfiguration` references the plugin's own document or contains it. What upstream
+//! rejects is rejected here, with its message and the position. What it ignores (unknown fields,
+//! duplicates, a second document) causes a warning.
 
 use std::path::PathBuf;
 
@@ -12,22 +13,21 @@ use crate::document::Node;
 use crate::document::SourceLocation;
 use crate::document::Strictness;
 
-/// The plugin's name.
 const PLUGIN_NAME: &str = "EventRateLimit";
 
 /// `defaultCacheSize` (`plugin/pkg/admission/eventratelimit/limitenforcer.go`).
 const DEFAULT_CACHE_SIZE: u32 = 4096;
 
-/// What a limit counts together.
+/// The key of a limit's buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitType {
-    /// The events of a namespace.
+    /// The namespace of the event.
     Namespace,
-    /// All events.
+    /// One bucket for all events.
     Server,
-    /// Those with the same source about the same object.
+    /// The source and the object of the event.
     SourceAndObject,
-    /// Those that a user writes.
+    /// The user that writes the event.
     User,
 }
 
@@ -39,7 +39,7 @@ impl LimitType {
         Self::User,
     ];
 
-    /// As in the configuration.
+    /// The name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,39 +51,40 @@ impl LimitType {
     }
 }
 
-/// One limit, valid.
+/// A valid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLimitConfig {
     /// The field `type`.
     pub limit_type: LimitType,
-    /// Events a second.
+    /// The rate in events per second.
     pub qps: u32,
-    /// Events at once.
+    /// The capacity of a bucket in events.
     pub burst: u32,
-    /// How many keys are remembered; 1 for [`LimitType::Server`].
+    /// The most buckets; 1 for [`LimitType::Server`].
     pub cache_size: u32,
-    /// weir's own `warningReservePercent`: the part of a bucket that only events of type `Warning` may take.
+    /// weir's own `warningReservePercent`: the part of a bucket that only events of type `Warning`
+    /// may take.
     pub warning_reserve_percent: u8,
 }
 
 /// Where an `AdmissionConfiguration` has the plugin's document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PluginConfigSource {
-    /// In itself, at this path.
+    /// In the configuration itself, at this path.
     Inline(Node, String),
-    /// In another file; relative to its own.
+    /// In another file, relative to the configuration.
     Path(PathBuf),
 }
 
-/// Reads an `AdmissionConfiguration` (`apiserver.config.k8s.io/v1`). `None`, and faults, if it does not tell where the
-/// plugin's configuration is.
+/// Reads an `AdmissionConfiguration` (`apiserver.config.k8s.io/v1`). `None`, and errors, if it has
+/// no configuration of the plugin.
 pub fn parse_admission_configuration(
     file: &str,
     text: &str,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<PluginConfigSource> {
     const VERSIONS: &[&str] = &["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
-    let document = parse_first_document(file, text, faults)?;
+    let document = parse_first_document(file, text, diagnostics)?;
     let read = |fields: &mut MappingDecoder<'_>| {
         check_type_meta(fields, VERSIONS, "AdmissionConfiguration");
         let mut n = 0;
@@ -98,10 +99,10 @@ pub fn parse_admission_configuration(
             (plugin, inline)
         };
         let plugins = fields.objects("plugins", plugin).unwrap_or_default();
-        let found = plugins
+        let entry = plugins
             .into_iter()
             .find(|((name, ..), _)| name.as_deref() == Some(PLUGIN_NAME));
-        let Some(((_, configuration, path), inline)) = found else {
+        let Some(((_, configuration, path), inline)) = entry else {
             fields.report_error("plugins", format!("no plugin is named {PLUGIN_NAME}"));
             return None;
         };
@@ -109,61 +110,63 @@ pub fn parse_admission_configuration(
             (Some(node), _) => Some(PluginConfigSource::Inline(node, inline)),
             (None, Some(path)) => Some(PluginConfigSource::Path(path.into())),
             (None, None) => {
-                // What upstream says of a plugin without any configuration.
+                // Upstream's message for a plugin without a configuration.
                 fields.report_error("plugins", format!("{PLUGIN_NAME} needs a path or a configuration: limits: Invalid value: null: must not be empty"));
                 None
             }
         }
     };
-    document.decode(faults, "", Strictness::Warn, read)?
+    document.decode(diagnostics, "", Strictness::Warn, read)?
 }
 
-/// Reads the plugin's own document (`eventratelimit.admission.k8s.io/v1alpha1`, kind `Configuration`).
+/// Reads the plugin's own document (`eventratelimit.admission.k8s.io/v1alpha1`, kind
+/// `Configuration`).
 pub fn parse_configuration(
     file: &str,
     text: &str,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Vec<EventLimitConfig>> {
-    let document = parse_first_document(file, text, faults)?;
-    parse_limits(&document, "", faults)
+    let document = parse_first_document(file, text, diagnostics)?;
+    parse_limits(&document, "", diagnostics)
 }
 
-/// Likewise from a part of another document, at this path.
+/// Reads the same from a part of another document, at this path.
 pub fn parse_limits(
     node: &Node,
     path: &str,
-    faults: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Vec<EventLimitConfig>> {
     const VERSIONS: &[&str] = &[
         "eventratelimit.admission.k8s.io/v1alpha1",
         "eventratelimit.admission.k8s.io/__internal",
     ];
-    let before = faults.errors().count();
-    let limits = node.decode(faults, path, Strictness::Warn, |fields| {
+    let before = diagnostics.errors().count();
+    let limits = node.decode(diagnostics, path, Strictness::Warn, |fields| {
         check_type_meta(fields, VERSIONS, "Configuration");
         fields.mark_known(&["metadata"]);
         let mut seen: Vec<LimitType> = Vec::new();
-        let given = fields.objects("limits", |fields| parse_limit(fields, &mut seen));
-        if fields.node("limits").is_none() || given.as_ref().is_some_and(Vec::is_empty) {
+        let parsed = fields.objects("limits", |fields| parse_limit(fields, &mut seen));
+        if fields.node("limits").is_none() || parsed.as_ref().is_some_and(Vec::is_empty) {
             fields.report_error("limits", "Invalid value: []: must not be empty");
         }
-        given.unwrap_or_default()
+        parsed.unwrap_or_default()
     })?;
-    let sound = faults.errors().count() == before;
-    sound.then(|| limits.into_iter().flatten().collect())
+    let is_valid = diagnostics.errors().count() == before;
+    is_valid.then(|| limits.into_iter().flatten().collect())
 }
 
-/// Upstream reads no more than the first, be it empty; and what begins with a brace as JSON alone (`RecognizesData`).
-fn parse_first_document(file: &str, text: &str, faults: &mut Diagnostics) -> Option<Node> {
+/// The first document, which is all that upstream reads, even if it is empty. A text that starts
+/// with a brace is parsed as JSON only (`RecognizesData`).
+fn parse_first_document(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Node> {
     if text.trim_start().starts_with('{') {
-        return document::parse_json(file, text, faults);
+        return document::parse_json(file, text, diagnostics);
     }
-    let first = document::parse_first(file, text, faults)?;
-    if let Some(further) = &first.trailing {
-        faults.report_warning(further, "", "only the first document is read");
+    let first = document::parse_first(file, text, diagnostics)?;
+    if let Some(trailing) = &first.trailing {
+        diagnostics.report_warning(trailing, "", "only the first document is read");
     }
     if first.document.is_none() {
-        faults.report_error(
+        diagnostics.report_error(
             &SourceLocation::whole_file(file),
             "",
             "the first document is empty",
@@ -172,14 +175,17 @@ fn parse_first_document(file: &str, text: &str, faults: &mut Diagnostics) -> Opt
     first.document
 }
 
-/// A document without `apiVersion` and `kind`, or with others, cannot be read at all.
+/// Reports an error unless `apiVersion` and `kind` are as expected.
 fn check_type_meta(fields: &mut MappingDecoder<'_>, versions: &[&str], expected: &str) {
     fields.require(&["apiVersion", "kind"]);
     if let Some(version) = fields.string("apiVersion")
         && !versions.contains(&version.as_str())
     {
-        let right = versions.first().copied().unwrap_or_default();
-        fields.report_error("apiVersion", format!("expected {right}, got {version:?}"));
+        let supported = versions.first().copied().unwrap_or_default();
+        fields.report_error(
+            "apiVersion",
+            format!("expected {supported}, got {version:?}"),
+        );
     }
     if let Some(kind) = fields.string("kind")
         && kind != expected
@@ -188,7 +194,8 @@ fn check_type_meta(fields: &mut MappingDecoder<'_>, versions: &[&str], expected:
     }
 }
 
-/// `None` if it is not valid (`validation.go`: type, burst, qps, cacheSize, all of them).
+/// `None` if the limit is invalid (`validation.go`: type, burst, qps, cacheSize; all errors are
+/// reported).
 fn parse_limit(
     fields: &mut MappingDecoder<'_>,
     seen: &mut Vec<LimitType>,
@@ -204,7 +211,7 @@ fn parse_limit(
         Some(_) => fields.integer("warningReservePercent", 0..=100_u8),
         None => Some(0),
     };
-    // With a value that cannot be read upstream comes no further.
+    // A value that cannot be decoded ends upstream's validation, too.
     let (name, qps, burst, cache_size, reserve) = (name?, qps?, burst?, cache_size?, reserve?);
     let limit_type = LimitType::ALL.into_iter().find(|t| t.name() == name);
     if limit_type.is_none() {
@@ -240,7 +247,7 @@ fn parse_limit(
     })
 }
 
-/// `None` if it cannot be read; 0 if it is absent, as Go has it.
+/// `None` if the value cannot be read; 0 if it is absent, as in Go.
 fn parse_int32(fields: &mut MappingDecoder<'_>, name: &'static str) -> Option<i32> {
     match fields.node(name) {
         Some(_) => fields.integer(name, i32::MIN..=i32::MAX),
@@ -261,9 +268,9 @@ mod tests {
     use super::*;
 
     fn parse_admission(text: &str) -> (Option<PluginConfigSource>, String) {
-        let mut faults = Diagnostics::default();
-        let source = parse_admission_configuration("admission.yaml", text, &mut faults);
-        (source, faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let source = parse_admission_configuration("admission.yaml", text, &mut diagnostics);
+        (source, diagnostics.to_string())
     }
 
     #[test]
@@ -274,23 +281,23 @@ mod tests {
                  - name: ImagePolicyWebhook\n  path: a.yaml\n- name: EventRateLimit\n{rest}"
             )
         };
-        let (source, faults) = parse_admission(&text("  path: events.yaml\n"));
+        let (source, diagnostics) = parse_admission(&text("  path: events.yaml\n"));
         assert_eq!(
-            (source, faults.as_str()),
+            (source, diagnostics.as_str()),
             (Some(PluginConfigSource::Path("events.yaml".into())), "")
         );
-        let (source, faults) = parse_admission(&text(
+        let (source, diagnostics) = parse_admission(&text(
             "  path: ignored.yaml\n  configuration:\n    apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    \
              kind: Configuration\n    limits:\n    - {type: Server, qps: 0, burst: 1}\n",
         ));
-        assert_eq!(faults, "");
+        assert_eq!(diagnostics, "");
         let Some(PluginConfigSource::Inline(node, path)) = source else {
             panic!("{source:?}")
         };
-        let mut faults = Diagnostics::default();
-        assert_eq!(parse_limits(&node, &path, &mut faults), None);
+        let mut diagnostics = Diagnostics::default();
+        assert_eq!(parse_limits(&node, &path, &mut diagnostics), None);
         assert_eq!(
-            faults.to_string(),
+            diagnostics.to_string(),
             "admission.yaml:12:27: plugins[1].configuration.limits[0].qps: Invalid value: 0: must be positive"
         );
         assert!(parse_admission(&text("")).1.contains("must not be empty"));
@@ -299,9 +306,9 @@ mod tests {
     const CONFIGURATION: &str = r#"{"apiVersion":"eventratelimit.admission.k8s.io/v1alpha1","kind":"Configuration","limits":[{"type":"Server","qps":1,"burst":2}]}"#;
 
     fn parse(text: &str) -> (Option<usize>, String) {
-        let mut faults = Diagnostics::default();
-        let limits = parse_configuration("e", text, &mut faults);
-        (limits.map(|limits| limits.len()), faults.to_string())
+        let mut diagnostics = Diagnostics::default();
+        let limits = parse_configuration("e", text, &mut diagnostics);
+        (limits.map(|limits| limits.len()), diagnostics.to_string())
     }
 
     #[test]
@@ -320,13 +327,13 @@ mod tests {
             format!("\u{a0}{CONFIGURATION}"),
             "{{{{".to_owned(),
         ] {
-            let (limits, faults) = parse(&wrong);
+            let (limits, diagnostics) = parse(&wrong);
             assert_eq!(limits, None, "{wrong}");
             assert!(
-                faults.starts_with("e:1:") || faults.starts_with("e:2:"),
-                "{faults}"
+                diagnostics.starts_with("e:1:") || diagnostics.starts_with("e:2:"),
+                "{diagnostics}"
             );
-            assert!(faults.contains("is read as JSON"), "{faults}");
+            assert!(diagnostics.contains("is read as JSON"), "{diagnostics}");
         }
     }
 
@@ -337,28 +344,28 @@ mod tests {
         assert_eq!(parse(&yaml), (Some(1), String::new()));
         assert_eq!(parse(&format!("{yaml}---\n")), (Some(1), String::new()));
         for later in ["{{{{", "a: b", "\"x"] {
-            let (limits, faults) = parse(&format!("{yaml}---\n{later}\n"));
-            assert_eq!(limits, Some(1), "{later}: {faults}");
+            let (limits, diagnostics) = parse(&format!("{yaml}---\n{later}\n"));
+            assert_eq!(limits, Some(1), "{later}: {diagnostics}");
             assert!(
-                faults.ends_with("warning: only the first document is read"),
-                "{faults}"
+                diagnostics.ends_with("warning: only the first document is read"),
+                "{diagnostics}"
             );
         }
-        let (limits, faults) = parse(&format!("---\n{yaml}"));
+        let (limits, diagnostics) = parse(&format!("---\n{yaml}"));
         assert_eq!(limits, None);
         assert!(
-            faults.ends_with("e: the first document is empty"),
-            "{faults}"
+            diagnostics.ends_with("e: the first document is empty"),
+            "{diagnostics}"
         );
     }
 
     #[test]
     fn a_file_without_the_plugin_is_an_error() {
-        let (source, faults) =
+        let (source, diagnostics) =
             parse_admission("apiVersion: v1\nkind: AdmissionConfiguration\nplugins: []\n");
         assert_eq!(source, None);
         assert_eq!(
-            faults,
+            diagnostics,
             "admission.yaml:1:13: apiVersion: expected apiserver.config.k8s.io/v1, got \"v1\"\n\
              admission.yaml:3:10: plugins: no plugin is named EventRateLimit"
         );
@@ -369,9 +376,9 @@ mod tests {
         let text = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
                     - {type: Server, qps: 1, burst: 2, brust: 3}\n- {type: Server, qps: 1, qps: 2, burst: 0}\n\
                     - {type: Pod, qps: x, burst: 1}\n- {type: User, qps: 1, burst: 1, warningReservePercent: 101}\n";
-        let mut faults = Diagnostics::default();
-        assert_eq!(parse_configuration("e.yaml", text, &mut faults), None);
-        let lines: Vec<_> = faults.to_string().lines().map(str::to_owned).collect();
+        let mut diagnostics = Diagnostics::default();
+        assert_eq!(parse_configuration("e.yaml", text, &mut diagnostics), None);
+        let lines: Vec<_> = diagnostics.to_string().lines().map(str::to_owned).collect();
         for (line, expected) in lines.iter().zip([
             "e.yaml:4:36: warning: limits[0].brust: unknown field",
             "e.yaml:5:41: limits[1].burst: Invalid value: 0: must be positive",
@@ -380,8 +387,8 @@ mod tests {
             "e.yaml:6:20: limits[2].qps: expected a whole number",
             "e.yaml:7:57: limits[3].warningReservePercent: expected a whole number from 0 to 100",
         ]) {
-            assert!(line.starts_with(expected), "{faults}");
+            assert!(line.starts_with(expected), "{diagnostics}");
         }
-        assert_eq!(lines.len(), 6, "{faults}");
+        assert_eq!(lines.len(), 6, "{diagnostics}");
     }
 }

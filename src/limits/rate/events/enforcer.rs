@@ -1,4 +1,5 @@
-//! The limits at work: shared by all workers, counted, and remembering which key an event's name belongs to.
+//! Enforces EventRateLimit for all workers, counts decisions, and tracks the keys of events for
+//! their patches.
 
 use std::borrow::Cow;
 use std::sync::Mutex;
@@ -10,38 +11,38 @@ use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
-use crate::limits::rate::events::EventBucketKeys;
-use crate::limits::rate::events::EventLimits;
-use crate::limits::rate::events::EventWrite;
-use crate::limits::rate::events::LimitedEvent;
-use crate::limits::rate::events::LimitedEventGroups;
 use crate::limits::rate::events::body;
 use crate::limits::rate::events::body::EventEncoding;
+use crate::limits::rate::events::buckets::EventBucketKeys;
+use crate::limits::rate::events::buckets::EventLimits;
+use crate::limits::rate::events::buckets::EventWrite;
+use crate::limits::rate::events::buckets::LimitedEvent;
+use crate::limits::rate::events::buckets::LimitedEventGroups;
+use crate::limits::rate::events::buckets::rejection_message;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::config::LimitType;
-use crate::limits::rate::events::rejection_message;
-use crate::limits::rate::events::snapshot::EventLimitCounts;
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruKeyHasher;
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::spin_lock::spin_lock;
+use crate::limits::rate::token_bucket::retry_after_seconds;
 use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
-use crate::limits::retry_after_seconds;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 
-/// How many events' keys are remembered for their patches: an hour of four new events a second, in at most 12 MiB.
+/// The most events whose keys are tracked for their patches: four new events a second for an hour,
+/// in at most 12 MiB.
 const MAX_TRACKED_EVENTS: usize = 16_384;
 
-/// The longest key that is remembered, in bytes: names and a uid need no more. The patch of an event with a longer one
-/// is charged by namespace and name.
+/// The longest tracked key in bytes; names and a uid need no more. A patch of an event with a
+/// longer key is charged by namespace and name.
 const MAX_TRACKED_KEY_BYTES: usize = 512;
 
-/// What is enforced, and how.
+/// The configuration of EventRateLimit.
 #[derive(Clone, Debug)]
 pub struct EventRateLimitConfig {
-    /// `--event-rate-limit-config`, in its order.
+    /// The limits of `--event-rate-limit-config`, in their order.
     pub limits: Vec<config::EventLimitConfig>,
     /// `--event-rate-limit-groups`.
     pub groups: LimitedEventGroups,
@@ -49,12 +50,13 @@ pub struct EventRateLimitConfig {
     pub retry_after: bool,
 }
 
-/// An event too many.
+/// An event that was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRejection {
-    /// Upstream's words.
+    /// Upstream's message.
     pub message: String,
-    /// Whole seconds until every limit that refused has a token, if that is to be said.
+    /// Whole seconds until every limit that rejected has a token; `None` if no `Retry-After` is to
+    /// be sent.
     pub retry_after: Option<u32>,
     /// The same, not rounded.
     pub wait: Duration,
@@ -64,34 +66,34 @@ pub struct EventRejection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRequest {
     write: EventWrite,
-    /// How its body is written, if that is to be read.
+    /// The encoding of the body, if the body has to be read.
     encoding: Option<EventEncoding>,
 }
 
 impl EventRequest {
-    /// Whether the body must be there to decide.
+    /// Whether the decision needs the body.
     #[must_use]
     pub const fn needs_body(&self) -> bool {
         self.encoding.is_some()
     }
 }
 
-/// The limits, at work.
+/// The limits with their state.
 #[derive(Debug)]
 pub struct EventRateLimit {
-    /// Guards the buckets; held for one decision.
+    /// Locked for one decision.
     limits: Mutex<EventLimits>,
     keys: LruKeyHasher,
     types: Box<[LimitType]>,
     limit_configs: Box<[config::EventLimitConfig]>,
     groups: LimitedEventGroups,
     retry_after: bool,
-    /// Some limit goes by source and object, or spares warnings.
+    /// Whether any limit uses source and object, or a reserve for warnings.
     needs_body: bool,
     counters: Box<[EventLimitCounters]>,
-    /// Guards who was refused by which limit; held for one refusal.
+    /// The rejected keys of each limit. Locked for one rejection.
     top_keys: Mutex<Box<[TopKeys]>>,
-    /// Guards the keys of events by namespace and name; held for a look.
+    /// The keys of events by namespace and name. Locked for one lookup.
     tracked_keys: Mutex<Lru<TrackedEventKey>>,
 }
 
@@ -101,13 +103,21 @@ struct TrackedEventKey {
     warning: bool,
 }
 
-/// What is counted of one limit.
+/// The metrics of one limit.
 #[derive(Debug)]
 struct EventLimitCounters {
     allowed: IntCounter,
     rejected: IntCounter,
     evictions: IntCounter,
     keys: IntGauge,
+}
+
+/// The values of one limit's metrics.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EventLimitCounts {
+    pub(super) allowed: u64,
+    pub(super) rejected: u64,
+    pub(super) keys: u64,
 }
 
 struct EventLimitMetrics {
@@ -150,7 +160,7 @@ impl EventLimitMetrics {
 }
 
 impl EventRateLimit {
-    /// Limits that nothing was charged to, and that show themselves in `registry`.
+    /// Creates the limits and registers their metrics in `registry`.
     #[must_use]
     pub fn new(config: &EventRateLimitConfig, registry: &Registry) -> Self {
         let metrics = EventLimitMetrics::register(registry);
@@ -176,7 +186,7 @@ impl EventRateLimit {
         }
     }
 
-    /// What is to be done about a request; `None` if it writes no event that is limited.
+    /// Parses what matters of a request; `None` if it writes no event that is limited.
     #[must_use]
     pub fn event_request(
         &self,
@@ -196,10 +206,10 @@ impl EventRateLimit {
         })
     }
 
-    /// Charges an event that `user` writes with `body` (empty where it is not wanted).
+    /// Charges an event that `user` writes with `body` (empty if the body is not needed).
     ///
     /// # Errors
-    /// One limit or more has no token for it.
+    /// At least one limit has no token.
     pub fn admit(
         &self,
         request: EventRequest,
@@ -208,18 +218,19 @@ impl EventRateLimit {
         body: &[u8],
         now: Instant,
     ) -> Result<(), EventRejection> {
-        let found = request.encoding.and_then(|encoding| {
+        let event_body = request.encoding.and_then(|encoding| {
             let group_version = match info.api_group() {
                 b"" => Cow::Borrowed(info.api_version()),
                 group => Cow::Owned([group, b"/", info.api_version()].concat()),
             };
-            // One of another version is read upstream as well, and then refused.
-            body::parse(encoding, &group_version, body).filter(|found| found.version_accepted)
+            // Upstream decodes an event of another version as well, and then rejects it.
+            body::parse(encoding, &group_version, body)
+                .filter(|event_body| event_body.version_accepted)
         });
-        let (source_and_object, warning) = match &found {
-            Some(found) => (
-                Cow::Owned(found.key.concat()),
-                *found.event_type == *b"Warning",
+        let (source_and_object, warning) = match &event_body {
+            Some(event_body) => (
+                Cow::Owned(event_body.key.concat()),
+                *event_body.event_type == *b"Warning",
             ),
             None => self.key_without_body(request, info),
         };
@@ -230,9 +241,9 @@ impl EventRateLimit {
             warning,
         };
         self.charge(&event, now)?;
-        if let Some(found) = found {
+        if let Some(event_body) = event_body {
             let name = match request.write {
-                EventWrite::Create => &*found.name,
+                EventWrite::Create => &*event_body.name,
                 EventWrite::Patch | EventWrite::Update => info.name(),
             };
             self.track_key(name, &event);
@@ -240,8 +251,8 @@ impl EventRateLimit {
         Ok(())
     }
 
-    /// The key of an event whose body does not tell it: of a patch the one that its name is known to have, or namespace and
-    /// name; of what is no event none.
+    /// The key of an event without a usable body. For a patch it is the tracked key of its name, or
+    /// namespace and name; for a body that is not an event it is empty.
     fn key_without_body<'e>(
         &self,
         request: EventRequest,
@@ -251,13 +262,13 @@ impl EventRateLimit {
         if !self.needs_body || request.write != EventWrite::Patch || request.needs_body() {
             return (Cow::Borrowed(b""), false);
         }
-        let known = |known: &mut TrackedEventKey| {
-            let key = known.source_and_object.to_vec();
-            (Cow::Owned(key), known.warning)
+        let tracked = |tracked: &mut TrackedEventKey| {
+            let key = tracked.source_and_object.to_vec();
+            (Cow::Owned(key), tracked.warning)
         };
         spin_lock(&self.tracked_keys)
             .get_mut(self.keys.hash_separate(names))
-            .map(known)
+            .map(tracked)
             .unwrap_or_else(|| (Cow::Owned(names.join(&b'/')), false))
     }
 
@@ -270,46 +281,46 @@ impl EventRateLimit {
             source_and_object: Box::default(),
             warning: false,
         };
-        let mut remembered = spin_lock(&self.tracked_keys);
-        let (known, _) = remembered.get_or_insert_with(key, new);
-        known.warning = event.warning;
-        if *known.source_and_object != *event.source_and_object {
-            known.source_and_object = (&*event.source_and_object).into();
+        let mut tracked_keys = spin_lock(&self.tracked_keys);
+        let (tracked, _) = tracked_keys.get_or_insert_with(key, new);
+        tracked.warning = event.warning;
+        if *tracked.source_and_object != *event.source_and_object {
+            tracked.source_and_object = (&*event.source_and_object).into();
         }
     }
 
     fn charge(&self, event: &LimitedEvent<'_>, now: Instant) -> Result<(), EventRejection> {
-        let charge = EventBucketKeys::from_event(event, &self.keys);
-        let mut refused: Vec<(usize, Duration)> = Vec::new();
-        spin_lock(&self.limits).charge(&charge, now, |n, answer| {
+        let bucket_keys = EventBucketKeys::from_event(event, &self.keys);
+        let mut rejected_by: Vec<(usize, Duration)> = Vec::new();
+        spin_lock(&self.limits).charge(&bucket_keys, now, |n, result| {
             let Some(counters) = self.counters.get(n) else {
-                return; // never: there is one for each
+                return; // unreachable: each limit has its counters
             };
-            match answer.lookup {
+            match result.lookup {
                 LruOutcome::Inserted => counters.keys.inc(),
                 LruOutcome::InsertedWithEviction => counters.evictions.inc(),
                 LruOutcome::Found => {}
             }
-            match answer.token {
+            match result.token {
                 Ok(()) => counters.allowed.inc(),
                 Err(wait) => {
                     counters.rejected.inc();
-                    refused.push((n, wait));
+                    rejected_by.push((n, wait));
                 }
             }
         });
-        let Some(wait) = refused.iter().map(|(_, wait)| *wait).max() else {
+        let Some(wait) = rejected_by.iter().map(|(_, wait)| *wait).max() else {
             return Ok(());
         };
         let limit_type = |n: usize| self.types.get(n).copied();
         let mut top = spin_lock(&self.top_keys);
-        for (n, _) in &refused {
+        for (n, _) in &rejected_by {
             if let (Some(top), Some(limit_type)) = (top.get_mut(*n), limit_type(*n)) {
                 top.add(event.key_text(limit_type));
             }
         }
         drop(top);
-        let types = refused.iter().filter_map(|(n, _)| limit_type(*n));
+        let types = rejected_by.iter().filter_map(|(n, _)| limit_type(*n));
         Err(EventRejection {
             message: rejection_message(event, types),
             retry_after: self.retry_after.then(|| retry_after_seconds(wait)),
@@ -329,7 +340,7 @@ impl EventRateLimit {
         })
     }
 
-    /// Who was refused most, limit by limit.
+    /// The keys with the most rejections, for each limit.
     #[must_use]
     pub fn top_keys(&self) -> Vec<(LimitType, Vec<TopKey>)> {
         let top = spin_lock(&self.top_keys);
@@ -405,20 +416,20 @@ mod tests {
             "/apis/events.k8s.io/v1/namespaces/default/events/a.1",
         );
         send(&limits, other, strategic, "", now).unwrap();
-        let refused = send(&limits, patch, strategic, "", now).unwrap_err();
+        let rejection = send(&limits, patch, strategic, "", now).unwrap_err();
         assert_eq!(
-            refused.message,
+            rejection.message,
             "Too many requests: limit reached on type SourceAndObject for key kubelet"
         );
-        assert_eq!(refused.retry_after, Some(1));
+        assert_eq!(rejection.retry_after, Some(1));
         let unknown = ("PATCH", "/api/v1/namespaces/default/events/b.2");
         for _ in 0..3 {
             send(&limits, unknown, strategic, "", now).unwrap();
         }
-        let refused = send(&limits, unknown, strategic, "", now).unwrap_err();
+        let rejection = send(&limits, unknown, strategic, "", now).unwrap_err();
         assert!(
-            refused.message.ends_with("for key default/b.2"),
-            "{refused:?}"
+            rejection.message.ends_with("for key default/b.2"),
+            "{rejection:?}"
         );
     }
 
@@ -429,8 +440,8 @@ mod tests {
         send(&limits, ("POST", POST), None, "{", now).unwrap();
         send(&limits, ("POST", POST), Some(b"text/plain"), "", now).unwrap();
         let foreign = r#"{"apiVersion":"events.k8s.io/v1","deprecatedSource":{"component":"x"}}"#;
-        let refused = send(&limits, ("POST", POST), None, foreign, now).unwrap_err();
-        assert!(refused.message.ends_with("for key "), "{refused:?}");
+        let rejection = send(&limits, ("POST", POST), None, foreign, now).unwrap_err();
+        assert!(rejection.message.ends_with("for key "), "{rejection:?}");
     }
 
     #[test]
@@ -455,17 +466,17 @@ mod tests {
         let now = Instant::now();
         send(&limits, ("POST", POST), None, "{}", now).unwrap();
         let later = now + Duration::from_millis(1);
-        let refused = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
-        assert_eq!(refused.retry_after, Some(1));
+        let rejection = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
+        assert_eq!(rejection.retry_after, Some(1));
         assert_eq!(
-            refused.message,
+            rejection.message,
             "Too many requests: [limit reached on type Server for key , limit reached on type User for key alice]"
         );
         let later = now + Duration::from_millis(20);
-        let refused = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
+        let rejection = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
         assert!(
-            !refused.message.contains('['),
-            "the server's has one: {refused:?}"
+            !rejection.message.contains('['),
+            "the server's has one: {rejection:?}"
         );
     }
 
@@ -493,17 +504,17 @@ mod tests {
     #[test]
     fn only_writes_of_events_in_a_namespace_are_limited() {
         let (limits, _registry) = new_limits(&[(LimitType::Server, 1, 1, 0)]);
-        let concerned = |method: &str, target: &str| {
+        let is_limited = |method: &str, target: &str| {
             let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
             limits.event_request(&info, None).is_some()
         };
-        assert!(concerned("POST", POST));
-        assert!(concerned(
+        assert!(is_limited("POST", POST));
+        assert!(is_limited(
             "POST",
             "/apis/events.k8s.io/v1/namespaces/a/events"
         ));
-        assert!(concerned("PUT", "/api/v1/namespaces/a/events/x"));
-        assert!(concerned("PATCH", "/api/v1/namespaces/a/events/x?dryRun="));
+        assert!(is_limited("PUT", "/api/v1/namespaces/a/events/x"));
+        assert!(is_limited("PATCH", "/api/v1/namespaces/a/events/x?dryRun="));
         for (method, target) in [
             ("POST", "/api/v1/events"),
             ("POST", "/api/v1/namespaces/a/events/x"),
@@ -516,7 +527,7 @@ mod tests {
             ("PUT", "/api/v1/namespaces/a/events"),
             ("PUT", "/api/v1/namespaces/a/events/x/status"),
         ] {
-            assert!(!concerned(method, target), "{method} {target}");
+            assert!(!is_limited(method, target), "{method} {target}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The limits as operators see them.
+//! The state of the limits for operators.
 
-use crate::limits::rate::RateLimitSnapshot;
 use crate::limits::rate::events::config::EventLimitConfig;
 use crate::limits::rate::events::enforcer::EventRateLimit;
+use crate::limits::rate::snapshot::RateLimitSnapshot;
 
 impl EventRateLimit {
-    /// Each limit as it stands.
+    /// The state of each limit.
     #[must_use]
     pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let tops = self.top_keys().into_iter();
@@ -24,14 +24,6 @@ impl EventRateLimit {
             })
             .collect()
     }
-}
-
-/// What a limit counts as so far.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct EventLimitCounts {
-    pub(super) allowed: u64,
-    pub(super) rejected: u64,
-    pub(super) keys: u64,
 }
 
 fn limit_summary(limit: &EventLimitConfig) -> String {

@@ -1,10 +1,11 @@
-//! Events as kube-apiserver writes them.
+//! Tests of events against those of kube-apiserver.
 
 use serde_json::Value;
 
 use super::*;
 
-/// As kube-apiserver 1.36 wrote them, each with what it says that weir cannot know left out: the reasons of authorization.
+/// Written by kube-apiserver 1.36. The reasons of authorization, which weir cannot know, are
+/// removed from each.
 const KUBE_APISERVER_EVENTS: [&str; 3] = [
     r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"f9fbc0fe-b1e5-4a97-9183-c4eaa7ef4292","stage":"ResponseStarted","requestURI":"/api/v1/namespaces/team-a/pods/web-01-16dc368a8-9b428/exec?command=true\u0026container=c0\u0026stderr=true\u0026stdout=true","verb":"get","user":{"username":"kubernetes-admin","groups":["system:masters","system:authenticated"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=22cb98fed9224b619dbd158b8d9b5c1d0688069115d8b83b6ec882f55d98c0f2"]}},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl/v1.32.4 (linux/amd64) kubernetes/4cb5f07","objectRef":{"resource":"pods","namespace":"team-a","name":"web-01-16dc368a8-9b428","apiVersion":"v1","subresource":"exec"},"responseStatus":{"metadata":{},"code":101},"requestReceivedTimestamp":"2026-11-21T03:44:46.038141Z","stageTimestamp":"2026-11-21T03:44:46.039427Z"}"#,
     r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"825861ca-3710-4894-a245-0483924281a4","stage":"ResponseStarted","requestURI":"/apis/discovery.k8s.io/v1/endpointslices?allowWatchBookmarks=true\u0026resourceVersionMatch=NotOlderThan\u0026sendInitialEvents=true\u0026timeout=6m42s\u0026timeoutSeconds=402\u0026watch=true","verb":"watch","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","objectRef":{"resource":"endpointslices","apiGroup":"discovery.k8s.io","apiVersion":"v1"},"responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:48.054794Z","stageTimestamp":"2026-11-21T03:43:48.072373Z"}"#,
@@ -18,7 +19,7 @@ fn strings(value: &Value) -> Vec<String> {
         .collect()
 }
 
-/// What weir would have noted of the request of an event.
+/// Returns the entry that weir would have made for the request of an event.
 fn entry_from_event(event: &Value) -> AuditEntry {
     let text = |field: &str| event[field].as_str().unwrap();
     let user = &event["user"];
@@ -70,9 +71,9 @@ fn watch_entry() -> AuditEntry {
     entry_from_event(&serde_json::from_str(KUBE_APISERVER_EVENTS[1]).unwrap())
 }
 
-fn events(note: &AuditEntry, policy: &AuditPolicy) -> Vec<Value> {
+fn events(entry: &AuditEntry, policy: &AuditPolicy) -> Vec<Value> {
     let mut lines = Vec::new();
-    let (count, _) = note.append_events(policy, &mut lines);
+    let (count, _) = entry.append_events(policy, &mut lines);
     let events: Vec<Value> = String::from_utf8(lines)
         .unwrap()
         .lines()
@@ -82,21 +83,21 @@ fn events(note: &AuditEntry, policy: &AuditPolicy) -> Vec<Value> {
     events
 }
 
-fn all_events(note: &AuditEntry) -> Vec<Value> {
-    events(note, &AuditPolicy::log_all())
+fn all_events(entry: &AuditEntry) -> Vec<Value> {
+    events(entry, &AuditPolicy::log_all())
 }
 
-fn stages(note: &AuditEntry) -> Vec<String> {
+fn stages(entry: &AuditEntry) -> Vec<String> {
     let stage = |event: &Value| event["stage"].as_str().unwrap().to_owned();
-    all_events(note).iter().map(stage).collect()
+    all_events(entry).iter().map(stage).collect()
 }
 
 #[test]
 fn events_are_written_as_kube_apiserver_writes_them() {
     for written in KUBE_APISERVER_EVENTS {
-        let note = entry_from_event(&serde_json::from_str(written).unwrap());
+        let entry = entry_from_event(&serde_json::from_str(written).unwrap());
         let mut lines = Vec::new();
-        note.append_events(&AuditPolicy::log_all(), &mut lines);
+        entry.append_events(&AuditPolicy::log_all(), &mut lines);
         let lines = String::from_utf8(lines).unwrap();
         let (received, last) = lines.trim_end().split_once('\n').unwrap();
         assert_eq!(last, written);
@@ -120,11 +121,11 @@ fn each_stage_is_written_once_wherever_a_request_ends() {
     ended.outcome = RequestOutcome::Panicked;
     assert_eq!(stages(&ended), ["Panic"]);
 
-    let mut refused = watch_entry();
-    refused.phase = AuditPhase::RequestEnded;
-    refused.outcome = RequestOutcome::Rejected("queue-full");
+    let mut rejected = watch_entry();
+    rejected.phase = AuditPhase::RequestEnded;
+    rejected.outcome = RequestOutcome::Rejected("queue-full");
     let three = ["RequestReceived", "ResponseStarted", "ResponseComplete"];
-    assert_eq!(stages(&refused), three);
+    assert_eq!(stages(&rejected), three);
 
     let mut panicked = sample_entry();
     panicked.outcome = RequestOutcome::Panicked;
@@ -137,17 +138,17 @@ fn each_stage_is_written_once_wherever_a_request_ends() {
 #[test]
 fn a_policy_omits_stages_and_requests() {
     let read = |text: &str| {
-        let mut faults = crate::document::Diagnostics::default();
-        let policy = AuditPolicy::parse("policy.yaml", text, &mut faults);
-        assert!(faults.is_empty(), "{faults}");
+        let mut diagnostics = crate::document::Diagnostics::default();
+        let policy = AuditPolicy::parse("policy.yaml", text, &mut diagnostics);
+        assert!(diagnostics.is_empty(), "{diagnostics}");
         policy.unwrap()
     };
     let stages = read(
         "{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata}]}",
     );
-    let left = events(&sample_entry(), &stages);
-    assert_eq!(left.len(), 1);
-    assert_eq!(left[0]["stage"], "ResponseComplete");
+    let remaining = events(&sample_entry(), &stages);
+    assert_eq!(remaining.len(), 1);
+    assert_eq!(remaining[0]["stage"], "ResponseComplete");
     let others = read(
         "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [{level: Metadata, users: [alice]}]}",
     );
@@ -157,11 +158,11 @@ fn a_policy_omits_stages_and_requests() {
 
 #[test]
 fn unknown_fields_are_omitted() {
-    let mut gone = sample_entry();
-    gone.outcome = RequestOutcome::NoResponse;
-    gone.user = None;
-    gone.user_agent = Box::default();
-    let event = &all_events(&gone)[1];
+    let mut aborted = sample_entry();
+    aborted.outcome = RequestOutcome::NoResponse;
+    aborted.user = None;
+    aborted.user_agent = Box::default();
+    let event = &all_events(&aborted)[1];
     let status = serde_json::json!({
         "metadata": {}, "status": "Failure", "message": "Connection closed early",
     });
@@ -173,31 +174,31 @@ fn unknown_fields_are_omitted() {
 
 #[test]
 fn a_credential_in_a_query_is_redacted() {
-    let mut asked = sample_entry();
-    asked.target = "/readyz?verbose&access_token=abc".into();
-    for event in all_events(&asked) {
+    let mut entry = sample_entry();
+    entry.target = "/readyz?verbose&access_token=abc".into();
+    for event in all_events(&entry) {
         assert_eq!(event["requestURI"], "/readyz?verbose&access_token=redacted");
     }
 }
 
 #[test]
 fn the_token_hash_of_an_unverified_user_is_not_written() {
-    let mut stranger = sample_entry();
-    stranger.user = Some(Arc::new(UserInfo::unverified("mark".to_owned())));
+    let mut unverified = sample_entry();
+    unverified.user = Some(Arc::new(UserInfo::unverified("mark".to_owned())));
     let expected = serde_json::json!({
         "username": "system:anonymous", "groups": ["system:unauthenticated"],
     });
-    assert_eq!(all_events(&stranger)[1]["user"], expected);
+    assert_eq!(all_events(&unverified)[1]["user"], expected);
 }
 
 #[test]
 fn the_impersonated_user_is_written_once_impersonation_is_decided() {
-    let mut note = sample_entry();
-    note.impersonated = Some(Arc::new(UserInfo {
+    let mut entry = sample_entry();
+    entry.impersonated = Some(Arc::new(UserInfo {
         name: "bob".to_owned(),
         ..UserInfo::default()
     }));
-    let [received, event] = &all_events(&note)[..] else {
+    let [received, event] = &all_events(&entry)[..] else {
         panic!("two events");
     };
     assert_eq!(received.get("impersonatedUser"), None);
@@ -219,10 +220,10 @@ fn source_ips_are_the_forwarded_addresses_and_the_peer() {
         ("192.0.2.7,127.0.0.1", &["192.0.2.7", "127.0.0.1"]),
         ("::ffff:192.0.2.7", &["192.0.2.7", "127.0.0.1"]),
     ] {
-        let mut note = sample_entry();
-        note.forwarded_for = named.as_bytes().into();
+        let mut entry = sample_entry();
+        entry.forwarded_for = named.as_bytes().into();
         assert_eq!(
-            all_events(&note)[0]["sourceIPs"],
+            all_events(&entry)[0]["sourceIPs"],
             serde_json::json!(sources)
         );
     }
@@ -231,20 +232,20 @@ fn source_ips_are_the_forwarded_addresses_and_the_peer() {
 #[test]
 fn long_client_headers_are_truncated() {
     let header = |text: &str| HeaderValue::from_str(text).unwrap();
-    let agent = "x".repeat(1024);
+    let user_agent = "x".repeat(1024);
     assert_eq!(
-        *truncate_user_agent(Some(&header(&agent))),
-        *agent.as_bytes()
+        *truncate_user_agent(Some(&header(&user_agent))),
+        *user_agent.as_bytes()
     );
-    let longer = format!("{agent}y");
-    let cut = format!("{agent}...TRUNCATED");
+    let too_long = format!("{user_agent}y");
+    let truncated = format!("{user_agent}...TRUNCATED");
     assert_eq!(
-        *truncate_user_agent(Some(&header(&longer))),
-        *cut.as_bytes()
+        *truncate_user_agent(Some(&header(&too_long))),
+        *truncated.as_bytes()
     );
 
-    let many = "192.0.2.71, ".repeat(1000) + "192.0.2.1";
-    let kept = truncate_forwarded_for(Some(&header(&many)));
+    let addresses = "192.0.2.71, ".repeat(1000) + "192.0.2.1";
+    let kept = truncate_forwarded_for(Some(&header(&addresses)));
     assert!(kept.len() <= MAX_FORWARDED_FOR_BYTES);
     let kept = String::from_utf8(kept.into()).unwrap();
     assert!(
@@ -268,12 +269,12 @@ fn invalid_utf8_is_replaced_and_every_line_is_valid_json() {
 
 #[test]
 fn the_size_of_an_entry_includes_its_texts() {
-    let (mut note, light) = (sample_entry(), sample_entry().size_bytes());
-    note.target = "x".repeat(60_000).into();
-    note.user = Some(Arc::new(UserInfo {
+    let (mut entry, light) = (sample_entry(), sample_entry().size_bytes());
+    entry.target = "x".repeat(60_000).into();
+    entry.user = Some(Arc::new(UserInfo {
         groups: vec!["g".repeat(100); 1000],
         ..UserInfo::default()
     }));
-    assert!(note.size_bytes() > light + 160_000 - 1000);
+    assert!(entry.size_bytes() > light + 160_000 - 1000);
     assert!(light < 1000, "{light}");
 }

@@ -1,25 +1,23 @@
-//! `pods/log`: lines that nobody wrote, at a steady pace if they are followed.
+//! `pods/log`: generated lines, at a steady rate if the log is followed.
 
-use crate::playground::endpoints::HandlerResult;
+use crate::playground::endpoints::connect::pods::find_container;
+use crate::playground::endpoints::connect::pods::find_pod;
 use crate::playground::endpoints::response;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::storage::store::StoredObject;
-use crate::playground::objects::storage::store::string_at;
 use crate::playground::request::QueryParameters;
 use crate::playground::request::ResourceTarget;
 use crate::playground::state::ServerState;
-use crate::playground::status::StatusError;
 use crate::playground::time;
 use bytes::Bytes;
 use futures_util::stream;
-use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// How many lines a pod has written before anyone asks.
+/// Number of lines that each pod has written at the start.
 const INITIAL_LINES: usize = 10;
 
-/// One reader of a log.
+/// A request for a log.
 #[derive(Debug)]
 struct LogTail {
     state: Arc<ServerState>,
@@ -30,7 +28,7 @@ struct LogTail {
     follow: bool,
     /// The number of the next line.
     next_line: usize,
-    /// Bytes that may still be sent.
+    /// Number of bytes that may still be sent; `None` for no limit.
     remaining_bytes: Option<usize>,
     stopping: watch::Receiver<bool>,
 }
@@ -61,48 +59,10 @@ pub(crate) fn handle(
     Ok(response::streaming("text/plain", lines))
 }
 
-/// The pod that the path names.
-pub(crate) fn find_pod(
-    state: &ServerState,
-    target: &ResourceTarget,
-) -> Result<Arc<StoredObject>, StatusError> {
-    let store = state.storage.lock();
-    let pod = store.get(ObjectKind::Pod, &target.namespace, &target.name);
-    pod.cloned()
-        .ok_or_else(|| StatusError::not_found(target.resource.resource_ref(&target.name)))
-}
-
-/// The container that is meant: the named one, or the only one.
-pub(crate) fn find_container(
-    pod: &StoredObject,
-    query: &QueryParameters,
-) -> Result<String, StatusError> {
-    let value = pod.value();
-    let containers = value.pointer("/spec/containers").and_then(Value::as_array);
-    let names: Vec<&str> = containers
-        .into_iter()
-        .flatten()
-        .map(|container| string_at(container, &["name"]))
-        .collect();
-    let pod = &pod.name;
-    match (query.first("container"), names.as_slice()) {
-        (Some(asked), names) if names.contains(&asked) => Ok(asked.to_owned()),
-        (Some(asked), _) => {
-            let message = format!("container {asked} is not valid for pod {pod}");
-            Err(StatusError::bad_request(message))
-        }
-        (None, [only]) => Ok((*only).to_owned()),
-        (None, names) => Err(StatusError::bad_request(format!(
-            "a container name must be specified for pod {pod}, choose one of: [{}]",
-            names.join(" ")
-        ))),
-    }
-}
-
 impl LogTail {
     /// The next lines, or `None` at the end.
     ///
-    /// Cancel safety: a line that was not returned comes again.
+    /// Cancel safety: a line that was not returned is returned by the next call.
     async fn next_lines(&mut self) -> Option<Bytes> {
         if self.remaining_bytes == Some(0) {
             return None;
@@ -117,7 +77,7 @@ impl LogTail {
                 () = tokio::time::sleep(self.state.settings.log_interval) => {}
                 _ = self.stopping.wait_for(|stopping| *stopping) => return None,
             }
-            // A log ends with its pod.
+            // A log ends when its pod is deleted.
             self.state
                 .storage
                 .lock()
@@ -126,9 +86,9 @@ impl LogTail {
         } else {
             return None;
         }
-        if let Some(left) = &mut self.remaining_bytes {
-            text.truncate(*left);
-            *left -= text.len();
+        if let Some(remaining) = &mut self.remaining_bytes {
+            text.truncate(*remaining);
+            *remaining -= text.len();
         }
         Some(text.into())
     }

@@ -1,16 +1,15 @@
-//! `pods/exec`, `pods/attach` and `pods/portforward` over WebSocket, with nothing at the far end but
-//! an echo.
+//! `pods/exec`, `pods/attach` and `pods/portforward` over WebSocket, with an echo as the backend.
 //!
-//! Speaks `v5.channel.k8s.io` and `v4.channel.k8s.io`: every message begins with the number of its
-//! channel. SPDY is not spoken: whoever asks for it, as `kubectl port-forward` always does in the end,
-//! is told so.
+//! Supports `v5.channel.k8s.io` and `v4.channel.k8s.io`: every message begins with the number of
+//! its channel. SPDY, to which `kubectl port-forward` always falls back, is rejected with a
+//! message.
 
-use crate::playground::endpoints::HandlerResult;
-use crate::playground::endpoints::connect::logs;
+use crate::playground::endpoints::connect::pods;
+use crate::playground::endpoints::response::HandlerResult;
 use crate::playground::request::QueryParameters;
 use crate::playground::request::ResourceTarget;
-use crate::playground::serving::request_log::PlaygroundBody;
 use crate::playground::serving::request_log::ServingClass;
+use crate::playground::serving::response_body::PlaygroundBody;
 use crate::playground::state::ServerState;
 use crate::playground::status;
 use crate::playground::status::StatusDetails;
@@ -51,28 +50,28 @@ const STDIN_CHANNEL: u8 = 0;
 const STDOUT_CHANNEL: u8 = 1;
 /// The channel of the final Status.
 const ERROR_CHANNEL: u8 = 3;
-/// In version 5: the channel named by the next byte is closed by the sender.
+/// In version 5: the sender closes the channel that the next byte names.
 const CLOSE_CHANNEL: u8 = 255;
-/// What a terminal sends for the end of its input (Ctrl-D).
+/// The byte with which a terminal ends its input (Ctrl-D).
 const END_OF_TRANSMISSION: u8 = 4;
 
-/// The subprotocols, best first.
+/// The subprotocols, in order of preference.
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 
-/// How long the other side may take to answer the closing of a tunnel.
+/// Timeout for the client's close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The channels and port numbers of a port-forward are bytes; there is room for so many.
+/// Maximum number of ports of a port-forward: each has two channels, and channel numbers are bytes.
 const MAX_PORTS: usize = 127;
 
-/// What stands at the far end of a tunnel.
+/// The backend of a tunnel.
 #[derive(Debug)]
 enum TunnelBackend {
-    /// A command that repeats its input.
+    /// A command that echoes its input.
     Echo { tty: bool },
-    /// A command without input: one line, and done.
+    /// A command without input, which prints one line and exits.
     Line(String),
-    /// Ports that repeat what they are sent.
+    /// Ports that echo the data that they receive.
     Ports(Vec<u16>),
 }
 
@@ -83,8 +82,8 @@ pub(crate) fn exec_or_attach(
     query: &QueryParameters,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    let pod = logs::find_pod(state, target)?;
-    let container = logs::find_container(&pod, query)?;
+    let pod = pods::find_pod(state, target)?;
+    let container = pods::find_container(&pod, query)?;
     let command: Vec<&str> = query.all("command").collect();
     if target.subresource == "exec" && command.is_empty() {
         return Err(StatusError::bad_request(
@@ -100,25 +99,25 @@ pub(crate) fn exec_or_attach(
     } else {
         format!("{}/{container}: nothing runs here\n", pod.name)
     };
-    let far = if query.flag("stdin") {
+    let backend = if query.flag("stdin") {
         TunnelBackend::Echo {
             tty: query.flag("tty"),
         }
     } else {
         TunnelBackend::Line(greeting)
     };
-    open_tunnel(state, request, far)
+    open_tunnel(state, request, backend)
 }
 
-/// `portforward`, as client libraries speak it over WebSocket: the ports are in the query, and each has
-/// a channel for data and one for errors.
+/// `portforward`, as client libraries use it over WebSocket: the ports are in the query, and each
+/// has one channel for data and one for errors.
 pub(crate) fn port_forward(
     state: &Arc<ServerState>,
     target: &ResourceTarget,
     query: &QueryParameters,
     request: &mut Request<Incoming>,
 ) -> HandlerResult {
-    logs::find_pod(state, target)?;
+    pods::find_pod(state, target)?;
     let ports: Option<Vec<u16>> = query
         .all("ports")
         .flat_map(|list| list.split(','))
@@ -136,27 +135,27 @@ fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
     value.is_some_and(|value| value.eq_ignore_ascii_case(protocol))
 }
 
-/// Takes the connection over and lets `far` have it, until the server stops.
+/// Upgrades the connection and serves it with `backend` until the server stops.
 fn open_tunnel(
     state: &Arc<ServerState>,
     request: &mut Request<Incoming>,
-    far: TunnelBackend,
+    backend: TunnelBackend,
 ) -> HandlerResult {
     let response = handshake(request.headers())?;
     let upgrade = hyper::upgrade::on(request);
-    let place = state
+    let guard = state
         .request_log
         .begin_request(ServingClass::LongRunning, None);
     let mut stopping = state.stopping.subscribe();
     tokio::spawn(async move {
-        let _place = place;
+        let _place = guard;
         let Ok(upgraded) = upgrade.await else {
             return;
         };
         let io = TokioIo::new(upgraded);
         let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
         tokio::select! {
-            _ = far.serve(&mut socket) => {}
+            _ = backend.serve(&mut socket) => {}
             _ = stopping.wait_for(|stopping| *stopping) => {}
         }
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, close(socket)).await;
@@ -164,11 +163,11 @@ fn open_tunnel(
     Ok(response)
 }
 
-/// The 101, or why not.
+/// The response 101, or the error of an invalid handshake.
 fn handshake(headers: &HeaderMap) -> Result<Response<PlaygroundBody>, StatusError> {
     if !upgrades_to(headers, "websocket") {
-        let asked = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-        return Err(StatusError::bad_request(match asked {
+        let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+        return Err(StatusError::bad_request(match upgrade {
             Some(other) => format!("unable to upgrade to {other}: only websocket is spoken here"),
             None => "Upgrade request required".to_owned(),
         }));
@@ -212,7 +211,7 @@ fn channel_message(channel: u8, content: &[u8]) -> Message {
     Message::Binary(bytes.into())
 }
 
-/// The next message's channel and content; `None` when there will be none.
+/// The next message's channel and content; `None` at the end.
 async fn receive(socket: &mut WebSocket) -> Option<(u8, Bytes)> {
     loop {
         match socket.next().await?.ok()? {
@@ -230,20 +229,20 @@ async fn receive(socket: &mut WebSocket) -> Option<(u8, Bytes)> {
     }
 }
 
-/// Closes in good order: the WebSocket, when the other side agrees, and then TLS.
+/// Closes the WebSocket, waits for the client's close frame, and closes TLS.
 async fn close(mut socket: WebSocket) {
     let frame = CloseFrame {
         code: CloseCode::Normal,
         reason: Utf8Bytes::default(),
     };
-    // An error here means that it is closed.
+    // An error here means that it is already closed.
     let _ = socket.close(Some(frame)).await;
     while let Some(Ok(_)) = socket.next().await {}
     let _ = socket.get_mut().shutdown().await;
 }
 
 impl TunnelBackend {
-    /// Until one side has enough.
+    /// Serves the tunnel until one side closes it.
     async fn serve(self, socket: &mut WebSocket) -> Result<(), WsError> {
         match self {
             Self::Echo { tty } => echo_input(socket, tty).await,
@@ -258,13 +257,13 @@ impl TunnelBackend {
     }
 }
 
-/// Says that the command went well.
+/// Sends the Status of a successful command.
 async fn send_success(socket: &mut WebSocket) -> Result<(), WsError> {
     let success = status::success_json(&StatusDetails::default());
     socket.send(channel_message(ERROR_CHANNEL, &success)).await
 }
 
-/// Sends the input back until it ends.
+/// Echoes the input until it ends.
 async fn echo_input(socket: &mut WebSocket, tty: bool) -> Result<(), WsError> {
     while let Some((channel, content)) = receive(socket).await {
         let ended = match channel {
@@ -285,7 +284,7 @@ async fn echo_input(socket: &mut WebSocket, tty: bool) -> Result<(), WsError> {
     Ok(())
 }
 
-/// Sends back what comes for each port, until the client closes.
+/// Echoes the data of each port until the client closes the connection.
 async fn echo_ports(socket: &mut WebSocket, ports: &[u16]) -> Result<(), WsError> {
     for (channel, port) in (0_u8..).step_by(2).zip(ports) {
         for channel in [channel, channel + 1] {

@@ -1,13 +1,13 @@
-//! Label and field selectors: parsing and matching, as `apimachinery`'s `labels.Parse` and
-//! `fields.ParseSelector` read them.
+//! Label and field selectors: parsed and matched as by `apimachinery`'s `labels.Parse` and
+//! `fields.ParseSelector`.
 //!
-//! Field selectors know only the fields that kube-apiserver supports for the kind; asking for
-//! another is an error, not an empty answer.
+//! Field selectors accept only the fields that kube-apiserver supports for the kind; any other
+//! field is an error, not an empty result.
 
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::storage::store::StoredObject;
+use crate::playground::objects::storage::object::StoredObject;
 
-/// What a list, a watch or a collection's deletion is narrowed to.
+/// The selectors of a list, a watch or the deletion of a collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
     labels: Vec<LabelRequirement>,
@@ -36,7 +36,7 @@ struct FieldRequirement {
 }
 
 impl Selection {
-    /// Reads both selectors. The error is the message of a 400.
+    /// Parses both selectors. The error is the message of a 400.
     pub(crate) fn parse(
         kind: ObjectKind,
         labels: Option<&str>,
@@ -50,7 +50,7 @@ impl Selection {
         Ok(Self { labels, fields })
     }
 
-    /// Narrowed to one name, as a watch of a single object is.
+    /// Restricts the selection to one name, as for a watch of a single object.
     pub(crate) fn with_name(mut self, name: &str) -> Self {
         self.fields.push(FieldRequirement {
             field: "metadata.name".to_owned(),
@@ -60,7 +60,7 @@ impl Selection {
         self
     }
 
-    /// Whether everything matches.
+    /// Whether the selection matches every object.
     pub(crate) fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
@@ -78,7 +78,7 @@ impl LabelRequirement {
             Operator::Exists => value.is_some(),
             Operator::In(values) => value.is_some_and(|v| values.iter().any(|w| w == v)),
             Operator::DoesNotExist => value.is_none(),
-            // An absent label differs from every value, as upstream has it.
+            // An absent label differs from every value, as upstream.
             Operator::NotIn(values) => value.is_none_or(|v| values.iter().all(|w| w != v)),
         }
     }
@@ -90,45 +90,12 @@ impl FieldRequirement {
     }
 }
 
-/// The fields of a kind that may be selected by, beside the name and the namespace.
-pub(crate) const fn selectable_fields(kind: ObjectKind) -> &'static [&'static str] {
-    match kind {
-        ObjectKind::ConfigMap | ObjectKind::Lease | ObjectKind::ServiceAccount => &[],
-        ObjectKind::Event => &[
-            "involvedObject.apiVersion",
-            "involvedObject.fieldPath",
-            "involvedObject.kind",
-            "involvedObject.name",
-            "involvedObject.namespace",
-            "involvedObject.resourceVersion",
-            "involvedObject.uid",
-            "reason",
-            "reportingComponent",
-            "source",
-            "type",
-        ],
-        ObjectKind::Namespace => &["status.phase"],
-        ObjectKind::Node => &["spec.unschedulable"],
-        ObjectKind::Pod => &[
-            "spec.nodeName",
-            "spec.restartPolicy",
-            "spec.schedulerName",
-            "spec.serviceAccountName",
-            "status.nominatedNodeName",
-            "status.phase",
-            "status.podIP",
-        ],
-        ObjectKind::Secret => &["type"],
-        ObjectKind::Service => &["spec.clusterIP", "spec.type"],
-    }
-}
-
 fn is_selectable(kind: ObjectKind, field: &str) -> bool {
     matches!(field, "metadata.name" | "metadata.namespace")
-        || selectable_fields(kind).contains(&field)
+        || kind.selectable_fields().contains(&field)
 }
 
-/// `a=b,c!=d,e in (f,g),!h`: commas within brackets do not separate.
+/// `a=b,c!=d,e in (f,g),!h`: commas in parentheses do not separate.
 fn parse_label_requirements(text: &str) -> Result<Vec<LabelRequirement>, String> {
     let mut depth = 0_u32;
     let mut parts = vec![String::new()];
@@ -251,7 +218,7 @@ fn unescape(text: &str) -> String {
 mod tests {
     use super::Selection;
     use crate::playground::objects::resources::ObjectKind;
-    use crate::playground::objects::storage::store::StoredObject;
+    use crate::playground::objects::storage::object::StoredObject;
     use serde_json::json;
 
     fn pod() -> StoredObject {

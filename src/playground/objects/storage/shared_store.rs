@@ -1,4 +1,4 @@
-//! The store behind its lock, and the bell that rings for watchers.
+//! The store behind its lock, and the notification of watches.
 
 use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::storage::store::Store;
@@ -7,12 +7,12 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use tokio::sync::watch;
 
-/// All objects, shared.
+/// The store, shared by all requests.
 #[derive(Debug)]
 pub(crate) struct SharedStore {
     /// Nothing is awaited under this lock.
     store: Mutex<Store>,
-    /// One a kind: the version of its newest change.
+    /// The version of the newest change of each kind.
     versions: Vec<watch::Sender<u64>>,
 }
 
@@ -26,12 +26,12 @@ impl SharedStore {
         }
     }
 
-    /// For reading.
+    /// Locks the store for reading.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes to objects of `kind` and tells the watchers, after the lock is given back.
+    /// Writes to objects of `kind` and notifies the watches after releasing the lock.
     pub(crate) fn write<T>(&self, kind: ObjectKind, write: impl FnOnce(&mut Store) -> T) -> T {
         let (result, before, after) = {
             let mut store = self.lock();
@@ -51,7 +51,7 @@ impl SharedStore {
         }
     }
 
-    /// Rings for every kind: a write touched more than one.
+    /// Notifies the watches of every kind, after a write to several kinds.
     pub(crate) fn notify_all(&self) {
         let version = self.lock().version();
         for kind in ObjectKind::ALL {
@@ -59,7 +59,7 @@ impl SharedStore {
         }
     }
 
-    /// Rings whenever an object of `kind` has changed.
+    /// Subscribes to the changes of objects of `kind`.
     pub(crate) fn subscribe(&self, kind: ObjectKind) -> Option<watch::Receiver<u64>> {
         self.versions
             .get(kind.index())

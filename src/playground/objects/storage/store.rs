@@ -1,38 +1,23 @@
-//! What is stored: every object at its newest version, and the last changes of each kind.
+//! The stored objects at their newest versions, and the last changes of each kind.
 //!
-//! One counter numbers all changes, as etcd's revision does. The changes of a kind are kept up to a
-//! bound; from them a watch is fed, and a list is put back to an earlier version (so that the pages
-//! of one list agree). What was forgotten is answered with [`Expired`].
+//! One counter numbers all changes, as etcd's revision does. The log of a kind is bounded. It feeds
+//! watches and restores a list at an earlier version, so that the pages of one list are consistent.
+//! A version before the log is answered with [`VersionExpired`].
 //!
-//! Pure, and strict about one thing only: versions grow. Whether a write may happen is
-//! `strategy`'s question.
+//! The store is pure and guarantees only that versions grow. Whether a write is allowed is decided
+//! by `strategy`.
 
 use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::storage::object::StoredObject;
+use crate::playground::objects::storage::object::object_key;
 use crate::playground::objects::storage::selector::Selection;
-use crate::playground::objects::storage::selector::selectable_fields;
-use bytes::Bytes;
-use serde_json::Map;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// One object at one version, serialized once.
-#[derive(Debug)]
-pub(crate) struct StoredObject {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) version: u64,
-    labels: Vec<(String, String)>,
-    fields: Vec<(&'static str, String)>,
-    /// `{"metadata":{…},…}`: without `kind` and `apiVersion`, which the answer puts in front.
-    json: Bytes,
-    /// The `{…}` of the metadata within `json`.
-    metadata: Bytes,
-}
-
-/// What happened to an object.
+/// The type of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeType {
     Added,
@@ -40,7 +25,7 @@ pub(crate) enum ChangeType {
     Modified,
 }
 
-/// One change, as the log keeps it.
+/// A change in the log.
 #[derive(Clone, Debug)]
 pub(crate) struct ChangeEntry {
     pub(crate) version: u64,
@@ -51,25 +36,25 @@ pub(crate) struct ChangeEntry {
     pub(crate) previous: Option<Arc<StoredObject>>,
 }
 
-/// The version asked for is older than the log.
+/// The requested version is older than the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VersionExpired;
 
-/// Objects as a list shows them: in the order of their keys.
+/// One page of a list, in the order of the keys.
 #[derive(Debug)]
 pub(crate) struct ListPage {
     pub(crate) objects: Vec<Arc<StoredObject>>,
-    /// How many objects of the namespace follow the page, selected or not.
+    /// Number of objects of the namespace after the page, selected or not.
     pub(crate) remaining: usize,
-    /// Whether a selected one is among them.
+    /// Whether a selected object is among them.
     pub(crate) has_more: bool,
 }
 
-/// Which objects a list or a watch is about.
+/// The objects of a list or a watch.
 #[derive(Clone, Debug)]
 pub(crate) struct ListScope {
     pub(crate) kind: ObjectKind,
-    /// `None` is every namespace, and cluster-scoped objects.
+    /// `None` for every namespace, and for cluster-scoped objects.
     pub(crate) namespace: Option<String>,
     pub(crate) selection: Selection,
 }
@@ -78,7 +63,7 @@ pub(crate) struct ListScope {
 #[derive(Debug)]
 pub(crate) struct Store {
     version: u64,
-    /// How many changes of a kind are remembered.
+    /// Maximum number of changes in the log of a kind.
     max_history: usize,
     collections: Vec<Collection>,
 }
@@ -91,134 +76,6 @@ struct Collection {
     evicted_version: u64,
 }
 
-/// `namespace/name`, or `name`: sorts as etcd's keys do.
-fn object_key(namespace: &str, name: &str) -> String {
-    if namespace.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{namespace}/{name}")
-    }
-}
-
-/// The string at a path of keys, or the empty one.
-pub(crate) fn string_at<'v>(value: &'v Value, path: &[&str]) -> &'v str {
-    path.iter()
-        .try_fold(value, |value, key| value.get(*key))
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-impl StoredObject {
-    /// Gives `value` a version and serializes it. `None` unless it is an object with metadata.
-    pub(crate) fn new(kind: ObjectKind, mut value: Value, version: u64) -> Option<Self> {
-        let object = value.as_object_mut()?;
-        object.remove("apiVersion");
-        object.remove("kind");
-        let metadata = object.get_mut("metadata")?.as_object_mut()?;
-        metadata.insert("resourceVersion".to_owned(), version.to_string().into());
-        let labels = label_pairs(metadata.get("labels"));
-        let fields = selectable_fields(kind)
-            .iter()
-            .map(|path| (*path, field_value(kind, &value, path)))
-            .collect();
-        let (json, metadata) = serialize(value.as_object()?)?;
-        Some(Self {
-            namespace: string_at(&value, &["metadata", "namespace"]).to_owned(),
-            name: string_at(&value, &["metadata", "name"]).to_owned(),
-            version,
-            labels,
-            fields,
-            json,
-            metadata,
-        })
-    }
-
-    /// The JSON without `kind` and `apiVersion`: `{"metadata":{…},…}`.
-    pub(crate) const fn json(&self) -> &Bytes {
-        &self.json
-    }
-
-    /// The JSON of the metadata alone: `{…}`.
-    pub(crate) const fn metadata(&self) -> &Bytes {
-        &self.metadata
-    }
-
-    /// The object as a tree, without `kind` and `apiVersion`.
-    pub(crate) fn value(&self) -> Value {
-        serde_json::from_slice(&self.json).unwrap_or_default()
-    }
-
-    pub(crate) fn label(&self, key: &str) -> Option<&str> {
-        let (_, value) = self.labels.iter().find(|(k, _)| k == key)?;
-        Some(value)
-    }
-
-    /// The value of a selectable field; absent ones are empty.
-    pub(crate) fn field(&self, path: &str) -> &str {
-        match path {
-            "metadata.name" => &self.name,
-            "metadata.namespace" => &self.namespace,
-            _ => self
-                .fields
-                .iter()
-                .find(|(field, _)| *field == path)
-                .map_or("", |(_, value)| value),
-        }
-    }
-
-    fn key(&self) -> String {
-        object_key(&self.namespace, &self.name)
-    }
-}
-
-fn label_pairs(labels: Option<&Value>) -> Vec<(String, String)> {
-    labels
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-        .collect()
-}
-
-fn field_value(kind: ObjectKind, value: &Value, path: &str) -> String {
-    if kind == ObjectKind::Event && path == "source" {
-        let source = string_at(value, &["source", "component"]);
-        let reporter = string_at(value, &["reportingComponent"]);
-        return if source.is_empty() { reporter } else { source }.to_owned();
-    }
-    let found = path.split('.').try_fold(value, |value, key| value.get(key));
-    match found {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Bool(flag)) => flag.to_string(),
-        Some(Value::Array(_) | Value::Null | Value::Number(_) | Value::Object(_)) | None => {
-            // Go's zero value, printed.
-            if path == "spec.unschedulable" {
-                "false".to_owned()
-            } else {
-                String::new()
-            }
-        }
-    }
-}
-
-/// The whole object with its metadata in front, and the metadata's part of it.
-fn serialize(object: &Map<String, Value>) -> Option<(Bytes, Bytes)> {
-    const HEAD: &[u8] = b"{\"metadata\":";
-    let mut json = HEAD.to_vec();
-    serde_json::to_writer(&mut json, object.get("metadata")?).ok()?;
-    let end = json.len();
-    for (key, value) in object.iter().filter(|(key, _)| *key != "metadata") {
-        json.push(b',');
-        serde_json::to_writer(&mut json, key).ok()?;
-        json.push(b':');
-        serde_json::to_writer(&mut json, value).ok()?;
-    }
-    json.push(b'}');
-    let json = Bytes::from(json);
-    let metadata = json.slice(HEAD.len()..end);
-    Some((json, metadata))
-}
-
 impl ListScope {
     fn contains(&self, object: &StoredObject) -> bool {
         self.namespace
@@ -227,8 +84,8 @@ impl ListScope {
             && self.selection.matches(object)
     }
 
-    /// How a watch with this scope sees a change, as `watchCache` filters: an object that begins to
-    /// match was added, one that no longer does was deleted.
+    /// The change as a watch with this scope sees it, filtered as by `watchCache`: an object that
+    /// begins to match is added, one that no longer matches is deleted.
     pub(crate) fn filter_change(
         &self,
         entry: &ChangeEntry,
@@ -243,7 +100,8 @@ impl ListScope {
                 Some((ChangeType::Deleted, Arc::clone(&entry.object)))
             }
             (true, false) => {
-                // What the watcher knew, at the version at which it went out of sight.
+                // The state that the watch has, at the version at which the object stopped
+                // matching.
                 let last = entry.previous.as_deref()?;
                 let last = StoredObject::new(self.kind, last.value(), entry.version)?;
                 Some((ChangeType::Deleted, Arc::new(last)))
@@ -253,7 +111,7 @@ impl ListScope {
 }
 
 impl Store {
-    /// An empty store that remembers `history` changes of each kind.
+    /// Returns an empty store that keeps `history` changes of each kind.
     pub(crate) fn new(history: usize) -> Self {
         Self {
             version: 1,
@@ -298,14 +156,14 @@ impl Store {
         self.collection(kind).objects.len()
     }
 
-    /// The length of all objects of a kind together, as they are stored.
+    /// Total length of all stored objects of a kind, in bytes.
     pub(crate) fn bytes(&self, kind: ObjectKind) -> usize {
         let objects = self.collection(kind).objects.values();
         objects.map(|object| object.json().len()).sum()
     }
 
-    /// Stores `value` at the next version, whether or not something stood there. `None` (and no
-    /// change) unless it is an object with metadata.
+    /// Stores `value` at the next version, whether or not the object exists. Returns `None`,
+    /// without a change, if `value` is not an object with metadata.
     pub(crate) fn put(&mut self, kind: ObjectKind, value: Value) -> Option<Arc<StoredObject>> {
         let version = self.version + 1;
         let object = Arc::new(StoredObject::new(kind, value, version)?);
@@ -328,7 +186,7 @@ impl Store {
         Some(object)
     }
 
-    /// Takes an object out; what is returned stands at the version of its deletion.
+    /// Removes an object. The returned object has the version of its deletion.
     pub(crate) fn remove(
         &mut self,
         kind: ObjectKind,
@@ -363,7 +221,7 @@ impl Store {
         }
     }
 
-    /// Forgets all changes so far: a watch may start here, and no earlier.
+    /// Clears the log: a watch may start at the current version, and no earlier.
     pub(crate) fn clear_history(&mut self) {
         let version = self.version;
         for collection in &mut self.collections {
@@ -393,8 +251,8 @@ impl Store {
             .collect())
     }
 
-    /// Objects in key order: those after `after`, at most `limit` (zero is no limit), as they stood
-    /// at version `at` (`None`: now).
+    /// Objects in key order: those after `after`, at most `limit` (zero for no limit), at version
+    /// `at` (`None` for the newest).
     pub(crate) fn list(
         &self,
         scope: &ListScope,
@@ -421,7 +279,7 @@ impl Store {
 }
 
 impl Collection {
-    /// The objects as they stood at `version`: the changes since then, undone.
+    /// The objects at `version`: the later changes are undone.
     fn snapshot_at(
         &self,
         version: u64,

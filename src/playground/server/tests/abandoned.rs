@@ -1,11 +1,11 @@
-//! Requests whose bodies do not come, and requests that are given up, as Go's server treats them.
+//! Requests whose bodies do not arrive, and abandoned requests, treated as by Go's server.
 
 use super::*;
 
 #[tokio::test]
 async fn a_response_over_http1_waits_for_a_small_request_body() {
-    let running = start(PlaygroundSettings::default()).await;
-    let pod = first_pod(&running).await;
+    let test_server = start(PlaygroundSettings::default()).await;
+    let pod = first_pod(&test_server).await;
     let log = format!("/api/v1/namespaces/default/pods/{pod}/log");
     for (line, code, framing, rest) in [
         ("POST /version", 405, "content-length: 5", "hello"),
@@ -25,17 +25,17 @@ async fn a_response_over_http1_waits_for_a_small_request_body() {
             "hello",
         ),
     ] {
-        let (credential, _) = running.user("admin");
-        let mut stream = running.tls(credential.as_ref(), b"http/1.1").await;
+        let (credential, _) = test_server.user("admin");
+        let mut stream = test_server.tls(credential.as_ref(), b"http/1.1").await;
         let answered =
             |counters: &ServerCounters| counters.by_code.get(&code).copied().unwrap_or(0);
-        let before = answered(&running.server.counters());
+        let before = answered(&test_server.server.counters());
         let sent = format!("{line} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n");
         stream.write_all(sent.as_bytes()).await.unwrap();
-        wait_for_counters(&running.server, |counters| answered(counters) > before).await;
+        wait_for_counters(&test_server.server, |counters| answered(counters) > before).await;
         for _ in 0..10 {
-            // A response that did not wait would be here by now.
-            running
+            // A response that did not wait would have arrived by now.
+            test_server
                 .send("alice", Method::GET, "/livez", &Value::Null)
                 .await;
         }
@@ -45,20 +45,20 @@ async fn a_response_over_http1_waits_for_a_small_request_body() {
         assert!(head.starts_with(&format!("http/1.1 {code}")), "{head}");
         assert!(!head.contains("connection: close"), "{line}: {head}");
     }
-    assert_eq!(running.server.counters().in_flight, 0);
+    assert_eq!(test_server.server.counters().in_flight, 0);
 }
 
 #[tokio::test]
 async fn a_response_over_http1_does_not_wait_for_a_body_that_may_never_arrive() {
-    let running = start(PlaygroundSettings::default()).await;
+    let test_server = start(PlaygroundSettings::default()).await;
     for framing in [
         "content-length: 262144",
         "content-length: 5\r\nconnection: close",
         "transfer-encoding: chunked\r\nconnection: close",
         "content-length: 5\r\nexpect: 100-continue",
     ] {
-        let (credential, _) = running.user("alice");
-        let mut stream = running.tls(credential.as_ref(), b"http/1.1").await;
+        let (credential, _) = test_server.user("alice");
+        let mut stream = test_server.tls(credential.as_ref(), b"http/1.1").await;
         let sent = format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n");
         stream.write_all(sent.as_bytes()).await.unwrap();
         let head = read_head(&mut stream).await;
@@ -67,27 +67,27 @@ async fn a_response_over_http1_does_not_wait_for_a_body_that_may_never_arrive() 
     }
 }
 
-/// A client of HTTP/2 that can reset its streams, as alice.
+/// An HTTP/2 client that can reset its streams, as alice.
 #[tokio::test]
 async fn a_request_goes_on_executing_when_its_stream_is_reset() {
     let settings = PlaygroundSettings {
         service_time: Duration::from_secs(3600),
         ..PlaygroundSettings::default()
     };
-    let running = start(settings).await;
-    let (client, _, ending) = h2_client(&running).await;
+    let test_server = start(settings).await;
+    let (client, _, ending) = h2_client(&test_server).await;
     let mut client = client.ready().await.unwrap();
     let list = Request::get("https://localhost/api/v1/nodes");
     let (response, mut stream) = client.send_request(list.body(()).unwrap(), true).unwrap();
-    wait_for_counters(&running.server, |counters| counters.in_flight == 1).await;
+    wait_for_counters(&test_server.server, |counters| counters.in_flight == 1).await;
     stream.send_reset(h2::Reason::CANCEL);
-    wait_for_counters(&running.server, |counters| counters.abandoned == 1).await;
-    assert_eq!(running.server.counters().in_flight, 1);
+    wait_for_counters(&test_server.server, |counters| counters.abandoned == 1).await;
+    assert_eq!(test_server.server.counters().in_flight, 1);
     drop(response);
     ending.abort();
-    running.stop.send(()).unwrap();
-    wait_for_counters(&running.server, |counters| counters.in_flight == 0).await;
-    assert_eq!(running.server.counters().max_abandoned, 1);
+    test_server.stop.send(()).unwrap();
+    wait_for_counters(&test_server.server, |counters| counters.in_flight == 0).await;
+    assert_eq!(test_server.server.counters().max_abandoned, 1);
 }
 
 #[tokio::test]
@@ -97,16 +97,16 @@ async fn streams_reset_faster_than_their_handlers_end_close_the_connection() {
         max_concurrent_streams: 2,
         ..PlaygroundSettings::default()
     };
-    let running = start(settings).await;
-    let (mut client, mut ping, ending) = h2_client(&running).await;
+    let test_server = start(settings).await;
+    let (mut client, mut ping, ending) = h2_client(&test_server).await;
     for opened in 0..12 {
         client = client.ready().await.unwrap();
         let list = Request::get("https://localhost/api/v1/nodes");
         let (_response, mut stream) = client.send_request(list.body(()).unwrap(), true).unwrap();
         if opened == 11 {
-            break; // two run, nine wait, and this is one too many
+            break; // two execute, nine wait, and this is one too many
         }
-        // The server has accepted the stream when it answers.
+        // The server has accepted the stream when it answers the ping.
         ping.ping(h2::Ping::opaque()).await.unwrap();
         stream.send_reset(h2::Reason::CANCEL);
     }
@@ -114,14 +114,14 @@ async fn streams_reset_faster_than_their_handlers_end_close_the_connection() {
     let error = ended.unwrap().unwrap_err();
     assert!(error.is_go_away() && error.is_remote(), "{error:?}");
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
-    let counters = running.server.counters();
+    let counters = test_server.server.counters();
     assert_eq!((counters.in_flight, counters.too_many_early_resets), (2, 1));
 }
 
 #[tokio::test]
 async fn the_counters_can_be_read() {
-    let running = start(PlaygroundSettings::default()).await;
-    let (status, text) = running
+    let test_server = start(PlaygroundSettings::default()).await;
+    let (status, text) = test_server
         .send("admin", Method::GET, "/metrics", &Value::Null)
         .await;
     assert_eq!(status, StatusCode::OK);
@@ -131,18 +131,18 @@ async fn the_counters_can_be_read() {
 
 #[tokio::test]
 async fn streams_reset_before_they_are_accepted_close_the_connection() {
-    let running = start(PlaygroundSettings::default()).await;
-    let (credential, _) = running.user("alice");
-    let mut stream = running.tls(credential.as_ref(), b"h2").await;
+    let test_server = start(PlaygroundSettings::default()).await;
+    let (credential, _) = test_server.user("alice");
+    let mut stream = test_server.tls(credential.as_ref(), b"h2").await;
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     sent.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]); // SETTINGS
     for id in (1_u8..99).step_by(2) {
-        // GET, https, / and no more; then RST_STREAM with CANCEL.
+        // GET, https, / and nothing else; then RST_STREAM with CANCEL.
         sent.extend_from_slice(&[0, 0, 3, 1, 5, 0, 0, 0, id, 0x82, 0x87, 0x84]);
         sent.extend_from_slice(&[0, 0, 4, 3, 0, 0, 0, 0, id, 0, 0, 0, 8]);
     }
     stream.write_all(&sent).await.unwrap();
-    wait_for_counters(&running.server, |counters| {
+    wait_for_counters(&test_server.server, |counters| {
         counters.too_many_early_resets == 1
     })
     .await;

@@ -1,4 +1,5 @@
-//! A server with priority and fairness: what a request gives it, and what it takes.
+//! A server with priority and fairness: the arguments of its calls, and the effect of their
+//! results.
 
 use super::*;
 use crate::playground::ApiUser;
@@ -10,7 +11,7 @@ use http::HeaderValue;
 use http::Uri;
 use tokio::sync::Semaphore;
 
-/// So many seats, and no queue.
+/// A fixed number of seats, without a queue.
 #[derive(Debug)]
 struct SemaphoreFairness(Arc<Semaphore>);
 
@@ -47,13 +48,13 @@ impl Fairness for SemaphoreFairness {
 #[tokio::test]
 async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_starts() {
     let seats = Arc::new(Semaphore::new(1));
-    let running = start_with(
+    let test_server = start_with(
         PlaygroundSettings::default(),
         Some(Arc::new(SemaphoreFairness(Arc::clone(&seats)))),
     )
     .await;
-    let (credential, _) = running.user("alice");
-    let mut sender = running.http1(credential.as_ref()).await;
+    let (credential, _) = test_server.user("alice");
+    let mut sender = test_server.http1(credential.as_ref()).await;
     let list = || request(Method::GET, "/api/v1/nodes", &Value::Null);
     let response = sender.send_request(list()).await.unwrap();
     assert_eq!(
@@ -70,11 +71,11 @@ async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_starts() {
     let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
     let watch = sender.send_request(watch).await.unwrap();
     assert_eq!(watch.status(), StatusCode::OK);
-    assert_eq!(running.server.counters().long_running, 1);
+    assert_eq!(test_server.server.counters().long_running, 1);
     assert_eq!(seats.available_permits(), 1);
 
     let taken = seats.acquire().await.unwrap();
-    let mut sender = running.http1(credential.as_ref()).await;
+    let mut sender = test_server.http1(credential.as_ref()).await;
     let response = sender.send_request(list()).await.unwrap();
     assert_eq!(response.headers()["retry-after"], "7");
     assert_eq!(
@@ -84,7 +85,7 @@ async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_starts() {
     let (status, body) = read_response(response).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(body, "Too many requests, please try again later.\n");
-    assert_eq!(running.server.counters().rejected, 1);
+    assert_eq!(test_server.server.counters().rejected, 1);
     let health = request(Method::GET, "/readyz", &Value::Null);
     let response = sender.send_request(health).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK, "no seat is asked for");

@@ -1,13 +1,13 @@
-//! What tells how many objects there are.
+//! The responses and metrics that report the number of objects.
 
 use super::*;
 
 #[tokio::test]
 async fn a_limited_list_counts_the_remaining_items_and_version_0_ignores_the_limit() {
-    let running = start(PlaygroundSettings::default()).await;
+    let test_server = start(PlaygroundSettings::default()).await;
     let list = async |query: &str| {
         let path = format!("/api/v1/pods?{query}");
-        let (_, pods) = running
+        let (_, pods) = test_server
             .send("alice", Method::GET, &path, &Value::Null)
             .await;
         let items = pods["items"].as_array().unwrap().len();
@@ -28,9 +28,9 @@ async fn a_limited_list_counts_the_remaining_items_and_version_0_ignores_the_lim
 
 #[tokio::test]
 async fn metrics_report_object_counts_and_sizes_except_the_size_of_events() {
-    let running = start(PlaygroundSettings::default()).await;
-    let bytes = running.server.object_bytes("pods").unwrap();
-    let (_, metrics) = running
+    let test_server = start(PlaygroundSettings::default()).await;
+    let bytes = test_server.server.object_bytes("pods").unwrap();
+    let (_, metrics) = test_server
         .send("admin", Method::GET, "/metrics", &Value::Null)
         .await;
     let metrics = metrics.as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Small scenes with round numbers.
+//! Small examples with round numbers.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const B: u64 = 1;
 
 fn key_of(arrival: Arrival) -> RequestKey {
     match arrival {
-        Arrival::Execute(ticket) | Arrival::Queued(ticket) => ticket,
+        Arrival::Execute(key) | Arrival::Queued(key) => key,
         Arrival::Reject(reason) => panic!("rejected: {}", reason.label()),
     }
 }
@@ -287,13 +287,19 @@ fn the_gauges_show_the_times_before_the_dispatch() {
     set.arrive(t0, A, seats(1), (), fx);
     set.arrive(t0 + 2 * MS, B, seats(1), (), fx);
     set.leave(t0 + 3 * MS, first, fx);
-    let seen = set.last_dispatch().unwrap();
-    assert_eq!((seen.r.units(), seen.s.units()), (250_000, 200_000));
+    let last_dispatch = set.last_dispatch().unwrap();
     assert_eq!(
-        (seen.s_bounds.0.units(), seen.s_bounds.1.units()),
+        (last_dispatch.r.units(), last_dispatch.s.units()),
+        (250_000, 200_000)
+    );
+    assert_eq!(
+        (
+            last_dispatch.s_bounds.0.units(),
+            last_dispatch.s_bounds.1.units()
+        ),
         (200_000, 300_000)
     );
-    assert_eq!(seen.discounted_s_bounds, seen.s_bounds);
+    assert_eq!(last_dispatch.discounted_s_bounds, last_dispatch.s_bounds);
 }
 
 #[test]
@@ -302,7 +308,7 @@ fn idle_levels_and_waiting_requests_take_little_memory() {
         Option<crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest<()>>,
     >();
     assert!(per_request <= 192, "{per_request} bytes");
-    let per_queue = size_of::<super::super::Queue>();
+    let per_queue = size_of::<super::super::queue::Queue>();
     assert!(
         128 * (per_queue + per_request) <= 40 << 10,
         "{per_queue} bytes a queue"
@@ -316,11 +322,11 @@ fn a_level_allocates_nothing_for_a_load_it_has_had_before() {
     let fx = &mut Effects::default();
     let mut memory = None;
     for round in 0..100_u64 {
-        let tickets: Vec<RequestKey> = (0..60)
+        let keys: Vec<RequestKey> = (0..60)
             .map(|flow| key_of(set.arrive(t0, flow * 7919 * (1 + round), seats(1), (), fx)))
             .collect();
-        for ticket in tickets {
-            set.leave(t0 + Duration::from_millis(round), ticket, fx);
+        for key in keys {
+            set.leave(t0 + Duration::from_millis(round), key, fx);
         }
         if round >= 50 {
             let now = (
@@ -338,11 +344,11 @@ fn the_memory_of_a_flood_is_released() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(128, 6, 50_000), 1);
     let fx = &mut Effects::default();
-    let tickets: Vec<RequestKey> = (0..10_000)
+    let keys: Vec<RequestKey> = (0..10_000)
         .map(|flow| key_of(set.arrive(t0, flow * 7919, seats(1), (), fx)))
         .collect();
-    for ticket in tickets {
-        set.leave(t0, ticket, fx);
+    for key in keys {
+        set.leave(t0, key, fx);
     }
     assert_eq!(set.requests.capacity(), 0);
 }

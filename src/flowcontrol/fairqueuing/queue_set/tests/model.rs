@@ -1,5 +1,5 @@
-//! The queue set once more, slow and obvious: lists, from which everything is counted anew whenever
-//! it is asked.
+//! A slow and simple model of the queue set: lists, from which every value is computed again on
+//! each call.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) struct ModelRequest {
 }
 
 struct ModelQueue {
-    /// Never used twice, so that removing another queue does not change who this is.
+    /// Never reused, so that it stays valid when another queue is removed.
     id: usize,
     next_dispatch_r: u64,
 }
@@ -160,7 +160,7 @@ impl QueueSetModel {
         self.bound(self.requests[id].queue.unwrap());
     }
 
-    /// Returns how long the seats linger.
+    /// Returns the time for which the seats linger.
     pub(super) fn finish(&mut self, now: Duration, id: usize) -> Duration {
         self.sync(now);
         let request = &mut self.requests[id];
@@ -358,7 +358,7 @@ impl QueueSetModel {
         if self.queues.len() <= self.desired_queues() || self.is_active(identity) {
             return;
         }
-        // Its queue may have gone before it.
+        // Its queue may have been removed before.
         let Some(index) = self.queues.iter().position(|q| q.id == identity) else {
             return;
         };

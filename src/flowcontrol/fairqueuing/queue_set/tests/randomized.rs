@@ -1,4 +1,4 @@
-//! Any sequence of calls: the set does what the model does, and what must always hold does.
+//! Random sequences of calls: the set equals the model, and the invariants hold.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -18,48 +18,48 @@ use super::queuing;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
-/// The set and its model, told the same.
+/// The set and its model, with the same calls.
 struct SetAndModel {
     origin: Instant,
     now: Duration,
     set: QueueSet<usize>,
     model: QueueSetModel,
     effects: Effects,
-    /// By the number of the request in the model.
+    /// By the index of the request in the model.
     keys: Vec<RequestKey>,
-    /// Whether the last call was one after which nobody waits who could run.
+    /// Whether the last call was one after which no request waits that could execute.
     dispatches: bool,
 }
 
 #[derive(Clone, Copy)]
 struct LoadProfile {
-    /// Up to so many seats in either phase of a request.
+    /// The most seats in either phase of a request.
     max_seats: u32,
-    /// The level is reconfigured from time to time.
+    /// Whether the level is reconfigured from time to time.
     reconfigures: bool,
     lingering: bool,
 }
 
-fn any_queuing(dice: &mut SplitMix64) -> Queuing {
-    let queues = i32::try_from(1 + dice.below(8)).unwrap();
-    let hand_size = 1 + i32::try_from(dice.below(4)).unwrap().min(queues - 1);
-    let queue_length_limit = usize::try_from(dice.below(5)).unwrap();
-    match dice.below(8) {
+fn any_queuing(rng: &mut SplitMix64) -> Queuing {
+    let queues = i32::try_from(1 + rng.below(8)).unwrap();
+    let hand_size = 1 + i32::try_from(rng.below(4)).unwrap().min(queues - 1);
+    let queue_length_limit = usize::try_from(rng.below(5)).unwrap();
+    match rng.below(8) {
         0 => Queuing::Reject,
         _ => queuing(queues, hand_size, queue_length_limit),
     }
 }
 
-fn any_work(dice: &mut SplitMix64, shape: LoadProfile) -> WorkEstimate {
-    let lingers = shape.lingering && dice.one_in(2);
+fn any_work(rng: &mut SplitMix64, shape: LoadProfile) -> WorkEstimate {
+    let lingers = shape.lingering && rng.one_in(2);
     WorkEstimate {
-        initial_seats: 1 + dice.below_u32(shape.max_seats),
+        initial_seats: 1 + rng.below_u32(shape.max_seats),
         final_seats: if lingers {
-            dice.below_u32(shape.max_seats + 1)
+            rng.below_u32(shape.max_seats + 1)
         } else {
             0
         },
-        additional_latency: Duration::from_nanos(if lingers { dice.below(9_000_000) } else { 0 }),
+        additional_latency: Duration::from_nanos(if lingers { rng.below(9_000_000) } else { 0 }),
     }
 }
 
@@ -87,29 +87,29 @@ impl SetAndModel {
             .collect()
     }
 
-    fn step(&mut self, dice: &mut SplitMix64, shape: LoadProfile) {
-        self.now += Duration::from_nanos(dice.below(2_000_000));
+    fn step(&mut self, rng: &mut SplitMix64, shape: LoadProfile) {
+        self.now += Duration::from_nanos(rng.below(2_000_000));
         self.dispatches = false;
-        match dice.below(16) {
-            0..=6 => self.arrive(dice.below(5) * 7919, any_work(dice, shape)),
-            7..=10 => self.for_one_in_state(ModelRequestState::Executing, dice, Self::finish),
-            11..=12 => self.for_one_in_state(ModelRequestState::Lingering, dice, Self::release),
-            13 => self.for_one_in_state(ModelRequestState::Waiting, dice, Self::eject),
-            14 => self.cancel(dice),
-            _ if shape.reconfigures => self.reconfigure(dice),
+        match rng.below(16) {
+            0..=6 => self.arrive(rng.below(5) * 7919, any_work(rng, shape)),
+            7..=10 => self.for_one_in_state(ModelRequestState::Executing, rng, Self::finish),
+            11..=12 => self.for_one_in_state(ModelRequestState::Lingering, rng, Self::release),
+            13 => self.for_one_in_state(ModelRequestState::Waiting, rng, Self::eject),
+            14 => self.cancel(rng),
+            _ if shape.reconfigures => self.reconfigure(rng),
             _ => {}
         }
         self.compare();
-        self.check(dice.below(1000) == 0);
+        self.check(rng.below(1000) == 0);
     }
 
     fn for_one_in_state(
         &mut self,
         state: ModelRequestState,
-        dice: &mut SplitMix64,
+        rng: &mut SplitMix64,
         then: fn(&mut Self, usize),
     ) {
-        if let Some(id) = dice.pick(&self.in_state(state)) {
+        if let Some(id) = rng.pick(&self.in_state(state)) {
             then(self, id);
         }
     }
@@ -120,19 +120,19 @@ impl SetAndModel {
             .set
             .arrive(self.instant(), hash, work, id, &mut self.effects);
         match (arrival, self.model.arrive(self.now, hash, work)) {
-            (Arrival::Execute(ticket), Ok(number)) => {
+            (Arrival::Execute(key), Ok(number)) => {
                 assert_eq!(
                     self.model.requests[number].state,
                     ModelRequestState::Executing
                 );
-                self.keys.push(ticket);
+                self.keys.push(key);
             }
-            (Arrival::Queued(ticket), Ok(number)) => {
+            (Arrival::Queued(key), Ok(number)) => {
                 assert_eq!(
                     self.model.requests[number].state,
                     ModelRequestState::Waiting
                 );
-                self.keys.push(ticket);
+                self.keys.push(key);
                 self.dispatches = true;
             }
             (Arrival::Reject(reason), Err(expected)) => assert_eq!(reason, expected),
@@ -171,10 +171,10 @@ impl SetAndModel {
         self.model.eject(self.now, id);
     }
 
-    /// Somebody's patience ends, wherever they are by then.
-    fn cancel(&mut self, dice: &mut SplitMix64) {
-        let everybody: Vec<usize> = (0..self.keys.len()).collect();
-        let Some(id) = dice.pick(&everybody) else {
+    /// Cancels one request, in whatever phase it is.
+    fn cancel(&mut self, rng: &mut SplitMix64) {
+        let all_ids: Vec<usize> = (0..self.keys.len()).collect();
+        let Some(id) = rng.pick(&all_ids) else {
             return;
         };
         let cancelled = self
@@ -190,16 +190,16 @@ impl SetAndModel {
         }
     }
 
-    fn reconfigure(&mut self, dice: &mut SplitMix64) {
-        let queuing = any_queuing(dice);
-        let limit = dice.below_u32(7);
+    fn reconfigure(&mut self, rng: &mut SplitMix64) {
+        let queuing = any_queuing(rng);
+        let limit = rng.below_u32(7);
         self.set
             .reconfigure(self.instant(), queuing, limit, &mut self.effects);
         self.model.reconfigure(self.now, queuing, limit);
         self.dispatches = true;
     }
 
-    /// Makes it later in virtual time, for everyone alike.
+    /// Adds to all virtual times alike.
     fn shift_times(&mut self, by: u64) {
         let by = SeatSeconds::from_units(by);
         let shift = |time: &mut SeatSeconds| *time = time.wrapping_add(by);
@@ -216,10 +216,9 @@ impl SetAndModel {
     }
 
     fn compare(&self) {
-        let numbers = |tickets: &[RequestKey]| -> Vec<usize> {
-            tickets
-                .iter()
-                .map(|&ticket| *self.set.payload(ticket).unwrap())
+        let numbers = |keys: &[RequestKey]| -> Vec<usize> {
+            keys.iter()
+                .map(|&key| *self.set.payload(key).unwrap())
                 .collect()
         };
         assert_eq!(self.set.totals(), self.model.totals());
@@ -234,9 +233,9 @@ impl SetAndModel {
             self.effects.blocked.map(|t| numbers(&[t])[0]),
             self.model.blocked
         );
-        for (id, &ticket) in self.keys.iter().enumerate() {
+        for (id, &key) in self.keys.iter().enumerate() {
             let gone = self.model.requests[id].state == ModelRequestState::Removed;
-            assert_eq!(self.set.phase(ticket).is_none(), gone, "request {id}");
+            assert_eq!(self.set.phase(key).is_none(), gone, "request {id}");
         }
     }
 
@@ -258,17 +257,16 @@ impl SetAndModel {
             assert!(seats_in_use >= limit, "somebody waits beside a free seat");
         }
         if dump {
-            let shown = self.set.dump_requests();
-            assert_eq!(shown.len(), requests_waiting + requests_executing);
+            let dump = self.set.dump_requests();
+            assert_eq!(dump.len(), requests_waiting + requests_executing);
             assert!(
-                shown
-                    .iter()
+                dump.iter()
                     .all(|line| line.position.is_none() == line.started.is_some())
             );
         }
     }
 
-    /// Everyone leaves.
+    /// Every request leaves.
     fn drain(&mut self) {
         for _ in 0..2 {
             for id in 0..self.keys.len() {
@@ -284,14 +282,14 @@ impl SetAndModel {
     }
 }
 
-/// Runs `steps` calls on levels of this shape, one for each seed, then empties them.
+/// Runs `steps` calls on levels of this profile, one for each seed, then empties them.
 fn run_random_steps(seeds: std::ops::Range<u64>, steps: usize, shape: LoadProfile) {
     for seed in seeds {
-        let dice = &mut SplitMix64(seed);
-        let mut pair = SetAndModel::new(any_queuing(dice), 1 + dice.below_u32(6));
+        let rng = &mut SplitMix64(seed);
+        let mut pair = SetAndModel::new(any_queuing(rng), 1 + rng.below_u32(6));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..steps {
-                pair.step(dice, shape);
+                pair.step(rng, shape);
             }
             pair.drain();
             pair
@@ -368,11 +366,11 @@ fn a_level_that_keeps_changing_serves_as_the_model_does() {
 
 #[test]
 fn an_exempt_level_starts_every_request_at_once() {
-    let dice = &mut SplitMix64(7);
+    let rng = &mut SplitMix64(7);
     let mut pair = SetAndModel::new(Queuing::Exempt, 0);
     for _ in 0..500 {
         pair.step(
-            dice,
+            rng,
             LoadProfile {
                 max_seats: 9,
                 reconfigures: false,
@@ -390,7 +388,7 @@ fn an_exempt_level_starts_every_request_at_once() {
 
 #[test]
 fn an_epoch_advance_changes_no_decision() {
-    let dice = &mut SplitMix64(11);
+    let rng = &mut SplitMix64(11);
     let shape = LoadProfile {
         max_seats: 4,
         reconfigures: false,
@@ -399,9 +397,9 @@ fn an_epoch_advance_changes_no_decision() {
     let mut pair = SetAndModel::new(queuing(4, 2, 50), 5);
     let mut epochs = 0;
     for _ in 0..400 {
-        pair.step(dice, shape);
+        pair.step(rng, shape);
         if pair.set.current_r().units() < u64::MAX / 2 && pair.set.active_queues > 1 {
-            // Nobody waits for millennia to see an epoch end.
+            // Without this shift, an epoch would end only after millennia.
             pair.shift_times(u64::MAX / 4 * 3 - pair.set.current_r().units());
         }
         epochs += usize::from(pair.effects.epoch_advance.is_some());
@@ -412,34 +410,34 @@ fn an_epoch_advance_changes_no_decision() {
 
 #[test]
 fn extreme_numbers_cause_no_panic() {
-    let dice = &mut SplitMix64(13);
-    let any = |dice: &mut SplitMix64| dice.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
-    let long = |dice: &mut SplitMix64| Duration::from_nanos(dice.next_u64() >> dice.below(64));
+    let rng = &mut SplitMix64(13);
+    let any = |rng: &mut SplitMix64| rng.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
+    let long = |rng: &mut SplitMix64| Duration::from_nanos(rng.next_u64() >> rng.below(64));
     let mut now = origin();
     let effects = &mut Effects::default();
     let mut set = QueueSet::new(now, queuing(8, 3, 4), u32::MAX);
-    let mut tickets = Vec::new();
+    let mut keys = Vec::new();
     for _ in 0..20_000 {
-        now = now.checked_add(long(dice)).unwrap_or_else(origin);
-        match dice.below(8) {
+        now = now.checked_add(long(rng)).unwrap_or_else(origin);
+        match rng.below(8) {
             0..4 => {
                 let work = WorkEstimate {
-                    initial_seats: any(dice),
-                    final_seats: any(dice),
-                    additional_latency: long(dice),
+                    initial_seats: any(rng),
+                    final_seats: any(rng),
+                    additional_latency: long(rng),
                 };
-                match set.arrive(now, dice.next_u64(), work, (), effects) {
-                    Arrival::Execute(ticket) | Arrival::Queued(ticket) => tickets.push(ticket),
+                match set.arrive(now, rng.next_u64(), work, (), effects) {
+                    Arrival::Execute(key) | Arrival::Queued(key) => keys.push(key),
                     Arrival::Reject(_) => {}
                 }
             }
             4..7 => {
-                if let Some(ticket) = dice.pick(&tickets) {
-                    set.leave(now, ticket, effects);
+                if let Some(key) = rng.pick(&keys) {
+                    set.leave(now, key, effects);
                 }
             }
-            _ => set.reconfigure(now, any_queuing(dice), any(dice), effects),
+            _ => set.reconfigure(now, any_queuing(rng), any(rng), effects),
         }
-        tickets.retain(|&ticket| set.phase(ticket).is_some());
+        keys.retain(|&key| set.phase(key).is_some());
     }
 }

@@ -1,4 +1,5 @@
-//! Flows of clients in virtual time: who gets how much, and who waits how long.
+//! Flows of clients in virtual time: the service that each flow gets, and the waits of its
+//! requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,17 +18,17 @@ use super::queuing;
 use super::seats;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
-/// Clients of one flow: each sends a request, waits for its end, thinks, sends the next.
+/// The clients of one flow. Each sends a request, waits for its end, pauses, and sends the next.
 #[derive(Clone, Copy)]
 struct SimFlow {
     clients: u32,
     work: WorkEstimate,
-    /// A request runs for half of this time up to all of it.
+    /// A request executes for half of this time up to all of it.
     service_time: Duration,
     think_time: Duration,
 }
 
-/// What came of a flow.
+/// The result of a flow.
 #[derive(Clone, Copy, Default)]
 struct SimOutcome {
     /// In seat-seconds.
@@ -38,7 +39,7 @@ struct SimOutcome {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum SimEvent {
     Arrive(usize),
-    /// The request with this number ends its present phase.
+    /// The request with this index ends its current phase.
     Leave(usize),
 }
 
@@ -59,19 +60,14 @@ struct Simulation<'a> {
     rng: SplitMix64,
 }
 
-/// What comes of each flow on a level with `limit` seats, measured from the first quarter of the
+/// The results of each flow on a level with `limit` seats, measured from the first quarter of the
 /// time on.
-fn simulate(
-    flows: &[SimFlow],
-    limit: u32,
-    span: Duration,
-    mut dice: SplitMix64,
-) -> Vec<SimOutcome> {
+fn simulate(flows: &[SimFlow], limit: u32, span: Duration, mut rng: SplitMix64) -> Vec<SimOutcome> {
     let t0 = origin();
     let mut events = BinaryHeap::new();
     for (index, flow) in flows.iter().enumerate() {
         for _ in 0..flow.clients {
-            let first = Duration::from_nanos(dice.below(1_000_000));
+            let first = Duration::from_nanos(rng.below(1_000_000));
             events.push(Reverse((first, SimEvent::Arrive(index))));
         }
     }
@@ -83,7 +79,7 @@ fn simulate(
         effects,
         requests,
         events,
-        rng: dice,
+        rng,
     };
     let mut outcomes = vec![SimOutcome::default(); flows.len()];
     while let Some(Reverse((now, event))) = simulation.events.pop()
@@ -112,10 +108,10 @@ impl Simulation<'_> {
             .set
             .arrive(at, hash, self.flows[flow].work, number, &mut self.effects)
         {
-            Arrival::Execute(ticket) | Arrival::Queued(ticket) => {
+            Arrival::Execute(key) | Arrival::Queued(key) => {
                 self.requests.push(SimRequest {
                     flow,
-                    key: ticket,
+                    key,
                     arrived: now,
                 });
             }
@@ -124,10 +120,8 @@ impl Simulation<'_> {
     }
 
     fn leave(&mut self, at: Instant, now: Duration, number: usize) {
-        let SimRequest {
-            flow, key: ticket, ..
-        } = self.requests[number];
-        match self.set.leave(at, ticket, &mut self.effects) {
+        let SimRequest { flow, key, .. } = self.requests[number];
+        match self.set.leave(at, key, &mut self.effects) {
             Some(Departure::Lingers(time)) => {
                 self.events
                     .push(Reverse((now + time, SimEvent::Leave(number))));
@@ -142,12 +136,11 @@ impl Simulation<'_> {
         }
     }
 
-    /// Lets those run whose turn has come: whose they are, how much they will get, how long they
-    /// waited.
+    /// Starts the dispatched requests. Returns the flow, the service and the wait of each.
     fn start(&mut self, now: Duration) -> Vec<(usize, f64, Duration)> {
         let mut started = Vec::new();
-        for &ticket in &self.effects.started {
-            let number = *self.set.payload(ticket).unwrap();
+        for &key in &self.effects.started {
+            let number = *self.set.payload(key).unwrap();
             let SimRequest { flow, arrived, .. } = self.requests[number];
             let SimFlow {
                 work,
@@ -165,23 +158,23 @@ impl Simulation<'_> {
     }
 }
 
-/// Max-min fairness: everyone gets what they want up to a level, the same for all, at which the sum
-/// is `capacity` (or nobody wants more). Found by bisection.
+/// Max-min fairness: each flow gets its demand up to a bound, the same for all, at which the sum is
+/// `capacity` (or all demands are met). Found by bisection.
 fn max_min(demands: &[f64], capacity: f64) -> Vec<f64> {
-    let given = |level: f64| demands.iter().map(move |demand| demand.min(level));
+    let allocations = |level: f64| demands.iter().map(move |demand| demand.min(level));
     let (mut low, mut high) = (0.0, capacity);
     for _ in 0..100 {
         let middle = f64::midpoint(low, high);
-        if given(middle).sum::<f64>() < capacity {
+        if allocations(middle).sum::<f64>() < capacity {
             low = middle
         } else {
             high = middle
         }
     }
-    given(high).collect()
+    allocations(high).collect()
 }
 
-/// The seats that a flow would keep busy if it never waited.
+/// The seats that a flow would occupy if it never waited.
 fn demand(flow: &SimFlow) -> f64 {
     let held = flow.service_time.as_secs_f64() * 0.75 + flow.work.additional_latency.as_secs_f64();
     let busy = held / (held + flow.think_time.as_secs_f64());
@@ -246,7 +239,7 @@ fn slow_requests_get_no_more_than_quick_ones() {
 
 #[test]
 fn wide_and_lingering_requests_are_charged_for_their_seats() {
-    // Many seats, for the few that stay free while a wide request waits for them are nobody's.
+    // Many seats, because no flow uses the few that stay free while a wide request waits for them.
     let wide = SimFlow {
         work: seats(3),
         ..flow(100, 10 * MS, MS)
@@ -268,8 +261,8 @@ fn an_idle_level_serves_each_flow_its_whole_demand() {
     assert_fair(&flows, 40, 0.02);
 }
 
-/// The bound of fair queuing, for a flow that has one request waiting at a time: when it arrives it
-/// waits for a seat to come free, and then for no more than one turn of each queue that is busy.
+/// The bound of fair queuing, for a flow that has one request waiting at a time. On arrival it
+/// waits for a seat to become free, and then for no more than one request of each active queue.
 #[test]
 fn a_mouse_flow_waits_for_one_round_whatever_the_elephant_flows_do() {
     for (seed, limit, elephants, service) in [

@@ -1,23 +1,24 @@
-//! CBOR as kube-apiserver takes it (`runtime/serializer/cbor/internal/modes`): strings of either kind, indefinite lengths,
-//! no key twice, no NaN or infinity, nothing behind the end.
+//! CBOR as kube-apiserver reads it (`runtime/serializer/cbor/internal/modes`): strings of either
+//! kind, indefinite lengths, no duplicate keys, no NaN or infinity, no trailing data.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::ByteText;
-use super::EventParser;
-use super::EventValue;
-use super::EventValueKind;
-use super::ParsedKey;
-use super::ParsedList;
+use crate::limits::rate::events::body::event_parser::ByteText;
+use crate::limits::rate::events::body::event_parser::EventParser;
+use crate::limits::rate::events::body::event_parser::EventValue;
+use crate::limits::rate::events::body::event_parser::EventValueKind;
+use crate::limits::rate::events::body::event_parser::ParsedKey;
+use crate::limits::rate::events::body::event_parser::ParsedList;
 
-/// `MaxNestedLevels` is about this; deeper ones are for those who mean harm.
+/// `MaxNestedLevels` is about this. Only an attack nests deeper.
 const MAX_DEPTH: usize = 10_000;
 
-/// More keys than any object has in the maps that are looked into. The names are kept to tell doubles.
+/// More keys than any object has in the maps that are read. The names are kept to detect
+/// duplicates.
 const MAX_KEYS: usize = 1024;
 
-/// `self-described CBOR`: what begins every body that Kubernetes writes.
+/// `self-described CBOR`: the prefix of every body that Kubernetes writes.
 const SELF_DESCRIBED: &[u8] = &[0xd9, 0xd9, 0xf7];
 
 const UNSIGNED: u8 = 0;
@@ -29,7 +30,7 @@ const MAP: u8 = 5;
 const TAG: u8 = 6;
 const SIMPLE: u8 = 7;
 
-/// Ends what has no length.
+/// The end of an item of indefinite length.
 const BREAK: u8 = 0xff;
 
 const FALSE: u64 = 20;
@@ -41,18 +42,18 @@ pub(super) struct CborEventParser<'b> {
     remaining: &'b [u8],
 }
 
-/// How many pairs are left, if that is told, and the names that were there.
+/// The number of remaining pairs, if the length is definite, and the names that were read.
 pub(super) struct CborMapState<'b> {
     remaining: Option<u64>,
     names: HashSet<ByteText<'b>>,
 }
 
-/// The beginning of an item.
+/// The head of a data item.
 struct CborItemHead {
     major: u8,
-    /// The low five bits, which for simple values tell how wide they are.
+    /// The low five bits, which for simple values encode the width.
     additional_info: u8,
-    /// None if the length is indefinite.
+    /// `None` for an indefinite length.
     argument: Option<u64>,
 }
 
@@ -90,7 +91,7 @@ impl<'b> CborEventParser<'b> {
         })
     }
 
-    /// The string that a head has begun.
+    /// Reads the string that follows a head.
     fn read_string(&mut self, head: &CborItemHead) -> Option<ByteText<'b>> {
         if let Some(length) = head.argument {
             let bytes = self.take_bytes(length)?;
@@ -108,7 +109,7 @@ impl<'b> CborEventParser<'b> {
         Some(Cow::Owned(whole))
     }
 
-    /// Passes the end of what has no length, if it is there.
+    /// Consumes the end of an item of indefinite length, if it is next.
     fn take_break(&mut self) -> bool {
         if let Some((&BREAK, rest)) = self.remaining.split_first() {
             self.remaining = rest;
@@ -120,7 +121,7 @@ impl<'b> CborEventParser<'b> {
     fn simple_kind(head: &CborItemHead) -> Option<EventValueKind> {
         let argument = head.argument?;
         match head.additional_info {
-            // Half, single and double: all bits of the exponent set is no number.
+            // Half, single and double: an exponent of all ones is infinity or NaN.
             25 if argument >> 10 & 0x1f == 0x1f => None,
             26 if argument >> 23 & 0xff == 0xff => None,
             27 if argument >> 52 & 0x7ff == 0x7ff => None,
@@ -134,11 +135,11 @@ impl<'b> CborEventParser<'b> {
         }
     }
 
-    /// What a head that is no collection and no tag begins, passed over.
+    /// Skips the item of a head that is neither a collection nor a tag.
     fn skip_scalar(&mut self, head: &CborItemHead) -> Option<EventValueKind> {
         match head.major {
             UNSIGNED | NEGATIVE => {
-                // -1 - n
+                // A negative integer is -1 - n, so n has the same range.
                 let whole = i64::try_from(head.argument?);
                 Some(whole.map_or(EventValueKind::Other, EventValueKind::from_integer))
             }
@@ -148,9 +149,9 @@ impl<'b> CborEventParser<'b> {
         }
     }
 
-    /// Passes over what a head has begun, however deep, without recursion.
+    /// Skips the item of a head, at any depth, without recursion.
     fn skip_item(&mut self, head: CborItemHead) -> Option<()> {
-        // How many items are left in the collections that are open; none for those without a length.
+        // The remaining items of the open collections; `None` for an indefinite length.
         let mut open: Vec<Option<u64>> = Vec::new();
         let mut head = head;
         loop {
@@ -186,13 +187,13 @@ impl<'b> CborEventParser<'b> {
     }
 }
 
-/// Bytes are what they are, text is UTF-8.
+/// Whether a string is valid: text must be UTF-8, bytes may be anything.
 fn is_valid_string(major: u8, bytes: &[u8]) -> bool {
     major == BYTES || std::str::from_utf8(bytes).is_ok()
 }
 
 impl<'b> EventParser<'b> for CborEventParser<'b> {
-    /// How many items are left, if that is told.
+    /// The number of remaining items, if the length is definite.
     type List = Option<u64>;
     type Map = CborMapState<'b>;
 

@@ -1,22 +1,22 @@
-//! What an event's fields hold beside those that the limits look at: upstream answers a value of another type with 400.
+//! The types of an event's other fields. Upstream rejects a value of another type with 400.
 
-use super::EventParser;
-use super::EventValue;
-use super::EventValueKind;
-use super::ParsedKey;
-use super::ParsedList;
-use super::skip_map;
 use crate::api::time::is_micro_time;
 use crate::api::time::is_time;
+use crate::limits::rate::events::body::event_parser::EventParser;
+use crate::limits::rate::events::body::event_parser::EventValue;
+use crate::limits::rate::events::body::event_parser::EventValueKind;
+use crate::limits::rate::events::body::event_parser::ParsedKey;
+use crate::limits::rate::events::body::event_parser::ParsedList;
+use crate::limits::rate::events::body::event_parser::skip_map;
 
-/// What a field holds; null will do for each.
+/// The type of a field; null is valid for each.
 pub(super) enum EventFieldType {
     Any,
     Bool,
     Int32,
     Int64,
     List(&'static Self),
-    /// From names that are not known beforehand to strings.
+    /// A map from any names to strings.
     Map,
     /// `metav1.MicroTime`.
     MicroTime,
@@ -26,10 +26,10 @@ pub(super) enum EventFieldType {
     Time,
 }
 
-/// The fields of an object; what is not among them may be anything.
+/// The fields of an object. Other fields may have any type.
 pub(super) type EventFieldTypes = &'static [(&'static str, EventFieldType)];
 
-/// `metav1.ObjectMeta`, but for the name.
+/// `metav1.ObjectMeta` without the name.
 pub(super) const OBJECT_META: EventFieldTypes = &[
     ("annotations", EventFieldType::Map),
     ("creationTimestamp", EventFieldType::Time),
@@ -91,18 +91,18 @@ pub(super) const EVENT_SERIES: EventFieldTypes = &[
     ("lastObservedTime", EventFieldType::MicroTime),
 ];
 
-/// What a field of that name holds.
+/// The type of the field with this name.
 pub(super) fn field_type(fields: EventFieldTypes, name: &[u8]) -> &'static EventFieldType {
-    let found = fields.iter().find(|(known, _)| known.as_bytes() == name);
-    found.map_or(&EventFieldType::Any, |(_, shape)| shape)
+    let found = fields.iter().find(|(key, _)| key.as_bytes() == name);
+    found.map_or(&EventFieldType::Any, |(_, field_type)| field_type)
 }
 
-/// Passes over a value. Whether it is of that shape; `None` if it is malformed.
+/// Skips a value. Whether it has this type; `None` if it is malformed.
 pub(super) fn check_type<'b, F: EventParser<'b>>(
     format: &mut F,
-    shape: &EventFieldType,
+    expected: &EventFieldType,
 ) -> Option<bool> {
-    match shape {
+    match expected {
         EventFieldType::Any => format.skip_value().map(|_| true),
         EventFieldType::Bool => check_kind(format, &[EventValueKind::Bool]),
         EventFieldType::Int32 => check_kind(format, &[EventValueKind::Int32]),
@@ -123,12 +123,12 @@ fn check_kind<'b, F: EventParser<'b>>(format: &mut F, kinds: &[EventValueKind]) 
     Some(kind == EventValueKind::Null || kinds.contains(&kind))
 }
 
-fn check_text<'b, F: EventParser<'b>>(format: &mut F, well: fn(&[u8]) -> bool) -> Option<bool> {
+fn check_text<'b, F: EventParser<'b>>(format: &mut F, valid: fn(&[u8]) -> bool) -> Option<bool> {
     match format.read_value()? {
         EventValue::Map(map) => skip_map(format, map).map(|()| false),
         EventValue::Null => Some(true),
         EventValue::Other => Some(false),
-        EventValue::Text(text) => Some(well(&text)),
+        EventValue::Text(text) => Some(valid(&text)),
     }
 }
 
@@ -138,25 +138,25 @@ fn check_list<'b, F: EventParser<'b>>(format: &mut F, item: &EventFieldType) -> 
         ParsedList::Null => return Some(true),
         ParsedList::Other => return Some(false),
     };
-    let mut well = true;
+    let mut valid = true;
     while format.next_item(&mut list)? {
-        well &= check_type(format, item)?;
+        valid &= check_type(format, item)?;
     }
-    Some(well)
+    Some(valid)
 }
 
 fn check_object<'b, F: EventParser<'b>>(
     format: &mut F,
-    shape: impl Fn(&[u8]) -> &'static EventFieldType,
+    expected: impl Fn(&[u8]) -> &'static EventFieldType,
 ) -> Option<bool> {
     let mut map = match format.read_value()? {
         EventValue::Map(map) => map,
         EventValue::Null => return Some(true),
         EventValue::Other | EventValue::Text(_) => return Some(false),
     };
-    let mut well = true;
+    let mut valid = true;
     while let ParsedKey::Named(name) = format.next_key(&mut map)? {
-        well &= check_type(format, shape(&name))?;
+        valid &= check_type(format, expected(&name))?;
     }
-    Some(well)
+    Some(valid)
 }

@@ -1,25 +1,25 @@
-//! JSON as Go's decoder takes it: half of a surrogate pair and bytes that are no UTF-8 become U+FFFD.
+//! JSON as Go's decoder reads it: unpaired surrogates and invalid UTF-8 become U+FFFD.
 
 use std::borrow::Cow;
 
-use super::ByteText;
-use super::EventParser;
-use super::EventValue;
-use super::EventValueKind;
-use super::ParsedKey;
-use super::ParsedList;
+use crate::limits::rate::events::body::event_parser::ByteText;
+use crate::limits::rate::events::body::event_parser::EventParser;
+use crate::limits::rate::events::body::event_parser::EventValue;
+use crate::limits::rate::events::body::event_parser::EventValueKind;
+use crate::limits::rate::events::body::event_parser::ParsedKey;
+use crate::limits::rate::events::body::event_parser::ParsedList;
 
-/// Go's `maxNestingDepth`, less the event itself.
+/// Go's `maxNestingDepth` without the event itself.
 const MAX_DEPTH: usize = 9_999;
 
 pub(super) struct JsonEventParser<'b> {
     text: &'b [u8],
     position: usize,
-    /// What will close the collections that are passed over, outermost first.
+    /// The closing brackets of the collections that are being skipped, outermost first.
     open_collections: Vec<u8>,
 }
 
-/// Whether a key or an item was there already.
+/// Whether a key or an item was read already.
 pub(super) struct JsonCollectionState(bool);
 
 impl<'b> JsonEventParser<'b> {
@@ -35,7 +35,7 @@ impl<'b> JsonEventParser<'b> {
         self.text.get(self.position).copied()
     }
 
-    /// The next byte that is no white space, not yet passed.
+    /// The next byte that is not white space, without consuming it.
     fn peek_token(&mut self) -> Option<u8> {
         loop {
             match self.peek()? {
@@ -49,7 +49,7 @@ impl<'b> JsonEventParser<'b> {
         (self.peek_token()? == byte).then(|| self.position += 1)
     }
 
-    /// Passes a string's opening quote, text and closing quote; the text, and whether it has escapes.
+    /// Consumes a string with its quotes. Returns the text, and whether it has escapes.
     fn read_raw_string(&mut self) -> Option<(&'b [u8], bool)> {
         self.expect(b'"')?;
         let start = self.position;
@@ -103,7 +103,7 @@ impl<'b> JsonEventParser<'b> {
         })
     }
 
-    /// A number, `true`, `false` or `null`.
+    /// Skips a number, `true`, `false` or `null`.
     fn skip_scalar(&mut self) -> Option<EventValueKind> {
         let rest = self.text.get(self.position..)?;
         let length = rest
@@ -123,7 +123,7 @@ impl<'b> JsonEventParser<'b> {
         }
     }
 
-    /// Passes over a collection, however deep, without recursion.
+    /// Skips a collection of any depth, without recursion.
     fn skip_collection(&mut self) -> Option<()> {
         self.open_collections.clear();
         loop {
@@ -139,7 +139,7 @@ impl<'b> JsonEventParser<'b> {
         }
     }
 
-    /// Enters a collection, up to its first value. Whether it is over already.
+    /// Enters a collection, up to its first value. Whether it is empty.
     fn enter_collection(&mut self, close: u8) -> Option<bool> {
         self.position += 1;
         if self.open_collections.len() >= MAX_DEPTH {
@@ -161,7 +161,7 @@ impl<'b> JsonEventParser<'b> {
         self.expect(b':')
     }
 
-    /// Goes on to the next value. Whether there is none, since the outermost collection is closed.
+    /// Advances to the next value. Whether there is none, since the outermost collection is closed.
     fn advance_to_next_value(&mut self) -> Option<bool> {
         while let Some(&close) = self.open_collections.last() {
             let byte = self.peek_token()?;
@@ -228,13 +228,13 @@ impl<'b> EventParser<'b> for JsonEventParser<'b> {
     }
 
     fn next_item(&mut self, list: &mut JsonCollectionState) -> Option<bool> {
-        let begun = std::mem::replace(&mut list.0, true);
-        match (self.peek_token()?, begun) {
+        let started = std::mem::replace(&mut list.0, true);
+        match (self.peek_token()?, started) {
             (b']', _) => {
                 self.position += 1;
                 return Some(false);
             }
-            (b',', true) => self.position += 1, // what follows has to be a value
+            (b',', true) => self.position += 1, // a value must follow
             (_, false) => {}
             (_, true) => return None,
         }
@@ -255,7 +255,7 @@ impl<'b> EventParser<'b> for JsonEventParser<'b> {
     }
 }
 
-/// JSON's grammar of numbers.
+/// Whether the text is a number by JSON's grammar.
 fn is_number(text: &[u8]) -> bool {
     let digits = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = text.strip_prefix(b"-").unwrap_or(text);
@@ -283,7 +283,7 @@ fn is_number(text: &[u8]) -> bool {
         && exponent.is_none_or(digits)
 }
 
-/// Undoes escapes, which are well-formed.
+/// Decodes escapes, which are well-formed.
 fn unescape(raw: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(raw.len());
     let mut rest = raw;
@@ -313,7 +313,8 @@ fn unescape_simple(escaped: u8) -> char {
     }
 }
 
-/// What `\u0000`, or two of them, at the beginning of a text stand for, and their length.
+/// Decodes `\u0000`, or a pair of them, at the beginning of a text. Returns the character and the
+/// length of the escape.
 fn unescape_unicode(escape: &[u8]) -> (char, usize) {
     let unit = |from: usize| {
         let digits = escape.get(from..from + 6)?.strip_prefix(b"\\u")?;
@@ -332,7 +333,7 @@ fn push_char(text: &mut Vec<u8>, c: char) {
     text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
 }
 
-/// Adds bytes, each that is no UTF-8 as a U+FFFD of its own, as Go does.
+/// Appends bytes. Each that is not UTF-8 becomes its own U+FFFD, as in Go.
 fn push_lossy(text: &mut Vec<u8>, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
         text.extend_from_slice(chunk.valid().as_bytes());

@@ -1,27 +1,28 @@
-//! Kubernetes' protobuf: four bytes of magic, then `runtime.Unknown` with the event inside.
+//! Kubernetes' protobuf encoding: four bytes of magic, then `runtime.Unknown` with the event
+//! inside.
 //!
-//! Follows the code that gogo generates (`generated.pb.go`): a field of a known number has its wire type or the body is
-//! malformed, and so it is in the messages within; others are passed over; a message that comes twice is laid over the first,
-//! of strings the last counts.
+//! It follows the code that gogo generates (`generated.pb.go`). A field with a known number must
+//! have its wire type, also within nested messages; otherwise the body is malformed. Other fields
+//! are skipped. A repeated message is merged into the first; of repeated strings the last counts.
 
 use std::borrow::Cow;
 
-use super::ByteText;
-use super::EventBodyFields;
-use super::EventSchema;
-use super::SchemaFields;
+use crate::limits::rate::events::body::event_fields::EventBodyFields;
+use crate::limits::rate::events::body::event_fields::EventSchema;
+use crate::limits::rate::events::body::event_fields::SchemaFields;
+use crate::limits::rate::events::body::event_parser::ByteText;
 
 const MAGIC: &[u8] = b"k8s\0";
 
-/// A field's value, on the wire.
+/// The value of a field by its wire type.
 enum EventWireValue<'b> {
     Bytes(&'b [u8]),
-    /// Eight bytes, four, or a group.
+    /// A fixed64, a fixed32 or a group.
     Other,
     Varint,
 }
 
-/// The rest of a message.
+/// Reads a message; the bytes are its rest.
 struct EventMessageReader<'b>(&'b [u8]);
 
 pub(super) fn parse(body: &[u8]) -> Option<EventBodyFields<'_>> {
@@ -38,12 +39,13 @@ pub(super) fn parse(body: &[u8]) -> Option<EventBodyFields<'_>> {
             _ => {}
         }
     }
-    // Which spelling it is, the type tells, and without one the URL: then both are read, and one of them means nothing.
-    let told = EventSchema::from_api_version(&found.api_version);
+    // The `apiVersion` determines the schema, and without one the URL. In that case both schemas
+    // are read, and one result is ignored.
+    let declared = EventSchema::from_api_version(&found.api_version);
     for schema in [EventSchema::Core, EventSchema::Events] {
-        if told.is_none_or(|told| told == schema) {
-            let well = read_event(raw, schema, &mut found);
-            found.schema_fields(schema).invalid = well.is_none();
+        if declared.is_none_or(|declared| declared == schema) {
+            let valid = read_event(raw, schema, &mut found);
+            found.schema_fields(schema).invalid = valid.is_none();
         }
     }
     Some(found)
@@ -62,7 +64,7 @@ fn read_type_meta<'b>(meta: &'b [u8], found: &mut EventBodyFields<'b>) -> Option
     Some(())
 }
 
-/// The numbers of the fields of interest, and what all fields are.
+/// The numbers of the fields that the limits need, and the types of all fields.
 struct EventFieldNumbers {
     object: u64,
     source: u64,
@@ -116,10 +118,10 @@ const EVENTS: EventFieldNumbers = EventFieldNumbers {
     ],
 };
 
-/// What a field of a known number is.
+/// The type of a field with a known number.
 #[derive(Clone, Copy)]
 enum EventWireField {
-    /// A string, or bytes.
+    /// A string or bytes.
     Bytes,
     /// An entry of a map from strings to strings.
     Entry,
@@ -189,10 +191,10 @@ const EVENT_SERIES: EventWireFields = &[
     (2, EventWireField::Message(TIMESTAMP)),
 ];
 
-/// `metav1.Timestamp`, as which both kinds of time are sent.
+/// `metav1.Timestamp`, the encoding of `Time` and `MicroTime`.
 const TIMESTAMP: EventWireFields = &[(1, EventWireField::Varint), (2, EventWireField::Varint)];
 
-/// Passes over the fields of a message. `None` if it is malformed.
+/// Skips the fields of a message. `None` if it is malformed.
 fn check_message(bytes: &[u8], fields: EventWireFields) -> Option<()> {
     let mut message = EventMessageReader(bytes);
     while let Some((number, value)) = message.next_field()? {
@@ -201,9 +203,9 @@ fn check_message(bytes: &[u8], fields: EventWireFields) -> Option<()> {
     Some(())
 }
 
-/// `None` if a field of a known number is not what it should be.
+/// `None` if a field with a known number has another type.
 fn check_field(number: u64, value: &EventWireValue<'_>, fields: EventWireFields) -> Option<()> {
-    let field = fields.iter().find(|(known, _)| *known == number);
+    let field = fields.iter().find(|(expected, _)| *expected == number);
     match (field.map(|(_, field)| *field), value) {
         (None, _)
         | (Some(EventWireField::Bytes), EventWireValue::Bytes(_))
@@ -224,7 +226,8 @@ fn check_field(number: u64, value: &EventWireValue<'_>, fields: EventWireFields)
     }
 }
 
-/// Key and value are strings, whatever wire type they say they have; and any number will do.
+/// Checks a map entry. Key and value are read as strings whatever their wire type is, and field
+/// numbers are not checked.
 fn check_map_entry(bytes: &[u8]) -> Option<()> {
     let mut message = EventMessageReader(bytes);
     while !message.0.is_empty() {
@@ -247,7 +250,7 @@ fn read_event<'b>(
         EventSchema::Core => CORE,
         EventSchema::Events => EVENTS,
     };
-    let mut side = SchemaFields::default();
+    let mut schema_fields = SchemaFields::default();
     let mut name = ByteText::default();
     let mut message = EventMessageReader(raw);
     while let Some((number, value)) = message.next_field()? {
@@ -258,15 +261,15 @@ fn read_event<'b>(
         if number == 1 {
             read_metadata(bytes, &mut name)?;
         } else if number == numbers.object {
-            read_reference(bytes, &[2, 3, 4, 5, 6], &mut side)?;
+            read_reference(bytes, &[2, 3, 4, 5, 6], &mut schema_fields)?;
         } else if number == numbers.source {
-            read_reference(bytes, &[0, 1], &mut side)?;
+            read_reference(bytes, &[0, 1], &mut schema_fields)?;
         } else if number == numbers.event_type {
-            side.event_type = Cow::Borrowed(bytes);
+            schema_fields.event_type = Cow::Borrowed(bytes);
         }
     }
-    *found.schema_fields(schema) = side;
-    found.name = name; // the same field in both
+    *found.schema_fields(schema) = schema_fields;
+    found.name = name; // the field is common to both
     Some(())
 }
 
@@ -280,11 +283,11 @@ fn read_metadata<'b>(meta: &'b [u8], name: &mut ByteText<'b>) -> Option<()> {
     Some(())
 }
 
-/// A message whose first fields are strings that go to these places of the key.
+/// Reads a message whose first fields are strings. `indexes` are their positions in the key.
 fn read_reference<'b>(
     bytes: &'b [u8],
-    places: &[usize],
-    side: &mut SchemaFields<'b>,
+    indexes: &[usize],
+    schema_fields: &mut SchemaFields<'b>,
 ) -> Option<()> {
     let mut message = EventMessageReader(bytes);
     while let Some((number, value)) = message.next_field()? {
@@ -292,8 +295,8 @@ fn read_reference<'b>(
             continue;
         };
         let nth = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
-        let place = nth.and_then(|nth| places.get(nth));
-        if let Some(into) = place.and_then(|place| side.key.get_mut(*place)) {
+        let index = nth.and_then(|nth| indexes.get(nth));
+        if let Some(into) = index.and_then(|index| schema_fields.key.get_mut(*index)) {
             *into = Cow::Borrowed(text);
         }
     }
@@ -316,7 +319,8 @@ impl<'b> EventMessageReader<'b> {
         Some(Some((number, value)))
     }
 
-    /// A number, of which Go keeps 32 bits with a sign and takes those above 0, and a wire type.
+    /// Reads the field number and the wire type. Go truncates the number to an int32 and requires
+    /// it to be positive.
     fn read_tag(&mut self) -> Option<(u64, u64)> {
         let tag = self.read_varint()?;
         let number = (tag >> 3) & u64::from(u32::MAX);
@@ -341,7 +345,7 @@ impl<'b> EventMessageReader<'b> {
         }
     }
 
-    /// Passes over a group, and those in it.
+    /// Skips a group and its nested groups.
     fn skip_group(&mut self) -> Option<EventWireValue<'b>> {
         let mut depth = 1_usize;
         while depth > 0 {
@@ -362,7 +366,7 @@ impl<'b> EventMessageReader<'b> {
         Some(bytes)
     }
 
-    /// At most ten bytes, of which as much counts as 64 bits hold.
+    /// Reads at most ten bytes; higher bits than 64 are dropped.
     fn read_varint(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {

@@ -1,4 +1,7 @@
-//! Bodies as recorders write them, and as nobody should. What upstream makes of many more stands in `tests/vectors`.
+//! Bodies as event recorders write them, and malformed ones. `tests/vectors` has many more with
+//! upstream's results.
+
+use std::borrow::Cow;
 
 use super::*;
 
@@ -87,7 +90,7 @@ fn a_field_of_the_wrong_type_is_rejected() {
         let found = parse_key(encoding, b"v1", right.as_bytes());
         assert_eq!(found.as_deref(), Some(""), "{encoding:?}");
     }
-    // What belongs to the other spelling is not known here.
+    // A field of the other schema is unknown here.
     for other in [
         r#"{"regarding":5}"#,
         r#"{"note":5}"#,
@@ -235,7 +238,7 @@ fn protobuf_uses_the_schema_of_its_type_meta_or_else_of_the_url() {
     );
     let event = parse(EventEncoding::Protobuf, b"v1", &typed).unwrap();
     assert_eq!(&*event.event_type, b"Warning");
-    // Field 9 of the other spelling is `related`, field 2 a time.
+    // Field 9 of the other schema is `related`, field 2 a time.
     assert_eq!(
         parse_key(EventEncoding::Protobuf, b"events.k8s.io/v1", &body(b"")),
         None
@@ -289,7 +292,7 @@ fn nested_messages_are_checked() {
         message(11, &[&b"\x08\x05"[..], &message(2, b"\x08\x01")].concat()),
         message(13, &message(3, b"n")),
         message(1, &message(11, &label)),
-        message(1, &message(11, b"\x08\x01a")), // the wire type of a map's key is not looked at
+        message(1, &message(11, b"\x08\x01a")), // the wire type of a map's key is ignored
         message(1, b"\x38\x01"),
         message(1, b"\x78\x01"),
         message(

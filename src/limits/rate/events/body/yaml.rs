@@ -1,66 +1,70 @@
-//! YAML, which next to nobody writes events in: through the parser of configuration files, which reads it as Kubernetes does.
+//! YAML, which hardly any client writes events in. It is parsed by the parser of configuration
+//! files, which reads it as Kubernetes does.
 //!
-//! That parser makes a tree, so bodies are only read up to a bound.
+//! That parser builds a tree, so the size of a body is limited.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::EventBodyFields;
-use super::EventParser;
-use super::EventValue;
-use super::EventValueKind;
-use super::ParsedKey;
-use super::ParsedList;
-use super::read_event;
 use crate::document;
 use crate::document::Content;
 use crate::document::Diagnostics;
 use crate::document::MappingEntry;
 use crate::document::Node;
 use crate::document::ResolvedScalar;
+use crate::limits::rate::events::body::event_fields::EventBodyFields;
+use crate::limits::rate::events::body::event_fields::SchemaFields;
+use crate::limits::rate::events::body::event_fields::read_event;
+use crate::limits::rate::events::body::event_parser::EventParser;
+use crate::limits::rate::events::body::event_parser::EventValue;
+use crate::limits::rate::events::body::event_parser::EventValueKind;
+use crate::limits::rate::events::body::event_parser::ParsedKey;
+use crate::limits::rate::events::body::event_parser::ParsedList;
 
-/// The largest body that is read, in bytes: an event has one or two KiB, and a tree costs up to 250 times the text.
+/// The largest body that is read, in bytes. An event has one or two KiB, and a tree takes up to 250
+/// times the text.
 pub(super) const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// What may be copied for a body's anchors, aliases and `<<`, which kube-apiserver takes as well: several times an event.
+/// The most bytes copied for a body's anchors, aliases and `<<`, which kube-apiserver supports as
+/// well: several times an event.
 const MAX_COPIED_BYTES: usize = 16 << 10;
 
-/// Reads the first document of a body; one without any is an event without any field.
+/// Reads the first document of a body. A body without a document is an event without fields.
 pub(super) fn parse<'b>(body: &[u8]) -> Option<EventBodyFields<'b>> {
     let text = std::str::from_utf8(body).ok();
     let text = text.filter(|text| text.len() <= MAX_BODY_BYTES)?;
-    let mut faults = Diagnostics::default();
-    let first = document::parse_first_bounded("body", text, MAX_COPIED_BYTES, &mut faults)?;
+    let mut diagnostics = Diagnostics::default();
+    let first = document::parse_first_bounded("body", text, MAX_COPIED_BYTES, &mut diagnostics)?;
     match first.document {
         Some(first) => read_event(&mut YamlEventParser { next: Some(&first) }).map(into_owned),
         None => Some(EventBodyFields::default()),
     }
 }
 
-/// The tree does not outlive the reading.
+/// Copies the fields, since the tree is dropped after parsing.
 fn into_owned<'b>(found: EventBodyFields<'_>) -> EventBodyFields<'b> {
     let own = |text: Cow<'_, [u8]>| Cow::Owned(text.into_owned());
-    let side = |side: super::SchemaFields<'_>| super::SchemaFields {
-        key: side.key.map(own),
-        event_type: own(side.event_type),
-        invalid: side.invalid,
+    let schema_fields = |schema_fields: SchemaFields<'_>| SchemaFields {
+        key: schema_fields.key.map(own),
+        event_type: own(schema_fields.event_type),
+        invalid: schema_fields.invalid,
     };
     EventBodyFields {
         api_version: own(found.api_version),
         kind: own(found.kind),
         name: own(found.name),
-        core: side(found.core),
-        events: side(found.events),
+        core: schema_fields(found.core),
+        events: schema_fields(found.events),
     }
 }
 
-/// Walks a tree as if it were being parsed.
+/// Walks a tree as a pull parser.
 struct YamlEventParser<'n> {
-    /// The value that comes next.
+    /// The next value.
     next: Option<&'n Node>,
 }
 
-/// The entries that are left, the next one last; of equal names only the last written.
+/// The remaining entries, the next one last. Of equal names only the last is kept.
 struct YamlEntries<'n>(Vec<&'n MappingEntry>);
 
 impl<'n> EventParser<'n> for YamlEventParser<'n> {

@@ -1,11 +1,11 @@
-//! The store against a plain model, and the cases a watch depends on.
+//! The store compared with a plain model, and the cases that a watch depends on.
 
 use super::ChangeType;
 use super::ListScope;
 use super::Store;
-use super::StoredObject;
 use super::VersionExpired;
 use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::storage::object::StoredObject;
 use crate::playground::objects::storage::selector::Selection;
 use serde_json::Value;
 use serde_json::json;
@@ -108,7 +108,7 @@ fn evicted_versions_have_expired() {
         store.list(&scope(None, ""), Some(start), None, 0).err(),
         Some(VersionExpired)
     );
-    // Another kind's log is not touched by it.
+    // It does not change the log of another kind.
     assert!(
         store
             .changes_since(ObjectKind::Pod, start, 10)

@@ -1,4 +1,4 @@
-//! The exposition against what a kube-apiserver 1.36 shows.
+//! Compares the exposition with that of kube-apiserver 1.36.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -11,11 +11,11 @@ use crate::flowcontrol::controller::tests::WATCH;
 use crate::flowcontrol::controller::tests::one_level;
 use crate::flowcontrol::controller::tests::queue;
 
-/// Stability, name, type, labels, buckets: of all that kube-apiserver shows.
-const UPSTREAM: &str = include_str!("../../../tests/tools/prometheus/upstream.txt");
+/// Stability, name, type, labels and buckets of all metrics of kube-apiserver.
+const UPSTREAM: &str = include_str!("../../../../tests/tools/prometheus/upstream.txt");
 
-/// What of [`UPSTREAM`] is fairness', without what is seldom there: `epoch_advance_total` has no series until a level has been
-/// busy for millennia.
+/// The lines of [`UPSTREAM`] for fairness metrics, without rare ones: `epoch_advance_total` has no
+/// series until a level has been busy for millennia.
 fn expected() -> String {
     let lines = UPSTREAM
         .lines()
@@ -33,7 +33,7 @@ fn expected() -> String {
         .collect()
 }
 
-/// What a text says of its metrics, in the form of [`UPSTREAM`].
+/// Describes the metrics of an exposition in the format of [`UPSTREAM`].
 fn describe_families(text: &str) -> String {
     let mut helps = BTreeMap::new();
     let mut lines = String::new();
@@ -79,25 +79,25 @@ fn describe_families(text: &str) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
-    let world = one_level(2, queue(1, 1));
-    world.controller.publish_peaks();
-    let write = world.admit("a", "PUT", POD).await.unwrap();
-    let watch = world.admit("a", "GET", WATCH).await.unwrap();
-    let _waiting = world.get("b").expect_pending();
-    assert!(world.admit("c", "GET", POD).await.is_err());
+    let fixture = one_level(2, queue(1, 1));
+    fixture.controller.publish_peaks();
+    let write = fixture.admit("a", "PUT", POD).await.unwrap();
+    let watch = fixture.admit("a", "GET", WATCH).await.unwrap();
+    let _waiting = fixture.get("b").expect_pending();
+    assert!(fixture.admit("c", "GET", POD).await.is_err());
     drop(write);
     drop(watch);
-    // One that needs more seats than are free.
-    world
+    // A request that needs more seats than are free.
+    fixture
         .controller
         .set_server_concurrency_limit(Clock.now(), 20);
     let mut watches = Vec::new();
     for _ in 0..11 {
-        let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
+        let mut watch = fixture.admit("w", "GET", WATCH).await.unwrap();
         watch.mark_initialized();
         watches.push(watch);
     }
-    let _held: Vec<_> = (0..18).map(|_| world.get_now("d")).collect();
-    let _wide = PolledAdmission::new(world.admit("e", "POST", PODS)).expect_pending();
-    assert_eq!(describe_families(&world.registry.render()), expected());
+    let _held: Vec<_> = (0..18).map(|_| fixture.get_now("d")).collect();
+    let _wide = PolledAdmission::new(fixture.admit("e", "POST", PODS)).expect_pending();
+    assert_eq!(describe_families(&fixture.registry.render()), expected());
 }

@@ -1,6 +1,13 @@
 use http::Request;
 
 use super::*;
+use crate::upstream::headers::ENTRY_OVERHEAD;
+use crate::upstream::headers::InvalidHeaders;
+use crate::upstream::headers::MAX_HEADER_BYTES;
+use crate::upstream::headers::keep_unindexed;
+use crate::upstream::headers::strip_hop_by_hop;
+use crate::upstream::headers::validate;
+use std::net::IpAddr;
 
 const CLIENT: ClientAddress = ClientAddress {
     peer: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
@@ -138,7 +145,7 @@ fn an_impersonated_user_always_has_a_group() {
     }
 }
 
-/// Go's server would take the space off, and `system:masters ` is a group that a certificate may be given.
+/// Go's server would trim the space, and `system:masters ` is a group that a certificate may have.
 #[test]
 fn space_around_a_part_of_the_user_is_an_error() {
     let plain = UserInfo {
@@ -312,7 +319,7 @@ fn a_front_proxy_user_is_the_only_identity_and_the_token_is_removed() {
     assert_eq!(all("x-remote-uid"), ["u1"]);
     assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
     assert_eq!(
-        all("x-remote-extra-example.com%2f%50od%20name%25"), // which the upstream takes for a capital
+        all("x-remote-extra-example.com%2f%50od%20name%25"), // the upstream decodes a capital
         ["a", "b"]
     );
     assert_eq!(all("sec-websocket-protocol"), ["v4.channel.k8s.io"]);

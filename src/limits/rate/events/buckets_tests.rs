@@ -1,10 +1,11 @@
-//! Against a slow, exact model; and the example of the EventRateLimit proposal, to the request.
+//! Compares the limits with a slow, exact model, and reproduces the example of the EventRateLimit
+//! proposal.
 
 use std::time::Duration;
 
 use super::*;
 
-/// A limit as one would write it down: a list of keys with their buckets, the newest last.
+/// A simple model of a limit: a list of keys with their buckets, the newest last.
 struct EventLimitModel {
     limit_type: LimitType,
     qps: f64,
@@ -15,8 +16,8 @@ struct EventLimitModel {
 
 impl EventLimitModel {
     fn take(&mut self, key: &[u8], now: Duration) -> bool {
-        let known = self.keys.iter().position(|(known, ..)| known == key);
-        let (key, tokens, last) = match known {
+        let index = self.keys.iter().position(|(tracked, ..)| tracked == key);
+        let (key, tokens, last) = match index {
             Some(at) => self.keys.remove(at),
             None => (key.to_vec(), self.burst, now),
         };
@@ -51,8 +52,8 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
             LimitType::SourceAndObject,
             LimitType::User,
         ];
-        let limits: Vec<config::EventLimitConfig> = (0..random.usize(1..5))
-            .map(|_| config::EventLimitConfig {
+        let limits: Vec<EventLimitConfig> = (0..random.usize(1..5))
+            .map(|_| EventLimitConfig {
                 limit_type: types[random.usize(..4)],
                 qps: random.u32(1..20),
                 burst: random.u32(1..20),
@@ -60,7 +61,7 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
                 warning_reserve_percent: 0,
             })
             .collect();
-        let model = |limit: &config::EventLimitConfig| EventLimitModel {
+        let model = |limit: &EventLimitConfig| EventLimitModel {
             limit_type: limit.limit_type,
             qps: f64::from(limit.qps),
             burst: f64::from(limit.burst),
@@ -84,11 +85,11 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
                 source_and_object: Cow::Borrowed(&names[2]),
                 warning: random.bool(),
             };
-            let mut answers = Vec::new();
+            let mut results = Vec::new();
             let bucket_keys = EventBucketKeys::from_event(&event, &keys);
-            real.charge(&bucket_keys, base + now, |n, answer| {
-                assert_eq!(n, answers.len());
-                answers.push(answer.token.is_ok());
+            real.charge(&bucket_keys, base + now, |n, result| {
+                assert_eq!(n, results.len());
+                results.push(result.token.is_ok());
             });
             let expected: Vec<bool> = models
                 .iter_mut()
@@ -97,14 +98,14 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
                     model.take(&key, now)
                 })
                 .collect();
-            assert_eq!(answers, expected, "seed {seed} round {round} step {step}");
+            assert_eq!(results, expected, "seed {seed} round {round} step {step}");
         }
     }
 }
 
 #[test]
 fn the_proposal_s_example_is_reproduced_exactly() {
-    let limit = |limit_type, qps, burst, cache_size| config::EventLimitConfig {
+    let limit = |limit_type, qps, burst, cache_size| EventLimitConfig {
         limit_type,
         qps,
         burst,
@@ -134,7 +135,7 @@ fn the_proposal_s_example_is_reproduced_exactly() {
             limits.charge(
                 &EventBucketKeys::from_event(&event, &keys),
                 now,
-                |_, answer| allowed &= answer.token.is_ok(),
+                |_, result| allowed &= result.token.is_ok(),
             );
             accepted += usize::from(allowed);
         }

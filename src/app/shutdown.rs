@@ -1,0 +1,75 @@
+//! The shutdown sequence, after kube-apiserver's (`genericapiserver.go`, 1.36).
+//!
+//! First `/readyz` fails. After the delay weir accepts no new connections and closes the open ones
+//! as their requests end. Requests end, then watches, spread over the grace period. What is left is
+//! cut off.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tracing::info;
+
+use crate::config::ShutdownConfig;
+use crate::drain::Drain;
+use crate::drain::DrainStage;
+
+/// How long connections may take to close once they have no requests: a GOAWAY and a few round
+/// trips.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How the shutdown ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutdownOutcome {
+    /// Every request and watch ended. (Tunnels, which have no end, are cut off.)
+    Drained,
+    /// Some requests or watches were cut off at the end of their time.
+    CutOff,
+    /// A second signal forced the shutdown.
+    Forced,
+}
+
+pub(super) async fn shut_down(
+    drain: &Drain,
+    shutdown: ShutdownConfig,
+    request_timeout: Duration,
+) -> ShutdownOutcome {
+    let ShutdownConfig { delay, watch_grace } = shutdown;
+    info!(
+        delay_seconds = delay.as_secs_f64(),
+        "told to go: /readyz fails from now on"
+    );
+    drain.advance(DrainStage::NotReady);
+    // By then load balancers have seen the failing `/readyz`. Clients with kept-alive connections
+    // move elsewhere in the second half.
+    tokio::time::sleep(delay / 2).await;
+    drain.advance(DrainStage::Draining);
+    tokio::time::sleep(delay / 2).await;
+    info!(
+        connections = drain.open_connections(),
+        "no new connections; requests under way finish"
+    );
+    drain.advance(DrainStage::Closing);
+    // No request outlives its deadline, so this wait ends. The timeout covers the requests that
+    // arrived last.
+    let _ = timeout(request_timeout, drain.requests_done()).await;
+    info!(
+        watches = drain.open_watches(),
+        grace_seconds = watch_grace.as_secs_f64(),
+        "watches end"
+    );
+    drain.end_watches(watch_grace);
+    let _ = timeout(watch_grace + CLOSE_TIMEOUT, drain.watches_done()).await;
+    let _ = timeout(CLOSE_TIMEOUT, drain.connections_done()).await;
+    let (requests, watches) = (drain.open_requests(), drain.open_watches());
+    info!(
+        requests,
+        watches,
+        connections = drain.open_connections(),
+        "gone; what is still open is cut off"
+    );
+    if requests == 0 && watches == 0 {
+        ShutdownOutcome::Drained
+    } else {
+        ShutdownOutcome::CutOff
+    }
+}

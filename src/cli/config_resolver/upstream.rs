@@ -1,0 +1,158 @@
+//! The API server, and the credentials of weir's own calls.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::sign::CertifiedKey;
+
+use crate::cli::config_resolver::errors::FlagErrors;
+use crate::cli::config_resolver::errors::FlagFile;
+use crate::cli::flags::LimitArgs;
+use crate::cli::flags::UpstreamArgs;
+use crate::document;
+use crate::upstream;
+use crate::upstream::connection::address;
+use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::credentials::CredentialSource;
+use crate::upstream::kubeconfig;
+use crate::upstream::kubeconfig::Kubeconfig;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
+use crate::upstream::tls::Pem;
+
+impl FlagErrors {
+    /// The API server, and the credentials of weir's own calls.
+    pub(super) fn resolve_upstream(
+        &mut self,
+        args: &UpstreamArgs,
+        limits: &LimitArgs,
+        connection_budget: usize,
+    ) -> Option<(upstream::UpstreamConfig, CredentialSource)> {
+        let front_proxy = self.read_front_proxy_key(args);
+        let target = match (&args.upstream, &args.kubeconfig) {
+            (Some(url), None) => self.upstream_from_url(args, url),
+            (None, Some(file)) => self.upstream_from_kubeconfig(args, file),
+            (None, None) => {
+                self.add(
+                    "upstream",
+                    "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
+                );
+                None
+            }
+            (Some(_), Some(_)) => {
+                self.add(
+                    "kubeconfig",
+                    "not together with --upstream: each names an API server",
+                );
+                None
+            }
+        };
+        let id = self.check("upstream", InstanceId::generate());
+        let (address, roots, credentials) = target?;
+        let max_http2_connections = usize::try_from(limits.upstream_max_connections).unwrap_or(1);
+        Some((
+            upstream::UpstreamConfig {
+                address,
+                roots,
+                front_proxy: front_proxy?,
+                max_http2_connections,
+                max_connections: connection_budget,
+                instance_id: id?,
+            },
+            credentials,
+        ))
+    }
+
+    /// `Some(None)` without the flags, `None` after an error.
+    #[expect(
+        clippy::option_option,
+        reason = "the outer one is for errors, as everywhere here"
+    )]
+    fn read_front_proxy_key(&mut self, args: &UpstreamArgs) -> Option<Option<Arc<CertifiedKey>>> {
+        const CERTIFICATE: &str = "proxy-client-cert-file";
+        const KEY: &str = "proxy-client-key-file";
+        match (&args.proxy_client_cert_file, &args.proxy_client_key_file) {
+            (None, None) => Some(None),
+            (Some(certificate), Some(key)) => self
+                .read_certified_key(
+                    FlagFile {
+                        flag: CERTIFICATE,
+                        path: certificate,
+                    },
+                    FlagFile {
+                        flag: KEY,
+                        path: key,
+                    },
+                )
+                .map(Some),
+            (Some(_), None) => {
+                self.add(KEY, format!("needed: the key of --{CERTIFICATE}"));
+                None
+            }
+            (None, Some(_)) => {
+                self.add(CERTIFICATE, format!("needed: the certificate of --{KEY}"));
+                None
+            }
+        }
+    }
+
+    fn upstream_from_url(
+        &mut self,
+        args: &UpstreamArgs,
+        url: &str,
+    ) -> Option<(ServerAddress, RootCertStore, CredentialSource)> {
+        if args.context.is_some() {
+            self.add("context", "only together with --kubeconfig");
+        }
+        let address = self.check("upstream", address::parse_server(url));
+        let roots = match &args.upstream_ca_file {
+            Some(file) => self.read_root_certificates("upstream-ca-file", file),
+            None => self.check("upstream-ca-file", upstream::tls::load_system_roots()),
+        };
+        let (authority, server_name) = address?;
+        let credentials = CredentialSource::Configured {
+            certificate: None,
+            token: None,
+        };
+        Some((
+            ServerAddress {
+                authority,
+                server_name,
+                proxy: None,
+            },
+            roots?,
+            credentials,
+        ))
+    }
+
+    fn upstream_from_kubeconfig(
+        &mut self,
+        args: &UpstreamArgs,
+        file: &Path,
+    ) -> Option<(ServerAddress, RootCertStore, CredentialSource)> {
+        if args.upstream_ca_file.is_some() {
+            self.add(
+                "upstream-ca-file",
+                "not together with --kubeconfig, which names the CA",
+            );
+        }
+        let text = String::from_utf8_lossy(&self.read_file("kubeconfig", file)?).into_owned();
+        let mut diagnostics = document::Diagnostics::default();
+        let parsed = kubeconfig::parse(file, &text, args.context.as_deref(), &mut diagnostics);
+        self.merge("kubeconfig", &diagnostics);
+        let Kubeconfig {
+            context: _,
+            address,
+            ca,
+            source,
+        } = parsed?;
+        let roots = match &ca {
+            None => self.check("kubeconfig", upstream::tls::load_system_roots()),
+            Some(Pem::Data { origin, bytes }) => {
+                self.check("kubeconfig", upstream::tls::parse_roots(origin, bytes))
+            }
+            Some(Pem::File(file)) => self.read_root_certificates("kubeconfig", file),
+        };
+        Some((address, roots?, source))
+    }
+}

@@ -1,0 +1,72 @@
+//! Signals, and the open-file limit of the process.
+
+use std::future::Future;
+
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use tracing::info;
+use tracing::warn;
+
+/// Completes on the first SIGTERM or SIGINT after the call.
+pub(in crate::cli) fn stop_signal() -> impl Future<Output = ()> {
+    nth_stop_signal(1)
+}
+
+/// Completes on the second SIGTERM or SIGINT after the call.
+pub(in crate::cli) fn second_stop_signal() -> impl Future<Output = ()> {
+    nth_stop_signal(2)
+}
+
+/// Logs SIGHUP, SIGUSR1 and SIGUSR2 from now on and otherwise ignores them. Their default action
+/// would end the process.
+///
+/// Must be called within a runtime. The signals are logged as long as it runs.
+pub(in crate::cli) fn ignore_other_signals() {
+    let ignored = [
+        ("SIGHUP", SignalKind::hangup()),
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+    ];
+    for (name, kind) in ignored {
+        match signal(kind) {
+            Ok(mut signals) => drop(tokio::spawn(async move {
+                while signals.recv().await.is_some() {
+                    warn!(
+                        signal = name,
+                        "signal ignored: weir does not reload its configuration yet; restart it to apply changes"
+                    );
+                }
+            })),
+            Err(why) => warn!(signal = name, %why, "the signal cannot be watched: it ends weir"),
+        }
+    }
+}
+
+/// Counts signals from the call on, not from the first poll: no signal is missed.
+fn nth_stop_signal(count: usize) -> impl Future<Output = ()> {
+    let streams = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    );
+    async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = streams else {
+            warn!("signals cannot be watched: only SIGKILL ends this process");
+            return std::future::pending().await;
+        };
+        for _ in 0..count {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+    }
+}
+
+/// Raises the open-file limit to its hard limit. Each client connection is an open file, and the
+/// usual soft limit of 1024 is too low for a proxy.
+pub(in crate::cli) fn raise_open_file_limit() {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) => info!(limit, "open-file limit raised as far as allowed"),
+        Err(why) => warn!(%why, "the open-file limit stays as it is"),
+    }
+}

@@ -1,0 +1,415 @@
+//! The controller: classifies, estimates and admits requests, and maintains the levels.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use prometheus::IntGauge;
+use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
+use tokio::time::interval;
+use tokio::time::timeout_at;
+use tracing::debug;
+
+use super::config::ControllerConfig;
+use super::config::Enforcement;
+use super::config::RequestTimes;
+use super::configuration::Configuration;
+use super::count_state::ObjectCounting;
+use super::dry_run;
+use super::dry_run::SimulatedRequest;
+use super::outcome::AdmissionPermit;
+use super::outcome::AdmissionRejection;
+use super::outcome::DryRun;
+use super::outcome::WatchGuard;
+use super::snapshot::ConfigSnapshot;
+use crate::api::UserInfo;
+use crate::api::flowcontrol::Object;
+use crate::clock::Clock;
+use crate::flowcontrol::collector;
+use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::level::ArrivalError;
+use crate::flowcontrol::level::ArrivalOutcome;
+use crate::flowcontrol::level::ArrivingRequest;
+use crate::flowcontrol::level::LevelSummary;
+use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::level::SchemaRoute;
+use crate::flowcontrol::level::SeatPermit;
+use crate::flowcontrol::matching::Matcher;
+use crate::flowcontrol::matching::RequestDigest;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use crate::flowcontrol::metrics::in_flight::PEAK_UPDATE_PERIOD;
+use crate::flowcontrol::work_estimator::EstimateContext;
+use crate::flowcontrol::work_estimator::ObjectStats;
+use crate::flowcontrol::work_estimator::estimate;
+use crate::flowcontrol::work_estimator::list_samples::ListSampleQueue;
+use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
+use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use crate::log_limiter::LogLimiter;
+use crate::metrics::Registry;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+
+/// The longest time in a queue, whatever the request's deadline (Kubernetes 1.36,
+/// `server/filters/priority-and-fairness.go`).
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(60);
+
+/// A request may spend a quarter of its time in a queue (same file).
+const QUEUE_WAIT_DIVISOR: u32 = 4;
+
+/// Routes requests to all priority levels.
+pub struct Controller {
+    pub(super) config: ControllerConfig,
+    pub(super) snapshot: ArcSwap<ConfigSnapshot>,
+    /// No request takes this lock. It is held while the configuration changes and seats are
+    /// allocated.
+    pub(super) configuration: Mutex<Configuration>,
+    /// Notified when a quiescing level has drained.
+    pub(super) drained: Arc<Notify>,
+    pub(super) in_flight: Arc<InFlightMetrics>,
+    pub(super) watch_tracker: Arc<Mutex<WatchTracker>>,
+    pub(super) object_counts: Mutex<ObjectCounts>,
+    pub(super) list_samples: Arc<ListSampleQueue>,
+    pub(super) object_counting: ObjectCounting,
+    /// Limits the log messages about simulated rejections.
+    pub(super) dry_run_log: Arc<LogLimiter>,
+    /// The metric of the seats of all levels.
+    pub(super) seats_gauge: IntGauge,
+}
+
+/// A request that has been routed to its level.
+struct RoutedRequest {
+    arrival: ArrivalOutcome,
+    work: WorkEstimate,
+}
+
+/// Provides the inputs of an estimate, and records the number of watches that it used.
+struct ControllerContext<'c> {
+    controller: &'c Controller,
+    now: Instant,
+    watches: Cell<Option<u32>>,
+}
+
+impl Controller {
+    /// A controller with these objects. Registers its metrics in `registry`.
+    #[must_use]
+    pub fn new<'o>(
+        config: ControllerConfig,
+        objects: impl IntoIterator<Item = &'o Object>,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        let now = Clock.now();
+        let in_flight = InFlightMetrics::new(registry);
+        let drained = Arc::new(Notify::new());
+        let seats = config.server_concurrency_limit;
+        let seats_gauge = registry.gauge(
+            "weir_server_concurrency_limit_seats",
+            "Seats of all levels together, where priority and fairness is what limits.",
+        );
+        seats_gauge.set(seats.into());
+        let matcher = compile_matcher(objects);
+        let (configuration, snapshot) =
+            Configuration::new(now, seats, matcher, &in_flight, &drained);
+        let controller = Arc::new(Self {
+            config,
+            snapshot: ArcSwap::from_pointee(snapshot),
+            configuration: Mutex::new(configuration),
+            drained,
+            in_flight,
+            watch_tracker: Arc::default(),
+            object_counts: Mutex::default(),
+            list_samples: Arc::default(),
+            object_counting: ObjectCounting::new(registry),
+            dry_run_log: Arc::default(),
+            seats_gauge,
+        });
+        let levels = Arc::clone(&controller);
+        collector::register(registry, move || levels.levels_and_fair_fraction());
+        controller
+    }
+
+    /// Whether decisions are only counted.
+    #[must_use]
+    pub const fn is_dry_run(&self) -> bool {
+        matches!(self.config.enforcement, Enforcement::DryRun)
+    }
+
+    /// Admits a request, perhaps after a wait in a queue: a quarter of the time to its deadline at
+    /// most.
+    ///
+    /// # Errors
+    /// The request is rejected, to be answered with 429. Never in a dry run.
+    ///
+    /// # Cancel safety
+    /// A request that waits leaves the queue and is counted as timed out, as upstream.
+    pub async fn admit(
+        &self,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+        times: RequestTimes,
+    ) -> Result<AdmissionPermit, AdmissionRejection> {
+        let now = times.now;
+        let until = self.queue_deadline(times);
+        let RoutedRequest { arrival, work } =
+            match (self.route_request(now, info, user), self.config.enforcement) {
+                (Ok(routed), _) => routed,
+                (Err(rejected), Enforcement::Enforce) => return Err(rejected),
+                (Err(rejected), Enforcement::DryRun) => {
+                    let work = rejected.work;
+                    dry_run::log_rejection(
+                        &self.dry_run_log,
+                        now,
+                        &rejected.route,
+                        rejected.reason,
+                    );
+                    let dry_run = DryRun::Rejected(rejected.reason);
+                    let permit = SeatPermit::empty(rejected.route);
+                    return Ok(self.build_admitted(info, permit, dry_run, work, Duration::ZERO));
+                }
+            };
+        let (permit, dry_run, queue_wait) = match (arrival, self.config.enforcement) {
+            (ArrivalOutcome::Executing(permit), _) => (permit, DryRun::Admitted, Duration::ZERO),
+            (ArrivalOutcome::Queued(permit), Enforcement::Enforce) => {
+                let dispatched = wait_for_dispatch_until(permit, until).await;
+                let queue_wait = Clock.now().saturating_duration_since(now);
+                let permit = dispatched.map_err(|(route, retry_after)| AdmissionRejection {
+                    route,
+                    reason: RejectReason::TimeOut,
+                    retry_after,
+                    work,
+                    queue_wait,
+                })?;
+                (permit, DryRun::Admitted, queue_wait)
+            }
+            (ArrivalOutcome::Queued(permit), Enforcement::DryRun) => {
+                let empty_permit = SeatPermit::empty(Arc::clone(permit.route()));
+                let simulated = SimulatedRequest::start(permit, now, until, &self.dry_run_log);
+                (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
+            }
+        };
+        Ok(self.build_admitted(info, permit, dry_run, work, queue_wait))
+    }
+
+    /// Replaces the objects. Waiting requests stay in their queues.
+    pub fn configure<'o>(&self, now: Instant, objects: impl IntoIterator<Item = &'o Object>) {
+        let matcher = compile_matcher(objects);
+        lock(&self.configuration).set_matcher(now, matcher, &self.snapshot);
+    }
+
+    /// Changes the number of seats that the levels share.
+    pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
+        lock(&self.configuration).set_server_concurrency_limit(now, seats, &self.snapshot);
+        self.seats_gauge.set(seats.into());
+    }
+
+    /// Moves seats between levels by their demand. The caller calls this every
+    /// [`BORROWING_ADJUSTMENT_PERIOD`].
+    pub fn adjust(&self, now: Instant) {
+        lock(&self.configuration).adjust(now);
+    }
+
+    /// Publishes the most requests in flight since the last call. The caller calls this every
+    /// second.
+    pub fn publish_peaks(&self) {
+        self.in_flight.publish_peaks();
+    }
+
+    /// Runs the periodic tasks until it is dropped.
+    ///
+    /// # Cancel safety
+    /// No step is left unfinished.
+    pub async fn run(&self) {
+        tokio::join!(self.run_maintenance(), self.process_list_samples());
+    }
+
+    async fn run_maintenance(&self) {
+        let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
+        adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut peaks = interval(PEAK_UPDATE_PERIOD);
+        loop {
+            tokio::select! {
+                _ = adjustments.tick() => self.adjust(Clock.now()),
+                _ = peaks.tick() => self.publish_peaks(),
+                () = self.drained.notified() => {
+                    lock(&self.configuration).digest(Clock.now(), &self.snapshot);
+                }
+            }
+        }
+    }
+
+    /// A summary of each level that is in use, by name.
+    #[must_use]
+    pub fn summaries(&self) -> Vec<LevelSummary> {
+        let levels = self.levels().into_iter();
+        levels.map(|level| level.summary()).collect()
+    }
+
+    /// The levels that are in use, by name.
+    pub(super) fn levels(&self) -> Vec<Arc<PriorityLevel>> {
+        lock(&self.configuration).levels_in_use()
+    }
+
+    /// All levels, also closed ones, by name, and the `seat_fair_frac` of the last adjustment.
+    pub(super) fn levels_and_fair_fraction(&self) -> (Vec<Arc<PriorityLevel>>, f64) {
+        let configuration = lock(&self.configuration);
+        (configuration.all_levels(), configuration.fair_fraction())
+    }
+
+    /// The end of the request's time in a queue. It counts from the request's arrival, not from the
+    /// call of [`admit`](Self::admit).
+    fn queue_deadline(&self, times: RequestTimes) -> Instant {
+        let RequestTimes {
+            arrived, deadline, ..
+        } = times;
+        let time = deadline.map_or(self.config.request_timeout, |deadline| {
+            deadline.saturating_duration_since(arrived)
+        });
+        arrived + (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT)
+    }
+
+    /// Whether the request belongs to an exempt level, which neither queues nor rejects.
+    #[must_use]
+    pub fn is_exempt(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
+        let snapshot = self.snapshot.load();
+        let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
+        classification.level.is_exempt()
+    }
+
+    /// Classifies and estimates a request, and lets it arrive at its level.
+    fn route_request(
+        &self,
+        now: Instant,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+    ) -> Result<RoutedRequest, AdmissionRejection> {
+        let digest = RequestDigest::new(info, user);
+        loop {
+            let snapshot = self.snapshot.load();
+            let classification = snapshot.matcher.classify(&digest);
+            let route = route_for(&snapshot, classification.index);
+            let context = ControllerContext {
+                controller: self,
+                now,
+                watches: Cell::new(None),
+            };
+            let work = estimate(info, route.level.max_seats(), &context);
+            let arriving = ArrivingRequest {
+                info,
+                user,
+                flow_distinguisher: classification.flow_distinguisher,
+                flow_hash: classification.flow_hash,
+                work,
+                interested_watches: context.watches.get(),
+            };
+            match route.arrive(now, &arriving) {
+                Ok(arrival) => return Ok(RoutedRequest { arrival, work }),
+                Err(ArrivalError::Rejected {
+                    reason,
+                    retry_after,
+                }) => {
+                    let route = Arc::clone(route);
+                    return Err(AdmissionRejection {
+                        route,
+                        reason,
+                        retry_after,
+                        work,
+                        queue_wait: Duration::ZERO,
+                    });
+                }
+                // The configuration changed after the snapshot was loaded.
+                Err(ArrivalError::Closed) => {}
+            }
+        }
+    }
+
+    fn build_admitted(
+        &self,
+        info: &RequestInfo<'_>,
+        permit: SeatPermit,
+        dry_run: DryRun,
+        work: WorkEstimate,
+        queue_wait: Duration,
+    ) -> AdmissionPermit {
+        let watch = (*info.verb() == Verb::Watch).then(|| WatchGuard {
+            registration: lock(&self.watch_tracker).register(info),
+            tracker: Arc::clone(&self.watch_tracker),
+        });
+        AdmissionPermit {
+            seat_permit: permit,
+            dry_run,
+            _watch: watch,
+            work,
+            queue_wait,
+        }
+    }
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EstimateContext for ControllerContext<'_> {
+    fn consistent_reads_from_cache(&self) -> bool {
+        self.controller.config.consistent_reads_from_cache
+    }
+
+    fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
+        lock(&self.controller.object_counts).stats(self.now, api_group, resource)
+    }
+
+    fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
+        let watches = lock(&self.controller.watch_tracker).interested_watches(write);
+        self.watches
+            .set(Some(u32::try_from(watches).unwrap_or(u32::MAX)));
+        watches
+    }
+}
+
+/// Waits for the dispatch until `until`. A timeout returns the `Retry-After` in seconds.
+async fn wait_for_dispatch_until(
+    mut permit: SeatPermit,
+    until: Instant,
+) -> Result<SeatPermit, (Arc<SchemaRoute>, u32)> {
+    if timeout_at(until.into(), permit.wait_for_dispatch())
+        .await
+        .is_err()
+        && let Some(retry_after) = permit.cancel(Clock.now())
+    {
+        return Err((Arc::clone(permit.route()), retry_after));
+    }
+    Ok(permit)
+}
+
+fn compile_matcher<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
+    let matcher = Matcher::new(objects);
+    for schema in matcher.dangling() {
+        // The reader of the objects logs a warning with the location.
+        debug!(%schema, "the flow schema is left out: its priority level does not exist");
+    }
+    matcher
+}
+
+#[expect(
+    clippy::indexing_slicing,
+    reason = "a snapshot has a route for each schema of its matcher"
+)]
+fn route_for(snapshot: &ConfigSnapshot, schema: usize) -> &Arc<SchemaRoute> {
+    &snapshot.routes[schema]
+}
+
+/// Ignores poisoning: the guarded values are consistent between any two calls.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

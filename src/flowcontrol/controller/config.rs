@@ -1,0 +1,51 @@
+//! The settings of the controller, and the times of a request.
+
+use std::time::Duration;
+use std::time::Instant;
+
+/// The settings that do not change while the controller runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerConfig {
+    /// The seats of all levels together: the sum of `--max-requests-inflight` and
+    /// `--max-mutating-requests-inflight`.
+    pub server_concurrency_limit: u32,
+    /// The longest duration of a request without a deadline, and the assumed duration of a watch:
+    /// `--request-timeout`.
+    pub request_timeout: Duration,
+    /// Whether decisions are enforced.
+    pub enforcement: Enforcement,
+    /// Whether the API server answers consistent lists from its watch cache, as 1.31 and later do.
+    pub consistent_reads_from_cache: bool,
+}
+
+/// The times that admission uses.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestTimes {
+    /// The current time.
+    pub now: Instant,
+    /// The arrival. The time in a queue counts from here.
+    pub arrived: Instant,
+    /// The deadline, if the request has one.
+    pub deadline: Option<Instant>,
+}
+
+impl RequestTimes {
+    /// The times of a request that has just arrived and has no deadline.
+    #[must_use]
+    pub const fn at(now: Instant) -> Self {
+        Self {
+            now,
+            arrived: now,
+            deadline: None,
+        }
+    }
+}
+
+/// The effect of decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Requests execute at once. The decisions are only counted.
+    DryRun,
+    /// Requests are queued and rejected.
+    Enforce,
+}

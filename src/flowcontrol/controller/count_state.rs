@@ -1,0 +1,42 @@
+//! The state of the object counts that weir requests from the API server.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+
+use prometheus::IntCounterVec;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::flowcontrol::work_estimator::count_schedule::CountSchedule;
+use crate::metrics::Registry;
+
+/// The schedule of the count calls, and their metric.
+pub(super) struct ObjectCounting {
+    /// Whether weir requests counts at all. Until then, lists are not recorded.
+    pub(super) enabled: AtomicBool,
+    pub(super) schedule: Mutex<CountSchedule>,
+    /// Notified when a resource is listed for the first time.
+    pub(super) resource_listed: Notify,
+    pub(super) calls: IntCounterVec,
+}
+
+impl ObjectCounting {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let calls = registry.counters(
+            "weir_object_count_calls_total",
+            "Calls to the API server for object counts that its metrics do not tell, by result: reviews of whether weir may list (allowed, denied, no-reviews), and lists of one object (counted, uncountable, denied); failed is either.",
+            &["result"],
+        );
+        Self {
+            enabled: AtomicBool::new(false),
+            schedule: Mutex::new(CountSchedule::new(Clock.now())),
+            resource_listed: Notify::new(),
+            calls,
+        }
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,37 @@
+//! A request that arrives at its level, and the errors of the arrival.
+
+use crate::api::UserInfo;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::request_info::RequestInfo;
+
+/// A request that has been classified and estimated.
+#[derive(Clone, Copy, Debug)]
+pub struct ArrivingRequest<'a> {
+    /// The request.
+    pub info: &'a RequestInfo<'a>,
+    /// The user of the request.
+    pub user: &'a UserInfo,
+    /// The flow distinguisher, which identifies the flow within its schema.
+    pub flow_distinguisher: &'a [u8],
+    /// The hash by which the flow is dealt its queues.
+    pub flow_hash: u64,
+    /// The expected cost.
+    pub work: WorkEstimate,
+    /// For a write whose estimate depends on watches: the number of interested watches.
+    pub interested_watches: Option<u32>,
+}
+
+/// The errors of an arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArrivalError {
+    /// The level was closed after the request was classified.
+    Closed,
+    /// The level rejects the request.
+    Rejected {
+        /// The reason of the rejection.
+        reason: RejectReason,
+        /// The `Retry-After` in seconds.
+        retry_after: u32,
+    },
+}

@@ -1,0 +1,256 @@
+//! The lock of one priority level, and the steps under it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::Duration;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use super::arrival::ArrivalError;
+use super::arrival::ArrivingRequest;
+use super::counters::LevelCounters;
+use super::request_details::RequestDetails;
+use super::state::LevelInner;
+use super::state::LevelState;
+use crate::flowcontrol::concurrency::LevelSeats;
+use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
+use crate::flowcontrol::fairqueuing::queue_set::QueueDump;
+use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+
+/// A priority level that exists or has existed.
+pub struct PriorityLevel {
+    name: String,
+    /// The greatest estimate of a request, in seats. 0 if unbounded. Relaxed: no other value
+    /// depends on it.
+    max_seats: AtomicU32,
+    /// Guards all other state. Held for one step. Nothing is awaited and no task is woken while it
+    /// is held.
+    inner: Mutex<LevelInner>,
+    /// Notified when the level is quiescing and idle.
+    drained: Arc<Notify>,
+}
+
+/// The values of a level for the metrics.
+#[derive(Clone, Debug)]
+pub struct LevelMetrics {
+    /// The counters of the level.
+    pub counters: LevelCounters,
+    /// The virtual time R.
+    pub current_r: SeatSeconds,
+    /// Virtual times at the last dispatch.
+    pub last_dispatch: Option<LastDispatch>,
+}
+
+/// The values of a level for the dumps.
+#[derive(Clone, Copy, Debug)]
+pub struct LevelDump {
+    /// The counts of requests and seats.
+    pub totals: QueueSetTotals,
+    /// The number of queues with waiting requests.
+    pub active_queues: usize,
+    /// Whether no request waits or executes.
+    pub is_idle: bool,
+    /// Whether the level is closed as soon as it is idle.
+    pub is_quiescing: bool,
+}
+
+/// A request in a dump.
+#[derive(Clone, Debug)]
+pub struct DumpedRequest {
+    /// The name of the flow schema.
+    pub flow_schema: String,
+    /// The queue that it waits in or was dispatched from.
+    pub queue: Option<usize>,
+    /// The position in the queue, while it waits.
+    pub position: Option<usize>,
+    /// The attributes of the request.
+    pub details: RequestDetails,
+    /// The time of arrival.
+    pub arrived: Instant,
+    /// The expected cost.
+    pub work: WorkEstimate,
+    /// The time of dispatch. `None` while it waits.
+    pub started: Option<Instant>,
+}
+
+impl PriorityLevel {
+    /// A level without seats, until [`apply_limits`](Self::apply_limits) sets some.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        now: Instant,
+        queuing: Queuing,
+        in_flight: &Arc<InFlightMetrics>,
+        drained: &Arc<Notify>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            max_seats: AtomicU32::new(0),
+            inner: Mutex::new(LevelInner::new(now, queuing, Arc::clone(in_flight))),
+            drained: Arc::clone(drained),
+        })
+    }
+
+    /// The name. It identifies the level.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The greatest estimate of a request of the level, in seats. `None` if unbounded.
+    #[must_use]
+    pub fn max_seats(&self) -> Option<u32> {
+        Some(self.max_seats.load(Ordering::Relaxed)).filter(|&seats| seats > 0)
+    }
+
+    /// Sets the level's seats and queuing. `denominator` is the denominator of the utilization
+    /// metrics, in seats.
+    pub fn apply_limits(&self, now: Instant, seats: &LevelSeats, denominator: u32) {
+        let max_seats = seats.max_seats.unwrap_or_default();
+        self.max_seats.store(max_seats, Ordering::Relaxed);
+        self.with_lock(|inner| inner.apply_limits(now, seats, denominator));
+    }
+
+    /// Opens the level because the configuration contains it (again).
+    pub fn open(&self, now: Instant, queuing: Queuing) {
+        self.with_lock(|inner| inner.open(now, queuing));
+    }
+
+    /// Closes the level because the configuration no longer contains it. Returns true if it is
+    /// closed. Otherwise it still has requests, and must be closed again when it has drained.
+    pub fn close(&self, now: Instant) -> bool {
+        self.with_lock(|inner| inner.close(now))
+    }
+
+    /// Whether the level is in use: configured, or still draining.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.lock().state != LevelState::Closed
+    }
+
+    /// Whether no request waits or executes.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.lock().queue_set.is_idle()
+    }
+
+    /// The seat demand since the last call. Begins a new period.
+    pub fn end_demand_period(&self, now: Instant) -> DemandPeriod {
+        self.lock().end_demand_period(now)
+    }
+
+    /// The index of a schema's counters.
+    #[must_use]
+    pub fn register_schema(&self, flow_schema: &str) -> usize {
+        self.lock().counters.register_schema(flow_schema)
+    }
+
+    /// The values for the metrics.
+    #[must_use]
+    pub fn metrics(&self) -> LevelMetrics {
+        let inner = self.lock();
+        LevelMetrics {
+            counters: inner.counters.clone(),
+            current_r: inner.queue_set.current_r(),
+            last_dispatch: inner.queue_set.last_dispatch(),
+        }
+    }
+
+    /// The values for `dump_priority_levels`.
+    #[must_use]
+    pub fn dump(&self) -> LevelDump {
+        let inner = self.lock();
+        LevelDump {
+            totals: inner.queue_set.totals(),
+            active_queues: inner.queue_set.backlogged_queues(),
+            is_idle: inner.queue_set.is_idle(),
+            is_quiescing: inner.state == LevelState::Quiescing,
+        }
+    }
+
+    /// The values for `dump_queues`.
+    #[must_use]
+    pub fn dump_queues(&self) -> Vec<QueueDump> {
+        self.lock().queue_set.dump_queues().collect()
+    }
+
+    /// The values for `dump_requests`.
+    #[must_use]
+    pub fn dump_requests(&self) -> Vec<DumpedRequest> {
+        let inner = self.lock();
+        let requests = inner
+            .queue_set
+            .dump_requests()
+            .into_iter()
+            .map(|request| DumpedRequest {
+                flow_schema: inner
+                    .counters
+                    .schema_name(request.payload.counters_index)
+                    .to_owned(),
+                queue: request.queue,
+                position: request.position,
+                details: request.payload.details.clone(),
+                arrived: request.arrived,
+                work: request.work,
+                started: request.started,
+            });
+        requests.collect()
+    }
+
+    pub(super) fn arrive(
+        &self,
+        now: Instant,
+        counters_index: usize,
+        arriving: &ArrivingRequest<'_>,
+    ) -> Result<(RequestKey, bool), ArrivalError> {
+        self.with_lock(|inner| inner.arrive(now, counters_index, arriving))
+    }
+
+    pub(super) fn leave(&self, now: Instant, key: RequestKey) -> Option<Duration> {
+        self.with_lock(|inner| inner.leave(now, key))
+    }
+
+    pub(super) fn cancel(&self, now: Instant, key: RequestKey) -> Option<u32> {
+        self.with_lock(|inner| inner.cancel(now, key))
+    }
+
+    pub(super) fn poll_dispatched(&self, key: RequestKey, waker: &Waker) -> bool {
+        self.with_lock(|inner| inner.poll_dispatched(key, waker))
+    }
+
+    /// Runs `act` under the lock, and the deferred actions after its release.
+    fn with_lock<R>(&self, act: impl FnOnce(&mut LevelInner) -> R) -> R {
+        let mut inner = self.lock();
+        let result = act(&mut inner);
+        let deferred = inner.take_deferred();
+        drop(inner);
+        if deferred.drained {
+            self.drained.notify_one();
+        }
+        deferred.run();
+        result
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, LevelInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for PriorityLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PriorityLevel").field(&self.name).finish()
+    }
+}

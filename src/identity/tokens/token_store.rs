@@ -1,0 +1,143 @@
+//! State that the authenticator and the reviewer share: cached tokens, accepted tokens and metrics.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+
+use crate::api::UserInfo;
+use crate::clock::Clock;
+use crate::identity::accepted_tokens::AcceptedTokens;
+use crate::identity::token_hash::TokenHash;
+use crate::identity::tokens::token_cache::TokenCache;
+use crate::identity::tokens::token_cache::VerifiedBy;
+use crate::identity::tokens::token_cache::VerifiedToken;
+use crate::metrics::Registry;
+
+/// The number of shards of the cache, each with a lock of its own.
+const SHARDS: usize = 16;
+
+/// The result of verifying a token.
+#[derive(Clone, Debug)]
+pub struct TokenOutcome {
+    /// The user that the limits apply to.
+    pub user: Arc<UserInfo>,
+    /// How the token was verified. `None` if it was not.
+    pub verified_by: Option<VerifiedBy>,
+}
+
+impl From<VerifiedToken> for TokenOutcome {
+    fn from(verified: VerifiedToken) -> Self {
+        Self {
+            user: verified.user,
+            verified_by: Some(verified.verified_by),
+        }
+    }
+}
+
+/// The metrics of token authentication.
+#[derive(Debug)]
+pub struct TokenMetrics {
+    pub(super) reviews: IntCounterVec,
+    pub(super) skipped: IntCounter,
+    pub(super) waiting: IntGauge,
+    pub(super) key_fetches: IntCounterVec,
+    pub(super) cache_hits: IntCounter,
+    pub(super) cache_misses: IntCounter,
+}
+
+impl TokenMetrics {
+    /// Registers the metrics.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Self {
+        let lookups = registry.counters(
+            "authentication_token_cache_request_total",
+            "[ALPHA] Tokens that were looked up among those known, by whether they were (hit, miss).",
+            &["status"],
+        );
+        let reviews = registry.counters(
+            "weir_token_reviews_total",
+            "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
+            &["result"],
+        );
+        // An alert watches the increase, so the series has to exist before the first failure.
+        reviews.with_label_values(&["unanswered"]);
+        Self {
+            cache_hits: lookups.with_label_values(&["hit"]),
+            cache_misses: lookups.with_label_values(&["miss"]),
+            reviews,
+            skipped: registry.counter(
+                "weir_token_reviews_passed_over_total",
+                "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
+            ),
+            waiting: registry.gauge(
+                "weir_token_reviews_waiting",
+                "TokenReviews that wait for their turn to be asked.",
+            ),
+            key_fetches: registry.counters(
+                "weir_token_key_fetches_total",
+                "Fetches of the keys that tokens are signed with, by result (fetched, failed).",
+                &["result"],
+            ),
+        }
+    }
+}
+
+/// What is cached about tokens, and which of them the API server has accepted.
+pub(super) struct TokenStore {
+    shards: [Mutex<TokenCache>; SHARDS],
+    /// Tokens whose requests may share connections. Reviews and the API server's responses to
+    /// requests update it.
+    pub(super) accepted: AcceptedTokens,
+    pub(super) metrics: TokenMetrics,
+}
+
+impl TokenStore {
+    pub(super) fn new(metrics: TokenMetrics) -> Self {
+        Self {
+            shards: Default::default(),
+            accepted: AcceptedTokens::default(),
+            metrics,
+        }
+    }
+
+    pub(super) fn shard(&self, token_hash: TokenHash) -> MutexGuard<'_, TokenCache> {
+        let [first, ..] = &self.shards;
+        self.shards
+            .get(token_hash.shard(SHARDS))
+            .unwrap_or(first)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn record_rejection(&self, token_hash: TokenHash) -> TokenOutcome {
+        let user = Arc::new(token_hash.unverified_user());
+        self.shard(token_hash)
+            .insert_rejected(token_hash, Arc::clone(&user), Clock.now());
+        TokenOutcome {
+            user,
+            verified_by: None,
+        }
+    }
+
+    pub(super) fn record_unanswered(
+        &self,
+        token_hash: TokenHash,
+        stale: Option<VerifiedToken>,
+    ) -> TokenOutcome {
+        let user = Arc::new(token_hash.unverified_user());
+        self.shard(token_hash)
+            .insert_unanswered(token_hash, Arc::clone(&user), Clock.now());
+        match stale {
+            Some(verified) => verified.into(),
+            None => TokenOutcome {
+                user,
+                verified_by: None,
+            },
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Admission: a request gets a permit or is rejected by a limit.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use crate::api::user::GROUP_MASTERS;
+use crate::clock::Clock;
+use crate::flowcontrol::controller::AdmissionPermit;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::controller::RequestTimes;
+use crate::limits::admission_attributes::AdmissionAttributes;
+use crate::limits::max_in_flight::InFlightPermit;
+use crate::limits::max_in_flight::MaxInFlight;
+use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rejection::Rejection;
+use crate::request_info::Verb;
+
+/// The limiter of concurrent requests that is configured.
+#[derive(Clone, Debug)]
+pub enum Admission {
+    /// API Priority and Fairness.
+    Fairness(Arc<Controller>),
+    /// Two counters, as with `--enable-priority-and-fairness=false`.
+    MaxInFlight(Arc<MaxInFlight>),
+}
+
+impl Admission {
+    /// Admits a request, after a time in a queue if necessary. Long-running requests are admitted
+    /// at once, except that API Priority and Fairness charges a watch for its initialization.
+    ///
+    /// # Errors
+    /// The [`Rejection`] of the limit.
+    ///
+    /// # Cancel safety
+    /// A request that is cancelled leaves its queue.
+    pub async fn admit(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        times: RequestTimes,
+    ) -> Result<Permit, Rejection> {
+        let concurrency = match self {
+            Self::Fairness(controller) => {
+                if attributes.info.long_running() && *attributes.info.verb() != Verb::Watch {
+                    ConcurrencyPermit::Unlimited
+                } else {
+                    let admitted = controller
+                        .admit(attributes.info, attributes.user, times)
+                        .await;
+                    ConcurrencyPermit::Seat(admitted.map_err(Rejection::Fairness)?)
+                }
+            }
+            Self::MaxInFlight(limit) => limit
+                .admit(attributes)?
+                .map_or(ConcurrencyPermit::Unlimited, ConcurrencyPermit::Slot),
+        };
+        Ok(Permit {
+            concurrency,
+            client_limits: None,
+            forwarded_at: None,
+        })
+    }
+
+    /// Whether the request is exempt from the limiter and never rejected by it.
+    #[must_use]
+    pub fn is_exempt(&self, attributes: &AdmissionAttributes<'_>) -> bool {
+        match self {
+            Self::Fairness(controller) => controller.is_exempt(attributes.info, attributes.user),
+            Self::MaxInFlight(_) => attributes.user.in_group(GROUP_MASTERS),
+        }
+    }
+}
+
+/// The permit of an admitted request, held until the end of its response. Drop releases what it
+/// holds.
+#[derive(Debug)]
+pub struct Permit {
+    concurrency: ConcurrencyPermit,
+    /// The permit of the client limits.
+    client_limits: Option<Box<ClientLimitPermit>>,
+    /// When the request was forwarded to the upstream.
+    forwarded_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum ConcurrencyPermit {
+    Unlimited,
+    Seat(AdmissionPermit),
+    Slot(#[expect(dead_code, reason = "kept for its drop")] InFlightPermit),
+}
+
+impl Permit {
+    /// Adds the permit of the client limits.
+    #[must_use]
+    pub fn with_client_limits(mut self, client_limits: Option<Box<ClientLimitPermit>>) -> Self {
+        self.client_limits = client_limits;
+        self
+    }
+
+    /// Records the status code of the upstream's response for the client limits.
+    pub fn record_response(&mut self, code: u16) {
+        if let Some(client_limits) = &mut self.client_limits {
+            let now = Clock.now();
+            client_limits.record_response(code, self.forwarded_at.unwrap_or(now), now);
+        }
+    }
+
+    /// Records that the request is forwarded to the upstream now.
+    pub fn record_forwarding(&mut self, now: Instant) {
+        self.forwarded_at = Some(now);
+    }
+
+    /// Releases the seat or slot after a protocol upgrade. The permit of the client limits, which
+    /// counts tunnels too, is held to the end.
+    pub fn release_concurrency(&mut self) {
+        self.concurrency = ConcurrencyPermit::Unlimited;
+    }
+
+    /// Whether the permit holds a seat or slot.
+    #[must_use]
+    pub const fn holds_concurrency(&self) -> bool {
+        !matches!(self.concurrency, ConcurrencyPermit::Unlimited)
+    }
+
+    /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
+    /// only counted.
+    pub fn signal_watch_initialized(&mut self) {
+        if let ConcurrencyPermit::Seat(admitted) = &mut self.concurrency {
+            admitted.mark_initialized();
+        }
+    }
+
+    /// The decision of API Priority and Fairness, if that is configured.
+    #[must_use]
+    pub fn decision(&self) -> Option<FlowControlDecision> {
+        match &self.concurrency {
+            ConcurrencyPermit::Seat(admitted) => Some(admitted.decision()),
+            ConcurrencyPermit::Unlimited | ConcurrencyPermit::Slot(_) => None,
+        }
+    }
+
+    /// The time in a queue, if API Priority and Fairness is configured.
+    #[must_use]
+    pub const fn queue_wait(&self) -> Option<Duration> {
+        match &self.concurrency {
+            ConcurrencyPermit::Seat(admitted) => Some(admitted.queue_wait()),
+            ConcurrencyPermit::Unlimited | ConcurrencyPermit::Slot(_) => None,
+        }
+    }
+}

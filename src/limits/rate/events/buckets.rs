@@ -1,0 +1,228 @@
+//! The buckets of EventRateLimit: which of them an event is charged to, and the message of a
+//! rejection. Pure.
+
+use std::borrow::Cow;
+use std::time::Duration;
+use std::time::Instant;
+
+use crate::api::status::truncate_for_json;
+use crate::limits::rate::events::config::EventLimitConfig;
+use crate::limits::rate::events::config::LimitType;
+use crate::limits::rate::lru::Lru;
+use crate::limits::rate::lru::LruKey;
+use crate::limits::rate::lru::LruKeyHasher;
+use crate::limits::rate::lru::LruOutcome;
+use crate::limits::rate::token_bucket::Rate;
+use crate::limits::rate::token_bucket::TokenBucket;
+use crate::limits::rate::token_bucket::TokenReserve;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+
+/// The longest message of a rejection, in bytes of JSON. A key may be as long as a body, and
+/// client-go reads at most 2 KiB of a response to reuse its connection. A Status contains the
+/// message twice.
+pub const MAX_MESSAGE_BYTES: usize = 768;
+
+/// The API groups whose events are limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitedEventGroups {
+    /// The core group and `events.k8s.io`, which modern recorders use.
+    All,
+    /// The core group only, as upstream.
+    Core,
+}
+
+/// How a request writes an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventWrite {
+    /// POST.
+    Create,
+    /// PATCH, of any type.
+    Patch,
+    /// PUT.
+    Update,
+}
+
+impl EventWrite {
+    /// The write that the plugin would be called for: create or update of one event in a namespace,
+    /// unless it is a dry run. The server has no route for a POST to all namespaces or to a name.
+    #[must_use]
+    pub fn from_request(info: &RequestInfo<'_>, groups: LimitedEventGroups) -> Option<Self> {
+        let group = match (info.api_group(), info.api_version()) {
+            (b"", b"v1") => true,
+            (b"events.k8s.io", b"v1" | b"v1beta1") => groups == LimitedEventGroups::All,
+            _ => false,
+        };
+        let event = info.resource() == b"events"
+            && info.subresource().is_empty()
+            && !info.namespace().is_empty();
+        if !info.is_resource_request() || !group || !event {
+            return None;
+        }
+        let named = !info.name().is_empty();
+        let verb = info.verb();
+        let write = if named && *verb == Verb::Update {
+            Self::Update
+        } else if named && *verb == Verb::Patch {
+            Self::Patch
+        } else if !named && *verb == Verb::Create {
+            Self::Create
+        } else {
+            return None;
+        };
+        let dry = info.query().all("dryRun").any(|value| *value == *b"All");
+        (!dry).then_some(write)
+    }
+}
+
+/// What selects the buckets of an event.
+#[derive(Clone, Debug)]
+pub struct LimitedEvent<'e> {
+    /// The namespace of the request.
+    pub namespace: &'e [u8],
+    /// The name of the user that writes the event.
+    pub user: &'e [u8],
+    /// Source and object, concatenated; empty for a body that is not an event.
+    pub source_and_object: Cow<'e, [u8]>,
+    /// Whether the event has `type: Warning`.
+    pub warning: bool,
+}
+
+impl LimitedEvent<'_> {
+    pub(super) fn key_text(&self, limit_type: LimitType) -> &[u8] {
+        match limit_type {
+            LimitType::Namespace => self.namespace,
+            LimitType::Server => b"",
+            LimitType::SourceAndObject => &self.source_and_object,
+            LimitType::User => self.user,
+        }
+    }
+}
+
+/// The result of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLimitResult {
+    /// Whether the key had a bucket.
+    pub lookup: LruOutcome,
+    /// `Err` is the time until there is a token.
+    pub token: Result<(), Duration>,
+}
+
+/// All limits with their buckets.
+#[derive(Debug)]
+pub struct EventLimits {
+    limits: Box<[EventLimit]>,
+}
+
+/// A limit with its buckets.
+#[derive(Debug)]
+struct EventLimit {
+    limit_type: LimitType,
+    rate: Rate,
+    /// The tokens that only warnings may take.
+    warning_reserve: TokenReserve,
+    buckets: Lru<TokenBucket>,
+}
+
+/// The keys of an event's buckets, computed before the lock is taken.
+#[derive(Clone, Copy, Debug)]
+pub struct EventBucketKeys {
+    namespace: LruKey,
+    server: LruKey,
+    source_and_object: LruKey,
+    user: LruKey,
+    warning: bool,
+}
+
+impl EventBucketKeys {
+    /// The keys for this event.
+    #[must_use]
+    pub fn from_event(event: &LimitedEvent<'_>, keys: &LruKeyHasher) -> Self {
+        let key = |limit_type| keys.hash_joined([event.key_text(limit_type)]);
+        Self {
+            namespace: key(LimitType::Namespace),
+            server: key(LimitType::Server),
+            source_and_object: key(LimitType::SourceAndObject),
+            user: key(LimitType::User),
+            warning: event.warning,
+        }
+    }
+}
+
+impl EventLimits {
+    /// The limits without any buckets.
+    #[must_use]
+    pub fn new(limits: &[EventLimitConfig]) -> Self {
+        let limit = |limit: &EventLimitConfig| {
+            let rate = Rate::new(limit.qps, limit.burst);
+            EventLimit {
+                limit_type: limit.limit_type,
+                rate,
+                warning_reserve: rate
+                    .reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
+                buckets: Lru::new(usize::try_from(limit.cache_size).unwrap_or(usize::MAX)),
+            }
+        };
+        Self {
+            limits: limits.iter().map(limit).collect(),
+        }
+    }
+
+    /// Charges every limit that has a token. The results are reported in the order of the limits.
+    pub fn charge(
+        &mut self,
+        keys: &EventBucketKeys,
+        now: Instant,
+        mut report: impl FnMut(usize, EventLimitResult),
+    ) {
+        for (n, limit) in self.limits.iter_mut().enumerate() {
+            let key = match limit.limit_type {
+                LimitType::Namespace => keys.namespace,
+                LimitType::Server => keys.server,
+                LimitType::SourceAndObject => keys.source_and_object,
+                LimitType::User => keys.user,
+            };
+            let rate = &limit.rate;
+            let (bucket, lookup) = limit
+                .buckets
+                .get_or_insert_with(key, || TokenBucket::full(rate, now));
+            let token = if keys.warning {
+                bucket.take(rate, now)
+            } else {
+                bucket.take_above_reserve(rate, limit.warning_reserve, now)
+            };
+            report(n, EventLimitResult { lookup, token });
+        }
+    }
+}
+
+/// The message that upstream returns, for the limits that rejected the event. Equal texts appear
+/// once. Longer messages are truncated to [`MAX_MESSAGE_BYTES`], and no more than that is copied of
+/// a key.
+pub fn rejection_message(
+    event: &LimitedEvent<'_>,
+    limit_types: impl IntoIterator<Item = LimitType>,
+) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for limit_type in limit_types {
+        let key = event.key_text(limit_type);
+        // The text before the key makes the message longer than the limit already. The message is
+        // therefore truncated before a character that this slice may split.
+        let key = String::from_utf8_lossy(key.get(..MAX_MESSAGE_BYTES).unwrap_or(key));
+        let text = format!("limit reached on type {} for key {key}", limit_type.name());
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    let message = match texts.as_slice() {
+        [text] => format!("Too many requests: {text}"),
+        texts => format!("Too many requests: [{}]", texts.join(", ")),
+    };
+    let mut message = truncate_for_json(message, MAX_MESSAGE_BYTES);
+    message.shrink_to_fit(); // it is kept as long as the rejection is held
+    message
+}
+
+#[cfg(test)]
+#[path = "buckets_tests.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! The rejection of a request, by any limit.
+
+use std::time::Duration;
+
+use crate::flowcontrol::controller::AdmissionRejection;
+use crate::flowcontrol::controller::FlowControlDecision;
+use crate::limits::rate::clients::enforcer::ClientLimitRejection;
+use crate::limits::rate::events::enforcer::EventRejection;
+use crate::limits::rejection_hold::HoldPolicy;
+use crate::request_info::RequestKind;
+
+/// The label of the limit of unproven upgrades.
+pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
+
+/// The rejection of a request, with the limit that rejected it.
+#[derive(Clone, Debug)]
+pub enum Rejection {
+    /// The client exceeds a rule of `clientLimits`.
+    ClientLimit(ClientLimitRejection),
+    /// EventRateLimit has no token for the event.
+    EventRateLimit(EventRejection),
+    /// The priority level of the request has no free seat and no space in its queues, or the
+    /// request timed out in a queue.
+    Fairness(AdmissionRejection),
+    /// The limit of concurrent requests of this kind is reached.
+    MaxInFlight {
+        /// The request kind.
+        kind: RequestKind,
+        /// The limit that was reached.
+        limit: u32,
+    },
+    /// A source network sends too many upgrade requests whose credential the API server has not
+    /// accepted before.
+    UnprovenUpgrade {
+        /// The `Retry-After` in seconds.
+        retry_after: u32,
+    },
+}
+
+/// The `Retry-After` of max-in-flight in seconds (`server/filters/maxinflight.go`: constant 1).
+const MAX_IN_FLIGHT_RETRY_AFTER: u32 = 1;
+
+/// The shortest hold of a request that a rate limit has rejected. In 10 ms a rate has tokens for as
+/// many requests as the next client sends, while a client that is rejected at once retries thirty
+/// times.
+const MIN_RATE_HOLD: Duration = Duration::from_millis(10);
+
+impl Rejection {
+    /// The `Retry-After` in seconds; at least 1.
+    #[must_use]
+    pub const fn retry_after(&self) -> u32 {
+        match self {
+            Self::ClientLimit(rejection) => rejection.retry_after,
+            Self::EventRateLimit(rejection) => match rejection.retry_after {
+                Some(seconds) => seconds,
+                None => 1,
+            },
+            Self::Fairness(rejection) => rejection.retry_after,
+            Self::MaxInFlight { .. } => MAX_IN_FLIGHT_RETRY_AFTER,
+            Self::UnprovenUpgrade { retry_after } => *retry_after,
+        }
+    }
+
+    /// When a retry makes sense, and how to hold a client that retries earlier.
+    ///
+    /// A rate has its next token after a fraction of a second, which `Retry-After` cannot express.
+    /// A client that does not wait is held for that fraction only, and the requests of a flow are
+    /// held one after the other. With a longer hold, the tokens of that time would not be used.
+    /// When a seat or slot becomes free is unknown.
+    #[must_use]
+    pub fn hold_policy(&self) -> HoldPolicy {
+        match self {
+            Self::ClientLimit(ClientLimitRejection { wait, .. })
+            | Self::EventRateLimit(EventRejection { wait, .. })
+                if !wait.is_zero() =>
+            {
+                HoldPolicy {
+                    wait: (*wait).max(MIN_RATE_HOLD),
+                    sequential: true,
+                    max_hold: None,
+                }
+            }
+            Self::ClientLimit(_)
+            | Self::EventRateLimit(_)
+            | Self::Fairness(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => HoldPolicy {
+                wait: Duration::from_secs(self.retry_after().into()),
+                sequential: false,
+                max_hold: None,
+            },
+        }
+    }
+
+    /// Whether the response has a `Retry-After`. That of EventRateLimit has none if upstream's
+    /// behaviour is configured.
+    #[must_use]
+    pub const fn sends_retry_after(&self) -> bool {
+        !matches!(self, Self::EventRateLimit(rejection) if rejection.retry_after.is_none())
+    }
+
+    /// The decision of API Priority and Fairness, if that rejected the request.
+    #[must_use]
+    pub fn decision(&self) -> Option<FlowControlDecision> {
+        match self {
+            Self::Fairness(rejection) => Some(rejection.decision()),
+            Self::ClientLimit(_)
+            | Self::EventRateLimit(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => None,
+        }
+    }
+
+    /// The label of the limit; for API Priority and Fairness the reason as Kubernetes spells it.
+    #[must_use]
+    pub const fn limit_label(&self) -> &'static str {
+        match self {
+            Self::ClientLimit(_) => "client-limit",
+            Self::EventRateLimit(_) => "event-rate-limit",
+            Self::Fairness(rejection) => rejection.reason.label(),
+            Self::MaxInFlight { .. } => "max-in-flight",
+            Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
+        }
+    }
+
+    /// The label of the limiter. API Priority and Fairness has one label for all reasons.
+    #[must_use]
+    pub const fn limiter_label(&self) -> &'static str {
+        match self {
+            Self::Fairness(_) => "fairness",
+            Self::ClientLimit(_)
+            | Self::EventRateLimit(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => self.limit_label(),
+        }
+    }
+
+    /// What classified the request. Together with its user it is the flow.
+    #[must_use]
+    pub fn flow_class(&self) -> &str {
+        match self {
+            Self::ClientLimit(rejection) => &rejection.rule,
+            Self::EventRateLimit(_) => "events",
+            Self::Fairness(rejection) => &rejection.flow_schema().name,
+            Self::MaxInFlight { kind, .. } => kind.label(),
+            Self::UnprovenUpgrade { .. } => "upgrades",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::controller::tests::POD;
+    use crate::flowcontrol::controller::tests::one_level;
+    use crate::flowcontrol::controller::tests::reject;
+    use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flow_is_the_same_for_all_rejection_reasons_of_fairness() {
+        let fixture = one_level(1, reject());
+        let _held = fixture.get_now("alice");
+        let first = fixture.admit("bob", "GET", POD).await.unwrap_err();
+        let mut timed_out = first.clone();
+        timed_out.reason = RejectReason::TimeOut;
+        let [one, other] = [first, timed_out].map(Rejection::Fairness);
+        assert_ne!(one.limit_label(), other.limit_label());
+        let flow =
+            |rejection: &Rejection| (rejection.limiter_label(), rejection.flow_class().to_owned());
+        assert_eq!(flow(&one), flow(&other));
+    }
+}

@@ -1,0 +1,41 @@
+//! The state that all worker shards share.
+
+use std::hash::RandomState;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use super::query::Dimension;
+use super::sliding_windows::SlidingWindows;
+use crate::hash_keys::HashSecret;
+
+/// The number of dimensions.
+pub(super) const DIMENSIONS: usize = Dimension::ALL.len();
+
+/// The tables that shards are flushed into, and the hash secrets.
+pub(super) struct SharedState {
+    /// Random per process, so that clients cannot search for names with equal hashes.
+    pub(super) name_hasher: RandomState,
+    /// Key of the fingerprints by which a shard recognises requests with equal names.
+    pub(super) fingerprint_secret: HashSecret,
+    /// All counts, in the order of [`Dimension::ALL`]. Locked while a shard is flushed, a bucket is
+    /// closed, or a window is read.
+    pub(super) windows: Mutex<[SlidingWindows; DIMENSIONS]>,
+}
+
+impl SharedState {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            name_hasher: RandomState::new(),
+            fingerprint_secret: HashSecret::default(),
+            windows: Mutex::new(Dimension::ALL.map(|_| SlidingWindows::new(now))),
+        }
+    }
+}
+
+/// Locks a mutex and ignores poisoning: a panic during a count leaves the count too low by at most
+/// one request.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,101 @@
+//! The client's side of a connection, as its requests see it.
+
+use std::net::IpAddr;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::OnceLock;
+
+use tokio::sync::Semaphore;
+
+use crate::api::UserInfo;
+use crate::identity::ClientContext;
+use crate::identity::PeerCertificate;
+use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::review_queue::fair_queue::source_network;
+use crate::limits::rejection_hold::ConnectionRetryTimes;
+use crate::pipeline::connection::target_fragments::TargetFragments;
+use crate::upstream::requester::Requester;
+
+/// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
+/// fill the memory.
+pub const BODY_DRAINS_PER_CONNECTION: usize = 4;
+
+/// What a request needs to know of its connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// The client's address.
+    pub address: SocketAddr,
+    /// A random id of the connection: random is unique enough.
+    pub connection_id: u64,
+    /// Whether the address is one of `--trusted-proxies`.
+    pub trusted: bool,
+    /// The client certificate of the handshake.
+    pub certificate: Option<PeerCertificate>,
+    /// The user of requests whose tokens nothing verifies, created with the first of them.
+    pub unverified_user: OnceLock<Arc<UserInfo>>,
+    /// The HTTP/1.1 request targets that were truncated.
+    pub target_fragments: Arc<TargetFragments>,
+    /// The `Retry-After` times that were sent on the connection.
+    pub hold_state: HoldState,
+    /// Slots for draining the bodies of rejected requests.
+    pub body_drain_slots: BodyDrainSlots,
+}
+
+impl Peer {
+    pub(in crate::pipeline) fn client(&self) -> ClientContext<'_> {
+        ClientContext {
+            certificate: self.certificate.as_ref(),
+            source: ClientSource {
+                address: self.address.ip(),
+                connection_id: self.connection_id,
+            },
+            from_trusted_proxy: self.trusted,
+            unverified_user: &self.unverified_user,
+            upgrade: None,
+        }
+    }
+
+    /// The network whose memory and connections are limited; `None` for a trusted proxy.
+    pub(crate) fn source_network(&self) -> Option<IpAddr> {
+        (!self.trusted).then(|| source_network(self.address.ip()))
+    }
+
+    /// The requester that a request of `user` is charged to.
+    pub(in crate::pipeline) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
+        Requester {
+            user: Some(Arc::clone(user)),
+            network: self.source_network(),
+        }
+    }
+}
+
+/// The delayed rejections of a connection.
+#[derive(Debug)]
+pub struct HoldState {
+    pub(in crate::pipeline) retry_times: Mutex<ConnectionRetryTimes>,
+    /// Maximum of rejections that are delayed on it at a time.
+    pub(in crate::pipeline) max_held: usize,
+}
+
+impl HoldState {
+    /// The state of a new connection that may have this many concurrent requests. At most half of
+    /// them may be delayed, but always one.
+    #[must_use]
+    pub fn new(requests_at_a_time: usize) -> Self {
+        Self {
+            retry_times: Mutex::default(),
+            max_held: (requests_at_a_time / 2).max(1),
+        }
+    }
+}
+
+/// Slots for rejected requests of a connection whose bodies are drained.
+#[derive(Debug)]
+pub struct BodyDrainSlots(pub(in crate::pipeline) Semaphore);
+
+impl Default for BodyDrainSlots {
+    fn default() -> Self {
+        Self(Semaphore::new(BODY_DRAINS_PER_CONNECTION))
+    }
+}

@@ -1,0 +1,184 @@
+//! Reads the bodies of rejected requests to their end, so that their connections can be reused.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::Version;
+use http::header;
+use http::request;
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prometheus::IntCounter;
+
+use crate::metrics::Registry;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::upstream::body::client_body::ClientBody;
+use crate::upstream::body::memory_budget::MemoryBudget;
+use crate::upstream::body::memory_budget::MemoryReservation;
+
+/// A rejected request's body up to this size, in bytes, is read so that the connection can be
+/// reused, as in Go's server (`net/http.maxPostHandlerReadBytes`). A larger or slower body closes
+/// the connection. On HTTP/2 only the stream is reset after the response, but some clients (curl
+/// 7.88 is one) then report the reset and not the response.
+const MAX_DRAINED_BODY: u64 = 256 << 10;
+
+/// How long the body of a rejected request may take to arrive.
+const BODY_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How many bodies of rejected requests are read at a time. Each may hold what its client has sent
+/// of it (256 KiB at most) for a second. One source network may use a quarter of them.
+pub const MAX_BODY_DRAINS: usize = 1024;
+
+/// The budget for bodies of rejected requests.
+#[derive(Debug)]
+pub struct BodyDrainBudget {
+    slots: Arc<MemoryBudget>,
+    rejected: IntCounter,
+}
+
+impl BodyDrainBudget {
+    /// A budget of [`MAX_BODY_DRAINS`] slots.
+    #[must_use]
+    pub fn new(registry: &Registry) -> Arc<Self> {
+        let slots = MemoryBudget::new(MAX_BODY_DRAINS);
+        let measured = Arc::clone(&slots);
+        registry.gauge_fn(
+            "weir_skipped_bodies",
+            "Rejected requests whose bodies are read to their end at the moment, so that their connections can go on.",
+            move || measured.used(),
+        );
+        Arc::new(Self {
+            slots,
+            rejected: registry.counter(
+                "weir_skipped_bodies_refused_total",
+                "Rejected requests whose bodies were not read because as many are read already in all, from the client's address, or on the connection: on HTTP/1.1 the connection ends.",
+            ),
+        })
+    }
+
+    /// Acquires a slot for a body from this source; `None` if there is none.
+    fn try_acquire(&self, source: Option<IpAddr>) -> Option<MemoryReservation> {
+        let mut slot = self.slots.reserve_for(source);
+        slot.try_grow_to(1).then_some(slot)
+    }
+}
+
+/// The state of a request's body.
+pub(in crate::pipeline) enum RequestBodyState {
+    /// The body may still arrive.
+    Unread(ClientBody),
+    /// The body has been read completely.
+    Consumed,
+    /// The body has been handed to the upstream request.
+    Forwarded,
+}
+
+impl RequestBodyState {
+    /// Takes the body for the upstream request, if it is unread.
+    pub(in crate::pipeline) fn take(&mut self) -> Option<ClientBody> {
+        match std::mem::replace(self, Self::Forwarded) {
+            Self::Unread(body) => Some(body),
+            Self::Consumed | Self::Forwarded => None,
+        }
+    }
+
+    /// The body, if it is unread.
+    pub(in crate::pipeline) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
+        match self {
+            Self::Unread(body) => Some(body),
+            Self::Consumed | Self::Forwarded => None,
+        }
+    }
+}
+
+/// What a rejection needs to know of a request that was taken apart: nothing that shares the
+/// connection's buffer.
+#[derive(Clone, Copy)]
+pub(in crate::pipeline) struct RejectionContext {
+    pub(in crate::pipeline) encoding: StatusEncoding,
+    pub(in crate::pipeline) is_head: bool,
+    pub(in crate::pipeline) is_http1: bool,
+    /// Whether more than the head was announced.
+    pub(in crate::pipeline) has_body: bool,
+    expects_continue: bool,
+}
+
+impl RejectionContext {
+    pub(in crate::pipeline) fn from_request(head: &request::Parts, body: &Incoming) -> Self {
+        Self {
+            encoding: StatusEncoding::from_accept(head.headers.get(header::ACCEPT)),
+            is_head: head.method == Method::HEAD,
+            is_http1: head.version < Version::HTTP_2,
+            has_body: !body.is_end_stream(),
+            expects_continue: head.headers.contains_key(header::EXPECT),
+        }
+    }
+
+    /// Reads the rest of a rejected request's body. Returns whether that was all: a small and
+    /// timely body obstructs neither the response nor the next request on an HTTP/1.1 connection.
+    pub(in crate::pipeline) async fn drain_body(
+        self,
+        body: RequestBodyState,
+        peer: &Peer,
+        budget: &BodyDrainBudget,
+    ) -> bool {
+        let mut body = match body {
+            RequestBodyState::Unread(body) => body,
+            RequestBodyState::Consumed => return true,
+            RequestBodyState::Forwarded => return false, // its end is not observed any more
+        };
+        if body.is_end_stream() {
+            return true;
+        }
+        if self.expects_continue || body.size_hint().lower() > MAX_DRAINED_BODY {
+            return false;
+        }
+        let connection_slot = peer.body_drain_slots.0.try_acquire().ok();
+        let slots = connection_slot
+            .and_then(|connection| Some((connection, budget.try_acquire(peer.source_network())?)));
+        let Some(_slots) = slots else {
+            budget.rejected.inc();
+            return false;
+        };
+        let drained = async {
+            let mut remaining = MAX_DRAINED_BODY;
+            while let Some(frame) = body.frame().await {
+                let bytes = frame.ok()?.data_ref().map_or(0, |data| data.len());
+                remaining = remaining.checked_sub(u64::try_from(bytes).ok()?)?;
+            }
+            Some(())
+        };
+        matches!(
+            tokio::time::timeout(BODY_DRAIN_TIMEOUT, drained).await,
+            Ok(Some(()))
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_may_use_a_quarter_of_the_body_drain_budget() {
+        let skipped = BodyDrainBudget::new(&Registry::new());
+        let [one, other] = [1, 2].map(|last| Some(IpAddr::from([192, 0, 2, last])));
+        let mut places = Vec::new();
+        for _ in 0..MAX_BODY_DRAINS / 4 {
+            places.push(skipped.try_acquire(one).expect("there is one"));
+        }
+        assert!(skipped.try_acquire(one).is_none());
+        assert!(skipped.try_acquire(other).is_some());
+        while let Some(place) = skipped.try_acquire(None) {
+            places.push(place);
+        }
+        assert_eq!(places.len(), MAX_BODY_DRAINS);
+        assert!(skipped.try_acquire(other).is_none());
+        drop(places);
+        assert!(skipped.try_acquire(one).is_some());
+    }
+}

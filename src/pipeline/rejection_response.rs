@@ -1,0 +1,270 @@
+//! The response to a rejected request: immediate or delayed, and what happens to its connection.
+
+use std::future::Future;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::Response;
+use http::header;
+use http_body::Body as _;
+use tracing::warn;
+
+use crate::api::UserInfo;
+use crate::api::user::ANONYMOUS;
+use crate::clock::Clock;
+use crate::identity::review_queue::fair_queue::source_network;
+use crate::limits::AdmissionAttributes;
+use crate::limits::Rejection;
+use crate::limits::rejection_hold::HoldKey;
+use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::reject::body_drain::RejectionContext;
+use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::reject::invalid_head::InvalidHead;
+use crate::pipeline::reject::malformed::MalformedRequest;
+use crate::pipeline::reject::malformed::reject_malformed;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::response::body::Body;
+use crate::pipeline::trace::Trace;
+use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
+
+/// A rejection and the key under which its retries are delayed; `None` for a rejection that is
+/// never delayed.
+#[derive(Debug)]
+pub(super) struct DelayableRejection {
+    pub(super) rejection: RequestRejection,
+    hold_key: Option<HoldKey>,
+}
+
+impl From<RequestRejection> for DelayableRejection {
+    /// Of a malformed request: never delayed.
+    fn from(rejection: RequestRejection) -> Self {
+        let hold_key = None;
+        Self {
+            rejection,
+            hold_key,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Rejects a request whose head the HTTP library could not parse, and counts it.
+    pub fn reject_unparsed(&self, peer: &Peer, malformed: InvalidHead) -> RequestRejection {
+        let malformed = MalformedRequest::InvalidHead(malformed);
+        reject_malformed(&self.metrics, peer, malformed, Clock.now())
+    }
+
+    /// The response to a rejected request. A client that retries before its `Retry-After` has
+    /// passed gets it only when it has. Until then weir keeps nothing of the request but its
+    /// record.
+    pub(super) async fn rejection_response(
+        &self,
+        peer: &Peer,
+        (context, body): (RejectionContext, RequestBodyState),
+        rejected: &DelayableRejection,
+        trace: &mut Trace,
+    ) -> Response<Body> {
+        let rejection = &rejected.rejection;
+        self.log_upstream_failure(rejection);
+        let keeps_connection = if context.is_http1 && rejection.closes_connection() {
+            drop(body);
+            false
+        } else if !context.has_body {
+            drop(body);
+            true
+        } else {
+            Box::pin(context.drain_body(body, peer, &self.body_drain_budget)).await
+        };
+        // Boxed: most rejections are not delayed.
+        if let Some(delay) = self.hold_rejection(peer, rejected, trace).map(Box::pin) {
+            delay.await;
+        }
+        let mut response = self
+            .rejection_responses
+            .respond(rejection, context.encoding);
+        if !keeps_connection && context.is_http1 {
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if context.is_head {
+            response = without_body(response);
+        }
+        response
+    }
+
+    /// The delay of a rejection whose client retried before its `Retry-After` had passed; `None` if
+    /// there is none.
+    fn hold_rejection<'a>(
+        &'a self,
+        peer: &'a Peer,
+        DelayableRejection {
+            rejection,
+            hold_key,
+        }: &DelayableRejection,
+        trace: &mut Trace,
+    ) -> Option<impl Future<Output = ()> + use<'a>> {
+        let (hold_key, policy) = ((*hold_key)?, rejection.hold_policy()?);
+        let mut reservation = None;
+        let mut fits = |budget: &_| {
+            reservation = trace.detach_record(budget);
+            reservation.is_some()
+        };
+        let delay = self.rejection_delay.hold(
+            &peer.hold_state,
+            hold_key,
+            policy,
+            &self.drain,
+            &mut fits,
+        )?;
+        // Boxed, since a value that is moved into a future takes its size twice.
+        let delay = Box::pin(delay);
+        Some(async move {
+            let _reservation = reservation;
+            delay.await;
+        })
+    }
+
+    /// Adds the hold key to a rejection that may be delayed. These are responses with
+    /// `Retry-After`, except to long-running requests (clients do not repeat them in a loop), to
+    /// writes of a lease (a leader that gets its response late could lose its lease), and to
+    /// requests that priority and fairness exempts. `user` is `None` before authentication.
+    pub(super) fn delayable_rejection(
+        &self,
+        rejection: RequestRejection,
+        peer: &Peer,
+        info: &RequestInfo<'_>,
+        user: Option<&UserInfo>,
+    ) -> DelayableRejection {
+        let hold_key = self.rejection_hold_key(&rejection, peer, info, user);
+        DelayableRejection {
+            rejection,
+            hold_key,
+        }
+    }
+
+    fn rejection_hold_key(
+        &self,
+        rejection: &RequestRejection,
+        peer: &Peer,
+        info: &RequestInfo<'_>,
+        user: Option<&UserInfo>,
+    ) -> Option<HoldKey> {
+        rejection.retry_after()?;
+        if info.long_running() || is_lease_write(info) {
+            return None;
+        }
+        let code = rejection.code();
+        let (limiter, class) = if let RequestRejection::Limit(rejection) = rejection {
+            (rejection.limiter_label(), rejection.flow_class())
+        } else {
+            (code.as_str(), "")
+        };
+        // A request that the levels never reject may still be rejected by a rate or by an
+        // unavailable API server.
+        let is_concurrency_limit = matches!(
+            rejection,
+            RequestRejection::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
+        );
+        let exempt = |user| {
+            self.admission
+                .is_exempt(&AdmissionAttributes { info, user })
+        };
+        if !is_concurrency_limit && user.is_some_and(exempt) {
+            return None;
+        }
+        let user_key = user.map_or(ANONYMOUS, UserInfo::distinguisher);
+        // Unauthenticated clients are told apart by their network.
+        let network = (user_key == ANONYMOUS).then(|| source_network(peer.address.ip()));
+        // Behind a trusted proxy many clients share an address.
+        let has_owner = network.is_none() || !peer.trusted;
+        let owner = has_owner.then_some((user_key, network));
+        self.rejection_delay
+            .hold_key((user_key, network, limiter, class), owner)
+    }
+
+    /// Logs upstream failures, which concern the operator. Other rejections are only counted.
+    fn log_upstream_failure(&self, rejection: &RequestRejection) {
+        if let RequestRejection::Forward(why) = rejection
+            && let Some(more) = self.upstream_log_limiter.try_log(Clock.now())
+        {
+            warn!(reason = why.label(), %why, more, "no answer from the API server");
+        }
+    }
+}
+
+fn is_lease_write(info: &RequestInfo<'_>) -> bool {
+    RequestKind::from_request_info(info) == RequestKind::Mutating
+        && info.resource() == b"leases"
+        && info.api_group() == b"coordination.k8s.io"
+}
+
+/// The response to a HEAD: the length of a body, and no body. On HTTP/2 the library does not remove
+/// it.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        head.headers
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Response::from_parts(head, Body::fixed(Bytes::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::request;
+    use hyper::body::Incoming;
+
+    use super::*;
+    use crate::drain::Drain;
+    use crate::drain::DrainStage;
+    use crate::limits::rejection_hold::HoldPolicy;
+    use crate::pipeline::connection::peer::HoldState;
+    use crate::pipeline::reject::delay::RejectionDelay;
+
+    type HandleArgs = (
+        &'static Pipeline,
+        &'static Peer,
+        Box<request::Parts>,
+        Incoming,
+    );
+
+    fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn size_of_some<T, F: Future>(_: impl Fn(T) -> Option<F>) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_futures_of_a_held_rejection_take_less_than_two_kibibytes() {
+        type HoldArgs = (
+            &'static RejectionDelay,
+            &'static HoldState,
+            HoldKey,
+            HoldPolicy,
+            &'static Drain,
+        );
+        let parts = [
+            size_of_future(|(pipeline, peer, head, body): HandleArgs| {
+                pipeline.handle(peer, head, body)
+            }),
+            size_of_some(
+                |(pipeline, peer, refused, mut trace): (
+                    &'static Pipeline,
+                    &'static Peer,
+                    DelayableRejection,
+                    Trace,
+                )| { pipeline.hold_rejection(peer, &refused, &mut trace) },
+            ),
+            size_of_some(|(holding, patience, flow, wait, drain): HoldArgs| {
+                holding.hold(patience, flow, wait, drain, &mut |_| true)
+            }),
+            size_of_future(|drain: &'static Drain| drain.reached(DrainStage::Closing)),
+        ];
+        // Its entry in the table and a timer take less than 256 bytes.
+        assert!(parts.iter().sum::<usize>() + 256 < 2048, "{parts:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! The metric and the log line of malformed requests, which no other request metric counts.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use prometheus::IntCounter;
+use tracing::warn;
+
+use crate::log_limiter::LogLimiter;
+use crate::metrics::Registry;
+
+/// Every cause, and so every value of the label.
+pub(in crate::pipeline) const CAUSES: [&str; 10] = [
+    "connect",
+    "expect",
+    "fragment",
+    "headers",
+    "host",
+    "no-target",
+    "syntax",
+    "target",
+    "transfer-encoding",
+    "unresolvable",
+];
+
+/// Counts malformed requests by cause.
+#[derive(Debug)]
+pub(in crate::pipeline) struct MalformedRequestMetrics {
+    counts: [(&'static str, IntCounter); CAUSES.len()],
+    log_limiter: LogLimiter,
+}
+
+impl MalformedRequestMetrics {
+    pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
+        let counts = registry.counters(
+            "weir_malformed_requests_total",
+            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
+            &["cause"],
+        );
+        Self {
+            counts: CAUSES.map(|cause| (cause, counts.with_label_values(&[cause]))),
+            log_limiter: LogLimiter::default(),
+        }
+    }
+
+    /// Counts a malformed request of `client` by its `cause`, one of [`CAUSES`], and logs it at
+    /// most once a second.
+    pub(in crate::pipeline) fn record(
+        &self,
+        client: SocketAddr,
+        cause: &'static str,
+        now: Instant,
+    ) {
+        if let Some((_, count)) = self.counts.iter().find(|(label, _)| *label == cause) {
+            count.inc();
+        }
+        if let Some(more) = self.log_limiter.try_log(now) {
+            // Nothing that was sent is logged, since the client chooses it.
+            warn!(%client, cause, more, "a request that cannot be read was refused");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A request body that was read into memory before the request was decided.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::Frame;
+use http_body::SizeHint;
+
+use crate::upstream::body::memory_budget::MemoryReservation;
+
+/// A body that was read in full. It is forwarded byte for byte.
+#[derive(Debug)]
+pub struct BufferedBody {
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+    /// Held until the body has been sent, or the request dropped.
+    _reservation: MemoryReservation,
+}
+
+impl BufferedBody {
+    /// A body of these bytes, which `reservation` covers, with its trailers, from which identity
+    /// headers have been removed.
+    #[must_use]
+    pub fn new(data: Bytes, trailers: Option<HeaderMap>, reservation: MemoryReservation) -> Self {
+        Self {
+            data,
+            trailers,
+            _reservation: reservation,
+        }
+    }
+
+    /// The bytes that have not been sent yet.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    pub(in crate::upstream) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
+        if self.data.is_empty() {
+            return self.trailers.take().map(Frame::trailers);
+        }
+        Some(Frame::data(std::mem::take(&mut self.data)))
+    }
+
+    pub(in crate::upstream) fn is_end_stream(&self) -> bool {
+        self.data.is_empty() && self.trailers.is_none()
+    }
+
+    /// Not exact if there are trailers: HTTP/1.1 allows them only after chunks.
+    pub(in crate::upstream) fn size_hint(&self) -> SizeHint {
+        let left = u64::try_from(self.data.len()).unwrap_or(u64::MAX);
+        if self.trailers.is_none() {
+            return SizeHint::with_exact(left);
+        }
+        let mut hint = SizeHint::new();
+        hint.set_lower(left);
+        hint
+    }
+}

@@ -1,0 +1,236 @@
+//! weir's current credential: what connections and requests use, and whether the API server accepts
+//! it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use http::StatusCode;
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use tokio::sync::Notify;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::upstream::credentials::source::CredentialError;
+use crate::upstream::credentials::source::LoadedCredential;
+
+/// The credential has expired and there is no other.
+#[derive(Clone, Debug)]
+pub struct CredentialExpired {
+    /// Why the last refresh failed; none if no refresh has failed yet.
+    pub failure: Option<Arc<CredentialError>>,
+}
+
+impl fmt::Display for CredentialExpired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "weir's own credential for the API server has expired")?;
+        match &self.failure {
+            Some(why) => write!(f, ", and there is no new one: {why}"),
+            None => write!(f, " and is being renewed"),
+        }
+    }
+}
+
+impl std::error::Error for CredentialExpired {}
+
+struct CredentialState {
+    credential: LoadedCredential,
+    failure: Option<Arc<CredentialError>>,
+}
+
+/// The credential that weir uses for its own calls at the moment.
+pub struct OwnCredentials {
+    current: ArcSwap<CredentialState>,
+    pub(super) refresh_requested: Notify,
+    /// Whether the API server's last response to it was 401.
+    unauthorized: AtomicBool,
+    certificate_changes: watch::Sender<u64>,
+    pub(super) clock: Clock,
+}
+
+impl OwnCredentials {
+    /// Starts with `credential`.
+    pub(super) fn new(credential: LoadedCredential, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            current: ArcSwap::from_pointee(CredentialState {
+                credential,
+                failure: None,
+            }),
+            refresh_requested: Notify::new(),
+            unauthorized: AtomicBool::new(false),
+            certificate_changes: watch::Sender::new(0),
+            clock,
+        })
+    }
+
+    pub(super) fn loaded(&self) -> LoadedCredential {
+        self.current.load().credential.clone()
+    }
+
+    /// The `Authorization` header; none if there is only a certificate, or no credential.
+    ///
+    /// # Errors
+    /// The credential has expired: the call must not be made without it.
+    pub fn authorization(&self) -> Result<Option<HeaderValue>, CredentialExpired> {
+        self.authorization_at(self.clock.now())
+    }
+
+    pub(super) fn authorization_at(
+        &self,
+        now: Instant,
+    ) -> Result<Option<HeaderValue>, CredentialExpired> {
+        let current = self.current.load();
+        if current.credential.is_expired(now) {
+            return Err(CredentialExpired {
+                failure: current.failure.clone(),
+            });
+        }
+        Ok(current.credential.authorization.clone())
+    }
+
+    /// The certificate that is presented now, if any.
+    #[must_use]
+    pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
+        self.certificate_at(self.clock.now())
+    }
+
+    pub(super) fn certificate_at(&self, now: Instant) -> Option<Arc<CertifiedKey>> {
+        let current = self.current.load();
+        if current.credential.is_expired(now) {
+            None
+        } else {
+            current.credential.certificate.clone()
+        }
+    }
+
+    /// Records the status code of the API server's response to a call of weir's own. The first 401
+    /// is logged, and so is the first other code after it.
+    pub fn record_response(&self, code: StatusCode) {
+        let unauthorized = code == StatusCode::UNAUTHORIZED;
+        if unauthorized {
+            self.request_refresh();
+        }
+        if !self.is_configured()
+            || self.unauthorized.swap(unauthorized, Ordering::AcqRel) == unauthorized
+        {
+            return;
+        }
+        if unauthorized {
+            tracing::error!(
+                "the API server answers 401 to weir's own credential (--kubeconfig): it has expired, was revoked, or is of \
+                 another cluster. Until it is accepted again, tokens that weir cannot verify by their signature count as \
+                 system:anonymous, and nobody is impersonated"
+            );
+        } else {
+            tracing::info!("the API server accepts weir's own credential again");
+        }
+    }
+
+    /// Whether there is a credential: without one, weir's calls are anonymous.
+    #[must_use]
+    pub fn is_configured(&self) -> bool {
+        let credential = &self.current.load().credential;
+        credential.authorization.is_some() || credential.certificate.is_some()
+    }
+
+    /// Whether the credential works: it has not expired, and the API server has not rejected it
+    /// with 401.
+    ///
+    /// # Errors
+    /// Why it does not work.
+    pub fn health(&self) -> Result<(), String> {
+        self.authorization().map_err(|why| why.to_string())?;
+        if self.unauthorized.load(Ordering::Acquire) {
+            return Err("the API server answers 401 to weir's own credential".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Requests a new credential, after the API server has answered 401 to a call of weir's own. It
+    /// is fetched at once if the last attempt is a minute ago, and otherwise when it is.
+    pub fn request_refresh(&self) {
+        self.refresh_requested.notify_one();
+    }
+
+    /// Resolves to the current certificate when a connection is opened.
+    #[must_use]
+    pub fn certificate_resolver(self: &Arc<Self>) -> Arc<dyn ResolvesClientCert> {
+        Arc::new(CurrentCertResolver(Arc::clone(self)))
+    }
+
+    /// A number that changes with the certificate. Earlier connections keep presenting the old
+    /// certificate, which the API server rejects once it has expired: they have to be closed.
+    #[must_use]
+    pub fn certificate_changes(&self) -> watch::Receiver<u64> {
+        self.certificate_changes.subscribe()
+    }
+
+    pub(super) fn replace(&self, credential: LoadedCredential) {
+        let previous = self.current.swap(Arc::new(CredentialState {
+            credential,
+            failure: None,
+        }));
+        let current = self.current.load();
+        let [before, after] = [&previous, &*current].map(|current| {
+            current
+                .credential
+                .certificate
+                .as_ref()
+                .map(|pair| &pair.cert)
+        });
+        if before != after {
+            self.certificate_changes
+                .send_modify(|changes| *changes = changes.wrapping_add(1));
+        }
+    }
+
+    pub(super) fn record_failure(&self, error: CredentialError) {
+        let credential = self.current.load().credential.clone();
+        if credential.is_expired(self.clock.now()) {
+            tracing::error!("weir's own credential has expired, and there is no new one: {error}");
+        } else {
+            tracing::warn!("weir's own credential is not renewed yet: {error}");
+        }
+        self.current.store(Arc::new(CredentialState {
+            credential,
+            failure: Some(Arc::new(error)),
+        }));
+    }
+}
+
+impl fmt::Debug for OwnCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let current = self.current.load();
+        f.debug_struct("OwnCredentials")
+            .field("authorization", &current.credential.authorization)
+            .field("certificate", &current.credential.certificate.is_some())
+            .field("expires", &current.credential.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct CurrentCertResolver(Arc<OwnCredentials>);
+
+impl ResolvesClientCert for CurrentCertResolver {
+    /// Ignores the issuers that the server names, as client-go's callback does: the server verifies
+    /// the certificate anyway.
+    fn resolve(
+        &self,
+        _issuers: &[&[u8]],
+        _schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        self.0.certificate_at(self.0.clock.now())
+    }
+
+    /// rustls asks before the handshake, during which a certificate may arrive.
+    fn has_certs(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,223 @@
+//! Where weir's own credential comes from: the configuration, files, or a credential plugin.
+
+use std::fmt;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::HeaderValue;
+use rustls::sign::CertifiedKey;
+
+use crate::clock::Clock;
+use crate::upstream::credentials::bearer::bearer_header;
+use crate::upstream::credentials::exec_credential::PluginCredential;
+use crate::upstream::credentials::exec_plugin::ExecPlugin;
+use crate::upstream::credentials::exec_plugin::PluginError;
+use crate::upstream::credentials::exec_plugin::PluginFailure;
+use crate::upstream::credentials::refresh_schedule::next_refresh;
+use crate::upstream::tls::Pem;
+use crate::upstream::tls::PemError;
+use crate::upstream::tls::parse_certified_key;
+
+/// How often files are read again. client-go reads a token file as often, which is half of the time
+/// that the kubelet leaves between a new token and the expiry of the old one.
+pub(super) const REREAD_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Where weir's own credential comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CredentialSource {
+    /// Given inline or in files. Without both, weir's calls are anonymous.
+    Configured {
+        /// The client certificate.
+        certificate: Option<ClientCertificate>,
+        /// The bearer token.
+        token: Option<BearerToken>,
+    },
+    /// Obtained from a credential plugin.
+    Plugin(ExecPlugin),
+}
+
+/// A client certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate with its chain.
+    pub certificate: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// A bearer token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BearerToken {
+    /// In a file, which may change.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The token that is used until the file has been read (`token` beside `tokenFile`).
+        fallback: Option<HeaderValue>,
+    },
+    /// The header value of an inline token, as [`bearer_header`] builds it.
+    Inline(HeaderValue),
+}
+
+/// Why there is no credential, or no new one.
+#[derive(Clone, Debug)]
+pub enum CredentialError {
+    /// The certificate or its key is unusable.
+    Certificate(PemError),
+    /// The plugin failed.
+    Plugin(PluginError),
+    /// The token file is unusable.
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+impl fmt::Display for CredentialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Certificate(error) => write!(f, "the client certificate: {error}"),
+            Self::Plugin(why) => why.fmt(f),
+            Self::TokenFile { path, message } => {
+                write!(f, "the token file {}: {message}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for CredentialError {}
+
+#[derive(Clone)]
+pub(super) struct LoadedCredential {
+    pub(super) authorization: Option<HeaderValue>,
+    pub(super) certificate: Option<Arc<CertifiedKey>>,
+    /// On the monotonic clock, so that a change of the wall clock does not expire it. The API
+    /// server decides in any case.
+    pub(super) expires: Option<Instant>,
+}
+
+impl LoadedCredential {
+    fn from_plugin(credential: PluginCredential, clock: Clock) -> Result<Self, PluginFailure> {
+        let PluginCredential {
+            authorization,
+            certificate,
+            expires,
+        } = credential;
+        let expires = match expires {
+            None => None,
+            Some(at) => match at.duration_since(clock.wall()) {
+                Ok(left) if !left.is_zero() => clock.now().checked_add(left),
+                _ => return Err(PluginFailure::Expired(at)),
+            },
+        };
+        Ok(Self {
+            authorization,
+            certificate,
+            expires,
+        })
+    }
+
+    pub(super) fn is_expired(&self, now: Instant) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+}
+
+impl CredentialSource {
+    /// Whether there is no credential: calls are anonymous.
+    #[must_use]
+    pub const fn is_anonymous(&self) -> bool {
+        matches!(
+            self,
+            Self::Configured {
+                certificate: None,
+                token: None,
+            }
+        )
+    }
+
+    pub(super) fn can_change(&self) -> bool {
+        match self {
+            Self::Configured { certificate, token } => {
+                certificate
+                    .as_ref()
+                    .is_some_and(ClientCertificate::can_change)
+                    || matches!(token, Some(BearerToken::File { .. }))
+            }
+            Self::Plugin(_) => true,
+        }
+    }
+
+    /// When the source is read again, after a credential that expires at `expires`.
+    pub(super) fn refresh_due(&self, now: Instant, expires: Option<Instant>) -> Option<Instant> {
+        match self {
+            Self::Configured { .. } => self.can_change().then(|| now + REREAD_INTERVAL),
+            Self::Plugin(_) => expires.map(|expires| next_refresh(now, expires)),
+        }
+    }
+}
+
+impl ClientCertificate {
+    pub(super) fn can_change(&self) -> bool {
+        let file = |pem: &Pem| matches!(pem, Pem::File(_));
+        file(&self.certificate) || file(&self.key)
+    }
+
+    pub(super) async fn read(&self) -> Result<Arc<CertifiedKey>, CredentialError> {
+        let read = async {
+            let (certificate, key) = (self.certificate.read().await?, self.key.read().await?);
+            let (certificate_origin, key_origin) = (self.certificate.origin(), self.key.origin());
+            parse_certified_key((&certificate_origin, &certificate), (&key_origin, &key))
+        };
+        read.await.map_err(CredentialError::Certificate)
+    }
+}
+
+pub(super) async fn run_plugin(
+    plugin: &ExecPlugin,
+    clock: Clock,
+) -> Result<LoadedCredential, CredentialError> {
+    let credential = plugin.run().await.map_err(CredentialError::Plugin)?;
+    LoadedCredential::from_plugin(credential, clock)
+        .map_err(|cause| CredentialError::Plugin(plugin.error(cause)))
+}
+
+pub(super) async fn initial_token(
+    token: Option<&BearerToken>,
+) -> Result<Option<HeaderValue>, CredentialError> {
+    let (path, fallback) = match token {
+        None => return Ok(None),
+        Some(BearerToken::Inline(value)) => return Ok(Some(value.clone())),
+        Some(BearerToken::File { path, fallback }) => (path, fallback),
+    };
+    match (read_token(path).await, fallback) {
+        (Ok(value), _) => Ok(Some(value)),
+        (Err(why), Some(value)) => {
+            tracing::warn!("the token given beside it serves until it can be read: {why}");
+            Ok(Some(value.clone()))
+        }
+        (Err(why), None) => Err(why),
+    }
+}
+
+/// As in client-go: surrounding white space is removed, and the token must not be empty.
+pub(super) async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
+    let error = |message: String| CredentialError::TokenFile {
+        path: path.to_owned(),
+        message,
+    };
+    let bytes = tokio::fs::read(path)
+        .await
+        .map_err(|why| error(why.to_string()))?;
+    let text = str::from_utf8(&bytes)
+        .map_err(|_| error("not text".to_owned()))?
+        .trim();
+    if text.is_empty() {
+        return Err(error("it is empty".to_owned()));
+    }
+    bearer_header(text).map_err(|why| error(format!("it holds {why}")))
+}

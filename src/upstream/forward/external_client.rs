@@ -1,0 +1,91 @@
+//! Requests to servers other than the API server: the issuers of tokens, whose keys weir fetches.
+//!
+//! Promises: a request carries no credential and nothing of a client's request.
+
+use std::sync::Arc;
+
+use http::Uri;
+use http::uri::PathAndQuery;
+use rustls::RootCertStore;
+
+use crate::identity::transport::RemoteError;
+use crate::identity::transport::RemoteFuture;
+use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::UrlFetcher;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::connection::address;
+use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::connection::connector::Connector;
+use crate::upstream::forward::api_server_client::collect_response;
+use crate::upstream::forward::api_server_client::with_timeout;
+use crate::upstream::forward::send::SendContext;
+use crate::upstream::headers;
+use crate::upstream::headers::auth_mode::External;
+use crate::upstream::pool::Pool;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::metrics::UpstreamMetrics;
+use crate::upstream::requester::Requester;
+use crate::upstream::tls;
+
+/// A client for any HTTPS URL.
+#[derive(Clone, Debug)]
+pub struct ExternalClient {
+    roots: RootCertStore,
+    metrics: Arc<UpstreamMetrics>,
+}
+
+impl ExternalClient {
+    /// Trusts servers whose certificates `roots` verify.
+    #[must_use]
+    pub fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
+        Self { roots, metrics }
+    }
+
+    /// Fetches `url` on a connection of its own: keys are fetched every few minutes.
+    async fn fetch(self, url: String) -> Result<RemoteResponse, RemoteError> {
+        let uri: Uri = url.parse().map_err(|_| RemoteError("no URL".to_owned()))?;
+        let path = uri
+            .path_and_query()
+            .cloned()
+            .unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let server = uri.authority().map(|host| format!("https://{host}"));
+        let (authority, server_name) = match (uri.scheme_str(), server) {
+            (Some("https"), Some(server)) => address::parse_server(&server).map_err(RemoteError)?,
+            _ => return Err(RemoteError("expected https://HOST[:PORT]/PATH".to_owned())),
+        };
+        let target = ServerAddress {
+            authority,
+            server_name,
+            proxy: None,
+        };
+        let pool = external_pool(target, self.roots, &self.metrics);
+        let (head, mut guard) = (headers::external_head(path), None);
+        let context = SendContext {
+            requester: &Requester::default(),
+            guard: &mut guard,
+            sent_at: &mut None,
+        };
+        let result = pool.send(head, RequestBody::empty(), ConnectionClass::Shared, context);
+        let response = collect_response(result.await.map(|response| (response, guard))).await;
+        pool.retire_all();
+        response
+    }
+}
+
+impl UrlFetcher for ExternalClient {
+    fn get(&self, url: &str) -> RemoteFuture {
+        let (client, url) = (self.clone(), url.to_owned());
+        Box::pin(async move { with_timeout(client.fetch(url)).await })
+    }
+}
+
+/// A pool to a server other than the API server, without a client certificate.
+#[must_use]
+pub fn external_pool(
+    target: ServerAddress,
+    roots: RootCertStore,
+    metrics: &Arc<UpstreamMetrics>,
+) -> Arc<Pool<External>> {
+    let connector = Connector::new(target, tls::client_config(roots, None), None);
+    Pool::new(connector, 1, None, Arc::clone(metrics))
+}

@@ -1,0 +1,272 @@
+//! Sends one request to the upstream and returns the head of its response.
+//!
+//! A request is sent again only if the upstream cannot have executed it. Either it never left (the
+//! connection was closing), or the upstream said so (`REFUSED_STREAM`, or a GOAWAY that names an
+//! earlier stream) and no byte of a body was sent.
+//!
+//! # Cancel safety
+//! Dropping a future here resets the stream or closes the connection. The upstream sees that its
+//! client is gone.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use http::HeaderValue;
+use http::Request;
+use http::Response;
+use http::header::CONNECTION;
+use http::header::TRANSFER_ENCODING;
+use http_body::Body;
+
+use crate::clock::Clock;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::connection::http2;
+use crate::upstream::error::ForwardError;
+use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::headers::request_head::RequestHead;
+use crate::upstream::pool::Pool;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http2_lease::Http2Lease;
+use crate::upstream::pool::lease::Lease;
+use crate::upstream::pool::stream_guard::ResponseHeadError;
+use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::requester::Requester;
+
+/// Attempts for one request. A second failure of this kind in a row happens while an upstream is
+/// being replaced; a third one hardly does.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Closing connections in a row that one request may meet: as many as a pool has when an upstream
+/// goes away. More than that is an upstream that sends GOAWAY on every connection.
+const MAX_CLOSING_CONNECTIONS: usize = 64;
+
+/// The context of one request.
+pub struct SendContext<'a> {
+    /// The user and the network that its slot counts for.
+    pub requester: &'a Requester,
+    /// Set as soon as a connection or a stream is in use.
+    pub guard: &'a mut Option<Box<dyn StreamGuard>>,
+    /// When the request was handed to a connection. From then on the API server may be executing
+    /// it.
+    pub sent_at: &'a mut Option<Instant>,
+}
+
+enum ExchangeError<M: AuthMode> {
+    /// The connection was closing, and is not chosen any more. Returns the request.
+    ConnectionClosing(Box<(RequestHead<M>, RequestBody)>),
+    /// The upstream cannot have executed the request. Returns it.
+    NotExecuted(Box<(RequestHead<M>, RequestBody)>, ForwardError),
+    Final(ForwardError),
+}
+
+impl<M: AuthMode> ExchangeError<M> {
+    fn not_executed(head: RequestHead<M>, body: RequestBody, error: ForwardError) -> Self {
+        Self::NotExecuted(Box::new((head, body)), error)
+    }
+}
+
+impl<M: AuthMode> Pool<M> {
+    /// Sends the request. The caller gets the guard in `context` as soon as a connection is in use,
+    /// and keeps it until the response body has ended. If the request is cancelled, the caller
+    /// keeps it as long as [`StreamGuard::cancel`] says.
+    ///
+    /// # Errors
+    /// The request got no response; the error says which side failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the request.
+    pub async fn send(
+        self: &Arc<Self>,
+        mut head: RequestHead<M>,
+        mut body: RequestBody,
+        class: ConnectionClass,
+        SendContext {
+            requester,
+            guard,
+            sent_at,
+        }: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        self.retry_budget().deposit();
+        self.append_cdn_loop(&mut head);
+        let (mut attempts, mut closing) = (1, 0);
+        loop {
+            let lease = self.lease(class, requester).await?;
+            *sent_at = Some(Clock.now());
+            let failed = match lease {
+                Lease::Http1(lease) => self.exchange_http1(lease, head, body, class, guard).await,
+                Lease::Http2(lease) => self.exchange_http2(lease, head, body, guard).await,
+            };
+            let failed = match failed {
+                Ok(response) => return Ok(response),
+                Err(failed) => failed,
+            };
+            if !matches!(failed, ExchangeError::Final(_)) {
+                *sent_at = None; // the upstream cannot have executed it
+            }
+            match failed {
+                // Not counted as an attempt: nothing was sent.
+                ExchangeError::ConnectionClosing(again) if closing < MAX_CLOSING_CONNECTIONS => {
+                    self.metrics().retries.inc();
+                    closing += 1;
+                    (head, body) = *again;
+                }
+                ExchangeError::ConnectionClosing(_) => return Err(ForwardError::Closed),
+                ExchangeError::NotExecuted(again, _)
+                    if attempts < MAX_ATTEMPTS && self.retry_budget().try_withdraw() =>
+                {
+                    self.metrics().retries.inc();
+                    attempts += 1;
+                    (head, body) = *again;
+                }
+                ExchangeError::NotExecuted(_, error) | ExchangeError::Final(error) => {
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    async fn exchange_http1(
+        &self,
+        mut lease: Http1Lease,
+        head: RequestHead<M>,
+        body: RequestBody,
+        class: ConnectionClass,
+        guard: &mut Option<Box<dyn StreamGuard>>,
+    ) -> Result<Response<ResponseBody>, ExchangeError<M>> {
+        let may_finish = body.is_fully_received() && !class.is_long_running();
+        let request = self.frame_http1(head, body);
+        if let Err(request) = lease.send_request(request, may_finish) {
+            let (parts, body) = request.into_parts();
+            let head = RequestHead::from_unsent(parts);
+            return Err(ExchangeError::not_executed(
+                head,
+                body,
+                ForwardError::Closed,
+            ));
+        }
+        let leased = guard.insert(Box::new(Lease::Http1(lease)));
+        let failed = match poll_fn(|cx| leased.poll_head(cx)).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        *guard = None;
+        let mut refused = match failed {
+            ResponseHeadError::Http1(refused) => refused,
+            ResponseHeadError::Http2(error) => {
+                return Err(ExchangeError::Final(ForwardError::reset(error)));
+            }
+        };
+        match refused.take_message() {
+            Some(request) => {
+                let (parts, body) = request.into_parts();
+                Err(ExchangeError::not_executed(
+                    RequestHead::from_unsent(parts),
+                    body,
+                    refused.into_error().into(),
+                ))
+            }
+            None => Err(ExchangeError::Final(refused.into_error().into())),
+        }
+    }
+
+    async fn exchange_http2(
+        &self,
+        mut lease: Http2Lease,
+        head: RequestHead<M>,
+        body: RequestBody,
+        guard: &mut Option<Box<dyn StreamGuard>>,
+    ) -> Result<Response<ResponseBody>, ExchangeError<M>> {
+        // A refused stream without a body can be opened again; that takes a copy of the head.
+        let spare = body.is_end_stream().then(|| head.duplicate());
+        let request = head.into_http2(body, self.connector().authority());
+        let connection = lease.connection();
+        let sent = match http2::send_request(&connection, request).await {
+            Ok(pending) => {
+                lease.pending = Some(pending);
+                let leased = guard.insert(Box::new(Lease::Http2(lease)));
+                match poll_fn(|cx| leased.poll_head(cx)).await {
+                    Ok(response) => Ok(response),
+                    Err(ResponseHeadError::Http2(error)) => Err(http2::Http2SendError::Sent(error)),
+                    Err(ResponseHeadError::Http1(error)) => {
+                        return Err(ExchangeError::Final(error.into_error().into()));
+                    }
+                }
+            }
+            Err(failed) => Err(failed),
+        };
+        let failed = match sent {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        match failed {
+            http2::Http2SendError::Unsent(request) => {
+                connection.retire();
+                *guard = None;
+                let (parts, body) = request.into_parts();
+                Err(ExchangeError::ConnectionClosing(Box::new((
+                    RequestHead::from_unsent(parts),
+                    body,
+                ))))
+            }
+            http2::Http2SendError::Sent(error) if never_executed(&error) => {
+                *guard = None;
+                let refused = ForwardError::refused(error);
+                Err(match spare {
+                    Some(head) => ExchangeError::not_executed(head, RequestBody::empty(), refused),
+                    None => ExchangeError::Final(refused), // a part of its body has been sent
+                })
+            }
+            // The stream may have been reset by weir: the guard stays with the caller.
+            http2::Http2SendError::Sent(error) => {
+                Err(ExchangeError::Final(ForwardError::reset(error)))
+            }
+        }
+    }
+
+    /// The request for an HTTP/1.1 connection. A body of unknown length is sent in chunks whatever
+    /// the method: hyper takes a GET without a length for one without a body.
+    ///
+    /// A body that has not been received in full costs the connection. Go's server waits for the
+    /// rest of a small body before it sends a response, though the response does not need it
+    /// (`net/http`, `cw.writeHeader`), unless the connection is to be closed. A client that does
+    /// not end its body would delay the response, and what waits for it, for as long.
+    pub(super) fn frame_http1(
+        &self,
+        head: RequestHead<M>,
+        body: RequestBody,
+    ) -> Request<RequestBody> {
+        let chunked = !body.is_end_stream() && body.size_hint().exact().is_none();
+        let unfinished = !body.is_fully_received();
+        let mut request = head.into_http1(body, &self.host_header());
+        if unfinished {
+            let close = HeaderValue::from_static("close");
+            request.headers_mut().insert(CONNECTION, close);
+        }
+        if chunked {
+            let chunks = HeaderValue::from_static("chunked");
+            request.headers_mut().insert(TRANSFER_ENCODING, chunks);
+        }
+        request
+    }
+
+    fn host_header(&self) -> HeaderValue {
+        // An authority consists of characters that a header value may have.
+        HeaderValue::from_maybe_shared(Bytes::copy_from_slice(
+            self.connector().authority().as_str().as_bytes(),
+        ))
+        .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
+    }
+}
+
+/// Whether the peer says that it has not processed this stream.
+fn never_executed(error: &h2::Error) -> bool {
+    let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    // h2 reports a GOAWAY for a stream beyond the last one processed, whatever its reason
+    // (ENHANCE_YOUR_CALM, for example).
+    let gone_away = error.is_go_away() && error.is_remote();
+    refused || gone_away
+}

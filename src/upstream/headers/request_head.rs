@@ -1,0 +1,399 @@
+//! The heads of requests for the upstream, and the identity that they carry. Pure.
+//!
+//! `RequestHead::new` is private: only the functions of this module decide which headers go with
+//! which [`AuthMode`].
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
+use http::Version;
+use http::header;
+use http::request;
+use http::uri::Authority;
+use http::uri::PathAndQuery;
+use http::uri::Scheme;
+
+use crate::api::UserInfo;
+use crate::api::user::ANONYMOUS;
+use crate::api::user::GROUP_AUTHENTICATED;
+use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::identity::WEBSOCKET_BEARER_PREFIX;
+use crate::identity::impersonation::target::is_impersonation_header;
+use crate::identity::request_header::IdentityHeaders;
+use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::headers::auth_mode::External;
+use crate::upstream::headers::auth_mode::FrontProxy;
+use crate::upstream::headers::auth_mode::Impersonating;
+use crate::upstream::headers::auth_mode::Internal;
+use crate::upstream::headers::auth_mode::PassThrough;
+use crate::upstream::headers::auth_mode::Unverified;
+use crate::upstream::headers::forwarded_for::ClientAddress;
+use crate::upstream::headers::forwarded_for::append_forwarded_for;
+use crate::upstream::loop_detection::cdn_loop;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
+
+/// The head of a request that may be sent on connections of the [`AuthMode`] `M`, and on no other.
+pub struct RequestHead<M> {
+    parts: request::Parts,
+    mode: PhantomData<M>,
+}
+
+impl<M> fmt::Debug for RequestHead<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Headers contain credentials: they are not shown.
+        write!(
+            f,
+            "RequestHead({} {})",
+            self.parts.method,
+            self.parts.uri.path()
+        )
+    }
+}
+
+impl<M: AuthMode> RequestHead<M> {
+    fn new(parts: request::Parts) -> Self {
+        Self {
+            parts,
+            mode: PhantomData,
+        }
+    }
+
+    /// A copy, for another attempt.
+    pub(in crate::upstream) fn duplicate(&self) -> Self {
+        let mut parts = http::Request::new(()).into_parts().0;
+        parts.method = self.parts.method.clone();
+        parts.uri = self.parts.uri.clone();
+        parts.version = self.parts.version;
+        parts.headers = self.parts.headers.clone();
+        Self::new(parts)
+    }
+
+    /// Restores a head that a connection of the same mode returned unsent.
+    pub(in crate::upstream) fn from_unsent(parts: request::Parts) -> Self {
+        Self::new(parts)
+    }
+
+    /// Appends `id` to `CDN-Loop`.
+    pub(in crate::upstream) fn append_cdn_loop(&mut self, id: &InstanceId) {
+        cdn_loop::append(&mut self.parts.headers, id);
+    }
+
+    /// Requests an upgrade to `protocol`, after the client's `Upgrade` was removed as hop-by-hop.
+    pub(in crate::upstream) fn with_upgrade(mut self, protocol: HeaderValue) -> Self {
+        self.parts
+            .headers
+            .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        self.parts.headers.insert(header::UPGRADE, protocol);
+        self
+    }
+
+    /// The request in HTTP/1.1 form: the path as the target, the authority as `Host`.
+    pub(in crate::upstream) fn into_http1<B>(
+        mut self,
+        body: B,
+        upstream: &HeaderValue,
+    ) -> http::Request<B> {
+        if self.parts.uri.authority().is_some()
+            && let Some(path) = self.parts.uri.path_and_query()
+        {
+            self.parts.uri = http::Uri::from(path.clone());
+        }
+        self.parts.headers.insert(header::HOST, upstream.clone());
+        join_cookies(&mut self.parts.headers);
+        self.parts.version = Version::HTTP_11;
+        http::Request::from_parts(self.parts, body)
+    }
+
+    /// The request in HTTP/2 form: the authority in the target, no `Host`.
+    pub(in crate::upstream) fn into_http2<B>(
+        mut self,
+        body: B,
+        upstream: &Authority,
+    ) -> http::Request<B> {
+        self.parts.headers.remove(header::HOST);
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(Scheme::HTTPS);
+        uri.authority = Some(upstream.clone());
+        uri.path_and_query = self.parts.uri.path_and_query().cloned();
+        // All three parts are set, which an absolute target requires.
+        self.parts.uri = http::Uri::from_parts(uri).unwrap_or_default();
+        self.parts.version = Version::HTTP_2;
+        http::Request::from_parts(self.parts, body)
+    }
+}
+
+/// A request whose own credential is forwarded unchanged.
+#[must_use]
+pub fn pass_through_head(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> RequestHead<PassThrough> {
+    RequestHead::new(prepare_client_parts(parts, client, names))
+}
+
+/// A request without a credential, or with one that was not verified.
+#[must_use]
+pub fn unverified_head(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> RequestHead<Unverified> {
+    RequestHead::new(prepare_client_parts(parts, client, names))
+}
+
+/// A request of weir's own.
+#[must_use]
+pub fn internal_head(
+    method: http::Method,
+    path: PathAndQuery,
+    authorization: Option<HeaderValue>,
+) -> RequestHead<Internal> {
+    let mut parts = internal_parts(method, path);
+    if let Some(value) = authorization {
+        parts.headers.insert(header::AUTHORIZATION, value);
+    }
+    RequestHead::new(parts)
+}
+
+impl RequestHead<Internal> {
+    pub(in crate::upstream) fn method(&self) -> &http::Method {
+        &self.parts.method
+    }
+
+    /// Sets `Accept`.
+    #[must_use]
+    pub fn with_accept(mut self, form: HeaderValue) -> Self {
+        self.parts.headers.insert(header::ACCEPT, form);
+        self
+    }
+
+    /// Sets `CDN-Loop` to this first entry.
+    #[must_use]
+    pub fn with_cdn_loop(mut self, entry: HeaderValue) -> Self {
+        self.parts.headers.insert(cdn_loop::CDN_LOOP, entry);
+        self
+    }
+
+    /// Sends and accepts JSON.
+    #[must_use]
+    pub fn with_json(mut self) -> Self {
+        let json = HeaderValue::from_static("application/json");
+        self.parts
+            .headers
+            .insert(header::CONTENT_TYPE, json.clone());
+        self.parts.headers.insert(header::ACCEPT, json);
+        self
+    }
+}
+
+/// A request for public data, without a credential.
+#[must_use]
+pub fn external_head(path: PathAndQuery) -> RequestHead<External> {
+    RequestHead::new(internal_parts(http::Method::GET, path))
+}
+
+fn internal_parts(method: http::Method, path: PathAndQuery) -> request::Parts {
+    let mut parts = http::Request::new(()).into_parts().0;
+    parts.method = method;
+    parts.uri = http::Uri::from(path);
+    parts.headers.insert(
+        header::USER_AGENT,
+        HeaderValue::from_static(concat!("weir/", env!("CARGO_PKG_VERSION"))),
+    );
+    parts
+}
+
+fn prepare_client_parts(
+    mut parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> request::Parts {
+    names.remove_from(&mut parts.headers);
+    parts.headers.remove(header::EXPECT);
+    append_forwarded_for(&mut parts.headers, client);
+    parts
+}
+
+/// Encodes a part of a user so that the upstream reads it unchanged. Go's server trims space around
+/// HTTP/1.1 values, so that `system:masters ` would become another group.
+fn encode_user_part(what: &'static str, text: &str) -> Result<HeaderValue, UnencodableUser> {
+    if text.trim_ascii() != text {
+        return Err(UnencodableUser(what));
+    }
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnencodableUser(what))
+}
+
+/// A request in the name of `user`. The client's own credential is removed.
+///
+/// # Errors
+/// [`UnencodableUser`] if a part of the user cannot be written as a header.
+pub fn front_proxy_head(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+    user: &UserInfo,
+) -> Result<RequestHead<FrontProxy>, UnencodableUser> {
+    let mut parts = prepare_client_parts(parts, client, names);
+    let headers = &mut parts.headers;
+    headers.remove(header::AUTHORIZATION);
+    remove_websocket_bearer(headers);
+    if let Some(name) = names.username.first() {
+        headers.append(name, encode_user_part("name", &user.name)?);
+    }
+    if let Some(name) = names.uid.first().filter(|_| !user.uid.is_empty()) {
+        headers.append(name, encode_user_part("uid", &user.uid)?);
+    }
+    if let Some(name) = names.group.first() {
+        for group in &user.groups {
+            headers.append(name, encode_user_part("group", group)?);
+        }
+    }
+    if let Some(prefix) = names.extra_prefix.first() {
+        for (key, values) in &user.extra {
+            let name = format!("{prefix}{}", escape_extra_key(key));
+            let name = HeaderName::from_bytes(name.as_bytes())
+                .map_err(|_| UnencodableUser("extra key"))?;
+            for text in values {
+                headers.append(&name, encode_user_part("extra value", text)?);
+            }
+        }
+    }
+    Ok(RequestHead::new(parts))
+}
+
+/// A request in the name of `user` by weir's own credentials, of which `authorization` is the
+/// header part. The client's own credential is removed, and so are its impersonation headers in any
+/// spelling: whether `user` is their target was decided before
+/// ([`impersonation_target`](crate::identity::impersonation::target)).
+///
+/// At least one group is always named: the upstream gives groups to nodes and service accounts that
+/// are impersonated without any.
+///
+/// # Errors
+/// [`UnencodableUser`] if a part of the user cannot be written as a header.
+pub fn impersonation_head(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+    user: &UserInfo,
+    authorization: Option<HeaderValue>,
+) -> Result<RequestHead<Impersonating>, UnencodableUser> {
+    let mut parts = prepare_client_parts(parts, client, names);
+    let headers = &mut parts.headers;
+    headers.remove(header::AUTHORIZATION);
+    remove_websocket_bearer(headers);
+    let claimed: Vec<HeaderName> = headers
+        .keys()
+        .filter(|n| is_impersonation_header(n))
+        .cloned()
+        .collect();
+    for name in claimed {
+        headers.remove(name);
+    }
+    if let Some(value) = authorization {
+        headers.insert(header::AUTHORIZATION, value);
+    }
+    headers.insert("impersonate-user", encode_user_part("name", &user.name)?);
+    if !user.uid.is_empty() {
+        headers.insert("impersonate-uid", encode_user_part("uid", &user.uid)?);
+    }
+    let added = upstream_adds_authenticated(user);
+    for group in user
+        .groups
+        .iter()
+        .filter(|group| !(added && *group == GROUP_AUTHENTICATED))
+    {
+        headers.append("impersonate-group", encode_user_part("group", group)?);
+    }
+    for (key, values) in &user.extra {
+        let name = format!("impersonate-extra-{}", escape_extra_key(key));
+        let name =
+            HeaderName::from_bytes(name.as_bytes()).map_err(|_| UnencodableUser("extra key"))?;
+        for text in values {
+            headers.append(&name, encode_user_part("extra value", text)?);
+        }
+    }
+    Ok(RequestHead::new(parts))
+}
+
+/// Whether the upstream adds `system:authenticated` beside other groups by itself; naming it would
+/// require a right of its own.
+fn upstream_adds_authenticated(user: &UserInfo) -> bool {
+    user.name != ANONYMOUS
+        && !user.in_group(GROUP_UNAUTHENTICATED)
+        && user.groups.iter().any(|group| group != GROUP_AUTHENTICATED)
+}
+
+/// A user that cannot be written as headers; names the part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnencodableUser(pub &'static str);
+
+impl fmt::Display for UnencodableUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = self.0;
+        write!(
+            f,
+            "the {part} of the user cannot stand in a header as it is"
+        )
+    }
+}
+
+/// Percent-encodes what a header name may not contain, and `%` itself
+/// (`transport.headerKeyEscape`). Capital letters, too: the upstream puts a key in lower case
+/// before it decodes it.
+fn escape_extra_key(key: &str) -> String {
+    let mut escaped = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        if byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$&'*+-.^_`|~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    escaped
+}
+
+fn remove_websocket_bearer(headers: &mut HeaderMap) {
+    let name = header::SEC_WEBSOCKET_PROTOCOL;
+    if !headers.contains_key(&name) {
+        return;
+    }
+    let kept: Vec<String> = headers
+        .get_all(&name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.starts_with(WEBSOCKET_BEARER_PREFIX))
+        .map(str::to_owned)
+        .collect();
+    headers.remove(&name);
+    if let Ok(value) = HeaderValue::from_str(&kept.join(", ")) {
+        headers.insert(name, value);
+    }
+}
+
+/// Joins cookies: HTTP/2 may send them in pieces, HTTP/1.1 allows one header only (RFC 9113,
+/// 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    let (Some(first), Some(second)) = (cookies.next(), cookies.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for cookie in std::iter::once(second).chain(cookies) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie.as_bytes());
+    }
+    if let Ok(value) = HeaderValue::from_bytes(&joined) {
+        headers.insert(header::COOKIE, value);
+    }
+}
+
+#[cfg(test)]
+#[path = "request_head_tests.rs"]
+mod tests;

@@ -1,0 +1,58 @@
+//! The use of a connection for one request, whichever HTTP it speaks.
+
+use std::task::Context;
+use std::task::Poll;
+use std::task::ready;
+
+use http::Response;
+
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http2_lease::Http2Lease;
+use crate::upstream::pool::stream_guard::Cancellation;
+use crate::upstream::pool::stream_guard::ResponseHeadError;
+use crate::upstream::pool::stream_guard::StreamGuard;
+
+/// Exclusive use of a connection or of a stream for one request. Returned to the pool on drop.
+pub(in crate::upstream) enum Lease {
+    Http1(Http1Lease),
+    Http2(Http2Lease),
+}
+
+impl StreamGuard for Lease {
+    fn complete(&mut self) {
+        match self {
+            Self::Http1(lease) => lease.complete(),
+            Self::Http2(_) => {}
+        }
+    }
+
+    fn cancel(&mut self) -> Option<Cancellation> {
+        match self {
+            // `None`: the connection is closed, and no response tells when the server has seen it.
+            Self::Http1(lease) => lease
+                .cancel()
+                .map(|outcome| -> Cancellation { Box::pin(outcome) }),
+            Self::Http2(lease) => Some(Box::pin(lease.cancel())),
+        }
+    }
+
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<ResponseBody>, ResponseHeadError>> {
+        match self {
+            Self::Http1(lease) => lease
+                .poll_head(cx)
+                .map_err(|error| ResponseHeadError::Http1(Box::new(error))),
+            Self::Http2(lease) => {
+                let Some(pending) = &mut lease.pending else {
+                    return Poll::Pending;
+                };
+                let head = ready!(pending.poll_head(cx));
+                lease.pending = None;
+                Poll::Ready(head.map_err(ResponseHeadError::Http2))
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The metrics of the connections to the API server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use http::StatusCode;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGaugeVec;
+use prometheus::proto::MetricFamily;
+use tokio::sync::Notify;
+
+use crate::metrics::GaugeGuard;
+use crate::metrics::Registry;
+use crate::upstream::connection::connector::Protocol;
+use crate::upstream::error::ForwardError;
+use crate::upstream::pool::failure_stats::FailureStats;
+use prometheus::core::Collector;
+
+/// Metrics of the upstream connections. The label `way` holds [`AuthMode::NAME`].
+///
+/// [`AuthMode::NAME`]: crate::upstream::headers::auth_mode::AuthMode::NAME
+#[derive(Debug)]
+pub struct UpstreamMetrics {
+    open_connections: IntGaugeVec,
+    connection_attempts: IntCounterVec,
+    pub(in crate::upstream) retries: IntCounter,
+    pub(in crate::upstream) stream_waits: IntCounter,
+    pub(in crate::upstream) failures: FailureStats,
+    pub(in crate::upstream) internal_requests: IntCounterVec,
+    unauthorized_assertions: Notify,
+}
+
+impl UpstreamMetrics {
+    /// Registers the metrics.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Arc<Self> {
+        Arc::new(Self {
+            open_connections: registry.gauges(
+                "weir_upstream_connections",
+                "Open connections to the API server, by the way that they serve.",
+                &["way"],
+            ),
+            connection_attempts: registry.counters(
+                "weir_upstream_connects_total",
+                "Connections to the API server that were tried, by way and result (http1, http2, failed).",
+                &["way", "result"],
+            ),
+            retries: registry.counter(
+                "weir_upstream_retries_total",
+                "Requests sent again because the API server cannot have executed them.",
+            ),
+            stream_waits: registry.counter(
+                "weir_upstream_stream_waits_total",
+                "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
+            ),
+            failures: FailureStats::default(),
+            unauthorized_assertions: Notify::new(),
+            internal_requests: registry.counters(
+                "rest_client_requests_total",
+                "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
+                &["code", "host", "method"],
+            ),
+        })
+    }
+
+    pub(in crate::upstream) fn record_assertion(&self, code: StatusCode) {
+        if code == StatusCode::UNAUTHORIZED {
+            self.unauthorized_assertions.notify_one();
+        }
+    }
+
+    /// Waits until the API server answers 401 to a request that asserts a user. A 401 since the
+    /// last wait ends the wait at once.
+    ///
+    /// # Cancel safety
+    /// No 401 is lost: it ends the next wait.
+    pub async fn wait_for_unauthorized_assertion(&self) {
+        self.unauthorized_assertions.notified().await;
+    }
+
+    /// Requests of clients that got no response.
+    #[must_use]
+    pub const fn failures(&self) -> &FailureStats {
+        &self.failures
+    }
+
+    /// The open connections by the value of the label `way`.
+    #[must_use]
+    pub fn open_connections(&self) -> BTreeMap<String, u64> {
+        let mut open = BTreeMap::new();
+        for metric in self
+            .open_connections
+            .collect()
+            .iter()
+            .flat_map(MetricFamily::get_metric)
+        {
+            for label in metric.get_label() {
+                let count = self
+                    .open_connections
+                    .with_label_values(&[label.value()])
+                    .get();
+                open.insert(
+                    label.value().to_owned(),
+                    count.try_into().unwrap_or_default(),
+                );
+            }
+        }
+        open
+    }
+
+    pub(in crate::upstream) fn record_connect(
+        &self,
+        way: &str,
+        outcome: Result<Protocol, &ForwardError>,
+    ) {
+        let result = match outcome {
+            Ok(Protocol::Http1) => "http1",
+            Ok(Protocol::Http2) => "http2",
+            // No attempt was made.
+            Err(ForwardError::ConnectionLimit(_) | ForwardError::ShareExceeded(_)) => return,
+            Err(_) => "failed",
+        };
+        self.connection_attempts
+            .with_label_values(&[way, result])
+            .inc();
+    }
+
+    /// Counts a connection as open until the value is dropped.
+    pub(in crate::upstream) fn count_open(&self, way: &str) -> GaugeGuard {
+        GaugeGuard::new(self.open_connections.with_label_values(&[way]))
+    }
+}
