@@ -11,10 +11,10 @@
     reason = "a benchmark measures time, and its requests are well-formed"
 )]
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::hint::black_box;
 use std::sync::Barrier;
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -26,7 +26,7 @@ use criterion::criterion_main;
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::limits::rate::lru::Lru;
-use weir::limits::rate::lru::LruKeyHasher;
+use weir::limits::rate::lru_key::LruKeyHasher;
 use weir::limits::rate::spin_lock::spin_lock;
 use weir::limits::rate::token_bucket::Rate;
 use weir::limits::rate::token_bucket::TokenBucket;

@@ -1,8 +1,7 @@
 //! Rate-limited log lines, which stay readable when everything fails at once: one line a second
 //! with the number of suppressed ones.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use parking_lot::Mutex;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -23,7 +22,7 @@ impl LogLimiter {
     /// Whether to log a line now; if so, with the number of lines that were suppressed since the
     /// last.
     pub fn try_log(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if state
             .last_logged
             .is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL)

@@ -5,10 +5,9 @@
 //! kube-apiserver's, so that its dashboards work with this endpoint. There is no global registry:
 //! two proxies in one process count separately.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -150,10 +149,7 @@ impl Registry {
             help: desc.help.clone(),
             labels: desc.variable_labels.clone(),
         });
-        let mut all = self
-            .descriptions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.descriptions.lock();
         all.extend(described);
         drop(all);
         self.registry
@@ -184,11 +180,7 @@ impl Registry {
     /// Everything registered, by name.
     #[must_use]
     pub fn descriptions(&self) -> Vec<MetricDescription> {
-        let mut all = self
-            .descriptions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut all = self.descriptions.lock().clone();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -282,7 +274,7 @@ impl SparseHistograms {
     }
 
     fn zeros(&self) -> MutexGuard<'_, Vec<LabelZeros>> {
-        self.zeros.lock().unwrap_or_else(PoisonError::into_inner)
+        self.zeros.lock()
     }
 }
 

@@ -9,15 +9,14 @@
 //! # Cancel safety
 //! The futures here hold nothing: buffered bytes stay with the connection.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::future::Future;
 use std::future::poll_fn;
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
@@ -264,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
 /// Locked for one poll of one task. A poisoned lock is usable: its value is consistent between
 /// polls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]
@@ -323,7 +322,7 @@ mod tests {
             }
             self.was_pending = false;
             let bytes = &bytes[..bytes.len().min(self.max_write)];
-            self.writes.lock().unwrap().push(bytes.to_vec());
+            self.writes.lock().push(bytes.to_vec());
             Poll::Ready(Ok(bytes.len()))
         }
 
@@ -362,17 +361,17 @@ mod tests {
         });
         let driven = pin!(driver.drive(connection));
         let looking_on = async {
-            while taken.lock().unwrap().is_empty() {
+            while taken.lock().is_empty() {
                 tokio::task::yield_now().await;
             }
-            let first: Vec<_> = taken.lock().unwrap().iter().map(Vec::len).collect();
+            let first: Vec<_> = taken.lock().iter().map(Vec::len).collect();
             let mut wake = wake;
             wake.write_u8(1).await.unwrap();
             first
         };
         let ((), first) = tokio::join!(driven, looking_on);
         assert_eq!(first, [16 * 400]);
-        let all: Vec<_> = taken.lock().unwrap().iter().map(Vec::len).collect();
+        let all: Vec<_> = taken.lock().iter().map(Vec::len).collect();
         assert_eq!(all, [16 * 400, 400 + LARGE_WRITE]);
     }
 
@@ -403,7 +402,7 @@ mod tests {
                 coalesced.shutdown().await.unwrap();
             });
             driver.drive(connection).await;
-            assert!(taken.lock().unwrap().concat() == expected);
+            assert!(taken.lock().concat() == expected);
         }
     }
 

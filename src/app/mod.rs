@@ -135,7 +135,6 @@ impl App {
         let credentials = &own_calls.credentials;
         info_metrics::register(&serving, &upstream, credentials, &readiness, &registry);
         let impersonates = config.assert_by_impersonation;
-        let impersonator = impersonates.then(|| Arc::clone(credentials));
         let auth = AuthDependencies::new(server, &upstream_metrics, &registry, &crypto_provider);
         let (auth, review_tasks) = build_authenticator(identity, impersonates, auth)?;
         let shared = SharedComponents {
@@ -152,7 +151,7 @@ impl App {
             upstream_log_limiter: Arc::default(),
             request_timeout: config.request_timeout,
             drain: Arc::clone(&drain),
-            impersonator,
+            impersonator: impersonates.then(|| Arc::clone(credentials)),
             loop_detector: Arc::clone(&own_calls.loop_detector),
             upstream_metrics,
             upstream,

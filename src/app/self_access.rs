@@ -157,7 +157,7 @@ impl SelfAccess {
                 resource: "subjectaccessreviews",
                 subresource: "",
                 granted_by: DELEGATOR,
-                consequence: "nobody may impersonate as far as weir is concerned",
+                consequence: "weir allows no impersonation",
             });
         }
         if verification.service_account_keys.is_none() {
@@ -186,7 +186,7 @@ impl SelfAccess {
                 resource: what,
                 subresource,
                 granted_by: IMPERSONATOR,
-                consequence: "requests of clients with certificates are answered 403",
+                consequence: "requests of clients with certificates get 403",
             }));
         }
         Self { required: needed }
@@ -212,7 +212,7 @@ impl SelfAccess {
                     right.granted_by, right.consequence
                 ),
                 SelfAccessDecision::NotServed(code) => {
-                    debug!(%code, "the API server does not tell what weir's own credential may do");
+                    debug!(%code, "the API server does not report the permissions of weir's own credentials");
                     return;
                 }
                 SelfAccessDecision::Allowed | SelfAccessDecision::NoDecision => {}

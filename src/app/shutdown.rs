@@ -36,7 +36,7 @@ pub(super) async fn shut_down(
     let ShutdownConfig { delay, watch_grace } = shutdown;
     info!(
         delay_seconds = delay.as_secs_f64(),
-        "told to go: /readyz fails from now on"
+        "shutting down: /readyz fails from now on"
     );
     drain.advance(DrainStage::NotReady);
     // By then load balancers have seen the failing `/readyz`. Clients with kept-alive connections
@@ -65,7 +65,7 @@ pub(super) async fn shut_down(
         requests,
         watches,
         connections = drain.open_connections(),
-        "gone; what is still open is cut off"
+        "the grace period is over: open connections are closed"
     );
     if requests == 0 && watches == 0 {
         ShutdownOutcome::Drained

@@ -227,10 +227,10 @@ impl<'a> MappingDecoder<'a> {
 
     fn unknown_field_message(&self) -> String {
         if self.known_fields.is_empty() {
-            return "unknown field; none is known here".to_owned();
+            return "unknown field; no field is allowed here".to_owned();
         }
         format!(
-            "unknown field; known here: {}",
+            "unknown field; allowed here: {}",
             self.known_fields.join(", ")
         )
     }

@@ -14,7 +14,7 @@
 //! assert_eq!(
 //!     diagnostics.to_string(),
 //!     "weir.yaml:1:7: port: expected a whole number from 1 to 65535, got the number 70000\n\
-//!      weir.yaml:2:1: hots: unknown field; known here: port"
+//!      weir.yaml:2:1: hots: unknown field; allowed here: port"
 //! );
 //! ```
 //!

@@ -414,9 +414,9 @@ fn unknown_and_repeated_fields_follow_the_strictness() {
             (f.integer("x", 0..=9_u8), f.integer("w", 0..=9_u8))
         })
     };
-    let found = "f:4:3: {}spec.v: unknown field; known here: x, w\n\
+    let found = "f:4:3: {}spec.v: unknown field; allowed here: x, w\n\
                  f:5:3: {}spec.x: given twice; the last one counts\n\
-                 f:6:3: {}spec.z: unknown field; known here: x, w";
+                 f:6:3: {}spec.z: unknown field; allowed here: x, w";
     for (strictness, diagnostics) in [
         (Strictness::Lenient, String::new()),
         (Strictness::Strict, found.replace("{}", "")),

@@ -7,10 +7,9 @@
 //! stored, never tokens. The number is bounded: the last `GENERATION_SIZE` to twice as many
 //! tokens. This decides which connection a request uses, never which user it is from.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
@@ -52,7 +51,7 @@ impl AcceptedTokens {
     }
 
     fn lock_hashes(&self) -> MutexGuard<'_, GenerationalMap<()>> {
-        self.hashes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hashes.lock()
     }
 }
 

@@ -38,7 +38,7 @@ impl RemoteResponse {
             | StatusCode::FORBIDDEN
             | StatusCode::NOT_FOUND
             | StatusCode::METHOD_NOT_ALLOWED) => Err(ReviewError::NotPermitted(code)),
-            code => Err(ReviewError::Failed(format!("it answered {code}"))),
+            code => Err(ReviewError::Failed(format!("it responded with {code}"))),
         }
     }
 }

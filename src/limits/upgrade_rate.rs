@@ -6,16 +6,16 @@
 //! server has accepted before is not counted, so a user of `kubectl exec` is limited with new
 //! tokens only.
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use prometheus::IntCounter;
 
 use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru::LruKey;
-use crate::limits::rate::lru::LruKeyHasher;
+use crate::limits::rate::lru_key::LruKey;
+use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::token_bucket::Rate;
 use crate::limits::rate::token_bucket::TokenBucket;

@@ -4,11 +4,10 @@
 //! The consumer takes all items at once, after a short delay in which items gather: in a burst the
 //! thread is not woken for each item.
 
+use parking_lot::Condvar;
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::mem;
-use std::sync::Condvar;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 /// Items of several hundred bytes gather for this long. A reader of the log does not notice the
@@ -71,14 +70,12 @@ impl<T> BoundedQueue<T> {
     pub(super) fn pop_all(&self, items: &mut Vec<(T, usize)>) -> bool {
         let half = self.max_bytes / 2;
         let is_gathering = |state: &mut QueueState<T>| !state.closed && state.used_bytes <= half;
-        let waited = self
-            .changed
-            .wait_timeout_while(self.lock(), BATCH_DELAY, is_gathering);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        self.changed
+            .wait_while_for(&mut state, is_gathering, BATCH_DELAY);
         while state.items.is_empty() && !state.closed {
             state.consumer_asleep = true;
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         state.consumer_asleep = false;
         mem::swap(&mut state.items, items);
@@ -98,7 +95,7 @@ impl<T> BoundedQueue<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -53,7 +53,7 @@ impl InfoMetrics {
             .set(1);
         let ready = IntGauge::new(
             "weir_ready",
-            "0 once weir was told to go, and while the API server does not answer /readyz, which weir asks every ten seconds at least, while that question comes back to weir itself, or while the API server does not believe weir's front-proxy certificate; 1 otherwise.",
+            "0 while weir shuts down, while the API server does not answer /readyz (probed at least every ten seconds), while that probe loops back to weir itself, or while the API server does not accept weir's front-proxy certificate; 1 otherwise.",
         );
         let opts = prometheus::Opts::new(
             "weir_certificate_expiration_timestamp_seconds",
@@ -73,7 +73,7 @@ pub fn register_dry_run(is_dry_run: bool, registry: &Registry) {
     registry
         .gauge(
             "weir_flowcontrol_dry_run",
-            "1 while --flowcontrol-enforcement is DryRun, so that what apiserver_flowcontrol_* say was rejected or waited went on at once; 0 otherwise.",
+            "1 while --flowcontrol-enforcement is DryRun, so that requests that apiserver_flowcontrol_* count as rejected or queued were executed at once; 0 otherwise.",
         )
         .set(is_dry_run.into());
 }

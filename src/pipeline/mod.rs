@@ -1,4 +1,4 @@
-//! One request, start to end. Read [`Pipeline::serve`] first: it is the diagram of the README.
+//! One request, start to end. Read `Pipeline::serve` first: it is the diagram of the README.
 //!
 //! Values go from step to step, so that a wrong order does not compile. Each step either continues
 //! or rejects the request. A rejected request never reaches the upstream. The body of the response
@@ -172,7 +172,6 @@ impl Pipeline {
                 .admit(&attributes, (peer, &head), reading, times, trace)
                 .await
                 .inspect_err(|r| trace.record_limit_rejection(&r.facts(), &head.headers))?;
-            let requester = peer.requester(user);
             let observed_list = self.observed_list(info, &head);
             headers::prepare_forwarding(&mut head.headers);
             let (request, feedback) =
@@ -183,7 +182,7 @@ impl Pipeline {
                 upgrade,
                 feedback,
                 permit,
-                requester,
+                requester: peer.requester(user),
                 deadline,
                 observed_list,
                 drain_guard,
@@ -275,8 +274,8 @@ impl Pipeline {
             mut observed_list,
             drain_guard,
         } = admitted;
-        let mut in_flight =
-            self.start_in_flight(subject.info, permit, deadline, progress.is_none());
+        let is_sent = progress.is_none();
+        let mut in_flight = self.start_in_flight(subject.info, permit, deadline, is_sent);
         let head_limit =
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
@@ -288,11 +287,10 @@ impl Pipeline {
         };
         let sent = self.send(subject.info, request, body, upgrade.as_ref(), context);
         let sent = tokio::time::timeout_at(head_limit.deadline.into(), sent).await;
-        let progress = upload.as_ref().map(|upload| &*upload.progress);
         let sent = sent.map_err(|_| RequestRejection::Timeout(head_limit.timeout))?;
         let mut response = sent.map_err(|why| {
             in_flight.record_failure();
-            request_body::forward_rejection(why, progress)
+            request_body::forward_rejection(why, upload.as_ref().map(|upload| &*upload.progress))
         })?;
         let switched = tunnel_client(response.status(), upgrade)?;
         let responded_at = trace.record_response(subject, response.status(), size);
@@ -310,8 +308,7 @@ impl Pipeline {
             upload,
             list,
             active_request: None,
-            // shutdown does not wait for tunnels
-            _drain_guard: drain_guard.filter(|_| switched.is_none()),
+            _drain_guard: drain_guard.filter(|_| switched.is_none()), // no drain waits for tunnels
         };
         if let Some(client) = switched {
             return Ok(start_tunnel(response, client, guard, &self.deadlines));

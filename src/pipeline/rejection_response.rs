@@ -189,7 +189,7 @@ impl Pipeline {
         if let RequestRejection::Forward(why) = rejection
             && let Some(more) = self.upstream_log_limiter.try_log(Clock.now())
         {
-            warn!(reason = why.label(), %why, more, "no answer from the API server");
+            warn!(reason = why.label(), %why, more, "no response from the API server");
         }
     }
 }

@@ -10,9 +10,8 @@ use crate::playground::serving::capacity::Capacity;
 use crate::playground::serving::fairness::Fairness;
 use crate::playground::serving::request_log::RequestLog;
 use crate::playground::settings::PlaygroundSettings;
+use parking_lot::RwLock;
 use std::sync::Arc;
-use std::sync::PoisonError;
-use std::sync::RwLock;
 use tokio::sync::watch;
 
 /// The shared state of a server.
@@ -35,7 +34,7 @@ pub(crate) struct ServerState {
 impl ServerState {
     /// Whether `user` is allowed this access.
     pub(crate) fn allows(&self, user: &ApiUser, attributes: &AccessAttributes) -> bool {
-        let policy = self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        let policy = self.policy.read();
         authorization::is_allowed(user, attributes, &policy)
     }
 }

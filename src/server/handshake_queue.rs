@@ -1,10 +1,9 @@
 //! The queue for TLS handshakes, shared by all workers:
 //! [`handshake_limiter`](crate::server::handshake_limiter) decides, and connections wait here.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use prometheus::IntCounter;
@@ -99,7 +98,7 @@ impl HandshakeQueue {
     }
 
     fn lock_limiter(&self) -> MutexGuard<'_, HandshakeLimiter<oneshot::Sender<HandshakePermit>>> {
-        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+        self.limiter.lock()
     }
 
     fn update_metrics(&self, limiter: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {

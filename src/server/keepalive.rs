@@ -47,7 +47,7 @@ pub(super) fn enable_http2(tcp: &TcpStream) {
 /// Sets the socket options. An error is logged and ignored: the connection works without them.
 fn set_keepalive(tcp: &TcpStream, keepalive: &TcpKeepalive) {
     if let Err(why) = SockRef::from(tcp).set_tcp_keepalive(keepalive) {
-        debug!(%why, "a client's connection is not asked for signs of life");
+        debug!(%why, "cannot set TCP keepalive on a client's connection");
     }
 }
 

@@ -45,16 +45,16 @@ impl ServerMetrics {
             ),
             closed_connections: registry.counters(
                 "weir_client_connections_closed_total",
-                "Connections of clients that weir closed for what their clients did or did not do, by reason: an incomplete request head took too long (head_timeout) or had no room (head_budget), too many requests were cancelled (resets), nothing was asked for too long (idle), or nothing was sent after the handshake (silence).",
+                "Client connections that weir closed because of the client's behavior, by reason: an incomplete request head took too long (head_timeout) or too much memory (head_budget), too many requests were reset (resets), no request for too long (idle), or no data after the handshake (silence).",
                 &["reason"],
             ),
             pending_connections: registry.gauge(
                 "weir_client_connections_pending",
-                "Open connections of clients whose TLS handshake is not over.",
+                "Open client connections whose TLS handshake is not complete.",
             ),
             active_handshakes: registry.gauge(
                 "weir_client_handshakes",
-                "Connections of clients whose TLS handshake has its turn.",
+                "Client connections whose TLS handshake is being computed.",
             ),
             queued_handshakes: registry.gauge(
                 "weir_client_handshakes_waiting",
@@ -62,7 +62,7 @@ impl ServerMetrics {
             ),
             rejected_handshakes: registry.counter(
                 "weir_client_handshakes_turned_away_total",
-                "Connections of clients that were closed because too many waited for the TLS handshake, or for too long, or because somebody with fewer needed the place.",
+                "Client connections that were closed because too many waited for the TLS handshake, or for too long, or because a client with fewer connections took the slot.",
             ),
             panics: registry.counter(
                 "weir_panics_total",
@@ -70,7 +70,7 @@ impl ServerMetrics {
             ),
             worker_tasks: registry.gauges(
                 "weir_worker_tasks",
-                "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and what keeps house.",
+                "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and maintenance.",
                 &["worker"],
             ),
             worker_busy_seconds: registry.seconds_counters(

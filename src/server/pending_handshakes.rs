@@ -4,13 +4,12 @@
 //! handshake timeout. At `--max-connections` they must not block other clients. The source with the
 //! most pending connections therefore loses one in favour of a source with fewer.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use tokio::sync::watch;
 
@@ -121,7 +120,7 @@ impl PendingHandshakes {
     }
 
     fn lock_pending(&self) -> MutexGuard<'_, PendingBySource<watch::Sender<()>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

@@ -120,7 +120,9 @@ impl fmt::Display for ForwardError {
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
             Self::NoCredential(why) => why.fmt(f),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
-            Self::ProxyRejected(status) => write!(f, "the proxy on the way refused: {status}"),
+            Self::ProxyRejected(status) => {
+                write!(f, "the HTTP proxy rejected the tunnel: {status}")
+            }
             Self::Refused(why) => {
                 write!(
                     f,
@@ -130,7 +132,7 @@ impl fmt::Display for ForwardError {
             }
             Self::Reset(why) => write!(
                 f,
-                "the connection broke before an answer: {}",
+                "the connection broke before a response: {}",
                 ErrorChain(&**why)
             ),
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
@@ -145,7 +147,9 @@ impl fmt::Display for ForwardError {
             Self::StreamTimeout(limit) => {
                 write!(f, "no stream came free within {}s", limit.as_secs())
             }
-            Self::UnexpectedUpgrade => write!(f, "it changed to a protocol that was not asked for"),
+            Self::UnexpectedUpgrade => {
+                write!(f, "it switched to a protocol that was not requested")
+            }
             Self::TooManyWaiting(most) => {
                 write!(f, "{most} requests wait for a free stream already")
             }

@@ -28,9 +28,8 @@ pub mod pool;
 pub mod requester;
 pub mod tls;
 
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use http::HeaderValue;
@@ -258,10 +257,7 @@ impl Upstream {
 
     fn refreshed_impersonation_pool(&self) -> Result<&Arc<Pool<Impersonating>>, ForwardError> {
         let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
-        let mut changes = own
-            .certificate_changes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut changes = own.certificate_changes.lock();
         if changes.has_changed().unwrap_or(false) {
             changes.mark_unchanged();
             own.pool.retire_all();

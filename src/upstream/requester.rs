@@ -35,6 +35,16 @@ impl fmt::Display for SlotHolder {
 }
 
 impl Requester {
+    /// The holder that takes turns where requests wait: the user, or the network of anonymous
+    /// requests.
+    pub(in crate::upstream) fn wait_holder(&self) -> SlotHolder {
+        let user = self.user.as_ref().filter(|user| !user.is_anonymous());
+        match (user, self.network) {
+            (None, Some(network)) => SlotHolder::Network(network),
+            (user, _) => SlotHolder::User(user.map_or_else(String::new, |user| user.name.clone())),
+        }
+    }
+
     pub(in crate::upstream) fn holders(&self) -> Vec<SlotHolder> {
         let user = self
             .user

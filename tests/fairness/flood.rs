@@ -120,11 +120,8 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
         .start()
         .await;
     let seconds = env_number("WEIR_FLOOD_SECONDS", 10);
-    let FloodOutcomes {
-        sent,
-        served,
-        rejected,
-    } = flood(&harness, Duration::from_secs(seconds.into())).await;
+    let outcomes = flood(&harness, Duration::from_secs(seconds.into())).await;
+    let (sent, served, rejected) = (outcomes.sent, outcomes.served, outcomes.rejected);
     let upstream = harness.counters();
     println!(
         "{served} served, {rejected} rejected; at most {} at once of {TOTAL}",

@@ -494,7 +494,7 @@ async fn a_dangling_schema_and_an_empty_folder_are_warned_about_with_their_locat
     let schema = ["WARN", "\"reports\"", "\"reportz\"", "schema.yaml:8:11: "];
     assert_eq!(warned(&schema), 1, "{:#?}", weir.startup_lines);
     assert_eq!(warned(&["reports"]), 1, "once: {:#?}", weir.startup_lines);
-    let folder = ["WARN", "--flowcontrol-config: empty: ", "no file"];
+    let folder = ["WARN", "--flowcontrol-config: empty: ", "no .yaml"];
     assert_eq!(warned(&folder), 1, "{:#?}", weir.startup_lines);
 }
 

@@ -305,6 +305,36 @@ async fn a_stream_limit_that_the_upstream_raises_releases_waiting_requests() {
 }
 
 #[tokio::test]
+async fn users_take_turns_for_a_stream() {
+    let SingleStream {
+        upstream: _upstream,
+        weir,
+        mut client,
+        first,
+        mut server,
+        stream,
+    } = with_single_stream_taken(1).await;
+    let waits = "weir_upstream_stream_waits_total";
+    let mut greedy = Vec::new();
+    for _ in 0..50 {
+        greedy.push(client.send(TestRequest::get(LIST)).await);
+    }
+    weir.wait_for_metric(waits, 51.0).await;
+    let mut polite = weir.with_authorization(HttpVersion::Http2, weir::ROOT);
+    let polite = polite.send(TestRequest::get(LIST)).await;
+    weir.wait_for_metric(waits, 52.0).await;
+    // The held stream, one request of the other user, then the newcomer's.
+    server.send(&RawFrame::ok(stream, true)).await;
+    for _ in 0..2 {
+        let next = server.next_frame_of_kind(raw_http2::HEADERS).await;
+        server.send(&RawFrame::ok(next.stream, true)).await;
+    }
+    let response = within("the newcomer's response", polite.response()).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(first.response().await.status, 200);
+}
+
+#[tokio::test]
 async fn http1_connections_are_reused_one_request_at_a_time() {
     for near in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::with_protocols(HTTP1_ONLY).await;

@@ -113,7 +113,7 @@ async fn an_aborted_list_is_logged_with_its_user_and_an_aborted_watch_is_not() {
             assert!(call.body().read_to_end().await.is_err());
         }
         // The first such line is that of the list, not that of the watch before it.
-        let line = weir.next_log_line("an answer broke off").await;
+        let line = weir.next_log_line("a response ended early").await;
         assert!(line.contains("WARN"), "{line}");
         assert_eq!(
             log_field(&line, "URI"),

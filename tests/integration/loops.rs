@@ -565,6 +565,6 @@ async fn a_loop_is_logged_once_and_its_requests_are_sampled() {
         u64::try_from(found).unwrap()
     };
     assert_eq!(found("weir's own probe came back to it"), 1, "{lines:#?}");
-    let requests = found("a request is answered 508");
+    let requests = found("a request gets 508");
     assert!((1..=seconds + 1).contains(&requests), "{lines:#?}");
 }

@@ -77,7 +77,7 @@ async fn a_rejected_front_proxy_certificate_fails_readiness_until_accepted() {
     let report = weir.get_admin("/readyz?verbose").await;
     assert_eq!(report.status, 500);
     let line =
-        "[-]front-proxy failed: the API server does not believe weir's front-proxy certificate";
+        "[-]front-proxy failed: the API server does not accept weir's front-proxy certificate";
     assert!(report.text().contains(line), "{}", report.text());
     assert_eq!(weir.metric("weir_ready").await, 0.0);
     code.store(201, Ordering::SeqCst);
@@ -230,7 +230,8 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
     let mut weir = WeirProcess::start(files, &kubeconfig_flags(&[])).await;
     wait_for_report(&weir, "[+]own-credential ok\n").await;
     code.store(401, Ordering::SeqCst);
-    let failed = "[-]own-credential failed, readiness not affected: the API server answers 401";
+    let failed =
+        "[-]own-credential failed, readiness not affected: the API server responds with 401";
     wait_for_report(&weir, failed).await;
     // Its token reviews are answered 401 as well.
     for n in 0..3 {
@@ -251,7 +252,7 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
     let lines = weir.remaining_log_lines().await;
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!(
-        count("answers 401 to weir's own credential"),
+        count("responds with 401 to weir's own credentials"),
         1,
         "{lines:#?}"
     );

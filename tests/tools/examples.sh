@@ -73,7 +73,7 @@ served() {
     check "$name: ready" 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"
     # The examples' delay would be waited for: the second signal ends it at once.
     signal "$name" TERM
-    within "$LIMIT" logged_or_ended "$name" 'told to go' || die "$name does not go"
+    within "$LIMIT" logged_or_ended "$name" 'shutting down: ' || die "$name does not go"
     signal "$name" TERM
     finish "$name"
 }

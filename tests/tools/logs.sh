@@ -65,7 +65,7 @@ asked_for() {
     check 'nothing has changed by it' $'weir::access=debug,info\n200' "$(level)"
     check 'and back' $'info\n200' "$(level -X PUT -d info)"
     get -o /dev/null -H "$ALICE" /api/v1/nodes
-    check_ok 'the change itself is logged' within "$LIMIT" seen weir::observe::log_level 2
+    check_ok 'the change itself is logged' within "$LIMIT" seen weir::observe::admin::log_level 2
     check 'there are no more lines' 1 "$(lines weir::access | wc -l)"
 }
 

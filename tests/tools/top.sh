@@ -119,7 +119,7 @@ start again "$WEIR" playground --dir "$WORK/again" --secure-port 0 --admin-addre
 serving again
 sees 'it finds the next one' '^weir [0-9.]+ +up [0-9]s'
 sees '... with its levels' 'priority levels 8/8'
-sees '... and that it refuses nothing' 'DRY RUN: LEVELS REFUSE NOTHING'
+sees '... and that it refuses nothing' 'DRY RUN: LEVELS REJECT NOTHING'
 keys q
 sees 'it gives the terminal back' '^back> *$'
 check_no_match '... as it was' 'priority levels' "$(screen)"

@@ -74,11 +74,8 @@ fn check_case(case: &Value, text: &str) -> Result<(), String> {
     let causes: Vec<Value> = errors
         .iter()
         .map(|e| {
-            json!([
-                e.error_type.reason(),
-                e.field,
-                comparable_message(&e.field, &e.body())
-            ])
+            let message = comparable_message(&e.field, &e.body());
+            json!([e.error_type.reason(), e.field, message])
         })
         .collect();
     let list = expected["errors"].as_array().cloned().unwrap_or_default();
@@ -86,11 +83,8 @@ fn check_case(case: &Value, text: &str) -> Result<(), String> {
     let wanted: Vec<Value> = list
         .iter()
         .map(|e| {
-            json!([
-                e["type"],
-                e["field"],
-                comparable_message(&field(e), e["message"].as_str().unwrap())
-            ])
+            let message = comparable_message(&field(e), e["message"].as_str().unwrap());
+            json!([e["type"], e["field"], message])
         })
         .collect();
     expect_equal("errors", &json!(causes), &json!(wanted))?;

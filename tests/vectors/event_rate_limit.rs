@@ -26,7 +26,7 @@ use weir::limits::rate::events::buckets::rejection_message;
 use weir::limits::rate::events::config;
 use weir::limits::rate::events::config::EventLimitConfig;
 use weir::limits::rate::events::config::LimitType;
-use weir::limits::rate::lru::LruKeyHasher;
+use weir::limits::rate::lru_key::LruKeyHasher;
 use weir::request_info::RequestInfo;
 
 use crate::support;

@@ -1,7 +1,7 @@
 //! FlowSchema and PriorityLevelConfiguration, the objects of API Priority and Fairness.
 //!
 //! All served versions (v1, v1beta3, v1beta2, v1beta1) are decoded into one form: that of v1, with
-//! Kubernetes' names and with every default filled in. [`read`] takes manifests as an operator
+//! Kubernetes' names and with every default filled in. [`read()`] takes manifests as an operator
 //! writes or kubectl prints them, and reports what Kubernetes 1.36 would reject, in its own words.
 //! [`decode`] does not validate: it is for objects that an API server has already accepted. The
 //! module `flowcontrol` acts on the objects; nothing here writes them.

@@ -41,7 +41,7 @@ pub fn read_with_locations(
         );
         if let Some(location) = first.get(&name) {
             let message = format!(
-                "{} {:?} is given twice, first at {location}",
+                "{} {:?} is defined twice, first at {location}",
                 name.0, name.1
             );
             let field = join_path(&manifest.path, "metadata.name");

@@ -184,7 +184,7 @@ items:
              \"flowcontrol.apiserver.k8s.io/v2\""
         ),
         "f.yaml:23:3: items[4]: expected a mapping, got a string",
-        "f.yaml:9:5: warning: items[0].spec.extra: unknown field; known here: priorityLevelConfiguration, \
+        "f.yaml:9:5: warning: items[0].spec.extra: unknown field; allowed here: priorityLevelConfiguration, \
          matchingPrecedence, distinguisherMethod, rules",
         "f.yaml:18:11: items[1].spec.type: expected a string, got the number 5",
         "f.yaml:8:25: items[0].spec.matchingPrecedence: Invalid value: 20000: must not be greater than 10000",
@@ -291,7 +291,7 @@ fn two_objects_with_one_name_are_a_fault() {
     assert_eq!(objects, ["FlowSchema a"]);
     assert_eq!(
         diagnostics,
-        "f.yaml:8:18: metadata.name: FlowSchema \"a\" is given twice, first at f.yaml:1:1"
+        "f.yaml:8:18: metadata.name: FlowSchema \"a\" is defined twice, first at f.yaml:1:1"
     );
 }
 

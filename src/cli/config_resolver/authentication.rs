@@ -99,7 +99,7 @@ impl FlagErrors {
         if identity.classify_impersonated && upstream.kubeconfig.is_none() {
             self.add(
                 "classify-impersonated",
-                "needs a --kubeconfig: with its credentials the API server is asked who may impersonate whom",
+                "needs a --kubeconfig: weir sends SubjectAccessReviews with its credentials",
             );
         }
     }
@@ -151,7 +151,7 @@ impl FlagErrors {
             if !allowed.is_empty() {
                 self.add(
                     "requestheader-allowed-names",
-                    format!("only together with --{FRONT_PROXY_CA}: nobody is believed without it"),
+                    format!("only together with --{FRONT_PROXY_CA}: identity headers are ignored without it"),
                 );
             }
             return None;
@@ -215,7 +215,7 @@ impl FlagErrors {
         if !args.service_account_key_file.is_empty() && args.service_account_issuer.is_empty() {
             self.add(
                 SERVICE_ACCOUNT_ISSUER,
-                format!("needed with --{SERVICE_ACCOUNT_KEYS}: whose tokens these keys sign"),
+                format!("needed with --{SERVICE_ACCOUNT_KEYS}: the issuer of the tokens that these keys sign"),
             );
         }
         let mut merged: Option<KeySet> = None;

@@ -29,7 +29,7 @@ impl FlagErrors {
             let files = self.check(FLAG, manifest_files(path))?;
             if files.is_empty() {
                 let location = SourceLocation::whole_file(&path.display().to_string());
-                let why = "there is no file in this folder whose name ends in .yaml, .yml or .json";
+                let why = "this folder has no .yaml, .yml or .json file";
                 diagnostics.report_warning(&location, "", why);
             }
             for file in files {

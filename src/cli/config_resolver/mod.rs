@@ -176,8 +176,8 @@ fn warn_about_certificates(
     }
     if identity.client_ca.is_some() && upstream.front_proxy.is_none() && !impersonate {
         warn!(
-            "--client-ca-file without --proxy-client-cert-file (or --assert-by=impersonation): clients with certificates cannot \
-             be named to the API server, and are answered 401"
+            "--client-ca-file without --proxy-client-cert-file (or --assert-by=impersonation): weir cannot assert the users of \
+             client certificates to the API server, and answers 401"
         );
     }
 }
@@ -197,8 +197,8 @@ fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config
     if !is_loopback(operation.admin_address) {
         warn!(
             address = %operation.admin_address,
-            "--admin-address is not a loopback address: whoever reaches it reads users' names, limits and metrics without \
-             authentication; nothing can be changed there (PUT /debug/log_level is answered 403)"
+            "--admin-address is not a loopback address: it serves users' names, limits and metrics without \
+             authentication; nothing can be changed there (PUT /debug/log_level gets 403)"
         );
     }
     config::AdminConfig {
@@ -222,7 +222,7 @@ impl FlagErrors {
         if identity.proxy_protocol && identity.trusted_proxies.is_empty() {
             self.add(
                 "proxy-protocol",
-                "only together with --trusted-proxies, which name who may send it",
+                "only together with --trusted-proxies, which name the proxies that may send it",
             );
         }
         if operation.health_metrics && operation.health_address.is_none() {

@@ -58,7 +58,7 @@ pub struct UpstreamArgs {
     /// The kubeconfig's context to use; its current one if not given.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Certificate by which the API server takes weir for a front proxy and believes the user that it names; signed by
+    /// Client certificate that makes weir a front proxy to the API server, which then accepts the user that weir names; signed by
     /// the CA of the API server's --requestheader-client-ca-file, with a common name that its --requestheader-allowed-names
     /// admits (kubeadm: front-proxy-client). Needed for clients that come with a certificate.
     #[arg(long, value_name = "FILE")]
@@ -66,7 +66,7 @@ pub struct UpstreamArgs {
     /// Key of --proxy-client-cert-file.
     #[arg(long, value_name = "FILE")]
     pub proxy_client_key_file: Option<PathBuf>,
-    /// How the API server is told who a client with a certificate is: as a front proxy, by --proxy-client-cert-file; or, where
+    /// How weir asserts the user of a client certificate to the API server: as a front proxy, by --proxy-client-cert-file; or, where
     /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
     /// be allowed to impersonate users, groups, serviceaccounts, uids and userextras.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
@@ -163,10 +163,10 @@ pub enum TlsVersion {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Identity")]
 pub struct IdentityArgs {
-    /// CA of the clients' certificates (PEM). Without it no client is asked for one.
+    /// CA of the clients' certificates (PEM). Without it weir requests no client certificate.
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Tokens and whose they are, a line each: token,user,uid,"group1,group2". Used to tell users apart; the token itself
+    /// Tokens and their users, a line each: token,user,uid,"group1,group2". Used to identify users; the token itself
     /// goes on to the API server, which judges it.
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
@@ -188,7 +188,7 @@ pub struct IdentityArgs {
     /// How long the API server's word about a token (TokenReview) is good for.
     #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = parse_duration)]
     pub authentication_token_webhook_cache_ttl: Duration,
-    /// Most TokenReviews a second that the API server is asked for, where weir has credentials of its own; 0 asks for none.
+    /// TokenReviews that weir sends a second at most, where it has credentials of its own; 0 sends none.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub token_reviews_per_second: u32,
     /// Count a request that impersonates for whom it impersonates, as the API server does, once the API server has said that it may
@@ -207,13 +207,13 @@ pub struct IdentityArgs {
     /// client impersonates, good for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub access_reviews_per_second: u32,
-    /// CA of the certificates of front proxies before weir (PEM), whose word about who asks is believed.
+    /// CA of the certificates of front proxies before weir (PEM), whose identity headers are accepted.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<PathBuf>,
     /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub requestheader_allowed_names: Vec<String>,
-    /// Networks whose X-Forwarded-For is believed: it goes on to the API server and into the audit log. What goes by a client's
+    /// Networks whose X-Forwarded-For is accepted: it goes on to the API server and into the audit log. What goes by a client's
     /// address here sees the connection's own, or that of --proxy-protocol. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
@@ -298,7 +298,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "PATH")]
     pub flowcontrol_config: Vec<PathBuf>,
     /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
-    /// client limits still refuse; max-in-flight has no dry run.
+    /// client limits still reject; max-in-flight has no dry run.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
     pub flowcontrol_enforcement: FlowcontrolEnforcement,
     /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
@@ -333,8 +333,8 @@ pub struct LimitArgs {
     /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
     pub request_body_buffer: u32,
-    /// Least rate at which a client has to send its request's body, or take its answer, while it is waited for, in bytes a second;
-    /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 asks for none.
+    /// Least rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a second;
+    /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     pub min_transfer_rate: u32,
     /// How far a transfer may fall behind --min-transfer-rate.
@@ -392,7 +392,7 @@ pub struct ReportingArgs {
     /// Size in megabytes at which the file of the audit log is rotated.
     #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub audit_log_maxsize: u32,
-    /// Tell in headers of answers, weir's own too, what was decided about their requests: X-Weir-Flow-Schema,
+    /// Report in response headers, also of weir's own responses, what was decided about the request: X-Weir-Flow-Schema,
     /// X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
     #[arg(
         long,
@@ -447,7 +447,7 @@ pub struct OperationArgs {
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
     pub logging_format: LoggingFormat,
     /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info (weir::access=debug:
-    /// each request; weir::rejections: refusals).
+    /// each request; weir::rejections: rejections).
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log_level: String,
 }

@@ -24,11 +24,11 @@ pub(in crate::cli) fn parse_positive_duration(text: &str) -> Result<Duration, St
     Ok(duration)
 }
 
-/// Parses a duration of more than zero. With zero every request would be answered 504.
+/// Parses a duration of more than zero. With zero every request would get 504.
 pub(in crate::cli) fn parse_request_timeout(text: &str) -> Result<Duration, String> {
     let limit = parse_duration(text)?;
     if limit.is_zero() {
-        return Err("it must be more than 0s: every request would be answered 504".to_owned());
+        return Err("it must be more than 0s: every request would get 504".to_owned());
     }
     Ok(limit)
 }

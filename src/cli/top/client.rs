@@ -133,7 +133,7 @@ async fn read_events(
     loop {
         let frame = timeout(TIMEOUT, body.frame())
             .await
-            .map_err(|_| "it has gone silent".to_owned())?
+            .map_err(|_| "it sends no more data".to_owned())?
             .ok_or_else(|| "it closed the connection".to_owned())?
             .map_err(|why| why.to_string())?;
         let Ok(data) = frame.into_data() else {
@@ -176,7 +176,7 @@ async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, Strin
 
 async fn with_timeout<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let result = timeout(TIMEOUT, work).await;
-    result.unwrap_or_else(|_| Err(format!("no answer within {}s", TIMEOUT.as_secs())))
+    result.unwrap_or_else(|_| Err(format!("no response within {}s", TIMEOUT.as_secs())))
 }
 
 /// Parses server-sent events from chunks of any size.

@@ -9,7 +9,7 @@ use crate::observe::status::snapshot::StatusSnapshot;
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Explains rejection counts under `--flowcontrol-enforcement=DryRun`.
-pub const DRY_RUN_LABEL: &str = "dry run: levels refuse nothing";
+pub const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";
 
 /// Makes text that a client may have chosen safe for a terminal: replaces characters that move the
 /// cursor or change the direction of the line.
@@ -190,7 +190,7 @@ pub fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
             ("the upstream leads back to this weir".to_owned(), false)
         }
         (_, Some(why)) => (format!("API server: {}", sanitize(why)), false),
-        (None, None) => ("asking the API server".to_owned(), true),
+        (None, None) => ("waiting for the API server".to_owned(), true),
         (Some(false), None) => ("not ready".to_owned(), false),
     }
 }

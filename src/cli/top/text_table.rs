@@ -84,7 +84,7 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
         lines.extend(would_be);
     }
     lines.push(format!(
-        "upstream: {open} connections, {failed} requests without an answer"
+        "upstream: {open} connections, {failed} requests without a response"
     ));
     lines.extend(format::fullest_connection_budget(now).map(|usage| format!("places: {usage}")));
     lines.push("\n".to_owned());
@@ -273,7 +273,7 @@ mod tests {
         let model = model();
         let text = render_table(&model.view_model, &model.options);
         for part in [
-            ", dry run: levels refuse nothing\n",
+            ", dry run: levels reject nothing\n",
             "rejections: 0/s\n  client-limit: 3 in all\n",
             "\nplaces: watch 4/10 (most: alice 4)\n\n",
             "would-be rejections: 50/s\n  queue-full: 100 in all\n",

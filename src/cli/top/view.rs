@@ -203,7 +203,7 @@ fn requests_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static> 
         line.push(Span::from(format!("{class}xx {}/s  ", format::rate(rate))));
     }
     line.push(Span::from(format!(
-        "in flight {}  watches {}  held refusals {}  connections {}",
+        "in flight {}  watches {}  held rejections {}  connections {}",
         now.requests.in_flight, now.requests.watches, now.holds.now, now.connections.open
     )));
     Line::from(line)

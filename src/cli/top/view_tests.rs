@@ -325,7 +325,7 @@ fn a_dry_run_shows_would_be_rejections_and_no_red() {
     let model = crowded_model(true);
     let lines = render_lines(&model, 140, 40);
     assert!(
-        lines[0].contains("ready  DRY RUN: LEVELS REFUSE NOTHING"),
+        lines[0].contains("ready  DRY RUN: LEVELS REJECT NOTHING"),
         "{}",
         lines[0]
     );

@@ -1,11 +1,10 @@
 //! The controller: classifies, estimates and admits requests, and maintains the levels.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -411,5 +410,5 @@ fn route_for(snapshot: &ConfigSnapshot, schema: usize) -> &Arc<SchemaRoute> {
 
 /// Ignores poisoning: the guarded values are consistent between any two calls.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,6 +1,6 @@
 //! The state of the object counts that weir requests from the API server.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ impl ObjectCounting {
     pub(super) fn new(registry: &Registry) -> Self {
         let calls = registry.counters(
             "weir_object_count_calls_total",
-            "Calls to the API server for object counts that its metrics do not tell, by result: reviews of whether weir may list (allowed, denied, no-reviews), and lists of one object (counted, uncountable, denied); failed is either.",
+            "Calls to the API server for object counts that its metrics do not have, by result: reviews of whether weir may list (allowed, denied, no-reviews), and lists of one object (counted, uncountable, denied); failed is either.",
             &["result"],
         );
         Self {

@@ -81,7 +81,7 @@ pub(super) fn log_rejection(
             priority_level = route.priority_level.name,
             reason = reason.label(),
             more,
-            "dry run: a request went on that would have been refused"
+            "dry run: a request that would have been rejected was executed"
         );
     }
 }

@@ -1,8 +1,7 @@
 //! The two outcomes of admission.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::dry_run::SimulatedRequest;
@@ -168,7 +167,7 @@ impl AdmissionRejection {
 impl Drop for WatchGuard {
     fn drop(&mut self) {
         if let Some(registration) = self.registration.take() {
-            let mut tracker = self.tracker.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tracker = self.tracker.lock();
             tracker.unregister(registration);
         }
     }

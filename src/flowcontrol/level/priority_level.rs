@@ -1,10 +1,9 @@
 //! The lock of one priority level, and the steps under it.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -245,7 +244,7 @@ impl PriorityLevel {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, LevelInner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -11,10 +11,9 @@
 //! without arrivals does not read as 0. This module only counts. Other modules decide which
 //! requests execute.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -181,7 +180,7 @@ impl InFlightMetrics {
             RequestKind::Mutating => &self.mutating,
             RequestKind::ReadOnly => &self.read_only,
         };
-        kind.lock().unwrap_or_else(PoisonError::into_inner)
+        kind.lock()
     }
 }
 

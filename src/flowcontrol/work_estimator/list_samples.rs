@@ -10,11 +10,10 @@
 //! and the inflated bytes per second. A response that exceeds the bounds is not sampled. The next
 //! list of that resource is.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -121,7 +120,7 @@ impl ListSampleQueue {
     }
 
     fn lock_queue(&self) -> MutexGuard<'_, VecDeque<ListSample>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn try_reserve(&self, more: usize) -> bool {

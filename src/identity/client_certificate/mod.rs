@@ -8,11 +8,10 @@
 
 mod subject;
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -243,10 +242,7 @@ impl PeerCertificate {
         wall: SystemTime,
         allowed: impl Fn(&str) -> bool,
     ) -> Result<(), CertificateError> {
-        let mut outcome = self
-            .front_proxy_outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.front_proxy_outcome.lock();
         match &*outcome {
             Some(Ok(chain_not_after)) if wall <= *chain_not_after => return Ok(()),
             Some(Err(error)) if error.is_current(wall) => return Err(error.error.clone()),
@@ -270,10 +266,7 @@ impl PeerCertificate {
     /// When the client's own certificate expires, if it authenticated a user.
     #[must_use]
     pub fn not_after(&self) -> Option<SystemTime> {
-        let outcome = self
-            .user_outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let outcome = self.user_outcome.lock();
         let verified = outcome.as_ref()?.as_ref().ok()?;
         Some(verified.not_after)
     }
@@ -283,10 +276,7 @@ impl PeerCertificate {
         verifier: &CertificateVerifier,
         wall: SystemTime,
     ) -> Result<Arc<UserInfo>, CertificateError> {
-        let mut outcome = self
-            .user_outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.user_outcome.lock();
         match &*outcome {
             Some(Ok(verified)) if wall <= verified.chain_not_after => {
                 return Ok(Arc::clone(&verified.user));

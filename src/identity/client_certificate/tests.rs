@@ -84,13 +84,13 @@ fn a_permanent_error_is_cached_forever_and_a_validity_period_error_for_ten_secon
     let (_, _, strange) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&strange)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap_err();
-    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    let outcome = presented.user_outcome.lock().clone().unwrap();
     assert!(outcome.err().unwrap().is_current(new_year(2109)));
 
     let (_, authority, early) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&early)).unwrap();
     presented.user(&authority, new_year(2099)).unwrap_err();
-    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    let outcome = presented.user_outcome.lock().clone().unwrap();
     let outcome = outcome.err().unwrap();
     assert!(outcome.is_current(new_year(2099) + Duration::from_secs(9)));
     assert!(!outcome.is_current(new_year(2099) + Duration::from_secs(10)));
@@ -106,7 +106,7 @@ fn an_expired_extra_certificate_does_not_defeat_the_cache() {
     }
     let presented = PeerCertificate::new(Some(&chain)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap();
-    let outcome = presented.user_outcome.lock().unwrap().clone().unwrap();
+    let outcome = presented.user_outcome.lock().clone().unwrap();
     let expires = outcome.ok().unwrap().chain_not_after;
     assert!(new_year(2104) < expires && expires < new_year(2106));
 }

@@ -7,11 +7,10 @@
 //! - Reviews are sent at a configured rate, fair between clients.
 //! - Cached decisions are bounded, and stored by keyed hash.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -82,16 +81,16 @@ impl AccessReviewMetrics {
         Self {
             reviews: registry.counters(
                 "weir_access_reviews_total",
-                "SubjectAccessReviews that the API server was asked for about who impersonates, by result (allowed, denied, unanswered).",
+                "SubjectAccessReviews about impersonation, by result (allowed, denied, unanswered).",
                 &["result"],
             ),
             skipped: registry.counter(
                 "weir_access_reviews_passed_over_total",
-                "Rights to impersonate that were not asked about because too many waited for it or weir may not ask.",
+                "Permissions to impersonate that were not reviewed because too many reviews waited or weir may not create them.",
             ),
             waiting: registry.gauge(
                 "weir_access_reviews_waiting",
-                "SubjectAccessReviews that wait for their turn to be asked.",
+                "SubjectAccessReviews that wait to be sent.",
             ),
         }
     }
@@ -261,13 +260,13 @@ impl ImpersonationAuthorizer {
         }
         warn!(
             %code,
-            "the API server does not let weir ask who may impersonate (SubjectAccessReview): weir's own credentials need the \
-             ClusterRole system:auth-delegator; until then nobody may as far as weir is concerned"
+            "the API server does not let weir create SubjectAccessReviews: weir's own credentials need the \
+             ClusterRole system:auth-delegator; until then weir allows no impersonation"
         );
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, DecisionCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 }
 

@@ -44,11 +44,7 @@ impl ApiTransport for Arc<FakeAccessReviewServer> {
                 text(&permission["resource"]),
                 text(&permission["name"]),
             ];
-            let allowed = server
-                .granted
-                .lock()
-                .unwrap()
-                .contains(&requested.join(" "));
+            let allowed = server.granted.lock().contains(&requested.join(" "));
             match server.failure_status.load(Ordering::SeqCst) {
                 0 => Ok(RemoteResponse {
                     status: StatusCode::CREATED,
@@ -159,7 +155,7 @@ async fn both_decisions_are_cached_for_ten_seconds() {
         );
     }
     assert_eq!(setup.review_count(), 2);
-    setup.server.granted.lock().unwrap().clear();
+    setup.server.granted.lock().clear();
     tokio::time::advance(Duration::from_millis(9_900)).await;
     assert_eq!(
         setup.authorize(&alice, std::slice::from_ref(&carol)).await,

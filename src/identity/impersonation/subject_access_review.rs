@@ -92,7 +92,9 @@ pub fn parse_response(response: &RemoteResponse) -> Result<AccessReviewDecision,
     response.check_review_status()?;
     let SubjectAccessReview { status } =
         serde_json::from_slice(&response.body).map_err(|error| {
-            ReviewError::Failed(format!("its answer is no SubjectAccessReview: {error}"))
+            ReviewError::Failed(format!(
+                "its response is not a SubjectAccessReview: {error}"
+            ))
         })?;
     let SubjectAccessReviewStatus {
         allowed,

@@ -24,8 +24,8 @@ const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1alpha1",
 ];
 const KIND: &str = "AuthenticationConfiguration";
-const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and computes no expressions; leave this issuer out, and the API server is \
-                             asked whose its tokens are";
+const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and does not evaluate expressions; without this issuer here, the API server \
+                             reviews its tokens";
 
 /// An issuer and the location of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ fn decode_issuer(fields: &mut MappingDecoder<'_>) -> Option<IssuerFields> {
     if fields.node("audiences").is_some() && audiences.iter().all(String::is_empty) {
         fields.report_error(
             "audiences",
-            "one at least is needed: whom its tokens are meant for",
+            "at least one is needed: the audiences of its tokens",
         );
     }
     fields.parse("audienceMatchPolicy", |text| match text {

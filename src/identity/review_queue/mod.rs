@@ -8,13 +8,12 @@
 
 pub mod fair_queue;
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -100,7 +99,7 @@ impl<Q, A> ReviewQueue<Q, A> {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, ReviewQueueState<Q, A>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Queues a review under `key`, or joins the pending one. `None` if the queue is full or

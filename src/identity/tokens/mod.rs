@@ -310,8 +310,8 @@ impl TokenAuthenticator {
                 }
                 Some(Err(why)) => {
                     store.metrics.key_fetches.with_label_values(&["failed"]).inc();
-                    warn!(%why, "no keys to verify tokens with; what was there serves, and reviews are asked for the rest. Where the API server's own \
-                         keys are answered 403, weir's own credential needs the ClusterRole system:service-account-issuer-discovery");
+                    warn!(%why, "cannot fetch the keys that verify tokens; keys fetched before stay in use, other tokens are reviewed. Where the API server's own \
+                         keys get 403, weir's own credentials need the ClusterRole system:service-account-issuer-discovery");
                 }
             }
         })

@@ -1,8 +1,8 @@
 //! The authenticator as a whole, with a paused clock.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -72,7 +72,7 @@ impl FakeTokenReviewServer {
     }
 
     fn publish(&self, keys: &[&Es256Signer]) {
-        *self.keys.lock().unwrap() = keys.iter().map(|key| key.jwk()).collect();
+        *self.keys.lock() = keys.iter().map(|key| key.jwk()).collect();
     }
 
     fn respond(&self, path: &str, body: Option<&Bytes>) -> Value {
@@ -80,12 +80,12 @@ impl FakeTokenReviewServer {
             "/.well-known/openid-configuration" => json!({"issuer": ISSUER}),
             "/openid/v1/jwks" | "https://login.example/keys" => {
                 self.fetches.fetch_add(1, Ordering::SeqCst);
-                json!({"keys": *self.keys.lock().unwrap()})
+                json!({"keys": *self.keys.lock()})
             }
             token_review::PATH => {
                 let review: Value = serde_json::from_slice(body.unwrap()).unwrap();
                 let token = review["spec"]["token"].as_str().unwrap();
-                match self.users.lock().unwrap().get(token) {
+                match self.users.lock().get(token) {
                     Some(name) => {
                         json!({"status": {"authenticated": true, "user": {"username": name}}})
                     }
@@ -275,12 +275,7 @@ async fn a_rejected_token_is_anonymous_and_reviewed_once_in_ten_seconds() {
     }
     assert_eq!(setup.server.review_count(), 1);
     sleep_seconds(1).await;
-    setup
-        .server
-        .users
-        .lock()
-        .unwrap()
-        .insert("bad".into(), "bob".into());
+    setup.server.users.lock().insert("bad".into(), "bob".into());
     assert_eq!(setup.user_name("bad").await, "bob");
     assert_eq!(setup.server.review_count(), 2);
 }
@@ -376,7 +371,7 @@ async fn an_unresponsive_api_server_delays_a_cached_token_by_one_second_and_a_ne
 async fn a_revoked_token_is_anonymous_after_the_next_review() {
     let setup = TokenFixture::with_defaults();
     assert_eq!(setup.user_name("opaque").await, "alice");
-    setup.server.users.lock().unwrap().clear();
+    setup.server.users.lock().clear();
     sleep_seconds(11).await;
     assert_eq!(setup.user_name("opaque").await, "alice");
     // A 401 of the API server causes a new review.
@@ -403,7 +398,6 @@ async fn a_flood_of_different_invalid_tokens_is_reviewed_at_the_configured_rate(
             .server
             .users
             .lock()
-            .unwrap()
             .insert(other.clone(), name.clone());
         assert_eq!(setup.verify_from(&other, 2).await.user.name, name);
     }
@@ -445,7 +439,6 @@ async fn a_review_is_not_cached_past_the_expiry_claim_of_the_token() {
             .server
             .users
             .lock()
-            .unwrap()
             .insert(token.clone(), "alice".into());
     }
     sleep_seconds(11).await;

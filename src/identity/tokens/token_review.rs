@@ -80,8 +80,9 @@ pub fn parse_response(
     audiences: &[String],
 ) -> Result<TokenReviewOutcome, ReviewError> {
     response.check_review_status()?;
-    let TokenReview { status } = serde_json::from_slice(&response.body)
-        .map_err(|error| ReviewError::Failed(format!("its answer is no TokenReview: {error}")))?;
+    let TokenReview { status } = serde_json::from_slice(&response.body).map_err(|error| {
+        ReviewError::Failed(format!("its response is not a TokenReview: {error}"))
+    })?;
     let TokenReviewStatus {
         authenticated,
         user,

@@ -147,7 +147,7 @@ impl TokenReviewer {
         }
         warn!(
             %code,
-            "the API server does not let weir ask whose a token is (TokenReview): weir's own credentials need the \
+            "the API server does not let weir create TokenReviews: weir's own credentials need the \
              ClusterRole system:auth-delegator; until then such tokens count as system:anonymous"
         );
     }

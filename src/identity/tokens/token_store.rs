@@ -1,9 +1,8 @@
 //! State that the authenticator and the reviewer share: cached tokens, accepted tokens and metrics.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
@@ -56,12 +55,12 @@ impl TokenMetrics {
     pub fn register(registry: &Registry) -> Self {
         let lookups = registry.counters(
             "authentication_token_cache_request_total",
-            "[ALPHA] Tokens that were looked up among those known, by whether they were (hit, miss).",
+            "[ALPHA] Lookups in the token cache, by result (hit, miss).",
             &["status"],
         );
         let reviews = registry.counters(
             "weir_token_reviews_total",
-            "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
+            "TokenReviews sent to the API server, by result (authenticated, refused, unanswered).",
             &["result"],
         );
         // An alert watches the increase, so the series has to exist before the first failure.
@@ -72,11 +71,11 @@ impl TokenMetrics {
             reviews,
             skipped: registry.counter(
                 "weir_token_reviews_passed_over_total",
-                "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
+                "Tokens that were not reviewed because too many reviews waited or weir may not create them: their requests count as system:anonymous.",
             ),
             waiting: registry.gauge(
                 "weir_token_reviews_waiting",
-                "TokenReviews that wait for their turn to be asked.",
+                "TokenReviews that wait to be sent.",
             ),
             key_fetches: registry.counters(
                 "weir_token_key_fetches_total",
@@ -111,7 +110,6 @@ impl TokenStore {
             .get(token_hash.shard(SHARDS))
             .unwrap_or(first)
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn record_rejection(&self, token_hash: TokenHash) -> TokenOutcome {

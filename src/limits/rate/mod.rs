@@ -5,13 +5,14 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `lru` `spin_lock` `token_bucket` `top_keys` |
-//! | 1 | `snapshot` |
+//! | 0 | `lru_key` `spin_lock` `token_bucket` `top_keys` |
+//! | 1 | `lru` `snapshot` |
 //! | 2 | `clients` `events` |
 
 pub mod clients;
 pub mod events;
 pub mod lru;
+pub mod lru_key;
 pub mod snapshot;
 pub mod spin_lock;
 pub mod token_bucket;

@@ -1,10 +1,8 @@
 //! A lock for a mutex that is contended and held for some tens of nanoseconds.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::hint::spin_loop;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
-use std::sync::TryLockError;
 
 /// The attempts before the thread sleeps. The pause doubles after each.
 const SPIN_ATTEMPTS: u32 = 8;
@@ -16,11 +14,10 @@ const INITIAL_SPINS: u32 = 16;
 /// cache line take three times as long for a decision as one alone (`benches/buckets.rs`).
 pub fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     for n in 0..SPIN_ATTEMPTS {
-        match mutex.try_lock() {
-            Ok(guard) => return guard,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => (0..INITIAL_SPINS << n).for_each(|_| spin_loop()),
+        if let Some(guard) = mutex.try_lock() {
+            return guard;
         }
+        (0..INITIAL_SPINS << n).for_each(|_| spin_loop());
     }
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

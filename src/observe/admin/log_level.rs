@@ -3,10 +3,9 @@
 //! kube-apiserver has `PUT /debug/flags/v` for this. weir's filters express more than a number and
 //! have the syntax of `--log-level`. An invalid filter changes nothing.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use bytes::Bytes;
 use http::Method;
@@ -96,7 +95,7 @@ impl LogLevel {
     }
 
     fn lock_filter(&self) -> MutexGuard<'_, String> {
-        self.filter.lock().unwrap_or_else(PoisonError::into_inner)
+        self.filter.lock()
     }
 }
 
@@ -138,7 +137,7 @@ mod tests {
         let applied = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&applied);
         let level = LogLevel::new("info", move |filter| {
-            seen.lock().unwrap().push(filter.to_string());
+            seen.lock().push(filter.to_string());
             Ok(())
         });
         (level, applied)
@@ -158,7 +157,7 @@ mod tests {
         let put = send(&level, Method::PUT, "weir::upstream=debug,warn\n").await;
         assert_eq!(put, (200, "weir::upstream=debug,warn\n".into()));
         assert_eq!(send(&level, Method::GET, "").await, put);
-        assert_eq!(*applied.lock().unwrap(), ["weir::upstream=debug,warn"]);
+        assert_eq!(*applied.lock(), ["weir::upstream=debug,warn"]);
     }
 
     #[tokio::test]
@@ -179,6 +178,6 @@ mod tests {
         }
         assert_eq!(send(&level, Method::POST, "debug").await.0, 405);
         assert_eq!(send(&level, Method::GET, "").await.1, "info\n");
-        assert!(applied.lock().unwrap().is_empty());
+        assert!(applied.lock().is_empty());
     }
 }

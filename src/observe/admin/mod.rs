@@ -106,7 +106,7 @@ const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (
 
 /// The response body for a request to a loopback listener by a foreign host name.
 const FOREIGN_HOST_TEXT: &str =
-    "this listener is on the loopback: ask for it by its address, or as localhost\n";
+    "this listener is on the loopback interface: use its address or localhost as Host\n";
 
 /// The response body for a change on a listener that is not on the loopback.
 const READ_ONLY_TEXT: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";

@@ -23,10 +23,9 @@ pub mod policy;
 mod tests;
 mod writer;
 
+use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -118,11 +117,7 @@ impl AuditLog {
     /// The thread goes on writing queued entries.
     pub async fn finish(&self) {
         self.queue.close();
-        let done = self
-            .done
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let done = self.done.lock().take();
         if let Some(done) = done
             && timeout(FLUSH_TIMEOUT, done).await.is_err()
         {

@@ -176,7 +176,7 @@ impl RotatingFile {
         match fs::rename(&self.config.path, old) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
                 self.rotate_retry_at = Some(Clock.now() + ROTATE_RETRY_DELAY);
-                warn!(%why, file = %self.config.path.display(), "the audit log's file cannot be renamed and goes on growing");
+                warn!(%why, file = %self.config.path.display(), "the audit log's file cannot be renamed and keeps growing");
             }
             _ => {
                 (self.size, self.has_partial_line) = (0, false);

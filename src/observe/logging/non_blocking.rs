@@ -6,13 +6,12 @@
 //! not by memory. Its shutdown writes to the standard error itself, so that a process with a
 //! stalled reader would not end.)
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::io::Write;
 use std::mem;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::mpsc;
 use std::sync::mpsc::Receiver;
 use std::thread;
@@ -53,7 +52,7 @@ impl Default for DroppedLineCounter {
     fn default() -> Self {
         let counter = IntCounter::new(
             "weir_log_lines_dropped_total",
-            "Lines of the log that were dropped since whoever reads the standard error did not keep up.",
+            "Log lines that were dropped because the reader of standard error did not keep up.",
         );
         Self(counter.expect("a metric's name is well-formed"))
     }
@@ -117,7 +116,7 @@ impl NonBlockingWriter {
     /// Blocks the caller: for the end of the process.
     pub fn finish(&self) {
         self.queue.close();
-        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = self.done.lock();
         let _ = done.recv_timeout(FLUSH_TIMEOUT); // the process ends in either case
     }
 }
@@ -210,7 +209,7 @@ impl<W: Write> LogWriterThread<W> {
             self.reported_lines = dropped;
             warn!(
                 lines = more,
-                "lines of this log were dropped: whoever reads it did not keep up"
+                "log lines were dropped: the reader did not keep up"
             );
         }
     }

@@ -5,10 +5,9 @@
 //! are written for each reason, the others are counted and make one summary line. The fields of
 //! `weir::access` are those of kube-apiserver's request log (`httplog`, 1.36).
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -121,10 +120,7 @@ impl RejectionLog {
     fn add_sampler(&self, limit: &'static str, scope: &str) -> Arc<ReasonSampler> {
         let is_same =
             |sampler: &&Arc<ReasonSampler>| sampler.limit == limit && *sampler.scope == *scope;
-        let guard = self
-            .insert_lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let guard = self.insert_lock.lock();
         let mut samplers = Vec::clone(&self.samplers.load());
         let sampler = match (samplers.iter().find(is_same), samplers.first()) {
             (Some(sampler), _) => Arc::clone(sampler),
@@ -194,7 +190,7 @@ impl ReasonSampler {
         let count = self.suppressed.fetch_add(1, Ordering::Relaxed);
         if (count < SAMPLE_FIRST_USERS || count.is_multiple_of(SAMPLE_USER_EVERY))
             && let Some(user) = record.effective_user()
-            && let Ok(mut users) = self.top_users.try_lock()
+            && let Some(mut users) = self.top_users.try_lock()
         {
             users.add(user.name.as_bytes());
         }
@@ -207,12 +203,7 @@ impl ReasonSampler {
         if more == 0 {
             return;
         }
-        let users = std::mem::take(
-            &mut *self
-                .top_users
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let users = std::mem::take(&mut *self.top_users.lock());
         let top_user = users.sorted().into_iter().next();
         let user = top_user.as_ref().map(|top| &*top.key);
         let Self {

@@ -16,7 +16,7 @@ struct CapturedOutput(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for CapturedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -36,7 +36,7 @@ fn capture_log(filter: &str, done: impl FnOnce()) -> Vec<serde_json::Value> {
         .with_writer(move || writer.clone())
         .finish();
     tracing::subscriber::with_default(subscriber, done);
-    let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+    let text = String::from_utf8(output.0.lock().clone()).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()

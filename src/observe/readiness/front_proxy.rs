@@ -6,12 +6,11 @@
 //! once in `RETRY_INTERVAL`. A response that does not depend on the certificate (no connection,
 //! 429, 5xx) changes nothing.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -92,7 +91,7 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     let response: ProbeResponse = serde_json::from_slice(body).unwrap_or_default();
     let user = match code {
         StatusCode::UNAUTHORIZED => {
-            return ProbeOutcome::Rejected("its requests are answered 401".to_owned());
+            return ProbeOutcome::Rejected("its requests get 401".to_owned());
         }
         StatusCode::OK | StatusCode::CREATED => {
             let name = response.status.pointer("/userInfo/username");
@@ -104,9 +103,9 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     match user.as_deref() {
         Some(PROBE_USER) => ProbeOutcome::Accepted,
         Some(other) => ProbeOutcome::Rejected(format!(
-            "its requests count as {other:?}'s, whoever they assert"
+            "its requests count as {other:?}'s, whatever user they assert"
         )),
-        None => ProbeOutcome::Unknown(format!("it answers {code} without naming a user")),
+        None => ProbeOutcome::Unknown(format!("it responds with {code} and names no user")),
     }
 }
 
@@ -171,7 +170,7 @@ impl FrontProxyHealth {
     pub fn register(registry: &Registry) -> Arc<Self> {
         let accepted = registry.gauge(
             "weir_front_proxy_accepted",
-            "0 while the API server does not believe weir's front-proxy certificate: the last three probes or more were refused; 1 otherwise.",
+            "0 while the API server does not accept weir's front-proxy certificate: at least the last three probes were refused; 1 otherwise.",
         );
         accepted.set(1);
         Arc::new(Self {
@@ -179,7 +178,7 @@ impl FrontProxyHealth {
             accepted,
             probes: registry.counters(
                 "weir_front_proxy_probes_total",
-                "Probes of whether the API server believes weir's front-proxy certificate, by result: accepted, refused, or unknown where the answer says nothing about it or there is none.",
+                "Probes of whether the API server accepts weir's front-proxy certificate, by result: accepted, refused, or unknown where the response does not show it or there is none.",
                 &["result"],
             ),
         })
@@ -191,7 +190,7 @@ impl FrontProxyHealth {
         let state = self.lock_state();
         state.is_failing().then(|| {
             format!(
-                "the API server does not believe weir's front-proxy certificate: {}",
+                "the API server does not accept weir's front-proxy certificate: {}",
                 state.why
             )
         })
@@ -213,15 +212,18 @@ impl FrontProxyHealth {
         match change {
             Some(HealthChange::Failed) => error!(
                 why,
-                "the API server does not believe weir's front-proxy certificate: clients with certificates are answered 401, \
+                "the API server does not accept weir's front-proxy certificate: clients with certificates get 401, \
                  and /readyz fails. It must not have expired, be signed by the CA of the API server's \
                  --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits"
             ),
             Some(HealthChange::Recovered) => {
-                info!("the API server believes weir's front-proxy certificate again");
+                info!("the API server accepts weir's front-proxy certificate again");
             }
             None if first && state.rejected_probes > 0 => {
-                warn!(why, "a probe of weir's front-proxy certificate was refused");
+                warn!(
+                    why,
+                    "the API server did not accept a probe with weir's front-proxy certificate"
+                );
             }
             None => {}
         }
@@ -229,7 +231,7 @@ impl FrontProxyHealth {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, ProbeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -258,8 +260,9 @@ impl FrontProxyProbe {
         let mut last_advanced: Option<Instant> = None;
         loop {
             let outcome = timeout(PROBE_TIMEOUT, self.probe()).await;
-            let timed_out =
-                || ProbeOutcome::Unknown(format!("no answer within {}s", PROBE_TIMEOUT.as_secs()));
+            let timed_out = || {
+                ProbeOutcome::Unknown(format!("no response within {}s", PROBE_TIMEOUT.as_secs()))
+            };
             let is_rejected = self.health.record(outcome.unwrap_or_else(|_| timed_out()));
             if is_rejected {
                 tokio::time::sleep(retry_interval).await;
@@ -334,7 +337,7 @@ impl FrontProxyProbe {
                 }
                 classify_response(code, &body.to_bytes())
             }
-            Err(why) => ProbeOutcome::Unknown(format!("the answer broke off: {why}")),
+            Err(why) => ProbeOutcome::Unknown(format!("the response ended early: {why}")),
         }
     }
 }

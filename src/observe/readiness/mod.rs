@@ -205,7 +205,7 @@ impl Readiness {
         }
         let result = timeout(PROBE_TIMEOUT, self.probe_upstream())
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {}s", PROBE_TIMEOUT.as_secs())));
+            .unwrap_or_else(|_| Err(format!("no response within {}s", PROBE_TIMEOUT.as_secs())));
         let now = Clock.now();
         *last = Some((now, result.clone()));
         self.published_probe

@@ -128,7 +128,7 @@ async fn send(endpoint: &Authority, spans: Vec<Span>) -> io::Result<()> {
         while let Some(data) = body.data().await {
             received += data.map_err(io::Error::other)?.len();
             if received > MAX_RESPONSE_BYTES {
-                return Err(io::Error::other("an answer of more than 64 KiB"));
+                return Err(io::Error::other("a response of more than 64 KiB"));
             }
         }
         let trailers = body.trailers().await.map_err(io::Error::other)?;
@@ -197,6 +197,6 @@ fn check_grpc_status(headers: &HeaderMap) -> io::Result<()> {
                 .unwrap_or_default();
             Err(io::Error::other(format!("gRPC status {code}: {message}")))
         }
-        Some(Err(_)) | None => Err(io::Error::other("the answer has no gRPC status")),
+        Some(Err(_)) | None => Err(io::Error::other("the response has no gRPC status")),
     }
 }

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | 0 | `config` `otlp` |
 //! | 1 | `exporter` |
+//! | 2 | `disabled` (replaces this module in builds without traces) |
 
 pub mod config;
 mod exporter;

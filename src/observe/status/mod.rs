@@ -22,11 +22,10 @@ pub mod snapshot;
 pub mod sources;
 mod top_talkers;
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -163,10 +162,7 @@ impl StatusFeed {
     }
 
     fn top_talkers(&self) -> Vec<TopTalkersStatus> {
-        let mut cache = self
-            .long_windows
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.long_windows.lock();
         cache.all_windows(&self.sources.top_talkers, Clock.now())
     }
 
@@ -183,7 +179,7 @@ impl StatusFeed {
     }
 
     fn lock_ring(&self) -> MutexGuard<'_, HistoryRing> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 }
 

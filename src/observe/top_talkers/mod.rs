@@ -35,9 +35,9 @@ mod tests;
 mod weights;
 mod worker_shard;
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
 

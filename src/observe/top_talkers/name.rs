@@ -1,8 +1,8 @@
 //! A name made of borrowed parts. It is hashed for each request and copied only for a new entry.
 
+use std::hash::BuildHasher;
 use std::hash::Hash;
 use std::hash::Hasher;
-use std::hash::RandomState;
 use std::sync::Arc;
 
 use crate::hash_keys::HashKey;
@@ -28,7 +28,7 @@ impl<'a> TalkerName<'a> {
         Self(parts)
     }
 
-    pub(super) fn key(self, secret: &RandomState) -> HashKey {
+    pub(super) fn key(self, secret: &impl BuildHasher) -> HashKey {
         HashKey::of(secret, self)
     }
 

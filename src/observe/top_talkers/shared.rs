@@ -1,9 +1,8 @@
 //! The state that all worker shards share.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::hash::RandomState;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::query::Dimension;
@@ -37,5 +36,5 @@ impl SharedState {
 /// Locks a mutex and ignores poisoning: a panic during a count leaves the count too low by at most
 /// one request.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,12 +1,10 @@
 //! The counts of one worker. Counting never waits for a lock.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
-use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
@@ -141,11 +139,7 @@ impl WorkerShard {
 
     /// Returns `None` while another thread holds the lock.
     fn try_lock_batches(&self) -> Option<MutexGuard<'_, Batches>> {
-        match self.batches.try_lock() {
-            Ok(batches) => Some(batches),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.batches.try_lock()
     }
 
     fn record_missed(&self, weights: Weights) {
@@ -156,10 +150,8 @@ impl WorkerShard {
 
     /// Flushes into the shared tables unless they are locked.
     fn try_flush(&self, batches: &mut Batches) {
-        let mut windows = match self.shared.windows.try_lock() {
-            Ok(windows) => windows,
-            Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
-            Err(TryLockError::WouldBlock) => return,
+        let Some(mut windows) = self.shared.windows.try_lock() else {
+            return;
         };
         batches.apply_cached();
         for (batch, windows) in batches.by_dimension.iter_mut().zip(windows.iter_mut()) {

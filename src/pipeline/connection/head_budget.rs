@@ -69,12 +69,12 @@ impl HeadBudget {
         let measured = Arc::clone(&budget);
         registry.gauge_fn(
             "weir_request_head_bytes",
-            "Memory reserved for request heads that are incomplete (beyond 8 KiB each) or whose user is being looked up, in bytes.",
+            "Memory reserved for request heads that are incomplete (beyond 8 KiB each) or whose user is not known yet, in bytes.",
             move || measured.used(),
         );
         let rejected = registry.counters(
             "weir_request_heads_refused_total",
-            "Request heads refused because all such heads, or those of the client's address, would take too much memory, by what they were: incomplete (the connection is closed), or unidentified (503).",
+            "Request heads rejected because all such heads, or those of the client's address, would take too much memory, by kind: incomplete (the connection is closed), or unidentified (503).",
             &["head"],
         );
         Arc::new(Self { budget, rejected })

@@ -1,9 +1,9 @@
 //! The client's side of a connection, as its requests see it.
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::OnceLock;
 
 use tokio::sync::Semaphore;

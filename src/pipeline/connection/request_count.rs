@@ -1,12 +1,11 @@
 //! Counts the requests of a connection: started, ended, waiting for the client to read, and reset
 //! by the client.
 
+use parking_lot::Mutex;
 use std::future::Future;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -130,7 +129,7 @@ impl ResetLimiter {
     }
 
     fn try_acquire(&self, now: Instant) -> bool {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         bucket.take(&self.rate, now).is_ok()
     }
 }

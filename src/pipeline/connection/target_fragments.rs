@@ -9,13 +9,12 @@
 //! request line. (HTTP/2 has no text to scan. There the target goes without its fragment to weir's
 //! limits and to the upstream alike.)
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
@@ -135,7 +134,7 @@ impl TargetFragments {
     }
 
     fn state(&self) -> MutexGuard<'_, ScanState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

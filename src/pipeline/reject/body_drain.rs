@@ -48,14 +48,14 @@ impl BodyDrainBudget {
         let measured = Arc::clone(&slots);
         registry.gauge_fn(
             "weir_skipped_bodies",
-            "Rejected requests whose bodies are read to their end at the moment, so that their connections can go on.",
+            "Rejected requests whose bodies are being drained, so that their connections stay usable.",
             move || measured.used(),
         );
         Arc::new(Self {
             slots,
             rejected: registry.counter(
                 "weir_skipped_bodies_refused_total",
-                "Rejected requests whose bodies were not read because as many are read already in all, from the client's address, or on the connection: on HTTP/1.1 the connection ends.",
+                "Rejected requests whose bodies were not drained because a limit was reached (in all, for the client's address, or on the connection): on HTTP/1.1 the connection is closed.",
             ),
         })
     }

@@ -4,15 +4,14 @@
 //! # Cancel safety
 //! A client that disconnects is removed at once: dropping the future removes its entry.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::future::Future;
 use std::hash::BuildHasher;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -38,7 +37,7 @@ use crate::upstream::body::memory_budget::MemoryBudget;
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than
-/// [`LONG_REQUESTS_BUDGET`]. One user (if unauthenticated, one source network) may use half.
+/// `LONG_REQUESTS_BUDGET`. One user (if unauthenticated, one source network) may use half.
 pub const MAX_HELD_REJECTIONS: usize = 10_000;
 
 /// Memory for the long targets and user agents of delayed requests, in bytes: half of what all
@@ -73,15 +72,15 @@ impl RejectionDelay {
             long_requests: MemoryBudget::new(LONG_REQUESTS_BUDGET),
             held_now: registry.gauge(
                 "weir_rejection_holds",
-                "Refusals that are held back at the moment, because their clients did not wait as they were told.",
+                "Rejections that are delayed at the moment, because their clients did not wait for Retry-After.",
             ),
             flows: registry.gauge(
                 "weir_rejection_hold_flows",
-                "Flows that have refusals held back at the moment.",
+                "Flows that have delayed rejections at the moment.",
             ),
             ended: registry.counters(
                 "weir_rejection_holds_total",
-                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), there was no room (let_go), or weir closed (closing).",
+                "Rejections that were delayed, by how the delay ended: its time passed (elapsed), the client disconnected (gone), a limit was reached (let_go), or weir shut down (closing).",
                 &["end"],
             ),
             over_share: registry.counter(
@@ -91,7 +90,7 @@ impl RejectionDelay {
             hold_seconds: registry
                 .histograms(
                     "weir_rejection_hold_seconds",
-                    "How long refusals were held back, in seconds.",
+                    "How long rejections were delayed, in seconds.",
                     &[],
                     &BUCKETS,
                 )
@@ -265,7 +264,7 @@ impl Drop for HeldRejection<'_> {
 
 /// A poisoned lock is usable: its value is consistent between any two calls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ const SHUTTING_DOWN_BODY: &[u8] =
     b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
 
 /// The message for a client with a certificate if weir has no means to assert its user.
-const NO_FRONT_PROXY_MESSAGE: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
+const NO_FRONT_PROXY_MESSAGE: &str = "weir authenticated you by your client certificate but cannot assert that to the API server: it needs \
      --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
      --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
      without a client certificate is passed on as it is";
@@ -122,7 +122,7 @@ impl fmt::Display for ImpersonationError {
         match self {
             Self::Denied(why) => f.write_str(why),
             Self::Undecided => f.write_str(
-                "the API server did not say whether you may impersonate (SubjectAccessReview), which weir needs to know \
+                "the API server did not review whether you may impersonate (SubjectAccessReview); weir needs that review \
                  with --assert-by=impersonation",
             ),
             Self::Invalid(why) => why.fmt(f),
@@ -264,15 +264,19 @@ impl RequestRejection {
         None
     }
 
+    const fn limit_rejection(&self) -> Option<&Rejection> {
+        if let Self::Limit(rejection) = self {
+            return Some(rejection);
+        }
+        None
+    }
+
     /// What a trace records of the rejection.
     pub(in crate::pipeline) fn facts(&self) -> RejectionFacts<'_> {
         RejectionFacts {
             code: self.code(),
             limit: self.limit(),
-            limit_rejection: match self {
-                Self::Limit(rejection) => Some(rejection),
-                _ => None,
-            },
+            limit_rejection: self.limit_rejection(),
             upstream_failure_cause: self.upstream_failure_cause(),
             is_termination: self.is_termination(),
             is_client_abort: self.is_client_abort(),
@@ -335,12 +339,13 @@ impl RequestRejection {
             Self::Panic => (
                 "InternalError",
                 "weir/panic",
-                "this request met a defect of weir's; its log says where".to_owned(),
+                "weir failed on this request because of a defect; its log has the location"
+                    .to_owned(),
             ),
             Self::Connect => (
                 "MethodNotAllowed",
                 "weir/connect",
-                "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
+                "CONNECT is not supported: use a GET or POST with an Upgrade header".to_owned(),
             ),
             Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
@@ -359,7 +364,7 @@ impl RequestRejection {
                 "Timeout",
                 "weir/request-timeout",
                 format!(
-                    "the API server did not answer within {}s (weir's --request-timeout)",
+                    "the API server did not respond within {}s (weir's --request-timeout)",
                     limit.as_secs_f64()
                 ),
             ),
@@ -412,7 +417,7 @@ fn upstream_failure(error: &ForwardError) -> StatusParts {
     } else {
         "BadGateway"
     };
-    let message = format!("weir got no answer from the API server: {error}");
+    let message = format!("weir got no response from the API server: {error}");
     (reason, error.label(), message)
 }
 

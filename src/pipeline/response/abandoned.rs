@@ -56,7 +56,7 @@ impl AbandonedRequests {
     pub fn register(registry: &Registry) -> IntGauge {
         registry.gauge(
             "weir_abandoned_requests",
-            "Requests whose clients gave them up and that still hold their seat or stream: the API server is not known to be done with them.",
+            "Requests that their clients abandoned and that still hold a seat or stream: the API server may still execute them.",
         )
     }
 }

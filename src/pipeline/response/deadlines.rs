@@ -6,11 +6,10 @@
 //! second. Registration and removal cost a lock and a slot each, and transfers only count their
 //! bytes. The clock is read once per check, which is linear in the number of entries.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -67,7 +66,7 @@ impl SlowTransfers {
     pub fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_slow_transfers_ended_total",
-            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (answered 408 where no answer had begun), response_body, tunnel.",
+            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (408 unless a response has started), response_body, tunnel.",
             &["phase"],
         );
         let count = |phase| counts.with_label_values(&[phase]);
@@ -175,7 +174,7 @@ impl Deadlines {
     }
 
     fn entries(&self) -> MutexGuard<'_, Slab<DeadlineEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

@@ -4,13 +4,12 @@
 //! client disconnects before, or at the body's deadline, even without a reader. Independent of what
 //! the guard holds.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -94,7 +93,7 @@ impl<B: Send + 'static, G: BodyGuard> Wake for SharedBody<B, G> {
 
 impl<B, G> SharedBody<B, G> {
     fn inner(&self) -> MutexGuard<'_, Option<(B, G)>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -17,7 +17,7 @@ struct EventLog(Arc<Mutex<Vec<String>>>);
 
 impl EventLog {
     fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 }
 
@@ -25,24 +25,20 @@ struct LoggingGuard(EventLog, Option<ActiveRequest>);
 
 impl BodyGuard for LoggingGuard {
     fn on_data(&mut self, data: &[u8]) {
-        self.0
-            .0
-            .lock()
-            .unwrap()
-            .push(format!("passed {}", data.len()));
+        self.0.0.lock().push(format!("passed {}", data.len()));
     }
     fn on_idle(&mut self, _: &mut Context<'_>) {}
     fn on_complete(&mut self) {
-        self.0.0.lock().unwrap().push("complete".to_owned());
+        self.0.0.lock().push("complete".to_owned());
     }
     fn on_error(&mut self) {
-        self.0.0.lock().unwrap().push("broken".to_owned());
+        self.0.0.lock().push("broken".to_owned());
     }
 }
 
 impl Drop for LoggingGuard {
     fn drop(&mut self) {
-        self.0.0.lock().unwrap().push("let go".to_owned());
+        self.0.0.lock().push("let go".to_owned());
     }
 }
 

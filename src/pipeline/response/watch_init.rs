@@ -1,10 +1,9 @@
 //! Detects when a watch has sent its initial events, and releases its seats then.
 
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::task::Context;
 use std::time::Duration;
 use std::time::Instant;
@@ -58,10 +57,7 @@ struct SharedPermit(Mutex<Permit>);
 
 impl SharedPermit {
     fn release_seats(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .signal_watch_initialized();
+        self.0.lock().signal_watch_initialized();
     }
 }
 

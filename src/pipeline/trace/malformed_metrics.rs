@@ -34,7 +34,7 @@ impl MalformedRequestMetrics {
     pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
-            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
+            "Malformed requests that were rejected and are in no other metric or request log, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
             &["cause"],
         );
         Self {
@@ -56,7 +56,7 @@ impl MalformedRequestMetrics {
         }
         if let Some(more) = self.log_limiter.try_log(now) {
             // Nothing that was sent is logged, since the client chooses it.
-            warn!(%client, cause, more, "a request that cannot be read was refused");
+            warn!(%client, cause, more, "a malformed request was rejected");
         }
     }
 }

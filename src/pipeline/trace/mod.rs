@@ -410,7 +410,7 @@ impl Trace {
                 client = record.map(|record| tracing::field::display(record.peer)),
                 sent_bytes = self.sent_bytes,
                 more,
-                "an answer broke off after it had begun: its time was up, or the API server let go of it"
+                "a response ended early: its deadline passed, or the API server closed it"
             );
         }
     }

@@ -245,9 +245,9 @@ impl Drop for RecordGuard {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::panic::AssertUnwindSafe;
     use std::panic::catch_unwind;
-    use std::sync::Mutex;
 
     use super::*;
     use crate::pipeline::reject::rejection::BodyReadError;
@@ -263,12 +263,12 @@ mod tests {
     impl RequestObserver for TestObserver {
         fn on_response_started(&self, record: &Record) {
             let note = ("answering", record.outcome, record.sent_bytes);
-            self.0.lock().unwrap().push(note);
+            self.0.lock().push(note);
         }
 
         fn on_ended(&self, record: &Record, _: Instant) {
             let note = ("ended", record.outcome, record.sent_bytes);
-            self.0.lock().unwrap().push(note);
+            self.0.lock().push(note);
         }
     }
 
@@ -314,7 +314,7 @@ mod tests {
             ("ended", ok, 7),
             ("ended", RequestOutcome::NoResponse, 0),
         ];
-        assert_eq!(*observer.0.lock().unwrap(), events);
+        assert_eq!(*observer.0.lock(), events);
     }
 
     #[test]
@@ -330,7 +330,7 @@ mod tests {
         guard.record_rejection(&rejected.facts());
         assert!(guard.record.audit.is_none(), "nobody writes it down");
         drop(guard);
-        let [(_, outcome, _)] = observer.0.lock().unwrap()[..] else {
+        let [(_, outcome, _)] = observer.0.lock()[..] else {
             panic!("one request");
         };
         assert_eq!(outcome, RequestOutcome::Rejected("max-in-flight"));
@@ -378,7 +378,7 @@ mod tests {
             guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
             guard.record_rejection(&rejected.facts());
         }
-        let events = observer.0.lock().unwrap();
+        let events = observer.0.lock();
         let outcomes: Vec<_> = events.iter().map(|(_, outcome, _)| *outcome).collect();
         let broken = RequestOutcome::Failed(StatusCode::BAD_REQUEST);
         assert_eq!(outcomes, [RequestOutcome::Rejected("event-bodies"), broken]);
@@ -419,6 +419,6 @@ mod tests {
             panic!("on purpose");
         }));
         assert!(panicked.is_err());
-        assert_eq!(observer.0.lock().unwrap()[0].1, RequestOutcome::Panicked);
+        assert_eq!(observer.0.lock()[0].1, RequestOutcome::Panicked);
     }
 }

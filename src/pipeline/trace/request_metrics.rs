@@ -150,7 +150,7 @@ impl RequestHistograms {
         Self {
             duration: registry.histograms(
                 "apiserver_request_duration_seconds",
-                "[STABLE] Time from a request's arrival to the end of its answer, in seconds.",
+                "[STABLE] Time from a request's arrival to the end of its response, in seconds.",
                 &LABELS,
                 &DURATION_BUCKETS,
             ),
@@ -162,19 +162,19 @@ impl RequestHistograms {
             ),
             response_sizes: registry.histograms(
                 "apiserver_response_sizes",
-                "[STABLE] Size of the bodies of answers to GET, LIST and WATCH, as they went out, in bytes.",
+                "[STABLE] Size of the response bodies of GET, LIST and WATCH as sent, in bytes.",
                 &WITHOUT_DRY_RUN,
                 &SIZE_BUCKETS,
             ),
             body_sizes: registry.histograms(
                 "apiserver_request_body_size_bytes",
-                "[ALPHA] Size of the bodies of requests that write and say how long they are, in bytes.",
+                "[ALPHA] Size of the bodies of mutating requests with a Content-Length, in bytes.",
                 &[resource, verb, group],
                 &body_buckets(),
             ),
             watch_lists: registry.histograms(
                 "apiserver_watch_list_duration_seconds",
-                "[BETA] Time until a watch that asked for it had sent what there was, in seconds.",
+                "[BETA] Time until a watch with sendInitialEvents had sent the initial events, in seconds.",
                 &[group, version, resource, scope],
                 &WATCH_LIST_BUCKETS,
             ),
@@ -185,7 +185,7 @@ impl RequestHistograms {
 fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
     let dropped = registry.counters(
         "apiserver_dropped_requests_total",
-        "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+        "Requests rejected with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
         &["request_kind"],
     );
     RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])))
@@ -219,13 +219,13 @@ impl RequestMetrics {
             ),
             truncated: registry.counters(
                 "apiserver_request_aborts_total",
-                "[ALPHA] Requests whose answer broke off after it had begun: because their time was up, or at the API server.",
+                "[ALPHA] Requests whose response ended early: at their deadline, or by the API server.",
                 &[verb, group, version, resource, subresource, scope],
             ),
             truncation_log_limiter: LogLimiter::default(),
             upstream_failures: registry.counters(
                 "weir_unanswered_requests_total",
-                "Requests that weir answered 502, 503 or 504 in the API server's place, by code and cause (as its Status names it).",
+                "Requests that got 502, 503 or 504 from weir because the API server did not respond, by code and cause (as in the Status).",
                 &["code", "cause"],
             ),
             without_handler: registry.counters(
@@ -241,13 +241,13 @@ impl RequestMetrics {
             dropped: dropped_counters(registry),
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",
-                "Answers of the API server, by HTTP code.",
+                "Responses of the API server, by HTTP code.",
                 &["code"],
             ),
             upstream_common: CodeCounters::default(),
             aborted: registry.counter(
                 "weir_aborted_requests_total",
-                "Requests whose client went away before there was an answer.",
+                "Requests whose client disconnected before a response started.",
             ),
             malformed: MalformedRequestMetrics::register(registry),
             stages: StageMetrics::register(registry),

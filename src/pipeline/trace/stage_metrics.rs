@@ -114,17 +114,17 @@ impl StageMetrics {
     pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
         let users = registry.counters(
             "authenticated_user_requests",
-            "[ALPHA] Requests of whom weir knows, by a class of user names: those that kube-apiserver tells apart, email_id and other.",
+            "[ALPHA] Authenticated requests, by class of user name as in kube-apiserver (email_id and other).",
             &["username"],
         );
         let attempts = registry.counters(
             "authentication_attempts",
-            "[ALPHA] Requests by whether weir could tell who asks (success); a token that weir cannot verify (failure) the API server still may.",
+            "[ALPHA] Authentication attempts by result: success, or failure for a token that weir cannot verify but the API server still may.",
             &["result"],
         );
         let durations = registry.sparse_histograms(
             "authentication_duration_seconds",
-            "[ALPHA] Time until it was known who asks, in seconds.",
+            "[ALPHA] Duration of authentication, in seconds.",
             "result",
             &AUTHENTICATION_BUCKETS,
         );
@@ -136,7 +136,7 @@ impl StageMetrics {
         );
         let stages = registry.histograms(
             "weir_stage_duration_seconds",
-            "Where the time of answered requests goes: authentication, limits (waiting), upstream (to the beginning of its answer), answer (to its end; not of long-running ones), in seconds.",
+            "Duration of the stages of forwarded requests: authentication, limits (waiting), upstream (until its response starts), answer (until the response ends; not of long-running requests), in seconds.",
             &["stage"],
             &STAGE_BUCKETS,
         );

@@ -38,11 +38,13 @@ use crate::playground::request::ApiRoute;
 use crate::playground::request::QueryParameters;
 use crate::playground::request::ResourceTarget;
 use crate::playground::request::ResponseForm;
+use crate::playground::serving::response_body::PlaygroundBody;
 use crate::playground::state::ServerState;
 use crate::playground::status::StatusDetails;
 use crate::playground::status::StatusError;
 use http::Method;
 use http::Request;
+use http::Response;
 use http::StatusCode;
 use http::header::ACCEPT;
 use hyper::body::Incoming;
@@ -58,10 +60,8 @@ pub(crate) async fn handle(
 ) -> HandlerResult {
     let user = &effective_user(state, user, route, query, request)?;
     authorize(state, user, route, query, request)?;
-    let accept = request
-        .headers()
-        .get(ACCEPT)
-        .and_then(|value| value.to_str().ok());
+    let accept = request.headers().get(ACCEPT);
+    let accept = accept.and_then(|value| value.to_str().ok());
     match route {
         ApiRoute::OpenApiV2 => return openapi::v2(accept),
         ApiRoute::NotFound => {
@@ -192,6 +192,13 @@ fn authorize(
     }
 }
 
+async fn compress(
+    response: Response<PlaygroundBody>,
+    request: &Request<Incoming>,
+) -> HandlerResult {
+    Ok(compression::compress_if_long(response, request.headers()).await)
+}
+
 /// Handles a request for a resource.
 async fn handle_resource(
     state: &Arc<ServerState>,
@@ -234,16 +241,8 @@ async fn handle_resource(
         return Err(StatusError::method_not_allowed());
     }
     match target.verb(request.method(), query) {
-        "get" => Ok(compression::compress_if_long(
-            read::get(&resource_request)?,
-            request.headers(),
-        )
-        .await),
-        "list" => Ok(compression::compress_if_long(
-            read::list(&resource_request)?,
-            request.headers(),
-        )
-        .await),
+        "get" => compress(read::get(&resource_request)?, request).await,
+        "list" => compress(read::list(&resource_request)?, request).await,
         "watch" => watch::handle(&resource_request),
         "create" if target.subresource == "eviction" => {
             write::evict(&resource_request, request).await

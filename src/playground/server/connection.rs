@@ -69,7 +69,6 @@ pub(super) async fn handle_connection(
     });
     if let Some(handlers) = handlers {
         let stream = FramedStream::new(stream);
-        let io = TokioIo::new(stream.clone());
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
@@ -77,7 +76,7 @@ pub(super) async fn handle_connection(
             .max_frame_size(H2_WINDOW)
             .initial_stream_window_size(H2_WINDOW)
             .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
-            .serve_connection(io, service);
+            .serve_connection(TokioIo::new(stream.clone()), service);
         let served = run_connection(&state, &closing, connection, |c| c.graceful_shutdown());
         tokio::select! {
             () = served => return,

@@ -3,13 +3,12 @@
 //!
 //! hyper's server cannot end a connection with an error code that its caller chooses.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::task::Context;
 use std::task::Poll;
 use std::time::Duration;
@@ -94,7 +93,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedStream<S> {
 
     /// Only one task uses the stream at a time: hyper's, then the one that ends the connection.
     fn inner(&self) -> MutexGuard<'_, FramedStreamInner<S>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Ends the connection with ENHANCE_YOUR_CALM after hyper has released it. In the middle of a

@@ -38,13 +38,12 @@ use crate::playground::serving::request_log::ServerCounters;
 use crate::playground::settings::PlaygroundSettings;
 use crate::playground::state::ServerState;
 use crate::playground::time;
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::PoisonError;
-use std::sync::RwLock;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -180,8 +179,7 @@ impl PlaygroundServer {
     }
 
     fn change_policy(&self, change: impl FnOnce(&mut PolicyChanges)) {
-        let policy = self.state.policy.write();
-        change(&mut policy.unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.state.policy.write());
     }
 
     /// The last requests, oldest first.

@@ -6,13 +6,12 @@
 //! second of unshared service. [`Capacity`] does the waiting.
 
 use crate::playground::time;
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -137,7 +136,7 @@ impl Capacity {
     }
 
     fn state(&self) -> MutexGuard<'_, CapacityState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until the request has been served. Cancel safety: a dropped request leaves the model.

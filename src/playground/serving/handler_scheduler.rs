@@ -6,11 +6,10 @@
 //! connection with ENHANCE_YOUR_CALM (`scheduleHandler` and `handlerDone` in
 //! golang.org/x/net/http2).
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
@@ -60,7 +59,7 @@ impl HandlerScheduler {
     }
 
     fn state(&self) -> MutexGuard<'_, SchedulerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Schedules the handler of a new stream.

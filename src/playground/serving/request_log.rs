@@ -7,12 +7,11 @@ use crate::playground::serving::fairness::SeatGuard;
 use http::HeaderMap;
 use http::Method;
 use http::Uri;
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 /// A request as it was received.
 #[derive(Clone, Debug)]
@@ -125,7 +124,7 @@ impl RequestLog {
     }
 
     fn state(&self) -> MutexGuard<'_, RequestLogState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn record_request(&self, record: RequestRecord) {

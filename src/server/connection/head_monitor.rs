@@ -5,15 +5,14 @@
 //! [`HeadBudget`]. A head that arrives with one read needs neither the clock nor a timer. An idle
 //! connection has no head; [`idle_timeout`](crate::server::connection::idle_timeout) closes it.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::future::Future;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::task::Context;
@@ -225,7 +224,7 @@ impl HeadMonitor {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, HeadMonitorState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

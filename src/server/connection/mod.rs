@@ -179,7 +179,7 @@ pub async fn serve(
     let result = tokio::select! {
         biased;
         result = timeout(HANDSHAKE_TIMEOUT, handshaking) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-        () = evicted => Err(io::Error::other("somebody with fewer connections needs the place")),
+        () = evicted => Err(io::Error::other("a client with fewer connections takes the slot")),
     };
     let stream = match result {
         Ok(stream) => stream,
@@ -387,11 +387,7 @@ async fn serve_http2(
     if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
         record_close(&peer, context, end);
         connection.as_mut().graceful_shutdown();
-        let drain_timeout = if end == ClientCloseReason::Idle {
-            DRAIN_TIMEOUT
-        } else {
-            Duration::MAX
-        };
+        let drain_timeout = end.drain_timeout();
         let draining = pin!(head_monitor.with_block_limit(coalescer.drive(connection.as_mut())));
         let violation = pin!(wait_for_client_violation(head_monitor, &requests));
         let draining = poll_with_rare_event(draining, violation);
@@ -471,6 +467,16 @@ impl ClientCloseReason {
             Self::IncompleteHead(IncompleteHeadError::BudgetExceeded) => "head_budget",
             Self::TooManyResets => "resets",
         })
+    }
+
+    /// How long active requests may take after GOAWAY.
+    const fn drain_timeout(self) -> Duration {
+        match self {
+            Self::Idle => DRAIN_TIMEOUT,
+            Self::Silence | Self::Drain | Self::IncompleteHead(_) | Self::TooManyResets => {
+                Duration::MAX
+            }
+        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! A budget for request bodies (and heads) that are held in memory.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -102,7 +101,7 @@ impl MemoryBudget {
     }
 
     fn sources(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sources.lock()
     }
 }
 

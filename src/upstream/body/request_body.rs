@@ -62,7 +62,7 @@ impl RequestBody {
         progress: Arc<BodyProgress>,
     ) -> Self {
         Self(RequestBodyKind::Streamed(StreamedBody {
-            prefix: prefix,
+            prefix,
             incoming,
             identity_headers: names,
             progress,

@@ -8,10 +8,9 @@
 //! part, users and networks share fairly
 //! ([`fair_shares`](crate::upstream::connection::fair_shares)).
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
@@ -51,12 +50,12 @@ impl SlotMetrics {
         Self {
             total: registry.gauges(
                 "weir_upstream_places",
-                "Places for requests by kind: long-running ones with a connection to the API server each (long-running; watches that share connections take one for each connection), watches that share connections (watch), and those without a proven credential (unproven, unproven-long-running).",
+                "Slots for requests by kind: long-running requests with a connection to the API server each (long-running; watches that share connections take one for each connection), watches that share connections (watch), and requests without an accepted credential (unproven, unproven-long-running).",
                 &["kind"],
             ),
             used: registry.gauges(
                 "weir_upstream_places_taken",
-                "Places that are taken, by kind; /debug/places names the users and addresses that hold most of them.",
+                "Slots in use, by kind; /debug/places names the users and addresses that hold most of them.",
                 &["kind"],
             ),
         }
@@ -129,7 +128,7 @@ impl SlotPool {
     }
 
     fn shares(&self) -> MutexGuard<'_, FairShares<SlotHolder>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock()
     }
 
     fn acquire(&self, holders: Vec<SlotHolder>) -> Result<RequestSlot, ShareError<SlotHolder>> {

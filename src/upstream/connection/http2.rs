@@ -327,7 +327,7 @@ pub(in crate::upstream) async fn send_request(
     };
     Ok(PendingHttp2 {
         response: answer,
-        body_pump: body_pump,
+        body_pump,
     })
 }
 

@@ -131,7 +131,7 @@ impl fmt::Display for PluginError {
         match &self.cause {
             PluginFailure::InvalidOutput(error) => write!(f, "{error}")?,
             PluginFailure::ClusterCa(error) => {
-                write!(f, "cannot be told the cluster's CA: {error}")?
+                write!(f, "cannot receive the cluster's CA: {error}")?
             }
             PluginFailure::Expired(at) => match Timestamp::try_from(*at) {
                 Ok(at) => write!(

@@ -87,7 +87,7 @@ async fn a_plugin_receives_its_exec_info_and_has_no_terminal() {
     fs::remove_file(dir.path().join("ca.crt")).unwrap();
     let message = failure(&plugin).await;
     assert!(
-        message.contains("cannot be told the cluster's CA: "),
+        message.contains("cannot receive the cluster's CA: "),
         "{message}"
     );
 }

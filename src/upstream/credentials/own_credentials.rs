@@ -123,9 +123,9 @@ impl OwnCredentials {
         }
         if unauthorized {
             tracing::error!(
-                "the API server answers 401 to weir's own credential (--kubeconfig): it has expired, was revoked, or is of \
-                 another cluster. Until it is accepted again, tokens that weir cannot verify by their signature count as \
-                 system:anonymous, and nobody is impersonated"
+                "the API server responds with 401 to weir's own credentials (--kubeconfig): they have expired, were revoked, or are of \
+                 another cluster. Until they are accepted again, tokens that weir cannot verify by their signature count as \
+                 system:anonymous, and weir impersonates no user"
             );
         } else {
             tracing::info!("the API server accepts weir's own credential again");
@@ -147,7 +147,7 @@ impl OwnCredentials {
     pub fn health(&self) -> Result<(), String> {
         self.authorization().map_err(|why| why.to_string())?;
         if self.unauthorized.load(Ordering::Acquire) {
-            return Err("the API server answers 401 to weir's own credential".to_owned());
+            return Err("the API server responds with 401 to weir's own credentials".to_owned());
         }
         Ok(())
     }

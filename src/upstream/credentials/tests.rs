@@ -1,6 +1,6 @@
+use parking_lot::Mutex;
 use std::fs;
 use std::io;
-use std::sync::Mutex;
 
 use jiff::Timestamp;
 use rustls::ClientConnection;
@@ -125,13 +125,13 @@ impl CapturedLog {
     }
 
     fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.0.lock().clone()).unwrap()
     }
 }
 
 impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

@@ -80,7 +80,7 @@ impl ApiServerClient {
             .await
             .unwrap_or_else(|_| {
                 let limit = STREAM_TIMEOUT.as_secs();
-                Err(RemoteError(format!("no whole answer within {limit}s")))
+                Err(RemoteError(format!("no complete response within {limit}s")))
             })
     }
 
@@ -109,7 +109,8 @@ impl ApiServerClient {
         }
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|why| RemoteError(format!("the answer broke off: {why}")))?;
+            let frame =
+                frame.map_err(|why| RemoteError(format!("the response ended early: {why}")))?;
             if let Some(data) = frame.data_ref()
                 && sink(data).is_break()
             {
@@ -163,7 +164,7 @@ pub(super) async fn with_timeout(
         .await
         .unwrap_or_else(|_| {
             let limit = RESPONSE_TIMEOUT.as_secs();
-            Err(RemoteError(format!("no answer within {limit}s")))
+            Err(RemoteError(format!("no response within {limit}s")))
         })
 }
 
@@ -212,7 +213,7 @@ pub(super) async fn collect_response(
     let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
         .collect()
         .await
-        .map_err(|why| RemoteError(format!("the answer broke off: {why}")))?
+        .map_err(|why| RemoteError(format!("the response ended early: {why}")))?
         .to_bytes();
     if let Some(guard) = &mut guard {
         guard.complete();

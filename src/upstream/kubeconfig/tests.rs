@@ -349,7 +349,7 @@ fn plugin_errors_are_reported_at_once_and_quote_no_arguments() {
     ));
     let expected = [
         "17:19: users[0].user.exec.apiVersion: expected client.authentication.k8s.io/v1 or ",
-        "23:24: users[0].user.exec.interactiveMode: the plugin wants a terminal",
+        "23:24: users[0].user.exec.interactiveMode: the plugin needs a terminal",
         "18:16: users[0].user.exec.command: required, but not given",
         "19:17: users[0].user.exec.args[1]: expected a string; quote it",
         "21:9: users[0].user.exec.env[0].name: required, but not given",

@@ -77,7 +77,7 @@ fn reject_unsupported(fields: &mut MappingDecoder<'_>) {
         if is_set(fields, name) {
             fields.report_error(
                 name,
-                "weir does not impersonate, and would otherwise have other rights than this says; \
+                "weir does not impersonate, and would have other permissions than this entry states; \
                  give it a user of its own",
             );
         }
@@ -172,7 +172,7 @@ fn check_interactive_mode(fields: &mut MappingDecoder<'_>, version: Option<ExecA
     ) {
         (Some("Never" | "IfAvailable"), _) => return,
         (Some("Always"), _) => {
-            "the plugin wants a terminal, and weir has none; use one that logs in by itself"
+            "the plugin needs a terminal, and weir has none; use one that logs in without it"
         }
         (Some(_), _) => "expected Never, IfAvailable or Always",
         (None, Some(ExecApiVersion::V1)) if !is_set(fields, "interactiveMode") => {

@@ -14,12 +14,11 @@
 pub mod cdn_loop;
 pub mod probes;
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use http::HeaderMap;
 use http::HeaderValue;
@@ -113,11 +112,11 @@ impl LoopDetector {
             probes: Mutex::default(),
             looping: registry.gauge(
                 "weir_upstream_loop",
-                "1 while the upstream leads back to this weir: the last of its own probes that tells came back to it; 0 otherwise.",
+                "1 while the upstream's address leads back to this weir: its last conclusive probe came back to it; 0 otherwise.",
             ),
             rejected: registry.counters(
                 "weir_looped_requests_total",
-                "Requests answered 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many (too-many-ids). weir's own probes are not among them.",
+                "Requests rejected with 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many ids (too-many-ids). weir's own probes are not counted.",
                 &["reason"],
             ),
             log_limiter: LogLimiter::default(),
@@ -151,7 +150,7 @@ impl LoopDetector {
                 %client,
                 reason = rejection.label(),
                 more,
-                "a request is answered 508: by its CDN-Loop header it was here before, or has been through too many proxies"
+                "a request gets 508: its CDN-Loop header has the id of this weir, or too many ids"
             );
         }
         Err(rejection)
@@ -192,7 +191,7 @@ impl LoopDetector {
         match event {
             Some(LoopEvent::Started) => error!(
                 "weir's own probe came back to it: the upstream's address leads back to this weir, so that /readyz fails and \
-                 requests that come back are answered 508. Give --upstream, or the kubeconfig's server, an address that leads to \
+                 requests that come back get 508. Give --upstream, or the kubeconfig's server, an address that leads to \
                  the API server and not to weir or to a load balancer before it"
             ),
             Some(LoopEvent::Ended) => info!("the upstream leads to an API server again"),
@@ -202,6 +201,6 @@ impl LoopDetector {
     }
 
     fn probes(&self) -> MutexGuard<'_, LoopProbes> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.probes.lock()
     }
 }

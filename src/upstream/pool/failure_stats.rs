@@ -1,9 +1,8 @@
 //! Counts requests of clients that got no response, and keeps the last failure.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::upstream::error::ForwardError;
@@ -37,6 +36,6 @@ impl FailureStats {
 
     /// The lock is held for a few additions.
     fn lock(&self) -> MutexGuard<'_, FailureSnapshot> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -3,11 +3,10 @@
 //! # Cancel safety
 //! Dropping an [`Http1Lease`] before [`Http1Lease::complete`] closes the connection.
 
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
@@ -101,7 +100,7 @@ impl Http1Lease {
             return Poll::Pending;
         };
         let head = pending.head.get_mut();
-        let head = head.unwrap_or_else(PoisonError::into_inner).as_mut();
+        let head = head.as_mut();
         let head = ready!(head.poll(cx));
         self.pending = None;
         Poll::Ready(head.map(|response| response.map(ResponseBody::from)))
@@ -124,7 +123,7 @@ impl Http1Lease {
         let PendingHttp1 { head, may_finish } = self.pending.take()?;
         let sender = self.sender.take().filter(|_| may_finish)?;
         let (idle, generation) = (Arc::clone(&self.idle), self.generation);
-        let head = head.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let head = head.into_inner();
         let finished = async move {
             match head.await {
                 Ok(response) => ResponseBody::from(response.into_body()).drain().await,

@@ -11,9 +11,9 @@ use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::connection::http2::PendingHttp2;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
-use crate::upstream::pool::shared_connections::WaitQueue;
 use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
+use crate::upstream::pool::wait_queue::WaitQueue;
 
 /// A stream of an HTTP/2 connection. Dropping it wakes one of the requests that wait for a stream.
 pub(in crate::upstream) struct Http2Lease {
@@ -72,8 +72,8 @@ impl Drop for Http2Lease {
             .active_streams
             .fetch_sub(1, Ordering::AcqRel);
         let queue = self.queues.get(self.class);
-        if queue.waiting.load(Ordering::Acquire) > 0 {
-            queue.changed.notify_one();
+        if !queue.is_empty() {
+            queue.wake_next();
         }
     }
 }

@@ -2,9 +2,8 @@
 //!
 //! A stack lets the connections that are not needed go idle for long and be closed.
 
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -77,6 +76,6 @@ impl IdleConnections {
 
     /// The lock is held for a few list operations, never across an await.
     fn lock(&self) -> MutexGuard<'_, IdleStack> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -58,7 +58,7 @@ impl UpstreamMetrics {
             unauthorized_assertions: Notify::new(),
             internal_requests: registry.counters(
                 "rest_client_requests_total",
-                "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
+                "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> without a response.",
                 &["code", "host", "method"],
             ),
         })

@@ -2,7 +2,8 @@
 //!
 //! HTTP/2: requests share a few connections. Each goes onto the connection with the fewest streams.
 //! When 75 % of the streams that the peer allows are in use on every connection, the pool opens
-//! another, up to a limit. When all streams are in use, requests wait; their number is bounded.
+//! another, up to a limit. When all streams are in use, requests wait, and their requesters take
+//! turns (`wait_queue`).
 //! Watches share connections of their own, as many as they need: their bound is the [connection
 //! budget](crate::upstream::connection::connection_budget) for long-running requests, beyond which
 //! they are rejected ([`ConnectionClass`]).
@@ -16,10 +17,11 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `connection_class` `failure_stats` `idle_connections` `retry_budget` `stream_guard` |
-//! | 1 | `http1_lease` `metrics` `shared_connections` |
-//! | 2 | `http2_lease` |
-//! | 3 | `lease` |
+//! | 0 | `connection_class` `failure_stats` `idle_connections` `retry_budget` |
+//! | 1 | `stream_guard` `wait_queue` |
+//! | 2 | `http1_lease` `metrics` `shared_connections` |
+//! | 3 | `http2_lease` |
+//! | 4 | `lease` |
 
 pub mod connection_class;
 pub mod failure_stats;
@@ -31,11 +33,11 @@ pub mod metrics;
 mod retry_budget;
 mod shared_connections;
 pub mod stream_guard;
+mod wait_queue;
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::sync::Weak;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -70,12 +72,9 @@ use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::retry_budget::RetryBudget;
 use crate::upstream::pool::shared_connections::SharedConnections;
 use crate::upstream::pool::shared_connections::StreamAvailability;
-use crate::upstream::pool::shared_connections::WaitQueue;
+use crate::upstream::pool::wait_queue::MAX_WAITING;
+use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::requester::Requester;
-
-/// Most requests of a class that wait for an HTTP/2 stream or for the first connection. One more is
-/// rejected at once.
-const MAX_WAITING: usize = 1024;
 
 /// Most handshakes at a time for dedicated HTTP/1.1 connections, for each worker and pool.
 const MAX_CONCURRENT_HANDSHAKES: usize = 32;
@@ -213,12 +212,19 @@ impl<M: AuthMode> Pool<M> {
         ) {
             return Box::pin(self.lease_http1(slot, requested_at)).await;
         }
-        let mut lease = match self.choose(class, requested_at) {
+        // A request that arrives does not overtake those that wait.
+        let choice = match self.queues.get(class).is_empty() {
+            true => self.choose(class, requested_at),
+            false => LeaseChoice::Wait,
+        };
+        let mut lease = match choice {
             LeaseChoice::Take(lease) => lease,
             // Boxed: a request that gets a lease at once does not pay for the size of these
             // futures.
             LeaseChoice::Open => Box::pin(self.open_http1(class)).await?,
-            LeaseChoice::Wait => Box::pin(self.wait_for_lease(class, requested_at)).await?,
+            LeaseChoice::Wait => {
+                Box::pin(self.wait_for_lease(class, requester, requested_at)).await?
+            }
         };
         match &mut lease {
             Lease::Http2(lease) => lease.slot = slot,
@@ -276,30 +282,35 @@ impl<M: AuthMode> Pool<M> {
     async fn wait_for_lease(
         self: &Arc<Self>,
         class: ConnectionClass,
+        requester: &Requester,
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
-        let queue = self.queues.get(class);
-        let _waiting = WaiterGuard::enter(&queue.waiting, &self.metrics)?;
+        let waiting = self.queues.get(class).enter(requester.wait_holder())?;
+        self.metrics.stream_waits.inc();
         let deadline = (requested_at + MAX_WAIT).into();
         loop {
-            // Registered before the check, so that no change in between is missed.
-            let mut changed = std::pin::pin!(queue.changed.notified());
-            changed.as_mut().enable();
+            let turn = timeout_at(deadline, waiting.turn()).await;
+            turn.map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))??;
             match self.choose(class, requested_at) {
-                LeaseChoice::Take(lease) => return Ok(lease),
-                LeaseChoice::Open => return Box::pin(self.open_http1(class)).await,
+                LeaseChoice::Take(lease) => {
+                    waiting.complete();
+                    return Ok(lease);
+                }
+                LeaseChoice::Open => {
+                    waiting.complete();
+                    return Box::pin(self.open_http1(class)).await;
+                }
                 LeaseChoice::Wait => {}
             }
-            let failed = self
-                .state()
-                .http2
-                .get(class)
-                .failure_since(requested_at, Clock.now());
-            if let Some(failure) = failed {
+            // Queued again before the check, so that no change in between is missed.
+            waiting.requeue();
+            let state = self.state();
+            let shared = state.http2.get(class);
+            if let Some(failure) = shared.failure_since(requested_at, Clock.now()) {
                 return Err(failure);
             }
-            if timeout_at(deadline, changed).await.is_err() {
-                return Err(ForwardError::StreamTimeout(MAX_WAIT));
+            if shared.has_free_stream() || state.protocol == Some(Protocol::Http1) {
+                self.queues.get(class).wake_next();
             }
         }
     }
@@ -415,11 +426,11 @@ impl<M: AuthMode> Pool<M> {
                 .http2
                 .get_mut(class)
                 .finish_open(class, outcome, now);
-            let changed = &pool.queues.get(class).changed;
-            changed.notify_waiters();
+            let queue = pool.queues.get(class);
+            queue.wake_all();
             if let Some(until) = paused {
                 tokio::time::sleep_until(until.into()).await;
-                changed.notify_waiters(); // waiting requests try again
+                queue.wake_all(); // waiting requests try again
             }
         });
     }
@@ -464,14 +475,14 @@ impl<M: AuthMode> Pool<M> {
             let waiting = Weak::clone(&pool);
             let changed = || {
                 if let Some(pool) = waiting.upgrade() {
-                    pool.queues.get(class).changed.notify_waiters();
+                    pool.queues.get(class).wake_all();
                 }
             };
             driver.run(driven, changed).await;
             drop((open, slot));
             if let Some(pool) = pool.upgrade() {
                 pool.state().http2.get_mut(class).remove_unusable();
-                pool.queues.get(class).changed.notify_waiters();
+                pool.queues.get(class).wake_all();
             }
         });
         Ok(shared)
@@ -493,7 +504,7 @@ impl<M: AuthMode> Pool<M> {
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

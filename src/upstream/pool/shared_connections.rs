@@ -1,12 +1,9 @@
-//! The shared HTTP/2 connections of a class, and the requests that wait for a stream.
+//! The shared HTTP/2 connections of a class.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
-
-use tokio::sync::Notify;
 
 use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::error::ForwardError;
@@ -15,14 +12,6 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 /// After a failure to connect, no further connection is tried for this long while others are open.
 /// Requests that wait for a stream would otherwise try again at once, repeatedly.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
-
-/// The requests that wait for a stream or for the first connection.
-#[derive(Default)]
-pub(in crate::upstream) struct WaitQueue {
-    /// Notified when a stream ends, or when a connection was opened or failed.
-    pub(in crate::upstream) changed: Notify,
-    pub(in crate::upstream) waiting: AtomicUsize,
-}
 
 /// The shared HTTP/2 connections of a class.
 #[derive(Default)]
@@ -64,6 +53,14 @@ impl SharedConnections {
             }),
             nearly_full: (streams + 1).saturating_mul(4) > most.saturating_mul(3),
         }
+    }
+
+    /// Whether a connection has a stream left.
+    pub(in crate::upstream) fn has_free_stream(&self) -> bool {
+        self.connections.iter().any(|shared| {
+            shared.is_usable()
+                && shared.active_streams.load(Ordering::Acquire) < shared.max_streams()
+        })
     }
 
     /// Whether a connection is to be opened for a request from `requested_at`, where there is none.

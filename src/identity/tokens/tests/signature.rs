@@ -111,7 +111,6 @@ async fn a_signed_token_for_an_unconfigured_audience_is_reviewed() {
         .server
         .users
         .lock()
-        .unwrap()
         .insert(token.clone(), "builder".into());
     sleep_seconds(10).await;
     assert_eq!(setup.user_name(&token).await, "builder");

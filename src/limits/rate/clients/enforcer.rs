@@ -1,8 +1,8 @@
 //! Enforces the rules of `clientLimits`: matches, delays, rejects and counts requests.
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -28,8 +28,8 @@ use crate::limits::rate::clients::tables::ClientLimitKind;
 use crate::limits::rate::clients::tables::ClientLimitRequest;
 use crate::limits::rate::clients::tables::ClientRuleTables;
 use crate::limits::rate::clients::tables::ObjectWriteOutcome;
-use crate::limits::rate::lru::LruKey;
-use crate::limits::rate::lru::LruKeyHasher;
+use crate::limits::rate::lru_key::LruKey;
+use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::token_bucket::retry_after_seconds;

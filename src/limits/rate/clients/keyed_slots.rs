@@ -3,16 +3,15 @@
 //! A key is tracked only while a request holds a slot of it or waits for one, so there are never
 //! more keys than requests.
 
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 
-use crate::limits::rate::lru::LruKey;
+use crate::limits::rate::lru_key::LruKey;
 
 /// The slots of all keys.
 #[derive(Debug)]
@@ -48,9 +47,7 @@ impl KeyedSlots {
     }
 
     fn lock_semaphores(&self) -> MutexGuard<'_, HashMap<LruKey, KeySemaphore>> {
-        self.semaphores
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.semaphores.lock()
     }
 
     pub(super) fn handle(self: &Arc<Self>, key: LruKey) -> KeyedSlotHandle {
@@ -102,7 +99,7 @@ impl Drop for KeyedSlotHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::rate::lru::LruKeyHasher;
+    use crate::limits::rate::lru_key::LruKeyHasher;
 
     #[test]
     fn a_key_is_removed_with_its_last_handle() {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::config::ObjectBackoff;
 use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru::LruKey;
+use crate::limits::rate::lru_key::LruKey;
 use crate::limits::rate::token_bucket::Rate;
 use crate::limits::rate::token_bucket::TokenBucket;
 
@@ -266,7 +266,7 @@ mod tests {
     use crate::limits::rate::clients::config::ClientDistinguisher;
     use crate::limits::rate::clients::config::ClientLimitResponse;
     use crate::limits::rate::clients::config::LongRunningLimits;
-    use crate::limits::rate::lru::LruKeyHasher;
+    use crate::limits::rate::lru_key::LruKeyHasher;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,8 +1,8 @@
 //! Enforces EventRateLimit for all workers, counts decisions, and tracks the keys of events for
 //! their patches.
 
+use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -22,8 +22,8 @@ use crate::limits::rate::events::buckets::rejection_message;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::config::LimitType;
 use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru::LruKeyHasher;
 use crate::limits::rate::lru::LruOutcome;
+use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::token_bucket::retry_after_seconds;
 use crate::limits::rate::top_keys::TopKey;
@@ -131,7 +131,7 @@ impl EventLimitMetrics {
         Self {
             requests: registry.counters(
                 "weir_event_rate_limit_requests_total",
-                "Events that a limit was asked about, by its place in the configuration and its type.",
+                "Events checked against a limit, by the limit's index in the configuration and its type.",
                 &["limit", "type", "decision"],
             ),
             evictions: registry.counters(

@@ -2,9 +2,8 @@
 
 use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::storage::store::Store;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
+use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use tokio::sync::watch;
 
 /// The store, shared by all requests.
@@ -28,7 +27,7 @@ impl SharedStore {
 
     /// Locks the store for reading.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock()
     }
 
     /// Writes to objects of `kind` and notifies the watches after releasing the lock.

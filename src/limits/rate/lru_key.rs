@@ -1,0 +1,49 @@
+//! Keys of the LRU tables: 128-bit hashes with a secret of this process.
+
+use std::hash::BuildHasher;
+use std::hash::Hasher;
+use std::hash::RandomState;
+
+use siphasher::sip128::Hasher128;
+use siphasher::sip128::SipHasher13;
+
+/// Hashes names to keys, with a secret of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct LruKeyHasher(SipHasher13);
+
+/// The hash of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LruKey(u128);
+
+impl Default for LruKeyHasher {
+    fn default() -> Self {
+        let secret = RandomState::new();
+        Self(SipHasher13::new_with_keys(
+            secret.hash_one(0),
+            secret.hash_one(1),
+        ))
+    }
+}
+
+impl LruKeyHasher {
+    /// The key of these texts, concatenated without separators.
+    #[must_use]
+    pub fn hash_joined<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
+        let mut hasher = self.0;
+        for text in texts {
+            hasher.write(text);
+        }
+        LruKey(hasher.finish128().as_u128())
+    }
+
+    /// The key of these texts as a list: `["ab", "c"]` and `["a", "bc"]` differ.
+    #[must_use]
+    pub fn hash_separate<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
+        let mut hasher = self.0;
+        for text in texts {
+            hasher.write_usize(text.len());
+            hasher.write(text);
+        }
+        LruKey(hasher.finish128().as_u128())
+    }
+}

@@ -1,0 +1,231 @@
+//! The requests that wait for an HTTP/2 stream, one queue for each requester.
+//!
+//! Requesters take turns: a user with a thousand waiting requests delays the request of another by one stream, not by a
+//! thousand. Where the queue is full, the requester with the most waiting requests loses its newest.
+//!
+//! A waiter that is woken has the *turn*: it tries for a stream, and queues again where it gets none. A waiter that is
+//! dropped passes its turn on.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::upstream::error::ForwardError;
+use crate::upstream::requester::SlotHolder;
+
+/// Most requests of a class that wait for an HTTP/2 stream or for the first connection.
+pub(in crate::upstream) const MAX_WAITING: usize = 1024;
+
+const QUEUED: u8 = 0;
+const TURN: u8 = 1;
+const EVICTED: u8 = 2;
+
+/// The requests of a class that wait for a stream or for the first connection.
+#[derive(Default)]
+pub(in crate::upstream) struct WaitQueue {
+    queues: Mutex<Queues>,
+    /// How many are queued. Read without the lock by every request.
+    len: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queues {
+    by_requester: HashMap<SlotHolder, BTreeMap<u64, Arc<Waiter>>>,
+    /// The requesters with queued requests, in the order of their turns.
+    turns: VecDeque<SlotHolder>,
+    next_id: u64,
+}
+
+struct Waiter {
+    state: AtomicU8,
+    woken: Notify,
+}
+
+/// A waiting request. Dropping it leaves the queue, or passes its turn on.
+pub(in crate::upstream) struct WaitingRequest<'a> {
+    queue: &'a WaitQueue,
+    requester: SlotHolder,
+    id: u64,
+    waiter: Arc<Waiter>,
+}
+
+impl WaitQueue {
+    /// Whether no request waits. A request that arrives must not overtake the queue.
+    pub(in crate::upstream) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Queues a request of `requester`, and wakes the next in turn, which may be this one: it finds a stream that was
+    /// freed without a wake-up.
+    ///
+    /// # Errors
+    /// The queue is full, and no requester has more waiting requests than this one.
+    pub(in crate::upstream) fn enter(
+        &self,
+        requester: SlotHolder,
+    ) -> Result<WaitingRequest<'_>, ForwardError> {
+        let waiter = Arc::new(Waiter {
+            state: AtomicU8::new(QUEUED),
+            woken: Notify::new(),
+        });
+        let id = {
+            let mut queues = self.queues.lock();
+            if self.len.load(Ordering::Acquire) >= MAX_WAITING
+                && !self.evict(&mut queues, &requester)
+            {
+                return Err(ForwardError::TooManyWaiting(MAX_WAITING));
+            }
+            let id = queues.next_id;
+            queues.next_id += 1;
+            self.insert(&mut queues, &requester, id, &waiter);
+            id
+        };
+        self.wake_next();
+        Ok(WaitingRequest {
+            queue: self,
+            requester,
+            id,
+            waiter,
+        })
+    }
+
+    /// Wakes the first request of the requester whose turn it is.
+    pub(in crate::upstream) fn wake_next(&self) {
+        let woken = self.take_next(&mut self.queues.lock());
+        if let Some(waiter) = woken {
+            waiter.woken.notify_one();
+        }
+    }
+
+    /// Wakes all requests, in the order of their turns.
+    pub(in crate::upstream) fn wake_all(&self) {
+        let mut queues = self.queues.lock();
+        let mut woken = Vec::with_capacity(self.len.load(Ordering::Acquire));
+        while let Some(waiter) = self.take_next(&mut queues) {
+            woken.push(waiter);
+        }
+        drop(queues);
+        for waiter in woken {
+            waiter.woken.notify_one();
+        }
+    }
+
+    fn insert(&self, queues: &mut Queues, requester: &SlotHolder, id: u64, waiter: &Arc<Waiter>) {
+        let waiting = queues.by_requester.entry(requester.clone()).or_default();
+        if waiting.is_empty() {
+            queues.turns.push_back(requester.clone());
+        }
+        waiting.insert(id, Arc::clone(waiter));
+        self.len.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn take_next(&self, queues: &mut Queues) -> Option<Arc<Waiter>> {
+        let requester = queues.turns.pop_front()?;
+        let waiting = queues.by_requester.get_mut(&requester)?;
+        let (_, waiter) = waiting.pop_first()?;
+        if waiting.is_empty() {
+            queues.by_requester.remove(&requester);
+        } else {
+            queues.turns.push_back(requester);
+        }
+        self.len.fetch_sub(1, Ordering::AcqRel);
+        waiter.state.store(TURN, Ordering::Release);
+        Some(waiter)
+    }
+
+    /// Evicts the newest request of the requester with the most. Returns whether there was one with more than
+    /// `newcomer` has.
+    fn evict(&self, queues: &mut Queues, newcomer: &SlotHolder) -> bool {
+        let own = queues.by_requester.get(newcomer).map_or(0, BTreeMap::len);
+        let most = queues
+            .by_requester
+            .iter()
+            .max_by_key(|(_, waiting)| waiting.len());
+        let Some(requester) = most
+            .filter(|(_, waiting)| waiting.len() > own + 1)
+            .map(|(requester, _)| requester.clone())
+        else {
+            return false;
+        };
+        let last = queues
+            .by_requester
+            .get_mut(&requester)
+            .and_then(BTreeMap::pop_last);
+        let Some((_, waiter)) = last else {
+            return false;
+        };
+        self.len.fetch_sub(1, Ordering::AcqRel);
+        waiter.state.store(EVICTED, Ordering::Release);
+        waiter.woken.notify_one();
+        true
+    }
+
+    /// Removes a queued request. Returns whether it was queued.
+    fn remove(&self, requester: &SlotHolder, id: u64) -> bool {
+        let mut queues = self.queues.lock();
+        let Some(waiting) = queues.by_requester.get_mut(requester) else {
+            return false;
+        };
+        let removed = waiting.remove(&id).is_some();
+        if waiting.is_empty() {
+            queues.by_requester.remove(requester);
+            queues.turns.retain(|other| other != requester);
+        }
+        if removed {
+            self.len.fetch_sub(1, Ordering::AcqRel);
+        }
+        removed
+    }
+}
+
+impl WaitingRequest<'_> {
+    /// Waits until this request has the turn.
+    ///
+    /// # Errors
+    /// It was evicted: the queue is full, and its requester had the most waiting requests.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: the turn stays with this request until it is dropped.
+    pub(in crate::upstream) async fn turn(&self) -> Result<(), ForwardError> {
+        loop {
+            match self.waiter.state.load(Ordering::Acquire) {
+                TURN => return Ok(()),
+                EVICTED => return Err(ForwardError::TooManyWaiting(MAX_WAITING)),
+                _ => self.waiter.woken.notified().await,
+            }
+        }
+    }
+
+    /// Queues again, where there was no stream: before the later requests of the same requester.
+    pub(in crate::upstream) fn requeue(&self) {
+        let mut queues = self.queue.queues.lock();
+        self.waiter.state.store(QUEUED, Ordering::Release);
+        self.queue
+            .insert(&mut queues, &self.requester, self.id, &self.waiter);
+    }
+
+    /// The request has its stream: its turn is used.
+    pub(in crate::upstream) fn complete(self) {
+        self.waiter.state.store(EVICTED, Ordering::Release);
+    }
+}
+
+impl Drop for WaitingRequest<'_> {
+    fn drop(&mut self) {
+        let queued = self.queue.remove(&self.requester, self.id);
+        if !queued && self.waiter.state.load(Ordering::Acquire) == TURN {
+            self.queue.wake_next();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "wait_queue_tests.rs"]
+mod tests;
