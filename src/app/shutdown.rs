@@ -65,7 +65,7 @@ pub(super) async fn shut_down(
         requests,
         watches,
         connections = drain.open_connections(),
-        "the grace period is over: open connections are closed"
+        "shut down: remaining connections are closed"
     );
     if requests == 0 && watches == 0 {
         ShutdownOutcome::Drained

@@ -346,7 +346,7 @@ async fn a_watch_that_must_be_aborted_makes_the_exit_code_nonzero() {
     });
     weir.wait_until_stable(&sent, 1024).await;
     weir.send_signal("TERM").await;
-    weir.next_log_line("the grace period is over").await;
+    weir.next_log_line("shut down: remaining connections").await;
     assert_eq!(weir.wait_for_exit().await.code(), Some(1));
     flood.await.unwrap();
     drop(call);
