@@ -243,7 +243,7 @@ async fn request_loop(
                 good.fetch_add(1, Ordering::Relaxed);
             }
             StatusCode::TOO_MANY_REQUESTS => {
-                let retry_after = head.headers.get(RETRY_AFTER).ok_or("not told when")?;
+                let retry_after = head.headers.get(RETRY_AFTER).ok_or("no Retry-After")?;
                 tokio::time::sleep(Duration::from_secs(retry_after.to_str()?.parse()?)).await;
             }
             other => return Err(format!("{other}").into()),

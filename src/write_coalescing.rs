@@ -463,7 +463,7 @@ mod tests {
             });
             let began = tokio::time::Instant::now();
             tokio::select! {
-                () = driver.drive(reading) => panic!("nobody closed it"),
+                () = driver.drive(reading) => panic!("the test did not close it"),
                 () = driver.insufficient_read(24, TIME) => {
                     assert!(is_silence, "{said}");
                     assert_eq!(began.elapsed(), TIME);

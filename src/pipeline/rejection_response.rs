@@ -175,7 +175,7 @@ impl Pipeline {
             return None;
         }
         let user_key = user.map_or(ANONYMOUS, UserInfo::distinguisher);
-        // Unauthenticated clients are told apart by their network.
+        // Unauthenticated clients are distinguished by their network.
         let network = (user_key == ANONYMOUS).then(|| source_network(peer.address.ip()));
         // Behind a trusted proxy many clients share an address.
         let has_owner = network.is_none() || !peer.trusted;

@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(
             (limiter.queued(), limiter.active, limiter.sources.len()),
             (0, 0, 0),
-            "somebody waits for a turn that never comes"
+            "a review waits for a turn that never comes"
         );
     }
 }

@@ -213,7 +213,7 @@ mod tests {
     async fn no_connection_is_evicted_for_a_source_that_would_have_as_many() {
         let registry = PendingHandshakes::new();
         let eviction = |from| registry.evict_for(from).now_or_never();
-        assert_eq!(eviction(source(1)), Some(false), "nobody is there");
+        assert_eq!(eviction(source(1)), Some(false), "no connection is there");
         let _other = [
             registry.register(source(2), None),
             registry.register(source(2), None),

@@ -71,7 +71,7 @@ fn metric_shapes(scrape: &Scrape) -> Vec<String> {
 
 async fn wait_for_queued_request(harness: &Harness) {
     let one_waits = |scrape: &Scrape| scrape.level_sum("current_inqueue_requests", "devs") == 1.0;
-    harness.scrape_until("somebody to wait", one_waits).await;
+    harness.scrape_until("a request to wait", one_waits).await;
 }
 
 #[tokio::test]

@@ -302,7 +302,7 @@ async fn no_upstream_connection_carries_requests_of_two_auth_modes() {
                 );
                 assert!(
                     asserted || own || exchange.connection.http == HttpVersion::Http1,
-                    "nobody, by HTTP/2"
+                    "no user, by HTTP/2"
                 );
                 exchange.respond(200, "{}").await;
             }
@@ -403,7 +403,7 @@ async fn options_requests_verify_no_token() {
         upstream.next_exchange().await.respond(200, "").await;
         assert_eq!(call.response().await.status, 200);
         let (_, by) = send_and_finish(&mut client, &mut upstream, 429).await;
-        assert_eq!(by, HttpVersion::Http1, "{target}: it is nobody's yet");
+        assert_eq!(by, HttpVersion::Http1, "{target}: it has no user yet");
     }
 }
 
@@ -509,7 +509,7 @@ async fn a_token_in_a_websocket_protocol_is_ignored_without_an_upgrade() {
             assert_eq!(
                 exchange.connection.http,
                 HttpVersion::Http1,
-                "kube-apiserver takes it for nobody's"
+                "kube-apiserver authenticates no user by it"
             );
             exchange.respond(200, "{}").await;
             assert_eq!(call.response().await.status, 200);

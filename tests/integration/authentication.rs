@@ -456,7 +456,7 @@ async fn a_front_proxy_s_identity_headers_are_parsed_as_by_the_api_server() {
     assert_eq!(response.status, 401, "{}", response.text());
     assert!(
         cluster.request_users().is_empty(),
-        "an empty name is nobody's"
+        "an empty name is no user"
     );
     let key = TestRequest::get(LIST)
         .header("x-remote-user", "carol")

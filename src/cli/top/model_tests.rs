@@ -201,7 +201,7 @@ fn talkers_lists_are_selected_by_window_and_grouping() {
     assert_eq!(
         model.view_model.talker_list(&model.options),
         None,
-        "weir told of none"
+        "weir reported none"
     );
     press(&mut model, "wbbbbb");
     let list = model.view_model.talker_list(&model.options).unwrap();

@@ -299,7 +299,10 @@ async fn an_authenticated_review_records_the_token_as_accepted() {
         "alice",
         "her last good answer"
     );
-    assert!(!accepted.contains(valid_hash), "nobody has said so anew");
+    assert!(
+        !accepted.contains(valid_hash),
+        "no response has confirmed it again"
+    );
     setup.server.fail_with(0);
     sleep_seconds(3).await;
     assert_eq!(setup.user_name("opaque").await, "alice");

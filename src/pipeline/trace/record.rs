@@ -328,7 +328,7 @@ mod tests {
         let mut guard = record_guard(&observer, false);
         guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
         guard.record_rejection(&rejected.facts());
-        assert!(guard.record.audit.is_none(), "nobody writes it down");
+        assert!(guard.record.audit.is_none(), "no observer records it");
         drop(guard);
         let [(_, outcome, _)] = observer.0.lock()[..] else {
             panic!("one request");

@@ -316,12 +316,12 @@ mod tests {
     #[test]
     fn a_token_in_a_subprotocol_counts_on_websocket_upgrades_only() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.verify_peer(None);
+        let anonymous = authenticator.verify_peer(None);
         let encoded = BASE64_URL_SAFE_NO_PAD.encode(&certificates.users[1].token);
         let protocols =
             format!("base64url.bearer.authorization.k8s.io.{encoded}, v5.channel.k8s.io");
         let authenticate = |pairs: &[(&'static str, &str)]| {
-            let user = authenticator.authenticate(&nobody, &headers(pairs));
+            let user = authenticator.authenticate(&anonymous, &headers(pairs));
             user.map(|user| user.name)
         };
         let upgrade = ("upgrade", "websocket");
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn unicode_spaces_around_a_bearer_token_are_trimmed() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.verify_peer(None);
+        let anonymous = authenticator.verify_peer(None);
         let token = &certificates.users[1].token;
         for value in [
             format!("\u{a0}Bearer {token}"),
@@ -357,7 +357,7 @@ mod tests {
         ] {
             let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
             let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-            let user = authenticator.authenticate(&nobody, &headers).unwrap();
+            let user = authenticator.authenticate(&anonymous, &headers).unwrap();
             assert_eq!(user.name, "alice");
         }
     }
@@ -394,10 +394,10 @@ mod tests {
         assert_eq!(user.name, "alice");
         let without = authenticator.authenticate(&front_proxy, &HeaderMap::new());
         assert_eq!(without, Err(Unauthorized));
-        let nobody = authenticator.verify_peer(None);
+        let anonymous = authenticator.verify_peer(None);
         assert!(
             authenticator
-                .authenticate(&nobody, &asserted)
+                .authenticate(&anonymous, &asserted)
                 .unwrap()
                 .is_anonymous()
         );
@@ -406,9 +406,9 @@ mod tests {
     #[test]
     fn a_bad_token_is_rejected_and_no_token_is_anonymous() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.verify_peer(None);
+        let anonymous = authenticator.verify_peer(None);
         let authenticate = |value: &str| {
-            authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
+            authenticator.authenticate(&anonymous, &headers(&[("authorization", value)]))
         };
         let alice = authenticate(&format!("bearer {}", certificates.users[1].token)).unwrap();
         assert_eq!(

@@ -241,26 +241,26 @@ mod tests {
 
     #[test]
     fn anonymous_users_may_get_health_and_version() {
-        let nobody = user("system:anonymous", "system:unauthenticated");
+        let anonymous = user("system:anonymous", "system:unauthenticated");
         for public in ["/livez", "/readyz", "/healthz", "/version", "/version/"] {
             assert!(is_allowed(
-                &nobody,
+                &anonymous,
                 &path(public),
                 &PolicyChanges::default()
             ));
         }
         assert!(!is_allowed(
-            &nobody,
+            &anonymous,
             &path("/metrics"),
             &PolicyChanges::default()
         ));
         assert!(!is_allowed(
-            &nobody,
+            &anonymous,
             &pod("default"),
             &PolicyChanges::default()
         ));
         assert_eq!(
-            forbidden_status(&nobody, &path("/metrics"), StatusDetails::default()).message,
+            forbidden_status(&anonymous, &path("/metrics"), StatusDetails::default()).message,
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
     }

@@ -26,6 +26,8 @@ pub(in crate::upstream) const MAX_WAITING: usize = 1024;
 const QUEUED: u8 = 0;
 const TURN: u8 = 1;
 const EVICTED: u8 = 2;
+/// The request has its stream.
+const SERVED: u8 = 3;
 
 /// The requests of a class that wait for a stream or for the first connection.
 #[derive(Default)]
@@ -213,7 +215,7 @@ impl WaitingRequest<'_> {
 
     /// The request has its stream: its turn is used.
     pub(in crate::upstream) fn complete(self) {
-        self.waiter.state.store(EVICTED, Ordering::Release);
+        self.waiter.state.store(SERVED, Ordering::Release);
     }
 }
 

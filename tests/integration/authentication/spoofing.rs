@@ -116,7 +116,7 @@ fn certificate_attacks() -> Vec<Attack> {
     let masters = &["system:masters"];
     vec![
         certificate(
-            "of nobody's CA",
+            "of an untrusted CA",
             pki().untrusted_ca.issue_client("admin", masters),
             &[],
         ),

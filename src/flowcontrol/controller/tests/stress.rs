@@ -187,7 +187,7 @@ fn counters_account_for_every_request_in_a_dry_run() {
     let (fixture, outcomes) = run_to_completion(42, Enforcement::DryRun);
     let all: u64 = outcomes.values().sum();
     let expected: StressOutcomes = [("admitted", all - 12), ("watch", 12)].into();
-    assert_eq!(outcomes, expected, "nobody waits and nobody is refused");
+    assert_eq!(outcomes, expected, "no request waits and none is rejected");
     let text = fixture.registry.render();
     let rejected = sum_by_label(&text, "rejected_requests_total", "reason");
     assert!(rejected.values().sum::<f64>() > 0.0, "no storm");

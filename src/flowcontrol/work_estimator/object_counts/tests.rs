@@ -90,7 +90,7 @@ fn events_have_no_size_and_are_found_only_in_the_core_group() {
     assert_eq!(
         core(&mut counts),
         endless,
-        "there are events, if nobody lists them"
+        "there are events that no client lists"
     );
     for target in ["/apis/events.k8s.io/v1/events", "/api/v1/events"] {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();

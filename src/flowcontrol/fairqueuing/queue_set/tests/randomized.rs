@@ -254,7 +254,7 @@ impl SetAndModel {
             );
         }
         if requests_waiting > 0 && self.dispatches && self.effects.blocked.is_none() {
-            assert!(seats_in_use >= limit, "somebody waits beside a free seat");
+            assert!(seats_in_use >= limit, "a request waits beside a free seat");
         }
         if dump {
             let dump = self.set.dump_requests();
