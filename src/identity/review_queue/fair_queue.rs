@@ -14,6 +14,9 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::token_bucket::Rate;
+use crate::token_bucket::TokenBucket;
+
 /// The most queued items in all, for each of the two classes. At the default rate of 50 per second,
 /// a request would time out before a later item is dequeued.
 pub const MAX_QUEUED: usize = 1024;
@@ -50,8 +53,8 @@ pub struct FairQueue<T> {
     /// By source network, then by connection.
     by_source: RoundRobin<IpAddr, RoundRobin<u64, VecDeque<T>>>,
     by_source_len: usize,
-    reserved_bucket: ReviewRateBucket,
-    shared_bucket: ReviewRateBucket,
+    reserved_rate: ReviewRateLimit,
+    shared_rate: ReviewRateLimit,
 }
 
 impl<T> FairQueue<T> {
@@ -62,8 +65,8 @@ impl<T> FairQueue<T> {
             previously_verified: VecDeque::new(),
             by_source: RoundRobin::default(),
             by_source_len: 0,
-            reserved_bucket: ReviewRateBucket::new(rate * RESERVED_SHARE, now),
-            shared_bucket: ReviewRateBucket::new(rate * (1.0 - RESERVED_SHARE), now),
+            reserved_rate: ReviewRateLimit::new(rate * RESERVED_SHARE, now),
+            shared_rate: ReviewRateLimit::new(rate * (1.0 - RESERVED_SHARE), now),
         }
     }
 
@@ -104,22 +107,24 @@ impl<T> FairQueue<T> {
     /// Removes the next item if the rate limit allows it at `now`.
     pub fn dequeue(&mut self, now: Instant) -> NextItem<T> {
         if !self.previously_verified.is_empty() {
-            if (self.reserved_bucket.take(now) || self.shared_bucket.take(now))
-                && let Some(item) = self.previously_verified.pop_front()
-            {
-                return NextItem::Ready(item);
-            }
-            return NextItem::ReadyAt(
-                self.reserved_bucket
-                    .ready_at(now)
-                    .min(self.shared_bucket.ready_at(now)),
-            );
+            let token = self.reserved_rate.take(now).or_else(|reserved| {
+                self.shared_rate
+                    .take(now)
+                    .map_err(|wait| wait.min(reserved))
+            });
+            return match token {
+                Ok(()) => self
+                    .previously_verified
+                    .pop_front()
+                    .map_or(NextItem::Empty, NextItem::Ready),
+                Err(wait) => NextItem::ReadyAt(now + wait),
+            };
         }
         if self.by_source_len == 0 {
             return NextItem::Empty;
         }
-        if !self.shared_bucket.take(now) {
-            return NextItem::ReadyAt(self.shared_bucket.ready_at(now));
+        if let Err(wait) = self.shared_rate.take(now) {
+            return NextItem::ReadyAt(now + wait);
         }
         let item = self.by_source.take_next(
             |connections| connections.take_next(VecDeque::pop_front, VecDeque::is_empty),
@@ -205,40 +210,21 @@ impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
 
 /// A token bucket with a burst of one second's worth, and of one token at least.
 #[derive(Debug)]
-struct ReviewRateBucket {
-    rate: f64,
-    tokens: f64,
-    last: Instant,
+struct ReviewRateLimit {
+    rate: Rate,
+    bucket: TokenBucket,
 }
 
-impl ReviewRateBucket {
-    fn new(rate: f64, now: Instant) -> Self {
-        Self {
-            rate,
-            tokens: rate.max(1.0),
-            last: now,
-        }
+impl ReviewRateLimit {
+    fn new(per_second: f64, now: Instant) -> Self {
+        let rate = Rate::from_share(per_second, per_second.max(1.0));
+        let bucket = TokenBucket::full(&rate, now);
+        Self { rate, bucket }
     }
 
-    fn refill(&mut self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.last).as_secs_f64();
-        self.tokens = (self.tokens + elapsed * self.rate).min(self.rate.max(1.0));
-        self.last = self.last.max(now);
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        self.refill(now);
-        let available = self.tokens >= 1.0;
-        if available {
-            self.tokens -= 1.0;
-        }
-        available
-    }
-
-    /// The time of the next token, rounded up so that a take at that time succeeds.
-    fn ready_at(&self, now: Instant) -> Instant {
-        let wait = (1.0 - self.tokens).max(0.0) / self.rate.max(1e-3);
-        now + Duration::from_secs_f64(wait) + Duration::from_micros(1)
+    /// Takes a token; otherwise, the wait for the next one.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        self.bucket.take(&self.rate, now)
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `lru_key` `spin_lock` `token_bucket` `top_keys` |
+//! | 0 | `lru_key` `spin_lock` `top_keys` |
 //! | 1 | `lru` `snapshot` |
 //! | 2 | `clients` `events` |
 
@@ -15,7 +15,6 @@ pub mod lru;
 pub mod lru_key;
 pub mod snapshot;
 pub mod spin_lock;
-pub mod token_bucket;
 pub mod top_keys;
 
 use crate::limits::rate::clients::enforcer::ClientLimits;

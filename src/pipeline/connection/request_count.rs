@@ -14,8 +14,8 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::limits::rate::token_bucket::Rate;
-use crate::limits::rate::token_bucket::TokenBucket;
+use crate::token_bucket::Rate;
+use crate::token_bucket::TokenBucket;
 
 /// The burst of resets that an HTTP/2 connection may send, in seconds of its rate. When a client
 /// ends, all of its watches end at once, and there are as many as the connection has streams (100

@@ -32,12 +32,12 @@ use crate::limits::rate::lru_key::LruKey;
 use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::spin_lock::spin_lock;
-use crate::limits::rate::token_bucket::retry_after_seconds;
 use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+use crate::token_bucket::retry_after_seconds;
 
 /// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

@@ -7,8 +7,8 @@ use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::config::ObjectBackoff;
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru_key::LruKey;
-use crate::limits::rate::token_bucket::Rate;
-use crate::limits::rate::token_bucket::TokenBucket;
+use crate::token_bucket::Rate;
+use crate::token_bucket::TokenBucket;
 
 /// The failures of an object are kept for this many of the longest backoffs after its backoff has
 /// ended; after that it starts anew. controller-runtime forgets failures only after a success, but

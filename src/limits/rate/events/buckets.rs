@@ -12,11 +12,11 @@ use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::lru_key::LruKey;
 use crate::limits::rate::lru_key::LruKeyHasher;
-use crate::limits::rate::token_bucket::Rate;
-use crate::limits::rate::token_bucket::TokenBucket;
-use crate::limits::rate::token_bucket::TokenReserve;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+use crate::token_bucket::Rate;
+use crate::token_bucket::TokenBucket;
+use crate::token_bucket::TokenReserve;
 
 /// The longest message of a rejection, in bytes of JSON. A key may be as long as a body, and
 /// client-go reads at most 2 KiB of a response to reuse its connection. A Status contains the

@@ -25,11 +25,11 @@ use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
-use crate::limits::rate::token_bucket::retry_after_seconds;
 use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
+use crate::token_bucket::retry_after_seconds;
 
 /// The most events whose keys are tracked for their patches: four new events a second for an hour,
 /// in at most 12 MiB.

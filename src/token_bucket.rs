@@ -43,6 +43,13 @@ impl Rate {
         }
     }
 
+    /// A rate and a capacity that need not be whole numbers: a share of another rate. Both above 0,
+    /// and the capacity at least 1.
+    #[must_use]
+    pub(crate) const fn from_share(per_second: f64, burst: f64) -> Self {
+        Self { per_second, burst }
+    }
+
     /// The tokens added each second.
     #[must_use]
     pub const fn per_second(&self) -> f64 {
