@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` `token_bucket` |
+//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` `percent` `token_bucket` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -65,6 +65,7 @@ pub mod io;
 pub mod log_limiter;
 pub mod metrics;
 pub mod minimum_rate;
+pub(crate) mod percent;
 pub mod token_bucket;
 pub mod write_coalescing;
 

@@ -68,6 +68,7 @@ const PURE: &[&str] = &[
     "observe/top_talkers/query.rs",
     "observe/top_talkers/sliding_windows.rs",
     "observe/top_talkers/weights.rs",
+    "percent.rs",
     "pipeline/trace/outcome.rs",
     "request_info",
     "server/connection/frame_scanner.rs",

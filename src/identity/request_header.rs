@@ -25,6 +25,8 @@ use crate::api::UserInfo;
 use crate::identity::client_certificate::CertificateError;
 use crate::identity::client_certificate::CertificateVerifier;
 use crate::identity::client_certificate::PeerCertificate;
+use crate::percent;
+use crate::percent::PlusMode;
 
 /// The prefix of the standard names. Such headers are removed from every client, whatever else is
 /// configured.
@@ -197,22 +199,9 @@ fn first_value<'h>(
 
 /// Percent-decodes like `url.PathUnescape`. A key that cannot be decoded stays as it is.
 pub(super) fn unescape_extra_key(key: &str) -> String {
-    let mut bytes = Vec::with_capacity(key.len());
-    let mut rest = key.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
-        match (digit(), digit()) {
-            (Some(high), Some(low)) => {
-                bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-            }
-            _ => return key.to_owned(),
-        }
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
+    percent::decode(key.as_bytes(), PlusMode::Literal)
+        .and_then(|decoded| String::from_utf8(decoded.into_owned()).ok())
+        .unwrap_or_else(|| key.to_owned())
 }
 
 fn dashed_eq(configured: &str, dashed: &str) -> bool {

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use http::HeaderValue;
 
+use crate::percent;
+
 /// Returns the beginning of a text, at most `max_bytes` long.
 pub(super) fn truncate(text: &str, max_bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(max_bytes))
@@ -86,14 +88,12 @@ impl Iterator for PercentDecodedBytes<'_> {
     type Item = u8;
 
     fn next(&mut self) -> Option<u8> {
-        let (first, rest) = self.0.split_first()?;
-        let digit = |at: usize| char::from(*rest.get(at)?).to_digit(16);
-        let (letter, rest) = match (first, digit(0), digit(1)) {
-            (b'%', Some(high), Some(low)) => {
-                let letter = u8::try_from(high * 16 + low).ok()?;
-                (letter, rest.get(2..)?)
-            }
-            _ => (*first, rest),
+        let (&first, rest) = self.0.split_first()?;
+        let mut after = rest.iter().copied();
+        let decoded = (first == b'%').then(|| percent::decode_escape(&mut after));
+        let (letter, rest) = match decoded.flatten() {
+            Some(letter) => (letter, rest.get(2..)?),
+            None => (first, rest),
         };
         self.0 = rest;
         Some(letter)

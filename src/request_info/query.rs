@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use super::escape;
-use super::escape::PlusMode;
+use crate::percent;
+use crate::percent::PlusMode;
 
 /// With more pairs Go reads none (`urlmaxqueryparams`). Without this limit a client could show weir
 /// a parameter that kube-apiserver does not see.
@@ -86,7 +86,7 @@ impl<'a> QueryPair<'a> {
 
     /// The name; `None` if it is malformed, in which case the pair is dropped.
     pub(super) fn key(self) -> Option<Cow<'a, [u8]>> {
-        escape::decode(self.split().0, PlusMode::Space)
+        percent::decode(self.split().0, PlusMode::Space)
     }
 
     /// The value; `None` if the pair is dropped.
@@ -94,7 +94,7 @@ impl<'a> QueryPair<'a> {
         if self.0.contains(&b';') {
             return None;
         }
-        escape::decode(self.split().1, PlusMode::Space)
+        percent::decode(self.split().1, PlusMode::Space)
     }
 }
 

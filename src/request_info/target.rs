@@ -10,7 +10,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::escape;
-use super::escape::PlusMode;
+use crate::percent;
+use crate::percent::PlusMode;
 
 /// A target that Go's server rejects with a plain 400, before any handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +118,7 @@ impl<'a> RequestTarget<'a> {
                 .then_some(())
                 .ok_or(MalformedTarget::Authority)?;
         }
-        let path = escape::decode(raw_path, PlusMode::Literal).ok_or(MalformedTarget::Escape)?;
+        let path = percent::decode(raw_path, PlusMode::Literal).ok_or(MalformedTarget::Escape)?;
         Ok(Self {
             scheme,
             authority,
@@ -202,7 +203,7 @@ fn is_authority(authority: &[u8], web: bool) -> bool {
     };
     let userinfo_byte = |b: &u8| b.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(b);
     userinfo.iter().all(userinfo_byte)
-        && escape::decode(userinfo, PlusMode::Literal).is_some()
+        && percent::decode(userinfo, PlusMode::Literal).is_some()
         && is_host(host, web)
 }
 
@@ -257,7 +258,7 @@ fn has_only_host_bytes(text: &[u8], escapable: impl Fn(u8) -> bool) -> bool {
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
         let fine = match byte {
-            b'%' => escape::decode_escape(&mut bytes).is_some_and(&escapable),
+            b'%' => percent::decode_escape(&mut bytes).is_some_and(&escapable),
             _ => byte >= 0x80 || is_host_byte(byte),
         };
         if !fine {

@@ -3,12 +3,17 @@
 //! Promises: what weir could not honour (a path prefix, an invalid port, another kind of proxy) is
 //! an error and is not dropped. No error quotes a password.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderValue;
 use http::Uri;
 use http::uri::Authority;
 use rustls_pki_types::ServerName;
+
+use crate::percent;
+use crate::percent::PlusMode;
 
 /// The address of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,29 +139,16 @@ pub fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
 /// `Proxy-Authorization` for the user part of a URL.
 fn basic_auth(user: &str) -> Result<HeaderValue, String> {
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    let mut plain = percent_decode(name)?;
-    plain.push(b':');
-    plain.extend(percent_decode(password)?);
+    let plain = [&decode_user(name)?, &b":"[..], &decode_user(password)?].concat();
     let mut value = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(plain)))
         .map_err(|_| "the proxy's user cannot stand in a header")?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-fn percent_decode(text: &str) -> Result<Vec<u8>, &'static str> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
-        bytes.push(match byte {
-            b'%' => match (digit(), digit()) {
-                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or_default(),
-                _ => return Err("a % in the proxy's user is not followed by two digits"),
-            },
-            byte => byte,
-        });
-    }
-    Ok(bytes)
+fn decode_user(text: &str) -> Result<Cow<'_, [u8]>, &'static str> {
+    percent::decode(text.as_bytes(), PlusMode::Literal)
+        .ok_or("a % in the proxy's user is not followed by two digits")
 }
 
 #[cfg(test)]
