@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` `percent` `token_bucket` |
+//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` `percent` `token_bucket` `varint` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -67,6 +67,7 @@ pub mod metrics;
 pub mod minimum_rate;
 pub(crate) mod percent;
 pub mod token_bucket;
+pub(crate) mod varint;
 pub mod write_coalescing;
 
 // A simulated API server

@@ -82,6 +82,7 @@ const PURE: &[&str] = &[
     "upstream/loop_detection/cdn_loop.rs",
     "upstream/loop_detection/probes.rs",
     "upstream/requester.rs",
+    "varint.rs",
 ];
 
 const IMPURE: &[&str] = &[

@@ -4,7 +4,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `gunzip` `media_type` `status` `time` `user` `varint` `walk` |
+//! | 0 | `gunzip` `media_type` `status` `time` `user` `walk` |
 //! | 1 | `flowcontrol` `list_scan` |
 //! | 2 | `watch_scan` |
 
@@ -15,7 +15,6 @@ pub mod media_type;
 pub mod status;
 pub(crate) mod time;
 pub mod user;
-mod varint;
 mod walk;
 pub mod watch_scan;
 

@@ -7,9 +7,9 @@
 
 use super::totals::ListTotals;
 use super::totals::is_transformed_kind;
-use crate::api::varint::VarintDecoder;
-use crate::api::varint::VarintProgress;
 use crate::api::walk::TokenBuffer;
+use crate::varint::VarintDecoder;
+use crate::varint::VarintProgress;
 
 /// Magic bytes of every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: u32 = u32::from_be_bytes(*b"k8s\0");
@@ -153,9 +153,9 @@ impl ProtobufListScan {
                     self.on_varint(number)
                 }
                 VarintProgress::Incomplete => {}
-                VarintProgress::Complete(_) | VarintProgress::TooLong => {
-                    self.state = ProtobufListState::NotAList
-                }
+                VarintProgress::Complete(_)
+                | VarintProgress::Truncated(_)
+                | VarintProgress::TooLong => self.state = ProtobufListState::NotAList,
             },
             ProtobufListState::Skip(_) | ProtobufListState::NotAList => {}
         }

@@ -8,9 +8,9 @@ use super::totals::INITIAL_EVENTS_END;
 use super::totals::WatchEventType;
 use super::totals::WatchTotals;
 use crate::api::list_scan::is_transformed_kind;
-use crate::api::varint::VarintDecoder;
-use crate::api::varint::VarintProgress;
 use crate::api::walk::TokenBuffer;
+use crate::varint::VarintDecoder;
+use crate::varint::VarintProgress;
 
 const MAGIC: &[u8] = b"k8s\0";
 
@@ -156,9 +156,9 @@ impl ProtobufWatchScan {
                     self.on_varint(number)
                 }
                 VarintProgress::Incomplete => {}
-                VarintProgress::Complete(_) | VarintProgress::TooLong => {
-                    self.state = ProtobufWatchState::Malformed
-                }
+                VarintProgress::Complete(_)
+                | VarintProgress::Truncated(_)
+                | VarintProgress::TooLong => self.state = ProtobufWatchState::Malformed,
             },
             ProtobufWatchState::Skip(_)
             | ProtobufWatchState::Text(..)

@@ -11,6 +11,7 @@ use crate::limits::rate::events::body::event_fields::EventBodyFields;
 use crate::limits::rate::events::body::event_fields::EventSchema;
 use crate::limits::rate::events::body::event_fields::SchemaFields;
 use crate::limits::rate::events::body::event_parser::ByteText;
+use crate::varint::read_varint;
 
 const MAGIC: &[u8] = b"k8s\0";
 
@@ -231,7 +232,7 @@ fn check_field(number: u64, value: &EventWireValue<'_>, fields: EventWireFields)
 fn check_map_entry(bytes: &[u8]) -> Option<()> {
     let mut message = EventMessageReader(bytes);
     while !message.0.is_empty() {
-        let tag = message.read_varint()?;
+        let tag = read_varint(&mut message.0)?;
         match ((tag >> 3) & u64::from(u32::MAX), tag & 7) {
             (1 | 2, _) => message.read_value(2).map(|_| ())?,
             (_, 3) => message.skip_group().map(|_| ())?,
@@ -322,7 +323,7 @@ impl<'b> EventMessageReader<'b> {
     /// Reads the field number and the wire type. Go truncates the number to an int32 and requires
     /// it to be positive.
     fn read_tag(&mut self) -> Option<(u64, u64)> {
-        let tag = self.read_varint()?;
+        let tag = read_varint(&mut self.0)?;
         let number = (tag >> 3) & u64::from(u32::MAX);
         let positive = number > 0 && i32::try_from(number).is_ok();
         positive.then_some((number, tag & 7))
@@ -331,12 +332,12 @@ impl<'b> EventMessageReader<'b> {
     fn read_value(&mut self, wire_type: u64) -> Option<EventWireValue<'b>> {
         match wire_type {
             0 => {
-                self.read_varint()?;
+                read_varint(&mut self.0)?;
                 Some(EventWireValue::Varint)
             }
             1 => self.take_bytes(8).map(|_| EventWireValue::Other),
             2 => {
-                let length = self.read_varint()?;
+                let length = read_varint(&mut self.0)?;
                 self.take_bytes(usize::try_from(length).ok()?)
                     .map(EventWireValue::Bytes)
             }
@@ -349,7 +350,7 @@ impl<'b> EventMessageReader<'b> {
     fn skip_group(&mut self) -> Option<EventWireValue<'b>> {
         let mut depth = 1_usize;
         while depth > 0 {
-            match self.read_varint()? & 7 {
+            match read_varint(&mut self.0)? & 7 {
                 3 => depth = depth.checked_add(1)?,
                 4 => depth -= 1,
                 wire_type => {
@@ -364,19 +365,5 @@ impl<'b> EventMessageReader<'b> {
         let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(bytes)
-    }
-
-    /// Reads at most ten bytes; higher bits than 64 are dropped.
-    fn read_varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let (byte, rest) = self.0.split_first()?;
-            self.0 = rest;
-            number |= u64::from(byte & 0x7f) << shift;
-            if *byte < 0x80 {
-                return Some(number);
-            }
-        }
-        None
     }
 }
