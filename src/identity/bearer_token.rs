@@ -21,6 +21,10 @@ use http::header::SEC_WEBSOCKET_PROTOCOL;
 /// (`authentication/request/websocket/protocol.go`, 1.36).
 pub const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
+/// The longest token that is parsed or reviewed, in bytes. Kubernetes' own tokens have 1 to 2 KiB.
+/// An OIDC token with hundreds of groups has some tens of KiB.
+pub(super) const MAX_TOKEN_BYTES: usize = 128 << 10;
+
 /// Go's `base64.RawURLEncoding`: without padding, and unused bits of the last character may have
 /// any value.
 pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(

@@ -44,10 +44,7 @@ pub use issuer::ValidatedUser;
 pub use keys::KeySet;
 
 use crate::identity::bearer_token::BASE64_RAW_URL;
-
-/// The longest token that is parsed, in bytes. Kubernetes' own tokens have 1 to 2 KiB. An OIDC
-/// token with hundreds of groups has some tens of KiB.
-const MAX_TOKEN_BYTES: usize = 128 << 10;
+use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 
 /// A parsed token whose signature is not verified.
 #[derive(Debug)]

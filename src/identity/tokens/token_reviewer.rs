@@ -8,6 +8,7 @@ use prometheus::IntGauge;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::PendingReview;
 use crate::identity::review_queue::QueuedReview;
@@ -24,10 +25,6 @@ use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::ReviewError;
 
-/// The longest token that is reviewed, in bytes. Queued tokens are kept in memory: at most 128 MiB
-/// with this.
-const MAX_TOKEN_BYTES: usize = 128 << 10;
-
 /// The result of a review.
 #[derive(Clone, Debug)]
 pub(super) enum TokenReviewResult {
@@ -38,7 +35,8 @@ pub(super) enum TokenReviewResult {
 pub(super) struct TokenReviewer {
     api_server: Arc<dyn ApiTransport>,
     audiences: Vec<String>,
-    /// Holds the tokens until their reviews are complete.
+    /// Holds the tokens until their reviews are complete: at most 128 MiB, since a token has at most
+    /// [`MAX_TOKEN_BYTES`].
     queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
 }
 
