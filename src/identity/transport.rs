@@ -66,6 +66,12 @@ impl fmt::Display for RemoteError {
     }
 }
 
+impl From<RemoteError> for ReviewError {
+    fn from(error: RemoteError) -> Self {
+        Self::Failed(error.0)
+    }
+}
+
 /// Sends requests to the API server with weir's own credentials.
 pub trait ApiTransport: fmt::Debug + Send + Sync {
     /// Sends a request. Completes within seconds, with a response or an error.

@@ -14,12 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-use http::StatusCode;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use tokio::time::timeout_at;
-use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
@@ -28,6 +26,7 @@ use crate::identity::impersonation::decision_cache::DecisionCache;
 use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::impersonation::target::ImpersonationPermission;
+use crate::identity::review_queue::MissingPermission;
 use crate::identity::review_queue::PendingReview;
 use crate::identity::review_queue::QueuedReview;
 use crate::identity::review_queue::ReviewQueue;
@@ -35,8 +34,12 @@ use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::transport::ApiTransport;
-use crate::identity::transport::ReviewError;
 use crate::metrics::Registry;
+
+const MISSING_PERMISSION: MissingPermission = MissingPermission {
+    reviews: "SubjectAccessReviews",
+    consequence: "weir allows no impersonation",
+};
 
 /// Whether a user has all permissions that an impersonation requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,7 +230,7 @@ impl ImpersonationAuthorizer {
             .await
         {
             Ok(response) => subject_access_review::parse_response(&response),
-            Err(error) => Err(ReviewError::Failed(error.to_string())),
+            Err(error) => Err(error.into()),
         };
         let (key, now) = (review.key, Clock.now());
         let (result, outcome) = match decision {
@@ -242,27 +245,12 @@ impl ImpersonationAuthorizer {
             }
             Err(error) => {
                 self.lock_cache().insert_unanswered(key, now);
-                self.handle_failure(&error);
+                self.queue.handle_failure(&error, &MISSING_PERMISSION, now);
                 ("unanswered", Err(()))
             }
         };
         self.metrics.reviews.with_label_values(&[result]).inc();
         self.queue.complete(review, outcome);
-    }
-
-    fn handle_failure(&self, error: &ReviewError) {
-        let ReviewError::NotPermitted(code) = error else {
-            return; // the API server is unavailable, which its clients' requests show
-        };
-        self.queue.back_off(*code, Clock.now());
-        if *code == StatusCode::UNAUTHORIZED {
-            return; // no permission is missing: weir's own credentials are not accepted, which is logged elsewhere
-        }
-        warn!(
-            %code,
-            "the API server does not let weir create SubjectAccessReviews: weir's own credentials need the \
-             ClusterRole system:auth-delegator; until then weir allows no impersonation"
-        );
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, DecisionCache> {

@@ -23,12 +23,14 @@ use tokio::sync::Notify;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::clock::Clock;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::fair_queue::FairQueue;
 use crate::identity::review_queue::fair_queue::NextItem;
 use crate::identity::token_hash::TokenHash;
+use crate::identity::transport::ReviewError;
 
 /// The most reviews in flight, each on a connection of its own. An API server that takes a second
 /// for a review gets no more than this many per second.
@@ -38,6 +40,14 @@ const MAX_IN_FLIGHT: usize = 16;
 /// for an operator to grant the permission, or for weir to load new credentials.
 const BACKOFF_FORBIDDEN: Duration = Duration::from_secs(60);
 const BACKOFF_UNAUTHORIZED: Duration = Duration::from_secs(5);
+
+/// What is logged if weir may not create reviews.
+pub(super) struct MissingPermission {
+    /// The kind of the reviews, in the plural.
+    pub(super) reviews: &'static str,
+    /// What holds until weir may create them.
+    pub(super) consequence: &'static str,
+}
 
 /// A queue of requests `Q`, with results `A`.
 pub(super) struct ReviewQueue<Q, A> {
@@ -179,15 +189,35 @@ impl<Q, A> ReviewQueue<Q, A> {
         review.result_tx.send_replace(Some(result));
     }
 
-    /// Queues no reviews for a while, because the API server answered `code`: weir may not create
-    /// them.
-    pub(super) fn back_off(&self, code: StatusCode, now: Instant) {
-        let backoff = if code == StatusCode::UNAUTHORIZED {
-            BACKOFF_UNAUTHORIZED
-        } else {
-            BACKOFF_FORBIDDEN
+    /// Queues no reviews for a while if weir may not create them. An API server that is unavailable
+    /// needs neither this nor a log line: the requests of its clients show it.
+    pub(super) fn handle_failure(
+        &self,
+        error: &ReviewError,
+        missing: &MissingPermission,
+        now: Instant,
+    ) {
+        let ReviewError::NotPermitted(code) = error else {
+            return;
+        };
+        let backoff = match *code {
+            // No permission is missing: weir's own credentials are not accepted, which is logged
+            // elsewhere.
+            StatusCode::UNAUTHORIZED => BACKOFF_UNAUTHORIZED,
+            _ => BACKOFF_FORBIDDEN,
         };
         self.lock_state().backoff_until = Some(now + backoff);
+        if *code != StatusCode::UNAUTHORIZED {
+            let MissingPermission {
+                reviews,
+                consequence,
+            } = missing;
+            warn!(
+                %code,
+                "the API server does not let weir create {reviews}: weir's own credentials need the \
+                 ClusterRole system:auth-delegator; until then {consequence}"
+            );
+        }
     }
 }
 

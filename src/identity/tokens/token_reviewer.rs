@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::StatusCode;
 use prometheus::IntGauge;
-use tracing::warn;
 
 use crate::clock::Clock;
 use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 use crate::identity::jwt::Jwt;
+use crate::identity::review_queue::MissingPermission;
 use crate::identity::review_queue::PendingReview;
 use crate::identity::review_queue::QueuedReview;
 use crate::identity::review_queue::ReviewQueue;
@@ -24,6 +23,11 @@ use crate::identity::tokens::token_store::TokenOutcome;
 use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::ReviewError;
+
+const MISSING_PERMISSION: MissingPermission = MissingPermission {
+    reviews: "TokenReviews",
+    consequence: "such tokens count as system:anonymous",
+};
 
 /// The result of a review.
 #[derive(Clone, Debug)]
@@ -120,7 +124,8 @@ impl TokenReviewer {
             }
             Some(Err(error)) => {
                 count("unanswered");
-                self.handle_failure(&error);
+                self.queue
+                    .handle_failure(&error, &MISSING_PERMISSION, Clock.now());
                 TokenReviewResult::Unanswered
             }
         };
@@ -131,22 +136,7 @@ impl TokenReviewer {
         let request = token_review::request(token, &self.audiences)?;
         Some(match self.api_server.send(request).await {
             Ok(response) => token_review::parse_response(&response, &self.audiences),
-            Err(error) => Err(ReviewError::Failed(error.to_string())),
+            Err(error) => Err(error.into()),
         })
-    }
-
-    fn handle_failure(&self, error: &ReviewError) {
-        let ReviewError::NotPermitted(code) = error else {
-            return; // the API server is unavailable, which its clients' requests show
-        };
-        self.queue.back_off(*code, Clock.now());
-        if *code == StatusCode::UNAUTHORIZED {
-            return; // no permission is missing: weir's own credentials are not accepted, which is logged elsewhere
-        }
-        warn!(
-            %code,
-            "the API server does not let weir create TokenReviews: weir's own credentials need the \
-             ClusterRole system:auth-delegator; until then such tokens count as system:anonymous"
-        );
     }
 }
