@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` `percent` `token_bucket` `varint` |
+//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `memory_budget` `io` `percent` `token_bucket` `varint` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -63,6 +63,7 @@ pub mod drain;
 pub mod hash_keys;
 pub mod io;
 pub mod log_limiter;
+pub mod memory_budget;
 pub mod metrics;
 pub mod minimum_rate;
 pub(crate) mod percent;

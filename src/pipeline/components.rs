@@ -12,6 +12,7 @@ use crate::limits::Admission;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::log_limiter::LogLimiter;
+use crate::memory_budget::MemoryBudget;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -22,7 +23,6 @@ use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::record::RequestObservers;
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::upstream::Upstream;
-use crate::upstream::body::memory_budget::MemoryBudget;
 use crate::upstream::loop_detection::LoopDetector;
 
 /// The steps of a request, built once and shared by all connections of a worker.

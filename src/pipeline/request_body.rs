@@ -23,6 +23,8 @@ use http_body_util::BodyExt;
 
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
+use crate::memory_budget::MemoryBudget;
+use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
 use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
@@ -36,8 +38,6 @@ use crate::upstream::ForwardError;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::body::client_body::ClientBodyError;
-use crate::upstream::body::memory_budget::MemoryBudget;
-use crate::upstream::body::memory_budget::MemoryReservation;
 use crate::upstream::body::progress::BodyProgress;
 use crate::upstream::body::progress::BodyState;
 use crate::upstream::body::request_body::RequestBody;
@@ -391,7 +391,7 @@ fn check_size(length: usize) -> Result<(), BodyReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::body::memory_budget::MemoryBudget;
+    use crate::memory_budget::MemoryBudget;
 
     #[test]
     fn a_body_in_parts_reserves_what_it_allocates() {

@@ -13,12 +13,12 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus::IntCounter;
 
+use crate::memory_budget::MemoryBudget;
+use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::rejection::StatusEncoding;
 use crate::upstream::body::client_body::ClientBody;
-use crate::upstream::body::memory_budget::MemoryBudget;
-use crate::upstream::body::memory_budget::MemoryReservation;
 
 /// A rejected request's body up to this size, in bytes, is read so that the connection can be
 /// reused, as in Go's server (`net/http.maxPostHandlerReadBytes`). A larger or slower body closes

@@ -31,9 +31,9 @@ use crate::limits::rejection_hold::HoldKey;
 use crate::limits::rejection_hold::HoldOwner;
 use crate::limits::rejection_hold::HoldPolicy;
 use crate::limits::rejection_hold::RejectionHolds;
+use crate::memory_budget::MemoryBudget;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::HoldState;
-use crate::upstream::body::memory_budget::MemoryBudget;
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than

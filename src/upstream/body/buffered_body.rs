@@ -5,7 +5,7 @@ use http::HeaderMap;
 use http_body::Frame;
 use http_body::SizeHint;
 
-use crate::upstream::body::memory_budget::MemoryReservation;
+use crate::memory_budget::MemoryReservation;
 
 /// A body that was read in full. It is forwarded byte for byte.
 #[derive(Debug)]

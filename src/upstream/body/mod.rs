@@ -4,7 +4,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `client_body` `memory_budget` `progress` |
+//! | 0 | `client_body` `progress` |
 //! | 1 | `buffered_body` |
 //! | 2 | `request_body` |
 //! | 3 | `body_pump` |
@@ -13,7 +13,6 @@
 pub(in crate::upstream) mod body_pump;
 pub mod buffered_body;
 pub mod client_body;
-pub mod memory_budget;
 pub mod progress;
 pub mod request_body;
 pub mod response_body;

@@ -1,4 +1,4 @@
-//! A budget for request bodies (and heads) that are held in memory.
+//! A budget for what is held in memory for clients: request bodies, heads and held rejections.
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// One source may hold at most a quarter of a budget, and no more than it leaves free. A client
 /// that sends slowly leaves the rest to other clients, and several such clients leave as much to a
-/// new one as any of them holds (as in [`fair_shares`](crate::upstream::connection::fair_shares)).
+/// new one as any of them holds.
 pub const SOURCE_FRACTION: usize = 4;
 
 /// The bytes that may be held in memory at a time.
