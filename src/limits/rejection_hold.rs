@@ -124,14 +124,11 @@ pub struct RejectionHolds<T> {
     /// The current and the previous generation. A flow in neither is forgotten.
     flows: [HashMap<HoldFlow, FlowRetryRecord, BuildIdentityHasher>; 2],
     /// The held rejections in the order of their arrival.
-    held: BTreeMap<HoldId, (FlowAndOwner, T)>,
+    held: BTreeMap<HoldId, (HoldKey, T)>,
     held_by_flow: HashMap<HoldFlow, usize, BuildIdentityHasher>,
     held_by_owner: HashMap<HoldOwner, usize, BuildIdentityHasher>,
     next_id: HoldId,
 }
-
-/// The flow of a held rejection, and the owner whose share of the slots it uses.
-type FlowAndOwner = (HoldFlow, Option<HoldOwner>);
 
 /// The id of a held rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,13 +237,13 @@ impl<T> RejectionHolds<T> {
     pub fn hold(
         &mut self,
         connection: &mut ConnectionRetryTimes,
-        key: FlowAndOwner,
+        key: HoldKey,
         waker: T,
     ) -> (HoldId, Option<T>) {
         let id = self.next_id;
         self.next_id = HoldId(id.0 + 1);
         self.held.insert(id, (key, waker));
-        let (flow, owner) = key;
+        let HoldKey { flow, owner } = key;
         *self.held_by_flow.entry(flow).or_default() += 1;
         if let Some(owner) = owner {
             *self.held_by_owner.entry(owner).or_default() += 1;
@@ -275,8 +272,8 @@ impl<T> RejectionHolds<T> {
         (self.held.len(), self.held_by_flow.len())
     }
 
-    fn uncount(&mut self, key: FlowAndOwner, waker: T) -> T {
-        let (flow, owner) = key;
+    fn uncount(&mut self, key: HoldKey, waker: T) -> T {
+        let HoldKey { flow, owner } = key;
         decrement(&mut self.held_by_flow, flow);
         if let Some(owner) = owner {
             decrement(&mut self.held_by_owner, owner);

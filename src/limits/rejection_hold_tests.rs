@@ -13,6 +13,10 @@ fn holds() -> RejectionHolds<u32> {
     RejectionHolds::new(SECOND, 3)
 }
 
+const fn unowned(flow: HoldFlow) -> HoldKey {
+    HoldKey { flow, owner: None }
+}
+
 #[test]
 fn a_client_that_honours_retry_after_is_never_held() {
     let (mut holds, mut connection, mut now) =
@@ -236,7 +240,7 @@ fn the_holds_of_a_connection_are_bounded() {
     for n in 1..=2 {
         let decision = holds.schedule_rejection(&mut connection, FLOW, now + MS, WAIT, 2);
         assert_ne!(decision, HoldDecision::Immediate);
-        ids.push(holds.hold(&mut connection, (FLOW, None), n).0);
+        ids.push(holds.hold(&mut connection, unowned(FLOW), n).0);
     }
     let decision = holds.schedule_rejection(&mut connection, FLOW, now + MS, WAIT, 2);
     assert_eq!(decision, HoldDecision::Immediate);
@@ -250,7 +254,7 @@ fn the_oldest_hold_is_released_at_capacity_and_all_counts_return_to_zero() {
     let (mut holds, mut connection) = (holds(), ConnectionRetryTimes::default());
     let mut ids = Vec::new();
     for n in 0..5 {
-        let (id, released) = holds.hold(&mut connection, (HoldFlow(u64::from(n % 2)), None), n);
+        let (id, released) = holds.hold(&mut connection, unowned(HoldFlow(u64::from(n % 2))), n);
         ids.push(id);
         assert_eq!(released, n.checked_sub(3));
         assert!(holds.held_counts().0 <= 3);
@@ -273,7 +277,11 @@ fn an_owner_has_at_most_half_of_the_slots_over_all_its_flows() {
     let mut ids = Vec::new();
     for flow in 0..2 {
         assert!(holds.has_slot(alice));
-        let (id, released) = holds.hold(&mut connection, (HoldFlow(flow), alice), 0);
+        let key = HoldKey {
+            flow: HoldFlow(flow),
+            owner: alice,
+        };
+        let (id, released) = holds.hold(&mut connection, key, 0);
         assert_eq!(released, None);
         ids.push(id);
     }
@@ -301,7 +309,7 @@ fn sequential_holds_of_a_flow_end_one_after_the_other() {
             HoldDecision::Until(at) => waits.push(at - now),
             HoldDecision::Immediate => panic!("it came early"),
         }
-        holds.hold(connection, (FLOW, None), 0);
+        holds.hold(connection, unowned(FLOW), 0);
     }
     let expected: Vec<_> = [1, 1, 2, 3, 4, 5, 6, 7].map(|n| n * 2 * MS).into();
     assert_eq!(waits, expected);

@@ -149,9 +149,10 @@ impl RejectionDelay {
     fn register<'h>(
         &'h self,
         connection: &'h HoldState,
-        HoldKey { flow, owner }: HoldKey,
+        key: HoldKey,
         policy: HoldPolicy,
     ) -> Option<(Instant, HeldRejection<'h>, oneshot::Receiver<()>)> {
+        let HoldKey { flow, owner } = key;
         let since = Clock.now();
         let mut retry_times = lock(&connection.retry_times);
         let mut holds = lock(&self.holds);
@@ -163,7 +164,7 @@ impl RejectionDelay {
             return None;
         };
         let (evict, evicted) = oneshot::channel();
-        let (hold_id, longest_held) = holds.hold(&mut retry_times, (flow, owner), evict);
+        let (hold_id, longest_held) = holds.hold(&mut retry_times, key, evict);
         self.update_gauges(&holds);
         drop((holds, retry_times));
         if let Some(longest_held) = longest_held {
