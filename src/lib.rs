@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `memory_budget` `io` `percent` `token_bucket` `varint` |
+//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `memory_budget` `io` `percent` `source_network` `token_bucket` `varint` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -67,6 +67,7 @@ pub mod memory_budget;
 pub mod metrics;
 pub mod minimum_rate;
 pub(crate) mod percent;
+pub(crate) mod source_network;
 pub mod token_bucket;
 pub(crate) mod varint;
 pub mod write_coalescing;

@@ -72,6 +72,7 @@ const PURE: &[&str] = &[
     "pipeline/trace/outcome.rs",
     "request_info",
     "server/connection/frame_scanner.rs",
+    "source_network.rs",
     "token_bucket.rs",
     "upstream/connection/fair_shares.rs",
     "upstream/connection/ping_schedule.rs",

@@ -52,11 +52,11 @@ use crate::clock::Clock;
 use crate::identity::bearer_token::BearerCredential;
 use crate::identity::bearer_token::bearer_credential;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::review_queue::fair_queue::source_network;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::TokenLookup;
 use crate::identity::tokens::TokenOutcome;
 use crate::identity::tokens::token_cache::VerifiedBy;
+use crate::source_network::source_network;
 
 pub use accepted_tokens::AcceptedTokens;
 pub use bearer_token::WEBSOCKET_BEARER_PREFIX;

@@ -12,7 +12,6 @@ use tracing::warn;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
-use crate::identity::review_queue::fair_queue::source_network;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
 use crate::limits::rejection_hold::HoldKey;
@@ -28,6 +27,7 @@ use crate::pipeline::response::body::Body;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
+use crate::source_network::source_network;
 
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::identity::review_queue::fair_queue::source_network;
+use crate::source_network::source_network;
 
 /// The source that a connection is counted for: an address, or a trusted proxy in front of many
 /// clients. Of an IPv6 address only the first 64 bits count, since a client usually has the whole

@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::net::Ipv6Addr;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::source_network::source_network;
 use crate::token_bucket::Rate;
 use crate::token_bucket::TokenBucket;
 
@@ -138,18 +138,6 @@ impl<T> FairQueue<T> {
     #[must_use]
     pub fn queued(&self) -> usize {
         self.by_source_len + self.previously_verified.len()
-    }
-}
-
-/// The network that an address counts for: an IPv6 host can use a whole /64.
-#[must_use]
-pub fn source_network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

@@ -12,9 +12,9 @@ use crate::api::UserInfo;
 use crate::identity::ClientContext;
 use crate::identity::PeerCertificate;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::review_queue::fair_queue::source_network;
 use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::pipeline::connection::target_fragments::TargetFragments;
+use crate::source_network::source_network;
 use crate::upstream::requester::Requester;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
