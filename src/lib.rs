@@ -18,16 +18,17 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `memory_budget` `io` `percent` `source_network` `token_bucket` `varint` |
-//! | 1 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
-//! | 2 | `identity` |
-//! | 3 | `flowcontrol` `upstream` |
-//! | 4 | `limits` |
-//! | 5 | `pipeline` |
-//! | 6 | `server` `observe` |
-//! | 7 | `config` |
-//! | 8 | `app` |
-//! | 9 | `cli` |
+//! | 0 | `go_text` `percent` `source_network` `varint` (pure) |
+//! | 1 | `clock` `document` `hash_keys` `io` `log_limiter` `memory_budget` `metrics` `minimum_rate` `token_bucket` `write_coalescing` |
+//! | 2 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
+//! | 3 | `identity` |
+//! | 4 | `flowcontrol` `upstream` |
+//! | 5 | `limits` |
+//! | 6 | `pipeline` |
+//! | 7 | `server` `observe` |
+//! | 8 | `config` |
+//! | 9 | `app` |
+//! | 10 | `cli` |
 //!
 //! # Invariants
 //!
@@ -60,6 +61,7 @@ pub mod api;
 pub mod clock;
 pub mod document;
 pub mod drain;
+pub(crate) mod go_text;
 pub mod hash_keys;
 pub mod io;
 pub mod log_limiter;

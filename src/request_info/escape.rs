@@ -1,7 +1,7 @@
-//! Paths and quoting as in Go's `net/url` and `strconv`.
+//! Paths as Go's `net/url` prints them.
 //!
-//! Everything works on bytes: a path or a query need not be UTF-8. Encoding is for error messages
-//! only and allocates.
+//! Everything works on bytes: a path need not be UTF-8. Encoding is for error messages only and
+//! allocates.
 
 use std::borrow::Cow;
 
@@ -32,39 +32,6 @@ const fn is_unescaped_in_path(byte: u8) -> bool {
         )
 }
 
-/// `text` in double quotes, as `%q` prints a string.
-pub(super) fn quote(text: &[u8]) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for chunk in text.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            match c {
-                '"' | '\\' => quoted.extend(['\\', c]),
-                // Go has short names for some of these, but a target that contains one is rejected
-                // before it is quoted.
-                c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
-                c if is_printable(c) => quoted.push(c),
-                c if u32::from(c) < 0x1_0000 => {
-                    quoted.push_str(&format!("\\u{:04x}", u32::from(c)))
-                }
-                c => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
-            }
-        }
-        for byte in chunk.invalid() {
-            quoted.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-/// `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. The
-/// standard library has the same table behind `escape_debug`, though of a later Unicode version; a
-/// preceding letter keeps it from escaping marks.
-fn is_printable(c: char) -> bool {
-    c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,28 +55,6 @@ mod tests {
                 escaped.as_bytes(),
                 "{raw}"
             );
-        }
-    }
-
-    #[test]
-    fn quoting_escapes_characters_that_go_does_not_print() {
-        let cases: [(&[u8], &str); 7] = [
-            (b"/a?b=\"\\'<&", r#""/a?b=\"\\'<&""#),
-            (
-                "/\u{e9}\u{301}\u{4e16}".as_bytes(),
-                "\"/\u{e9}\u{301}\u{4e16}\"",
-            ),
-            (
-                "\u{200b}\u{feff}\u{a0}".as_bytes(),
-                r#""\u200b\ufeff\u00a0""#,
-            ),
-            ("\u{e0001}\u{1f600}".as_bytes(), "\"\\U000e0001\u{1f600}\""),
-            ("\u{85}\u{fffd}".as_bytes(), "\"\\u0085\u{fffd}\""),
-            (b"\xff\xe2\x82x", r#""\xff\xe2\x82x""#),
-            (b"\x01\x7f", r#""\x01\x7f""#),
-        ];
-        for (text, quoted) in cases {
-            assert_eq!(quote(text), quoted);
         }
     }
 }

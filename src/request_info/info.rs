@@ -8,7 +8,6 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use super::escape;
 use super::go_duration;
 use super::go_duration::DurationError;
 use super::list_options::ListOptions;
@@ -21,6 +20,7 @@ use super::query::Query;
 use super::target::MalformedTarget;
 use super::target::RequestTarget;
 use super::verb::Verb;
+use crate::go_text;
 
 /// The attributes of a request. Attributes that it does not have are empty.
 #[derive(Clone, Debug)]
@@ -327,7 +327,7 @@ impl<'a> Unresolvable<'a> {
     /// writes, as `text/plain; charset=utf-8` and with `X-Content-Type-Options: nosniff`.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
-        let quoted = escape::quote(self.target);
+        let quoted = go_text::quote(self.target);
         let prefix = format!("Internal Server Error: {quoted}: failed to create RequestInfo: ");
         let mut body = Vec::with_capacity(prefix.len() + self.url.len() + 64);
         for &byte in prefix.as_bytes().iter().chain(&self.message()) {

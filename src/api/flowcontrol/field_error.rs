@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::go_text;
+
 /// The type of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorType {
@@ -82,8 +84,7 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// A list of errors under construction. Values are passed as messages print them: see [`go_quote`]
-/// and [`go_json`].
+/// A list of errors under construction. Values are passed as messages print them: see [`go_text`].
 #[derive(Default)]
 pub(super) struct FieldErrors(Vec<FieldError>);
 
@@ -101,7 +102,10 @@ impl FieldErrors {
     }
 
     pub(super) fn not_supported(&mut self, field: String, value: String, allowed: &[&str]) {
-        let allowed: Vec<String> = allowed.iter().map(|text| go_quote(text)).collect();
+        let allowed: Vec<String> = allowed
+            .iter()
+            .map(|text| go_text::quote(text.as_bytes()))
+            .collect();
         let detail = format!("supported values: {}", allowed.join(", "));
         self.add(ErrorType::NotSupported, field, Some(value), detail);
     }
@@ -118,7 +122,7 @@ impl FieldErrors {
     /// Adds an invalid string, once for each rule that it breaks.
     pub(super) fn invalid_string(&mut self, field: &str, value: &str, broken: Vec<String>) {
         for detail in broken {
-            self.invalid(field.to_owned(), go_quote(value), detail);
+            self.invalid(field.to_owned(), go_text::quote(value.as_bytes()), detail);
         }
     }
 
@@ -141,54 +145,10 @@ impl FieldErrors {
     }
 }
 
-/// Quotes a string as Go's `%q` does.
-pub(super) fn go_quote(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\u{7}' => quoted.push_str("\\a"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            '\u{b}' => quoted.push_str("\\v"),
-            '\'' => quoted.push(c),
-            c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if is_printable(c) => quoted.push(c),
-            c if u32::from(c) <= 0xffff => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-/// `unicode.IsPrint`. The standard library has the same table behind `escape_debug`; a preceding
-/// letter keeps it from escaping marks, which Go prints unchanged.
-fn is_printable(c: char) -> bool {
-    c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
-}
-
-/// Formats any other value as Go prints it: as the JSON of its encoder, which escapes HTML
-/// characters.
-pub(super) fn go_json(value: &serde_json::Value) -> String {
-    value
-        .to_string()
-        .replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('&', "\\u0026")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::FieldErrors;
+    use crate::go_text;
 
     #[test]
     fn messages_omit_empty_parts() {
@@ -196,8 +156,8 @@ mod tests {
         errors.required("a.b".to_owned(), "");
         errors.required("c".to_owned(), "say it");
         errors.forbidden("d".to_owned(), "not here");
-        errors.duplicate("e".to_owned(), super::go_quote("x"));
-        errors.not_supported("f".to_owned(), super::go_quote("x"), &["a", "b"]);
+        errors.duplicate("e".to_owned(), go_text::quote(b"x"));
+        errors.not_supported("f".to_owned(), go_text::quote(b"x"), &["a", "b"]);
         errors.too_long("g".to_owned(), 5);
         let lines: Vec<String> = errors.into_vec().iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -210,19 +170,6 @@ mod tests {
                 "f: Unsupported value: \"x\": supported values: \"a\", \"b\"",
                 "g: Too long: may not be more than 5 bytes",
             ]
-        );
-    }
-
-    #[test]
-    fn values_are_quoted_as_in_go() {
-        assert_eq!(
-            super::go_quote("a'\"\\\n\u{1}é\u{200b}😀"),
-            "\"a'\\\"\\\\\\n\\x01é\\u200b😀\""
-        );
-        assert_eq!(super::go_quote("cafe\u{301}"), "\"cafe\u{301}\"");
-        assert_eq!(
-            super::go_json(&json!(["a<b", "*"])),
-            "[\"a\\u003cb\",\"*\"]"
         );
     }
 }

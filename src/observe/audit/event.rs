@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::observe::audit::go_json;
+use crate::go_text;
 use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::policy::AuditStage;
@@ -139,7 +139,8 @@ impl AuditEntry {
             .iter()
             .filter(|stage| config.includes(**stage))
         {
-            go_json::append_line(&self.to_event(&info, config.level, *stage), lines);
+            go_text::append_json(&self.to_event(&info, config.level, *stage), lines);
+            lines.push(b'\n');
             count += 1;
         }
         (count, config.level)

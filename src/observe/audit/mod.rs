@@ -11,12 +11,11 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `go_json` `output` `policy` |
+//! | 0 | `output` `policy` |
 //! | 1 | `event` |
 //! | 2 | `writer` |
 
 mod event;
-mod go_json;
 pub mod output;
 pub mod policy;
 #[cfg(test)]

@@ -3,8 +3,6 @@
 use serde_json::json;
 
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::field_error::go_json;
-use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::names;
 use crate::api::flowcontrol::types::EXEMPT;
@@ -17,6 +15,7 @@ use crate::api::flowcontrol::types::ResourcePolicyRule;
 use crate::api::flowcontrol::types::ServiceAccountSubject;
 use crate::api::flowcontrol::types::Subject;
 use crate::api::flowcontrol::types::SubjectKind;
+use crate::go_text;
 
 /// `FlowSchemaMaxMatchingPrecedence`
 const MAX_MATCHING_PRECEDENCE: i32 = 10_000;
@@ -69,7 +68,7 @@ fn validate_spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     }
     if let Some(FlowDistinguisherMethodType::Other(text)) = &spec.distinguisher_method {
         let field = "spec.distinguisherMethod.type".to_owned();
-        let value = go_json(&json!({ "Type": text }));
+        let value = go_text::json(&json!({ "Type": text }));
         errors.not_supported(field, value, FlowDistinguisherMethodType::ALLOWED);
     }
     let level = &spec.priority_level_configuration;
@@ -132,7 +131,11 @@ fn validate_subject(path: &str, subject: &Subject, errors: &mut FieldErrors) {
             forbid_group(path, subject, errors);
         }
         SubjectKind::Other(text) => {
-            errors.not_supported(format!("{path}.kind"), go_quote(text), SubjectKind::ALLOWED);
+            errors.not_supported(
+                format!("{path}.kind"),
+                go_text::quote(text.as_bytes()),
+                SubjectKind::ALLOWED,
+            );
         }
     }
 }
@@ -255,7 +258,7 @@ fn validate_verbs(path: &str, verbs: &[String], errors: &mut FieldErrors) {
     } else if !check_wildcard(field.clone(), verbs, "verbs", errors)
         && !verbs.iter().all(|verb| VERBS.contains(&verb.as_str()))
     {
-        errors.not_supported(field, go_json(&json!(verbs)), VERBS);
+        errors.not_supported(field, go_text::json(&verbs), VERBS);
     }
 }
 
@@ -264,7 +267,7 @@ fn check_wildcard(field: String, list: &[String], what: &str, errors: &mut Field
     let there = list.iter().any(|text| text == WILDCARD);
     if there && list.len() > 1 {
         let detail = format!("if '*' is present, must not specify other {what}");
-        errors.invalid(field, go_json(&json!(list)), detail);
+        errors.invalid(field, go_text::json(&list), detail);
     }
     there
 }

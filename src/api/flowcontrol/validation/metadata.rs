@@ -2,10 +2,10 @@
 //! `k8s.io/apimachinery/pkg/api/validation` (1.36).
 
 use super::super::field_error::FieldErrors;
-use super::super::field_error::go_quote;
 use super::super::names;
 use super::super::types::ObjectMeta;
 use super::super::types::OwnerReference;
+use crate::go_text;
 
 /// `TotalAnnotationSizeLimitB`, keys and values together, in bytes.
 const ANNOTATIONS_MAX: usize = 256 * 1024;
@@ -94,12 +94,16 @@ fn validate_owner_reference(reference: &OwnerReference, errors: &mut FieldErrors
     let (version, group) = split_api_version(api_version);
     if version.is_empty() {
         let field = format!("{OWNER_REFERENCES}.apiVersion");
-        errors.invalid(field, go_quote(api_version), "version must not be empty");
+        errors.invalid(
+            field,
+            go_text::quote(api_version.as_bytes()),
+            "version must not be empty",
+        );
     }
     for (field, text) in [("kind", kind), ("name", name), ("uid", uid)] {
         if text.is_empty() {
             let field = format!("{OWNER_REFERENCES}.{field}");
-            errors.invalid(field, go_quote(text), "must not be empty");
+            errors.invalid(field, go_text::quote(text.as_bytes()), "must not be empty");
         }
     }
     if (group, version, kind.as_str()) == ("", "v1", "Event") {
@@ -131,7 +135,11 @@ fn validate_finalizers(finalizers: &[String], errors: &mut FieldErrors) {
     for (n, finalizer) in finalizers.iter().enumerate() {
         if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer.as_str()) {
             let detail = "name is neither a standard finalizer name nor is it fully qualified";
-            errors.invalid(format!("{FIELD}[{n}]"), go_quote(finalizer), detail);
+            errors.invalid(
+                format!("{FIELD}[{n}]"),
+                go_text::quote(finalizer.as_bytes()),
+                detail,
+            );
         }
     }
 }

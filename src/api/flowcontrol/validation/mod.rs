@@ -18,9 +18,9 @@ use std::collections::HashSet;
 
 use super::field_error::FieldError;
 use super::field_error::FieldErrors;
-use super::field_error::go_quote;
 use super::manifest::Manifest;
 use super::types::Object;
+use crate::go_text;
 
 impl Manifest<'_> {
     /// The errors for which `create` would be rejected, in order. The status is not validated: an
@@ -50,7 +50,7 @@ impl Manifest<'_> {
         for (n, condition) in types.iter().enumerate() {
             let field = format!("status.conditions[{n}].type");
             if !seen.insert(condition) {
-                errors.duplicate(field.clone(), go_quote(condition));
+                errors.duplicate(field.clone(), go_text::quote(condition.as_bytes()));
             }
             if condition.is_empty() {
                 errors.required(field, "");

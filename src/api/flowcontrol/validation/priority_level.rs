@@ -1,7 +1,6 @@
 //! Validation of a PriorityLevelConfiguration.
 
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::fields::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::types::EXEMPT;
@@ -13,6 +12,7 @@ use crate::api::flowcontrol::types::PriorityLevelConfigurationSpec;
 use crate::api::flowcontrol::types::PriorityLevelEnablement;
 use crate::api::flowcontrol::types::QueuingConfiguration;
 use crate::api::flowcontrol::types::Version;
+use crate::go_text;
 
 /// `priorityLevelConfigurationQueuingMaxQueues`
 const MAX_QUEUES: i32 = 10_000_000;
@@ -70,7 +70,7 @@ fn validate_spec(
         exempt,
     } = spec;
     if (name == EXEMPT) != (*enablement == PriorityLevelEnablement::Exempt) {
-        let value = go_quote(enablement.as_str());
+        let value = go_text::quote(enablement.as_str().as_bytes());
         let detail = "must be 'Exempt' if and only if `name` is 'exempt'";
         errors.invalid("spec.type".to_owned(), value, detail);
     }
@@ -107,7 +107,11 @@ fn validate_spec(
         }
         PriorityLevelEnablement::Other(text) => {
             let allowed = PriorityLevelEnablement::ALLOWED;
-            errors.not_supported("spec.type".to_owned(), go_quote(text), allowed);
+            errors.not_supported(
+                "spec.type".to_owned(),
+                go_text::quote(text.as_bytes()),
+                allowed,
+            );
         }
     }
 }
@@ -164,7 +168,11 @@ fn validate_limit_response(response: &LimitResponse, errors: &mut FieldErrors) {
         (LimitResponseType::Reject, None) => {}
         (LimitResponseType::Other(text), _) => {
             let field = "spec.limited.limitResponse.type".to_owned();
-            errors.not_supported(field, go_quote(text), LimitResponseType::ALLOWED);
+            errors.not_supported(
+                field,
+                go_text::quote(text.as_bytes()),
+                LimitResponseType::ALLOWED,
+            );
         }
     }
 }

@@ -1,0 +1,130 @@
+//! Text in the exact form of Go: quoted strings (`strconv`) and `encoding/json`, so that tools that
+//! search for bytes find them. Pure.
+
+use std::io;
+
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
+
+/// `text` in double quotes, as `%q` prints a string.
+pub(crate) fn quote(text: &[u8]) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            push_quoted(&mut quoted, c);
+        }
+        for byte in chunk.invalid() {
+            quoted.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn push_quoted(quoted: &mut String, c: char) {
+    match c {
+        '"' | '\\' => quoted.extend(['\\', c]),
+        '\u{7}' => quoted.push_str("\\a"),
+        '\u{8}' => quoted.push_str("\\b"),
+        '\u{c}' => quoted.push_str("\\f"),
+        '\n' => quoted.push_str("\\n"),
+        '\r' => quoted.push_str("\\r"),
+        '\t' => quoted.push_str("\\t"),
+        '\u{b}' => quoted.push_str("\\v"),
+        c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
+        c if is_printable(c) => quoted.push(c),
+        c if u32::from(c) < 0x1_0000 => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
+        c => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
+    }
+}
+
+/// `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. The
+/// standard library has the same table behind `escape_debug`, though of a later Unicode version; a
+/// preceding letter keeps it from escaping marks.
+fn is_printable(c: char) -> bool {
+    c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
+}
+
+/// `value` as JSON.
+pub(crate) fn json(value: &impl Serialize) -> String {
+    let mut text = Vec::new();
+    append_json(value, &mut text);
+    String::from_utf8(text).unwrap_or_default() // JSON is UTF-8
+}
+
+/// Appends `value` as JSON.
+pub(crate) fn append_json(value: &impl Serialize, text: &mut Vec<u8>) {
+    // Fails only for map keys that are not strings and for failing writers. Neither occurs here.
+    let _ = value.serialize(&mut Serializer::with_formatter(text, GoFormatter));
+}
+
+/// Escapes HTML characters and JavaScript's line separators as well.
+struct GoFormatter;
+
+impl Formatter for GoFormatter {
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+            let (plain, special) = rest.split_at(at);
+            writer.write_all(plain.as_bytes())?;
+            let mut characters = special.chars();
+            if let Some(character) = characters.next() {
+                write!(writer, "\\u{:04x}", u32::from(character))?;
+            }
+            rest = characters.as_str();
+        }
+        writer.write_all(rest.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoting_escapes_characters_that_go_does_not_print() {
+        let cases: [(&[u8], &str); 10] = [
+            (b"/a?b=\"\\'<&", r#""/a?b=\"\\'<&""#),
+            (
+                "/\u{e9}\u{301}\u{4e16}".as_bytes(),
+                "\"/\u{e9}\u{301}\u{4e16}\"",
+            ),
+            (
+                "\u{200b}\u{feff}\u{a0}".as_bytes(),
+                r#""\u200b\ufeff\u00a0""#,
+            ),
+            ("\u{e0001}\u{1f600}".as_bytes(), "\"\\U000e0001\u{1f600}\""),
+            ("\u{85}\u{fffd}".as_bytes(), "\"\\u0085\u{fffd}\""),
+            (b"\xff\xe2\x82x", r#""\xff\xe2\x82x""#),
+            (b"\x01\x7f", r#""\x01\x7f""#),
+            (b"\x07\x08\x0c\n\r\t\x0b", r#""\a\b\f\n\r\t\v""#),
+            (
+                "a'\"\\\n\u{1}\u{e9}\u{200b}\u{1f600}".as_bytes(),
+                "\"a'\\\"\\\\\\n\\x01\u{e9}\\u200b\u{1f600}\"",
+            ),
+            ("cafe\u{301}".as_bytes(), "\"cafe\u{301}\""),
+        ];
+        for (text, quoted) in cases {
+            assert_eq!(quote(text), quoted);
+        }
+    }
+
+    #[test]
+    fn strings_are_escaped_as_go_escapes_them() {
+        let mut line = Vec::new();
+        append_json(
+            &"a<b>&c \u{2028}\u{2029} \"\\\n\t\u{1}\u{8}\u{7f} \u{e9}",
+            &mut line,
+        );
+        let expected =
+            "\"a\\u003cb\\u003e\\u0026c \\u2028\\u2029 \\\"\\\\\\n\\t\\u0001\\b\u{7f} \u{e9}\"";
+        assert_eq!(String::from_utf8(line).unwrap(), expected);
+        assert_eq!(json(&["a<b", "*"]), "[\"a\\u003cb\",\"*\"]");
+    }
+}
