@@ -14,6 +14,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::watch;
 
+use crate::numeric::saturating_u32;
+
 /// The minimum rate at which watches end, per second (`server/genericapiserver.go`: 200/s, or more
 /// if the grace period requires it).
 const WATCHES_PER_SECOND: usize = 200;
@@ -131,8 +133,8 @@ impl Drain {
     /// Ends the open watches, spread over `grace` (or less, if they are few).
     pub fn end_watches(&self, grace: Duration) {
         let few = Duration::from_secs_f64(
-            f64::from(u32::try_from(self.open_watches()).unwrap_or(u32::MAX))
-                / f64::from(u32::try_from(WATCHES_PER_SECOND).unwrap_or(u32::MAX)),
+            f64::from(saturating_u32(self.open_watches()))
+                / f64::from(saturating_u32(WATCHES_PER_SECOND)),
         );
         self.watch_grace.send_replace(Some(grace.min(few)));
     }

@@ -29,6 +29,8 @@ use prometheus::proto::Bucket;
 use prometheus::proto::LabelPair;
 use prometheus::proto::MetricFamily;
 
+use crate::numeric::saturating_i64;
+
 /// What `GET /metrics` renders.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
@@ -237,7 +239,7 @@ impl<F: Fn() -> usize + Send + Sync> Collector for PolledGauge<F> {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let value = (self.read)();
-        self.gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        self.gauge.set(saturating_i64(value));
         self.gauge.collect()
     }
 }

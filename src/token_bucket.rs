@@ -8,6 +8,8 @@
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::numeric::saturating_u32;
+
 const NANOS_PER_SECOND: f64 = 1e9;
 
 /// The wait for a token of a rate of zero. Clients retry after it, so that they notice when the
@@ -184,7 +186,7 @@ fn as_seconds(elapsed: Duration) -> f64 {
 #[must_use]
 pub fn retry_after_seconds(wait: Duration) -> u32 {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-    u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
+    saturating_u32(seconds).max(1)
 }
 
 #[cfg(test)]

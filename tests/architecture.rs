@@ -59,6 +59,7 @@ const PURE: &[&str] = &[
     "limits/rate/lru.rs",
     "limits/rate/top_keys.rs",
     "minimum_rate.rs",
+    "numeric.rs",
     "observe/audit/event.rs",
     "observe/audit/policy.rs",
     "observe/status/history.rs",

@@ -21,6 +21,8 @@ use super::node::SourceLocation;
 use super::scalar;
 use super::scalar::ResolvedScalar;
 
+use crate::numeric::saturating_u32;
+
 /// The maximum depth of nested values, with aliases expanded. Kubernetes' own objects have a depth
 /// below twenty (including managedFields).
 pub(super) const MAX_DEPTH: usize = 100;
@@ -217,10 +219,8 @@ impl NodeBuilder {
     fn location(&self, marker: saphyr_parser::Marker) -> SourceLocation {
         SourceLocation {
             file: Arc::clone(&self.file),
-            line: u32::try_from(marker.line()).unwrap_or(u32::MAX),
-            column: u32::try_from(marker.col())
-                .unwrap_or(u32::MAX)
-                .saturating_add(1),
+            line: saturating_u32(marker.line()),
+            column: saturating_u32(marker.col()).saturating_add(1),
         }
     }
 

@@ -12,6 +12,8 @@ use super::node::SourceLocation;
 use super::node_builder::NodeBuilder;
 use super::scalar;
 
+use crate::numeric::saturating_u32;
+
 /// How much may be copied for the anchors, aliases and `<<` of a text: bytes of scalars plus one
 /// per value. Far more than any hand-written file needs, and far less than what affects the
 /// process.
@@ -99,8 +101,8 @@ pub fn parse_json(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Opti
         Err(e) => {
             let location = SourceLocation {
                 file: file.into(),
-                line: u32::try_from(e.line()).unwrap_or(u32::MAX),
-                column: u32::try_from(e.column()).unwrap_or(u32::MAX),
+                line: saturating_u32(e.line()),
+                column: saturating_u32(e.column()),
             };
             let message = e.to_string();
             let message = message.split(" at line ").next().unwrap_or_default();

@@ -18,6 +18,7 @@ use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::request_info::RequestKind;
 
 /// The limits of the two request kinds.
@@ -78,7 +79,7 @@ impl MaxInFlight {
             };
             metrics.set_limits(kind, Clock.now(), limits);
             let limit_gauge = limit_gauge.with_label_values(&[kind.label()]);
-            limit_gauge.set(i64::try_from(executing).unwrap_or(i64::MAX));
+            limit_gauge.set(saturating_i64(executing));
             Arc::new(InFlightSlots {
                 kind,
                 limit,

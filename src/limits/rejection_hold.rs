@@ -18,6 +18,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use crate::hash_keys::BuildIdentityHasher;
+use crate::numeric::saturating_u32;
 
 /// A flow: a keyed hash of the user's name and of what classified the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,7 +163,7 @@ impl<T> RejectionHolds<T> {
         max_concurrent: usize,
     ) -> HoldDecision {
         let held_before = match self.held_by_flow.get(&flow) {
-            Some(held) if policy.sequential => u32::try_from(*held).unwrap_or(u32::MAX),
+            Some(held) if policy.sequential => saturating_u32(*held),
             _ => 0,
         };
         let record = self.flow_record(flow, now);

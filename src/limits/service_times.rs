@@ -12,6 +12,7 @@ use std::time::Duration;
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
+use crate::numeric::saturating_u64;
 use crate::request_info::RequestInfo;
 
 /// The number of averages; a cluster has some hundreds of shapes. Shapes with the same index share
@@ -48,7 +49,7 @@ impl RequestShape {
             info.namespace().is_empty(),
             CHEAPER_PARAMETERS.map(|name| query.first(name).is_some_and(|value| !value.is_empty())),
         ));
-        let slot = hash % u64::try_from(AVERAGES).unwrap_or(u64::MAX);
+        let slot = hash % saturating_u64(AVERAGES);
         Self(usize::try_from(slot).unwrap_or_default())
     }
 }

@@ -11,6 +11,7 @@ use prometheus::core::Desc;
 use prometheus::proto::MetricFamily;
 
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::observe::readiness::Readiness;
 
 /// Returns the expiry of a certificate. Called for each scrape, since certificates are renewed.
@@ -97,7 +98,7 @@ impl Collector for InfoMetrics {
                 .unwrap_or_default();
             self.expiration
                 .with_label_values(&[*which])
-                .set(i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX));
+                .set(saturating_i64(since_1970.as_secs()));
         }
         [self.ready.collect(), self.expiration.collect()].concat()
     }

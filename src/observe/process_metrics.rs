@@ -16,6 +16,7 @@ use rustix::time::ClockId;
 use rustix::time::clock_gettime;
 
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 
 /// The collector of the process metrics.
 struct ProcessMetrics {
@@ -121,7 +122,7 @@ impl ProcessMetrics {
             (&self.max_virtual_memory, rlimit::Resource::AS),
         ] {
             if let Ok((most, _)) = resource.get() {
-                gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
+                gauge.set(saturating_i64(most));
             }
         }
     }

@@ -28,6 +28,8 @@ use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
 use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
 use crate::pipeline::components::Pipeline;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::body_drain::RequestBodyState;
@@ -124,7 +126,7 @@ impl Pipeline {
         } else {
             self.body_buffer
         };
-        let length = usize::try_from(incoming.size_hint().lower()).unwrap_or(usize::MAX);
+        let length = saturating_usize(incoming.size_hint().lower());
         if length > max {
             let too_large = RequestRejection::Body(BodyReadError::TooLarge(max));
             return if whole { Err(too_large) } else { Ok(None) };
@@ -305,7 +307,7 @@ async fn next_frame(
         None => {
             // Only a wait reads the clock.
             let now = Clock.now();
-            let read = u64::try_from(read).unwrap_or(u64::MAX);
+            let read = saturating_u64(read);
             let meter = meter.get_or_insert_with(|| RateMeter::new(rate, now));
             if !meter.check(rate, now, read, true) {
                 return Err(BodyReadError::TooSlow);
@@ -333,7 +335,7 @@ async fn read_to_end(
     mut reservation: MemoryReservation,
     identity_headers: &IdentityHeaders,
 ) -> Result<BufferedBody, BodyReadError> {
-    let length = usize::try_from(incoming.size_hint().lower()).unwrap_or(usize::MAX);
+    let length = saturating_usize(incoming.size_hint().lower());
     check_size(length)?;
     let mut parts = Vec::new();
     let mut trailers = None;

@@ -18,6 +18,7 @@ use tracing::warn;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::metrics::GaugeGuard;
+use crate::numeric::saturating_i64;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
@@ -92,7 +93,7 @@ impl Acceptor {
     /// Accepts connections until [`DrainStage::Closing`]. Returns the workers, which continue to
     /// serve their connections.
     pub async fn run(self) -> Vec<Worker> {
-        let limit = i64::try_from(self.max_connections).unwrap_or(i64::MAX);
+        let limit = saturating_i64(self.max_connections);
         self.metrics.max_connections.set(limit);
         let mut closing = std::pin::pin!(self.drain.reached(DrainStage::Closing));
         loop {

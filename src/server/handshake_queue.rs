@@ -11,6 +11,7 @@ use prometheus::IntGauge;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
+use crate::numeric::saturating_i64;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_limiter::HandshakeDecision;
 use crate::server::handshake_limiter::HandshakeLimiter;
@@ -102,7 +103,7 @@ impl HandshakeQueue {
     }
 
     fn update_metrics(&self, limiter: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {
-        let set = |gauge: &IntGauge, count| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        let set = |gauge: &IntGauge, count| gauge.set(saturating_i64(count));
         set(&self.active, limiter.active());
         set(&self.queued, limiter.queued());
     }

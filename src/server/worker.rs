@@ -20,6 +20,7 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::DrainGuard;
+use crate::numeric::saturating_i64;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
@@ -151,7 +152,7 @@ async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
         tokio::select! {
             _ = maintenance.tick() => {
                 context.pipeline.deadlines.expire(Clock.now());
-                tasks.set(i64::try_from(runtime.num_alive_tasks()).unwrap_or(i64::MAX));
+                tasks.set(saturating_i64(runtime.num_alive_tasks()));
                 let total = runtime.worker_total_busy_duration(0).as_secs_f64();
                 busy.inc_by((total - busy.get()).max(0.0));
             }

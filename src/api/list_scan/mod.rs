@@ -27,6 +27,7 @@ use crate::api::list_scan::visitor::ListVisitor;
 use crate::api::media_type::MediaType;
 use crate::api::walk::CborWalker;
 use crate::api::walk::JsonWalker;
+use crate::numeric::saturating_u64;
 
 pub use crate::api::list_scan::totals::ListSummary;
 pub(super) use crate::api::list_scan::totals::is_transformed_kind;
@@ -69,7 +70,7 @@ impl ListScan {
 
     /// Consumes the next chunk of the body, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
-        let length = u64::try_from(chunk.len()).unwrap_or(u64::MAX);
+        let length = saturating_u64(chunk.len());
         self.bytes = self.bytes.saturating_add(length);
         match &mut self.decoder {
             ListDecoder::Cbor(walker, visitor) => walker.feed(chunk, visitor),

@@ -8,6 +8,8 @@
 use super::totals::ListTotals;
 use super::totals::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
 use crate::varint::VarintDecoder;
 use crate::varint::VarintProgress;
 
@@ -98,9 +100,9 @@ impl ProtobufListScan {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
             if let ProtobufListState::Skip(missing) = self.state {
-                let here = usize::try_from(missing).unwrap_or(usize::MAX);
+                let here = saturating_usize(missing);
                 let (skipped, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
-                let skipped = u64::try_from(skipped.len()).unwrap_or(u64::MAX);
+                let skipped = saturating_u64(skipped.len());
                 self.offset = self.offset.saturating_add(skipped);
                 self.skip(missing.saturating_sub(skipped));
                 rest = after;

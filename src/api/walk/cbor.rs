@@ -9,6 +9,9 @@ use super::visitor::ValueStart;
 use super::visitor::VisitAction;
 use super::visitor::Visitor;
 
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
+
 /// Deeper than any object: even a schema within a schema has some dozens of levels.
 const MAX_DEPTH: usize = 256;
 
@@ -87,10 +90,10 @@ impl<P: Copy> CborWalker<P> {
             match self.state {
                 CborState::Stopped => return,
                 CborState::Text(missing) => {
-                    let here = usize::try_from(missing).unwrap_or(usize::MAX);
+                    let here = saturating_usize(missing);
                     let (read, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
                     self.token.extend(read);
-                    let read = u64::try_from(read.len()).unwrap_or(u64::MAX);
+                    let read = saturating_u64(read.len());
                     self.offset = self.offset.saturating_add(read);
                     self.continue_text(missing.saturating_sub(read), visitor);
                     rest = after;

@@ -11,6 +11,8 @@ use super::visitor::ValueStart;
 use super::visitor::VisitAction;
 use super::visitor::Visitor;
 
+use crate::numeric::saturating_u64;
+
 /// Replaces bytes in a token that occur in no string of interest.
 const PLACEHOLDER: u8 = 0xff;
 
@@ -111,7 +113,7 @@ impl<P: Copy> JsonWalker<P> {
     }
 
     fn advance(&mut self, bytes: usize) {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let bytes = saturating_u64(bytes);
         self.offset = self.offset.saturating_add(bytes);
     }
 

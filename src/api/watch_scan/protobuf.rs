@@ -9,6 +9,8 @@ use super::totals::WatchEventType;
 use super::totals::WatchTotals;
 use crate::api::list_scan::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
 use crate::varint::VarintDecoder;
 use crate::varint::VarintProgress;
 
@@ -117,9 +119,9 @@ impl ProtobufWatchScan {
                 rest = after;
                 continue;
             };
-            let here = usize::try_from(missing).unwrap_or(usize::MAX);
+            let here = saturating_usize(missing);
             let (read, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
-            let length = u64::try_from(read.len()).unwrap_or(u64::MAX);
+            let length = saturating_u64(read.len());
             self.offset = self.offset.saturating_add(length);
             let missing = missing.saturating_sub(length);
             if let ProtobufWatchState::Text(field, _) = self.state {

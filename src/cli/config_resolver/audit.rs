@@ -8,6 +8,7 @@ use crate::cli::config_resolver::errors::FlagErrors;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
 use crate::document;
+use crate::numeric::saturating_usize;
 use crate::observe::audit;
 use crate::observe::audit::output::LogFileConfig;
 use crate::observe::audit::policy::AuditPolicy;
@@ -49,7 +50,7 @@ impl FlagErrors {
             (path != Path::new("-")).then(|| LogFileConfig {
                 path,
                 max_size: u64::from(audit_log_maxsize) * MEGABYTE,
-                max_backups: usize::try_from(audit_log_maxbackup).unwrap_or(usize::MAX),
+                max_backups: saturating_usize(audit_log_maxbackup),
                 max_age: DAY * audit_log_maxage,
             })
         };

@@ -41,6 +41,7 @@ use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::limits::max_in_flight;
 use crate::minimum_rate::MinimumRate;
+use crate::numeric::saturating_usize;
 use crate::observe::admin::is_loopback;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::spans;
@@ -297,7 +298,5 @@ fn connection_budget() -> usize {
     let descriptors = rlimit::Resource::NOFILE
         .get()
         .map_or(1024, |(soft, _)| soft);
-    usize::try_from(descriptors.saturating_sub(SPARE_DESCRIPTORS) / 2)
-        .unwrap_or(usize::MAX)
-        .max(1)
+    saturating_usize(descriptors.saturating_sub(SPARE_DESCRIPTORS) / 2).max(1)
 }

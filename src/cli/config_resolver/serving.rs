@@ -12,6 +12,7 @@ use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::ServingArgs;
 use crate::cli::flags::TlsVersion;
 use crate::config;
+use crate::numeric::saturating_usize;
 use crate::server::tls;
 
 /// kube-apiserver's default.
@@ -64,9 +65,9 @@ impl FlagErrors {
             goaway_chance: args.goaway_chance,
             header_timeout: args.request_header_timeout,
             resets_per_second: args.http2_max_resets_per_second,
-            max_connections: args.max_connections.map_or(connection_budget, |max| {
-                usize::try_from(max).unwrap_or(usize::MAX)
-            }),
+            max_connections: args
+                .max_connections
+                .map_or(connection_budget, saturating_usize),
             trusted_proxies: identity.trusted_proxies.clone(),
             proxy_protocol: identity.proxy_protocol,
         })

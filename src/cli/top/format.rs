@@ -1,7 +1,7 @@
 //! Formatting of numbers and names for `weir top`.
 
-use crate::cli::top::view_model::to_f64;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::numeric::to_f64;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
 

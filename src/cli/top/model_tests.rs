@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::cli::top::view_model::talker_rows;
-use crate::cli::top::view_model::to_f64;
 use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::MAX_FILTER_LENGTH;
 use crate::cli::top::view_options::Panel;
 use crate::cli::top::view_options::ScrollOffsets;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::numeric::to_f64;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;

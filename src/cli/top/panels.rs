@@ -20,6 +20,7 @@ use crate::cli::top::model::TopModel;
 use crate::cli::top::view_model::LimitRow;
 use crate::cli::top::view_model::talker_rows;
 use crate::cli::top::view_options;
+use crate::numeric::saturating_u16;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers::UsageMeasure;
 
@@ -48,7 +49,7 @@ pub(super) fn panel_heights(
 ) -> (u16, u16) {
     let full_height = |rows: usize| match rows {
         0 => 0,
-        rows => u16::try_from(rows.saturating_add(2)).unwrap_or(u16::MAX),
+        rows => saturating_u16(rows.saturating_add(2)),
     };
     let room = rest.saturating_sub(MIN_LEVEL_LINES);
     let (limits, talkers) = (
@@ -105,7 +106,7 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
     let name = rows
         .iter()
         .map(|row| format::limit_name(row.limit).chars().count());
-    let name = u16::try_from(name.max().unwrap_or_default()).unwrap_or(u16::MAX);
+    let name = saturating_u16(name.max().unwrap_or_default());
     let name = Constraint::Length(name.clamp(8, area.width / 3));
     let (number, keys, rest) = (
         Constraint::Length(9),

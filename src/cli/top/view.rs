@@ -29,6 +29,7 @@ use crate::cli::top::view_model::ViewModel;
 use crate::cli::top::view_options;
 use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::ScrollOffsets;
+use crate::numeric::saturating_u16;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::StatusSnapshot;
 
@@ -247,9 +248,7 @@ struct LevelColumns {
 impl LevelColumns {
     fn for_width(rows: &[LevelRow<'_>], width: u16) -> Self {
         let name = rows.iter().map(|row| row.level.name.chars().count()).max();
-        let name = u16::try_from(name.unwrap_or_default())
-            .unwrap_or(u16::MAX)
-            .clamp(8, width / 3);
+        let name = saturating_u16(name.unwrap_or_default()).clamp(8, width / 3);
         let wide = width >= PLOT_MIN_WIDTH;
         let narrow = width < name + ALL_COLUMNS_WIDTH;
         Self {
@@ -411,7 +410,7 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     let lines = KEY_HELP
         .iter()
         .map(|(keys, what)| Line::from(format!(" {keys:<21} {what}")));
-    let height = u16::try_from(KEY_HELP.len() + 2).unwrap_or(u16::MAX);
+    let height = saturating_u16(KEY_HELP.len() + 2);
     let area = area.centered(Constraint::Length(74), Constraint::Length(height));
     frame.render_widget(Clear, area);
     let text: Text<'_> = lines.collect();

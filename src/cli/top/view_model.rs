@@ -6,6 +6,7 @@ use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::Panel;
 use crate::cli::top::view_options::ViewOptions;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::numeric::to_f64;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -252,10 +253,4 @@ fn per_second(count: u64, millis: u64) -> f64 {
         return 0.0;
     }
     to_f64(count) * 1000.0 / to_f64(millis)
-}
-
-/// A count as a float, for display with a few digits.
-#[expect(clippy::as_conversions, reason = "shown to a few digits")]
-pub const fn to_f64(count: u64) -> f64 {
-    count as f64
 }

@@ -4,9 +4,9 @@ use prometheus::proto::MetricType;
 
 use super::view::LevelMetricFamily;
 use super::view::add_nonempty_histogram;
-use super::view::to_f64;
 use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::metrics::samples::MetricSpec;
+use crate::numeric::to_f64;
 
 const LEVEL_LABELS: &[&str] = &["priority_level"];
 const SCHEMA_LABELS: &[&str] = &["flow_schema", "priority_level"];

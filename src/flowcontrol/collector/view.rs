@@ -10,6 +10,7 @@ use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::metrics::histogram::Histogram;
 use crate::flowcontrol::metrics::samples::MetricSamples;
 use crate::flowcontrol::metrics::samples::MetricSpec;
+use crate::numeric::to_f64;
 
 /// A metric family, and the function that collects its samples.
 pub(super) struct LevelMetricFamily {
@@ -118,9 +119,4 @@ pub(super) fn add_nonempty_histogram(
     if histogram.count() > 0 {
         samples.add_histogram(labels, histogram);
     }
-}
-
-#[expect(clippy::as_conversions, reason = "a metric is a float")]
-pub(super) const fn to_f64(count: u64) -> f64 {
-    count as f64
 }

@@ -54,6 +54,7 @@ use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
 use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::numeric::saturating_u32;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
@@ -370,8 +371,7 @@ impl EstimateContext for ControllerContext<'_> {
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
         let watches = lock(&self.controller.watch_tracker).interested_watches(write);
-        self.watches
-            .set(Some(u32::try_from(watches).unwrap_or(u32::MAX)));
+        self.watches.set(Some(saturating_u32(watches)));
         watches
     }
 }

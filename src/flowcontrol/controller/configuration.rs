@@ -24,6 +24,7 @@ use crate::flowcontrol::matching::CompiledLevel;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
+use crate::numeric::saturating_u64;
 use crate::request_info::RequestKind;
 
 #[derive(Debug)]
@@ -208,7 +209,7 @@ impl Configuration {
             } => dealer.deck_size().saturating_mul(queue_length_limit),
             Queuing::Exempt | Queuing::Reject => 0,
         });
-        u64::try_from(capacities.fold(0, usize::saturating_add)).unwrap_or(u64::MAX)
+        saturating_u64(capacities.fold(0, usize::saturating_add))
     }
 }
 

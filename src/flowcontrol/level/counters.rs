@@ -13,6 +13,7 @@ use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::metrics::histogram::Histogram;
 use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;
+use crate::numeric::saturating_u64;
 
 const QUEUE_LENGTH_BUCKETS: &[f64] = &[0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
 const DURATION_BUCKETS: &[f64] = &[
@@ -148,7 +149,7 @@ impl LevelCounters {
             seats: seats_in_use,
             demand,
         } = &mut self.utilization;
-        waiting.set_denominator(now, u64::try_from(capacity).unwrap_or(u64::MAX));
+        waiting.set_denominator(now, saturating_u64(capacity));
         for ratio in [executing, seats_in_use, demand] {
             ratio.set_denominator(now, u64::from(denominator));
         }
@@ -158,8 +159,12 @@ impl LevelCounters {
     /// Sets the load from `now` on.
     pub(super) fn set_load(&mut self, now: Instant, load: Load) {
         let ratios = &mut self.utilization;
-        ratios.waiting.set(now, to_u64(load.requests_waiting));
-        ratios.executing.set(now, to_u64(load.requests_executing));
+        ratios
+            .waiting
+            .set(now, saturating_u64(load.requests_waiting));
+        ratios
+            .executing
+            .set(now, saturating_u64(load.requests_executing));
         ratios.seats.set(now, load.seats_in_use);
         ratios.demand.set(now, load.seat_demand);
     }
@@ -205,8 +210,4 @@ impl SchemaCounters {
         };
         times.observe(time.as_secs_f64());
     }
-}
-
-fn to_u64(requests: usize) -> u64 {
-    u64::try_from(requests).unwrap_or(u64::MAX)
 }

@@ -28,6 +28,7 @@ use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::retry_after::DroppedRequestsTracker;
+use crate::numeric::saturating_u32;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
@@ -157,7 +158,7 @@ impl LevelInner {
             .queue_set
             .arrive(now, hash, work, entry, &mut self.effects);
         if let Some(position) = self.effects.enqueued {
-            let length = u32::try_from(position.length).unwrap_or(u32::MAX);
+            let length = saturating_u32(position.length);
             self.counters
                 .schema_mut(counters_index)
                 .queue_lengths

@@ -9,6 +9,9 @@
 
 use std::time::Instant;
 
+use crate::numeric::saturating_u64;
+use crate::numeric::to_f64;
+
 /// Counts of values up to each of some bounds.
 #[derive(Clone, Debug)]
 pub struct Histogram {
@@ -117,19 +120,11 @@ impl TimingRatioHistogram {
         let elapsed = now.saturating_duration_since(self.since).as_nanos();
         if elapsed > 0 {
             self.since = now;
-            let weight = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let weight = saturating_u64(elapsed);
             let ratio = self.numerator / self.denominator;
             self.histogram.add(ratio, weight, ratio * to_f64(weight));
         }
     }
-}
-
-#[expect(
-    clippy::as_conversions,
-    reason = "counts of seats and requests are exact, and nanoseconds need not be"
-)]
-const fn to_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

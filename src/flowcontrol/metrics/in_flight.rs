@@ -27,6 +27,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;
 use crate::flowcontrol::metrics::samples::MetricSpec;
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::request_info::RequestKind;
 
 /// The interval at which peaks are published (`inflightUsageMetricUpdatePeriod`).
@@ -167,9 +168,7 @@ impl InFlightMetrics {
             ] {
                 if phase.ratio.is_some() {
                     let peak = std::mem::replace(&mut phase.peak, phase.requests);
-                    gauges
-                        .with_label_values(&labels)
-                        .set(i64::try_from(peak).unwrap_or(i64::MAX));
+                    gauges.with_label_values(&labels).set(saturating_i64(peak));
                 }
             }
         }

@@ -27,6 +27,7 @@ use crate::api::gunzip::Gunzip;
 use crate::api::list_scan::ListScan;
 use crate::api::list_scan::ListSummary;
 use crate::api::media_type::MediaType;
+use crate::numeric::saturating_u32;
 use crate::request_info::RequestInfo;
 
 /// The most bytes to copy of one response: some 2 MiB of objects.
@@ -204,7 +205,7 @@ impl ListSample {
         } else {
             None // malformed
         };
-        let inflated = u32::try_from(inflated).unwrap_or(u32::MAX);
+        let inflated = saturating_u32(inflated);
         let rest = Duration::from_secs(1) * inflated / INFLATED_BYTES_PER_SECOND;
         (summary, rest)
     }

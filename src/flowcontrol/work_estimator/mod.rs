@@ -28,6 +28,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::numeric::saturating_u32;
 use crate::request_info::Query;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
@@ -153,7 +154,7 @@ fn estimate_list(info: &RequestInfo<'_>, max_seats: u32, context: &impl Estimate
     } else {
         bytes
     };
-    let seats = u32::try_from(bytes.div_ceil(BYTES_PER_SEAT)).unwrap_or(u32::MAX);
+    let seats = saturating_u32(bytes.div_ceil(BYTES_PER_SEAT));
     seats.max(MIN_SEATS).min(max_seats)
 }
 
@@ -172,7 +173,7 @@ fn estimate_mutation(
         return ONE_SEAT;
     }
     let work = WorkEstimate {
-        final_seats: u32::try_from(watches.div_ceil(WATCHES_PER_SEAT)).unwrap_or(u32::MAX),
+        final_seats: saturating_u32(watches.div_ceil(WATCHES_PER_SEAT)),
         additional_latency: EVENT_ADDITIONAL_DURATION,
         ..ONE_SEAT
     };

@@ -31,6 +31,7 @@ use crate::identity::review_queue::fair_queue::FairQueue;
 use crate::identity::review_queue::fair_queue::NextItem;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::transport::ReviewError;
+use crate::numeric::saturating_i64;
 
 /// The most reviews in flight, each on a connection of its own. An API server that takes a second
 /// for a review gets no more than this many per second.
@@ -104,8 +105,7 @@ impl<Q, A> ReviewQueue<Q, A> {
     }
 
     fn update_gauge(&self, queue: &FairQueue<QueuedReview<Q, A>>) {
-        self.waiting_gauge
-            .set(i64::try_from(queue.queued()).unwrap_or(i64::MAX));
+        self.waiting_gauge.set(saturating_i64(queue.queued()));
     }
 
     fn lock_state(&self) -> MutexGuard<'_, ReviewQueueState<Q, A>> {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use crate::hash_keys::BuildIdentityHasher;
 use crate::limits::rate::lru_key::LruKey;
+use crate::numeric::saturating_usize;
 
 /// The index at both ends of the list.
 const NIL: u32 = u32::MAX;
@@ -50,7 +51,7 @@ impl<V> Lru<V> {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
-            capacity: capacity.clamp(1, usize::try_from(NIL).unwrap_or(usize::MAX)),
+            capacity: capacity.clamp(1, saturating_usize(NIL)),
             by_key: HashMap::default(),
             entries: Vec::new(),
             newest: NIL,

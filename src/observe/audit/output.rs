@@ -23,6 +23,7 @@ use jiff::tz::TimeZone;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::numeric::saturating_u64;
 
 /// Only the owner may read the log: it names users and their requests.
 const FILE_MODE: u32 = 0o600;
@@ -133,7 +134,7 @@ impl RotatingFile {
     }
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
+        let length = saturating_u64(lines.len());
         let too_large = self.size > 0 && self.size.saturating_add(length) > self.config.max_size;
         if too_large
             && self

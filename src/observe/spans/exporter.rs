@@ -29,6 +29,7 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::numeric::saturating_u32;
 use crate::observe::spans::otlp;
 use crate::observe::spans::otlp::AttributeValue;
 use crate::observe::spans::otlp::ExportTraceServiceRequest;
@@ -181,7 +182,7 @@ fn grpc_frame(spans: Vec<Span>) -> Bytes {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(length + 5);
     bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX)); // 512 spans are less than 4 GiB
+    bytes.put_u32(saturating_u32(length)); // 512 spans are less than 4 GiB
     bytes.put(message.encode_to_vec().as_slice());
     bytes.freeze()
 }

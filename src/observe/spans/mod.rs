@@ -29,6 +29,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::numeric::saturating_u64;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::observe::spans::config::TracingConfig;
@@ -120,7 +121,7 @@ fn build_spans(record: &Record, context: &TraceContext, now: Instant) -> Vec<Spa
     let at = |instant: Instant| {
         let wall = record.arrived_wall + instant.saturating_duration_since(record.arrived);
         let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
-        u64::try_from(since_1970.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+        saturating_u64(since_1970.unwrap_or_default().as_nanos())
     };
     let code = record.outcome.code().map(|code| code.as_u16());
     let failed = code.is_none_or(|code| code >= 500);

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::numeric::saturating_u32;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -199,10 +200,6 @@ impl HistoryRow {
 #[expect(clippy::as_conversions, reason = "a plot needs no more than this")]
 fn per_second(count: u64, millis: u64) -> f32 {
     (count as f64 * 1000.0 / millis as f64) as f32
-}
-
-fn saturating_u32(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::limits::Admission;
 use crate::limits::max_in_flight;
 use crate::limits::rate::RateLimits;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::numeric::saturating_u64;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::AdmissionMode;
@@ -275,13 +276,7 @@ fn truncate_top_keys(mut limit: RateLimitSnapshot) -> RateLimitSnapshot {
 
 fn unix_ms(wall: SystemTime) -> u64 {
     let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
-    since_1970.map_or(0, |since_1970| {
-        u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
-    })
-}
-
-fn saturating_u64(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
+    since_1970.map_or(0, |since_1970| saturating_u64(since_1970.as_millis()))
 }
 
 #[cfg(test)]

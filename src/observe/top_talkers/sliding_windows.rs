@@ -16,6 +16,7 @@ use super::heavy_hitters::MAX_ENTRIES;
 use super::query::Window;
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
+use crate::numeric::saturating_u32;
 
 /// Length of the shortest bucket.
 const TICK: Duration = Duration::from_secs(5);
@@ -117,7 +118,7 @@ impl SlidingWindows {
         for selected in self.windows.iter().filter(|one| one.window == window) {
             selected.merge_into(&mut table);
             let tick = selected.start_tick(self.current_tick);
-            let start = self.start + TICK.saturating_mul(u32::try_from(tick).unwrap_or(u32::MAX));
+            let start = self.start + TICK.saturating_mul(saturating_u32(tick));
             covered = now.saturating_duration_since(start);
         }
         WindowView { table, covered }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::numeric::saturating_u64;
+
 /// The number of measures.
 pub(super) const MEASURES: usize = 5;
 
@@ -21,7 +23,7 @@ impl Weights {
         seats: u64,
         seat_time: Duration,
     ) -> Self {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let nanos = |time: Duration| saturating_u64(time.as_nanos());
         let seat_nanos = nanos(seat_time).saturating_mul(seats);
         Self([bytes, nanos(queue_wait), u64::from(rejected), 1, seat_nanos])
     }

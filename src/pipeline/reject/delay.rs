@@ -33,6 +33,7 @@ use crate::limits::rejection_hold::HoldPolicy;
 use crate::limits::rejection_hold::RejectionHolds;
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::pipeline::connection::peer::HoldState;
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
@@ -185,8 +186,8 @@ impl RejectionDelay {
 
     fn update_gauges(&self, holds: &RejectionHolds<oneshot::Sender<()>>) {
         let (held, flows) = holds.held_counts();
-        self.held_now.set(i64::try_from(held).unwrap_or(i64::MAX));
-        self.flows.set(i64::try_from(flows).unwrap_or(i64::MAX));
+        self.held_now.set(saturating_i64(held));
+        self.flows.set(saturating_i64(flows));
     }
 }
 

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::Frame;
 use http_body::SizeHint;
 
+use crate::numeric::saturating_u64;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::connection::request_count::ResetGuard;
 use crate::pipeline::response::guarded::GuardedBody;
@@ -86,9 +87,7 @@ impl http_body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            BodyKind::Fixed(bytes) => {
-                SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
-            }
+            BodyKind::Fixed(bytes) => SizeHint::with_exact(saturating_u64(bytes.len())),
             BodyKind::Forwarded(body) => body.size_hint(),
         }
     }

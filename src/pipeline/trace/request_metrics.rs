@@ -19,6 +19,7 @@ use crate::hash_keys::SharedHashKeyMap;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
+use crate::numeric::to_f64;
 use crate::pipeline::trace::label_allowlist::OTHER;
 use crate::pipeline::trace::label_allowlist::handler_label;
 use crate::pipeline::trace::label_allowlist::is_built_in;
@@ -393,7 +394,7 @@ impl RequestMetrics {
                         .response_sizes
                         .with_label_values(&series.without_dry_run())
                 })
-                .observe(histogram_value(sent));
+                .observe(to_f64(sent));
         }
     }
 
@@ -416,10 +417,7 @@ impl RequestMetrics {
                 .body_sizes
                 .with_label_values(&[resource, verb, group])
         };
-        series
-            .body_size
-            .get_or_init(resolve)
-            .observe(histogram_value(size));
+        series.body_size.get_or_init(resolve).observe(to_f64(size));
     }
 
     /// Records the time from arrival until a watch had sent the requested initial events.
@@ -478,16 +476,6 @@ impl RequestMetrics {
         });
         GaugeGuard::new(gauge.clone())
     }
-}
-
-/// The value for a histogram: exact up to 8 PiB.
-#[expect(
-    clippy::as_conversions,
-    clippy::cast_precision_loss,
-    reason = "no body is that large"
-)]
-fn histogram_value(count: u64) -> f64 {
-    count as f64
 }
 
 impl fmt::Debug for RequestMetrics {

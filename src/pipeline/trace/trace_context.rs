@@ -12,6 +12,7 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 
+use crate::numeric::saturating_u64;
 use crate::upstream::headers::TRACEPARENT;
 
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -59,7 +60,7 @@ impl Sampler {
         let whole = 1_u128 << 63;
         let below = whole * u128::from(rate_per_million) / 1_000_000;
         Self {
-            threshold: u64::try_from(below).unwrap_or(u64::MAX),
+            threshold: saturating_u64(below),
         }
     }
 

@@ -6,6 +6,9 @@
 //! The HTTP library keeps the decoded part of such a block and has no timeout for it. The library
 //! validates the frames; the scanner reads only the nine bytes before each payload.
 
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
+
 /// The length of the client connection preface in bytes (RFC 9113, 3.4).
 pub(in crate::server) const PREFACE_LENGTH: usize = 24;
 
@@ -125,7 +128,7 @@ impl FrameScanner {
 
     fn payload_length(&self) -> usize {
         let [a, b, c, ..] = self.header;
-        usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX)
+        saturating_usize(u32::from_be_bytes([0, a, b, c]))
     }
 
     const fn is_header_frame(&self) -> bool {
@@ -142,7 +145,7 @@ impl FrameScanner {
             } else {
                 let block = self.block_bytes.take().unwrap_or_default();
                 let block = block.saturating_add(self.payload_length());
-                let block = u64::try_from(block).unwrap_or(u64::MAX);
+                let block = saturating_u64(block);
                 self.completed_block_bytes = self.completed_block_bytes.saturating_add(block);
                 if kind != PUSH_PROMISE {
                     let stream = u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1);

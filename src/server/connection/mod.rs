@@ -60,6 +60,8 @@ use crate::drain::DrainStage;
 use crate::identity::PeerCertificate;
 use crate::io::TcpIo;
 use crate::metrics::GaugeGuard;
+use crate::numeric::saturating_u64;
+use crate::numeric::saturating_usize;
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::peer::BodyDrainSlots;
 use crate::pipeline::connection::peer::HoldState;
@@ -206,7 +208,7 @@ pub async fn serve(
         unverified_user: OnceLock::new(),
         target_fragments: Arc::clone(&fragments),
         hold_state: HoldState::new(if http2 {
-            usize::try_from(context.max_streams).unwrap_or(usize::MAX)
+            saturating_usize(context.max_streams)
         } else {
             1
         }),
@@ -368,7 +370,7 @@ async fn serve_http2(
         http2_builder(StreamExecutor(Arc::clone(&requests)), context)
             .serve_connection(TokioIo::new(stream), service),
     );
-    let preface = u64::try_from(PREFACE_LENGTH).unwrap_or(u64::MAX);
+    let preface = saturating_u64(PREFACE_LENGTH);
     let end = pin!(async {
         tokio::select! {
             () = coalescer.insufficient_read(preface, HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,

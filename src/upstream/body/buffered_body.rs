@@ -6,6 +6,7 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 use crate::memory_budget::MemoryReservation;
+use crate::numeric::saturating_u64;
 
 /// A body that was read in full. It is forwarded byte for byte.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl BufferedBody {
 
     /// Not exact if there are trailers: HTTP/1.1 allows them only after chunks.
     pub(in crate::upstream) fn size_hint(&self) -> SizeHint {
-        let left = u64::try_from(self.data.len()).unwrap_or(u64::MAX);
+        let left = saturating_u64(self.data.len());
         if self.trailers.is_none() {
             return SizeHint::with_exact(left);
         }

@@ -17,6 +17,7 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 use crate::identity::request_header::IdentityHeaders;
+use crate::numeric::saturating_u64;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::body::client_body::ClientBodyError;
@@ -239,9 +240,7 @@ impl Body for RequestBody {
             RequestBodyKind::Empty => SizeHint::with_exact(0),
             RequestBodyKind::Streamed(body) => body.size_hint(),
             RequestBodyKind::Buffered(read) => read.size_hint(),
-            RequestBodyKind::Internal(body) => {
-                SizeHint::with_exact(u64::try_from(body.len()).unwrap_or(u64::MAX))
-            }
+            RequestBodyKind::Internal(body) => SizeHint::with_exact(saturating_u64(body.len())),
         }
     }
 }

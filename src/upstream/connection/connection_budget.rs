@@ -18,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::upstream::connection::fair_shares::FairShares;
 use crate::upstream::connection::fair_shares::ShareError;
 use crate::upstream::error::ForwardError;
@@ -62,7 +63,7 @@ impl SlotMetrics {
     }
 
     fn gauge(&self, kind: &str, total: usize) -> IntGauge {
-        let total = i64::try_from(total).unwrap_or(i64::MAX);
+        let total = saturating_i64(total);
         self.total.with_label_values(&[kind]).set(total);
         self.used.with_label_values(&[kind])
     }

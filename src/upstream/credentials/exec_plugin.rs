@@ -23,6 +23,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::numeric::saturating_u64;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::credentials::exec_credential::ExecApiVersion;
 use crate::upstream::credentials::exec_credential::ExecCredentialError;
@@ -276,9 +277,7 @@ impl ExecPlugin {
 
 async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, PluginFailure> {
     let mut output = Vec::new();
-    let most = u64::try_from(MAX_OUTPUT)
-        .unwrap_or(u64::MAX)
-        .saturating_add(1);
+    let most = saturating_u64(MAX_OUTPUT).saturating_add(1);
     match stdout.take(most).read_to_end(&mut output).await {
         Err(why) => Err(PluginFailure::Io(Arc::new(why))),
         Ok(n) if n > MAX_OUTPUT => Err(PluginFailure::OutputTooLarge),

@@ -8,6 +8,8 @@ use tokio::task::yield_now;
 
 use super::*;
 
+use crate::numeric::to_f64;
+
 const CLIENTS: u64 = 64;
 const REQUESTS: u64 = 150;
 
@@ -247,9 +249,4 @@ fn sum_by_label(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
 
 fn total(text: &str, metric: &str) -> f64 {
     sum_by_label(text, metric, "priority_level").values().sum()
-}
-
-#[expect(clippy::as_conversions, reason = "a few thousand requests")]
-fn to_f64(count: u64) -> f64 {
-    count as f64
 }

@@ -35,6 +35,7 @@ use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::token_bucket::retry_after_seconds;
@@ -425,9 +426,8 @@ impl ClientRuleEnforcer {
         let decision = tables.charge(&request, now, max_wait);
         let (clients, objects) = tables.entry_counts();
         drop(tables);
-        let gauge = |n| i64::try_from(n).unwrap_or(i64::MAX);
-        self.counters.clients.set(gauge(clients));
-        self.counters.objects.set(gauge(objects));
+        self.counters.clients.set(saturating_i64(clients));
+        self.counters.objects.set(saturating_i64(objects));
         match decision {
             ClientLimitDecision::Admit(None) => Ok(None),
             ClientLimitDecision::Admit(Some((limit, wait))) => {

@@ -7,6 +7,7 @@ use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::config::ObjectBackoff;
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru_key::LruKey;
+use crate::numeric::saturating_usize;
 use crate::token_bucket::Rate;
 use crate::token_bucket::TokenBucket;
 
@@ -121,7 +122,7 @@ impl ClientRuleTables {
     /// The empty tables of a rule.
     #[must_use]
     pub fn new(rule: &ClientLimitRule) -> Self {
-        let capacity = usize::try_from(rule.max_clients).unwrap_or(usize::MAX);
+        let capacity = saturating_usize(rule.max_clients);
         Self {
             requests: rule.requests.map(|rate| (rate, Lru::new(capacity))),
             writes: rule.writes.map(|rate| (rate, None)),
@@ -134,7 +135,7 @@ impl ClientRuleTables {
     /// The most memory that the tables of a rule take, in bytes, for any number of clients.
     #[must_use]
     pub fn max_bytes(rule: &ClientLimitRule) -> usize {
-        let capacity = usize::try_from(rule.max_clients).unwrap_or(usize::MAX);
+        let capacity = saturating_usize(rule.max_clients);
         // A growing table keeps its predecessor, half as large, for a moment, and may have grown to
         // twice its need.
         capacity.saturating_mul(

@@ -12,6 +12,7 @@ use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::lru_key::LruKey;
 use crate::limits::rate::lru_key::LruKeyHasher;
+use crate::numeric::saturating_usize;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::token_bucket::Rate;
@@ -160,7 +161,7 @@ impl EventLimits {
                 rate,
                 warning_reserve: rate
                     .reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
-                buckets: Lru::new(usize::try_from(limit.cache_size).unwrap_or(usize::MAX)),
+                buckets: Lru::new(saturating_usize(limit.cache_size)),
             }
         };
         Self {
