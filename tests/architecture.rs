@@ -72,6 +72,7 @@ const PURE: &[&str] = &[
     "percent.rs",
     "pipeline/trace/outcome.rs",
     "request_info",
+    "round_robin.rs",
     "server/connection/frame_scanner.rs",
     "source_network.rs",
     "token_bucket.rs",

@@ -6,13 +6,12 @@
 //! other clients. Tokens that were verified before have a quarter of the rate to themselves, and
 //! come first in the rest of it.
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
-use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::round_robin::RoundRobin;
 use crate::source_network::source_network;
 use crate::token_bucket::Rate;
 use crate::token_bucket::TokenBucket;
@@ -89,17 +88,15 @@ impl<T> FairQueue<T> {
             return Ok(());
         }
         let network = source_network(source.address);
-        let queued_of_source = self
-            .by_source
-            .get(&network)
-            .map_or(0, |connections| connections.total(VecDeque::len));
-        if self.by_source_len >= MAX_QUEUED || queued_of_source >= MAX_QUEUED_PER_SOURCE {
+        if self.by_source_len >= MAX_QUEUED
+            || self.by_source.len_of(&network) >= MAX_QUEUED_PER_SOURCE
+        {
             return Err(item);
         }
         self.by_source_len += 1;
         self.by_source
-            .entry(network)
-            .entry(source.connection_id)
+            .queue_of(network)
+            .queue_of(source.connection_id)
             .push_back(item);
         Ok(())
     }
@@ -126,10 +123,9 @@ impl<T> FairQueue<T> {
         if let Err(wait) = self.shared_rate.take(now) {
             return NextItem::ReadyAt(now + wait);
         }
-        let item = self.by_source.take_next(
-            |connections| connections.take_next(VecDeque::pop_front, VecDeque::is_empty),
-            RoundRobin::is_empty,
-        );
+        let item = self
+            .by_source
+            .take_next(|connections| connections.take_next(VecDeque::pop_front));
         self.by_source_len = self.by_source_len.saturating_sub(1);
         item.map_or(NextItem::Empty, NextItem::Ready)
     }
@@ -138,61 +134,6 @@ impl<T> FairQueue<T> {
     #[must_use]
     pub fn queued(&self) -> usize {
         self.by_source_len + self.previously_verified.len()
-    }
-}
-
-/// Queues that are served round robin. A queue that is empty is removed.
-#[derive(Debug)]
-struct RoundRobin<K, V> {
-    order: VecDeque<K>,
-    queues: HashMap<K, V>,
-}
-
-impl<K, V> Default for RoundRobin<K, V> {
-    fn default() -> Self {
-        Self {
-            order: VecDeque::new(),
-            queues: HashMap::new(),
-        }
-    }
-}
-
-impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
-    fn get(&self, key: &K) -> Option<&V> {
-        self.queues.get(key)
-    }
-
-    fn entry(&mut self, key: K) -> &mut V {
-        let order = &mut self.order;
-        self.queues.entry(key).or_insert_with(|| {
-            order.push_back(key);
-            V::default()
-        })
-    }
-
-    fn is_empty(&self) -> bool {
-        self.order.is_empty()
-    }
-
-    fn total(&self, len: impl Fn(&V) -> usize) -> usize {
-        self.queues.values().map(len).sum()
-    }
-
-    /// Removes an item from the next queue, and the queue if it is then empty.
-    fn take_next<T>(
-        &mut self,
-        take: impl FnOnce(&mut V) -> Option<T>,
-        is_empty: impl FnOnce(&V) -> bool,
-    ) -> Option<T> {
-        let key = self.order.pop_front()?;
-        let queue = self.queues.get_mut(&key)?;
-        let item = take(queue);
-        if is_empty(queue) {
-            self.queues.remove(&key);
-        } else {
-            self.order.push_back(key);
-        }
-        item
     }
 }
 
@@ -219,6 +160,7 @@ impl ReviewRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::round_robin::TurnQueue;
 
     fn source(address: &str, connection: u64) -> ClientSource {
         ClientSource {
@@ -364,6 +306,6 @@ mod tests {
         assert_eq!(queue.queued(), 2 * MAX_QUEUED);
         assert_eq!(rejected, 20_000 - 2 * MAX_QUEUED);
         assert_eq!(drain(&mut queue, start).len(), 2 * MAX_QUEUED);
-        assert!(queue.by_source.queues.is_empty() && queue.by_source.order.is_empty());
+        assert!(queue.by_source.is_empty());
     }
 }

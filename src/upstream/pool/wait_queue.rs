@@ -7,8 +7,6 @@
 //! dropped passes its turn on.
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicUsize;
@@ -17,6 +15,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::round_robin::RoundRobin;
 use crate::upstream::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
 
@@ -39,9 +38,8 @@ pub(in crate::upstream) struct WaitQueue {
 
 #[derive(Default)]
 struct Queues {
-    by_requester: HashMap<SlotHolder, BTreeMap<u64, Arc<Waiter>>>,
-    /// The requesters with queued requests, in the order of their turns.
-    turns: VecDeque<SlotHolder>,
+    /// The requests of a requester are in the order of their arrival, also after a requeue.
+    by_requester: RoundRobin<SlotHolder, BTreeMap<u64, Arc<Waiter>>>,
     next_id: u64,
 }
 
@@ -120,23 +118,13 @@ impl WaitQueue {
     }
 
     fn insert(&self, queues: &mut Queues, requester: &SlotHolder, id: u64, waiter: &Arc<Waiter>) {
-        let waiting = queues.by_requester.entry(requester.clone()).or_default();
-        if waiting.is_empty() {
-            queues.turns.push_back(requester.clone());
-        }
+        let waiting = queues.by_requester.queue_of(requester.clone());
         waiting.insert(id, Arc::clone(waiter));
         self.len.fetch_add(1, Ordering::AcqRel);
     }
 
     fn take_next(&self, queues: &mut Queues) -> Option<Arc<Waiter>> {
-        let requester = queues.turns.pop_front()?;
-        let waiting = queues.by_requester.get_mut(&requester)?;
-        let (_, waiter) = waiting.pop_first()?;
-        if waiting.is_empty() {
-            queues.by_requester.remove(&requester);
-        } else {
-            queues.turns.push_back(requester);
-        }
+        let (_, waiter) = queues.by_requester.take_next(BTreeMap::pop_first)?;
         self.len.fetch_sub(1, Ordering::AcqRel);
         waiter.state.store(TURN, Ordering::Release);
         Some(waiter)
@@ -145,22 +133,13 @@ impl WaitQueue {
     /// Evicts the newest request of the requester with the most. Returns whether there was one with more than
     /// `newcomer` has.
     fn evict(&self, queues: &mut Queues, newcomer: &SlotHolder) -> bool {
-        let own = queues.by_requester.get(newcomer).map_or(0, BTreeMap::len);
-        let most = queues
-            .by_requester
-            .iter()
-            .max_by_key(|(_, waiting)| waiting.len());
-        let Some(requester) = most
-            .filter(|(_, waiting)| waiting.len() > own + 1)
-            .map(|(requester, _)| requester.clone())
-        else {
+        let queues = &mut queues.by_requester;
+        let own = queues.len_of(newcomer);
+        let longest = queues.longest().filter(|(_, length)| *length > own + 1);
+        let Some(requester) = longest.map(|(requester, _)| requester.clone()) else {
             return false;
         };
-        let last = queues
-            .by_requester
-            .get_mut(&requester)
-            .and_then(BTreeMap::pop_last);
-        let Some((_, waiter)) = last else {
+        let Some((_, waiter)) = queues.take_of(&requester, BTreeMap::pop_last) else {
             return false;
         };
         self.len.fetch_sub(1, Ordering::AcqRel);
@@ -172,14 +151,10 @@ impl WaitQueue {
     /// Removes a queued request. Returns whether it was queued.
     fn remove(&self, requester: &SlotHolder, id: u64) -> bool {
         let mut queues = self.queues.lock();
-        let Some(waiting) = queues.by_requester.get_mut(requester) else {
-            return false;
-        };
-        let removed = waiting.remove(&id).is_some();
-        if waiting.is_empty() {
-            queues.by_requester.remove(requester);
-            queues.turns.retain(|other| other != requester);
-        }
+        let removed = queues
+            .by_requester
+            .take_of(requester, |waiting| waiting.remove(&id))
+            .is_some();
         if removed {
             self.len.fetch_sub(1, Ordering::AcqRel);
         }
