@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `go_text` `numeric` `percent` `round_robin` `source_network` `varint` (pure) |
+//! | 0 | `cbor` `go_text` `numeric` `percent` `protobuf` `round_robin` `source_network` (pure) |
 //! | 1 | `clock` `document` `hash_keys` `io` `log_limiter` `memory_budget` `metrics` `minimum_rate` `token_bucket` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 3 | `identity` |
@@ -58,6 +58,7 @@ pub mod upstream;
 
 // Shared by all
 pub mod api;
+pub(crate) mod cbor;
 pub mod clock;
 pub mod document;
 pub mod drain;
@@ -70,10 +71,10 @@ pub mod metrics;
 pub mod minimum_rate;
 pub(crate) mod numeric;
 pub(crate) mod percent;
+pub(crate) mod protobuf;
 pub(crate) mod round_robin;
 pub(crate) mod source_network;
 pub mod token_bucket;
-pub(crate) mod varint;
 pub mod write_coalescing;
 
 // A simulated API server

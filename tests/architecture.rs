@@ -23,6 +23,7 @@ const APART: &[&str] = &["playground"];
 /// Files and folders that decide: no I/O, no clock, no locks, no randomness, no logs.
 const PURE: &[&str] = &[
     "api",
+    "cbor.rs",
     "cli/top/format.rs",
     "cli/top/model.rs",
     "cli/top/panels.rs",
@@ -70,6 +71,7 @@ const PURE: &[&str] = &[
     "observe/top_talkers/sliding_windows.rs",
     "observe/top_talkers/weights.rs",
     "percent.rs",
+    "protobuf.rs",
     "pipeline/trace/outcome.rs",
     "request_info",
     "round_robin.rs",
@@ -85,7 +87,6 @@ const PURE: &[&str] = &[
     "upstream/loop_detection/cdn_loop.rs",
     "upstream/loop_detection/probes.rs",
     "upstream/requester.rs",
-    "varint.rs",
 ];
 
 const IMPURE: &[&str] = &[

@@ -8,9 +8,7 @@ use bytes::Bytes;
 use prost::Message;
 use serde::Serialize;
 
-/// Magic bytes of every Kubernetes protobuf body
-/// (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
-const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
+use crate::protobuf::KUBERNETES_MAGIC;
 
 /// A rejection or failure, before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +78,7 @@ impl Status {
             }),
             raw: status.encode_to_vec(),
         };
-        let mut bytes = PROTOBUF_MAGIC.to_vec();
+        let mut bytes = KUBERNETES_MAGIC.to_vec();
         bytes.extend_from_slice(&unknown.encode_to_vec());
         bytes.into()
     }
@@ -241,7 +239,7 @@ mod tests {
     fn protobuf_has_the_magic_the_type_and_the_same_fields() {
         let bytes = full_status().to_protobuf();
         let unknown =
-            protobuf::Unknown::decode(bytes.strip_prefix(PROTOBUF_MAGIC).unwrap()).unwrap();
+            protobuf::Unknown::decode(bytes.strip_prefix(KUBERNETES_MAGIC).unwrap()).unwrap();
         assert_eq!(unknown.type_meta.unwrap().kind, "Status");
         let status = protobuf::ProtobufStatus::decode(unknown.raw.as_slice()).unwrap();
         assert_eq!(

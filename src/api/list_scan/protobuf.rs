@@ -10,18 +10,14 @@ use super::totals::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
-use crate::varint::VarintDecoder;
-use crate::varint::VarintProgress;
+use crate::protobuf::KUBERNETES_MAGIC;
+use crate::protobuf::VarintDecoder;
+use crate::protobuf::VarintProgress;
+use crate::protobuf::wire_type;
 
-/// Magic bytes of every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
-const MAGIC: u32 = u32::from_be_bytes(*b"k8s\0");
+const MAGIC: u32 = u32::from_be_bytes(*KUBERNETES_MAGIC);
 /// Suffix of a list's kind.
 const LIST_SUFFIX: u32 = u32::from_be_bytes(*b"List");
-
-const VARINT: u64 = 0;
-const FIXED64: u64 = 1;
-const LENGTH_DELIMITED: u64 = 2;
-const FIXED32: u64 = 5;
 
 #[derive(Debug)]
 pub(super) struct ProtobufListScan {
@@ -199,13 +195,15 @@ impl ProtobufListScan {
             _ => ListField::Other,
         };
         match (tag & 7, field) {
-            (VARINT, ListField::RemainingItemCount | ListField::Other) => {
+            (wire_type::VARINT, ListField::RemainingItemCount | ListField::Other) => {
                 ProtobufListState::Varint(field)
             }
-            (LENGTH_DELIMITED, ListField::RemainingItemCount) => ProtobufListState::NotAList,
-            (LENGTH_DELIMITED, _) => ProtobufListState::Length(field),
-            (FIXED64, ListField::Other) => self.state_for_fixed(8),
-            (FIXED32, ListField::Other) => self.state_for_fixed(4),
+            (wire_type::LENGTH_DELIMITED, ListField::RemainingItemCount) => {
+                ProtobufListState::NotAList
+            }
+            (wire_type::LENGTH_DELIMITED, _) => ProtobufListState::Length(field),
+            (wire_type::FIXED64, ListField::Other) => self.state_for_fixed(8),
+            (wire_type::FIXED32, ListField::Other) => self.state_for_fixed(4),
             _ => ProtobufListState::NotAList,
         }
     }

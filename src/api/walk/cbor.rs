@@ -9,25 +9,14 @@ use super::visitor::ValueStart;
 use super::visitor::VisitAction;
 use super::visitor::Visitor;
 
+use crate::cbor::BREAK;
+use crate::cbor::major_type;
+use crate::cbor::simple_value;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
 
 /// Deeper than any object: even a schema within a schema has some dozens of levels.
 const MAX_DEPTH: usize = 256;
-
-const UNSIGNED: u8 = 0;
-const NEGATIVE: u8 = 1;
-const BYTES: u8 = 2;
-const TEXT: u8 = 3;
-const ARRAY: u8 = 4;
-const MAP: u8 = 5;
-const TAG: u8 = 6;
-
-/// Ends an item of indefinite length.
-const BREAK: u8 = 0xff;
-
-const NULL: u64 = 22;
-const UNDEFINED: u64 = 23;
 
 #[derive(Debug)]
 pub(in crate::api) struct CborWalker<P> {
@@ -150,7 +139,11 @@ impl<P: Copy> CborWalker<P> {
                     missing: 1 << (low - 24),
                 };
             }
-            31 if matches!(initial >> 5, BYTES | TEXT | ARRAY | MAP) => {
+            31 if matches!(
+                initial >> 5,
+                major_type::BYTES | major_type::TEXT | major_type::ARRAY | major_type::MAP
+            ) =>
+            {
                 self.on_head(initial, None, visitor);
             }
             _ => self.state = CborState::Stopped,
@@ -185,14 +178,14 @@ impl<P: Copy> CborWalker<P> {
                 Some(length) if major == parts => self.continue_text(length, visitor),
                 _ => self.state = CborState::Stopped,
             }
-        } else if major == TAG {
+        } else if major == major_type::TAG {
             // The tagged item follows.
         } else if self
             .open_collections
             .last()
             .is_some_and(|frame| frame.expects_name)
         {
-            if matches!(major, BYTES | TEXT) {
+            if matches!(major, major_type::BYTES | major_type::TEXT) {
                 self.begin_string(major, argument, visitor);
             } else {
                 self.state = CborState::Stopped;
@@ -210,9 +203,9 @@ impl<P: Copy> CborWalker<P> {
     ) {
         let major = initial >> 5;
         let kind = match major {
-            ARRAY => ValueKind::List,
-            MAP => ValueKind::Map,
-            BYTES | TEXT => ValueKind::Text,
+            major_type::ARRAY => ValueKind::List,
+            major_type::MAP => ValueKind::Map,
+            major_type::BYTES | major_type::TEXT => ValueKind::Text,
             _ => ValueKind::Other,
         };
         let frame = self.open_collections.last();
@@ -314,9 +307,13 @@ impl<P: Copy> CborWalker<P> {
 
     fn on_scalar(&mut self, initial: u8, argument: u64, visitor: &mut impl Visitor<Context = P>) {
         let value = match (initial >> 5, argument) {
-            (UNSIGNED, number) if i64::try_from(number).is_ok() => LeafValue::Number(number),
-            (UNSIGNED | NEGATIVE, _) => LeafValue::Other,
-            (_, NULL | UNDEFINED) if initial & 0x1f < 24 => LeafValue::Null,
+            (major_type::UNSIGNED, number) if i64::try_from(number).is_ok() => {
+                LeafValue::Number(number)
+            }
+            (major_type::UNSIGNED | major_type::NEGATIVE, _) => LeafValue::Other,
+            (_, simple_value::NULL | simple_value::UNDEFINED) if initial & 0x1f < 24 => {
+                LeafValue::Null
+            }
             _ => LeafValue::Other,
         };
         if self

@@ -11,15 +11,10 @@ use crate::api::list_scan::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
-use crate::varint::VarintDecoder;
-use crate::varint::VarintProgress;
-
-const MAGIC: &[u8] = b"k8s\0";
-
-const VARINT: u64 = 0;
-const FIXED64: u64 = 1;
-const LENGTH_DELIMITED: u64 = 2;
-const FIXED32: u64 = 5;
+use crate::protobuf::KUBERNETES_MAGIC;
+use crate::protobuf::VarintDecoder;
+use crate::protobuf::VarintProgress;
+use crate::protobuf::wire_type;
 
 /// Maximum depth of entered messages.
 const MAX_DEPTH: usize = 8;
@@ -144,7 +139,10 @@ impl ProtobufWatchScan {
                 }
             }
             ProtobufWatchState::Magic(read) => {
-                self.state = match (MAGIC.get(read) == Some(&byte), read + 1 == MAGIC.len()) {
+                self.state = match (
+                    KUBERNETES_MAGIC.get(read) == Some(&byte),
+                    read + 1 == KUBERNETES_MAGIC.len(),
+                ) {
                     (true, true) => ProtobufWatchState::Tag,
                     (true, false) => ProtobufWatchState::Magic(read + 1),
                     (false, _) => ProtobufWatchState::Malformed,
@@ -209,10 +207,10 @@ impl ProtobufWatchScan {
             _ => WatchField::Other,
         };
         match (tag & 7, field) {
-            (LENGTH_DELIMITED, _) => ProtobufWatchState::Length(field),
-            (VARINT, WatchField::Other) => ProtobufWatchState::Varint,
-            (FIXED64, WatchField::Other) if self.fits(8) => ProtobufWatchState::Skip(8),
-            (FIXED32, WatchField::Other) if self.fits(4) => ProtobufWatchState::Skip(4),
+            (wire_type::LENGTH_DELIMITED, _) => ProtobufWatchState::Length(field),
+            (wire_type::VARINT, WatchField::Other) => ProtobufWatchState::Varint,
+            (wire_type::FIXED64, WatchField::Other) if self.fits(8) => ProtobufWatchState::Skip(8),
+            (wire_type::FIXED32, WatchField::Other) if self.fits(4) => ProtobufWatchState::Skip(4),
             _ => ProtobufWatchState::Malformed,
         }
     }

@@ -4,6 +4,9 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+use crate::cbor::BREAK;
+use crate::cbor::major_type;
+use crate::cbor::simple_value;
 use crate::limits::rate::events::body::event_parser::ByteText;
 use crate::limits::rate::events::body::event_parser::EventParser;
 use crate::limits::rate::events::body::event_parser::EventValue;
@@ -20,23 +23,6 @@ const MAX_KEYS: usize = 1024;
 
 /// `self-described CBOR`: the prefix of every body that Kubernetes writes.
 const SELF_DESCRIBED: &[u8] = &[0xd9, 0xd9, 0xf7];
-
-const UNSIGNED: u8 = 0;
-const NEGATIVE: u8 = 1;
-const BYTES: u8 = 2;
-const TEXT: u8 = 3;
-const ARRAY: u8 = 4;
-const MAP: u8 = 5;
-const TAG: u8 = 6;
-const SIMPLE: u8 = 7;
-
-/// The end of an item of indefinite length.
-const BREAK: u8 = 0xff;
-
-const FALSE: u64 = 20;
-const TRUE: u64 = 21;
-const NULL: u64 = 22;
-const UNDEFINED: u64 = 23;
 
 pub(super) struct CborEventParser<'b> {
     remaining: &'b [u8],
@@ -81,7 +67,13 @@ impl<'b> CborEventParser<'b> {
                 let bytes = self.take_bytes(1 << (width - 24))?;
                 Some(bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
             }
-            31 if matches!(major, BYTES | TEXT | ARRAY | MAP) => None,
+            31 if matches!(
+                major,
+                major_type::BYTES | major_type::TEXT | major_type::ARRAY | major_type::MAP
+            ) =>
+            {
+                None
+            }
             _ => return None,
         };
         Some(CborItemHead {
@@ -128,8 +120,8 @@ impl<'b> CborEventParser<'b> {
             25..=27 => Some(EventValueKind::Other),
             24 => None,
             _ => match argument {
-                NULL | UNDEFINED => Some(EventValueKind::Null),
-                FALSE | TRUE => Some(EventValueKind::Bool),
+                simple_value::NULL | simple_value::UNDEFINED => Some(EventValueKind::Null),
+                simple_value::FALSE | simple_value::TRUE => Some(EventValueKind::Bool),
                 _ => None,
             },
         }
@@ -138,13 +130,15 @@ impl<'b> CborEventParser<'b> {
     /// Skips the item of a head that is neither a collection nor a tag.
     fn skip_scalar(&mut self, head: &CborItemHead) -> Option<EventValueKind> {
         match head.major {
-            UNSIGNED | NEGATIVE => {
+            major_type::UNSIGNED | major_type::NEGATIVE => {
                 // A negative integer is -1 - n, so n has the same range.
                 let whole = i64::try_from(head.argument?);
                 Some(whole.map_or(EventValueKind::Other, EventValueKind::from_integer))
             }
-            BYTES | TEXT => self.read_string(head).map(|_| EventValueKind::Text),
-            SIMPLE => Self::simple_kind(head),
+            major_type::BYTES | major_type::TEXT => {
+                self.read_string(head).map(|_| EventValueKind::Text)
+            }
+            major_type::SIMPLE => Self::simple_kind(head),
             _ => None,
         }
     }
@@ -156,12 +150,12 @@ impl<'b> CborEventParser<'b> {
         let mut head = head;
         loop {
             match head.major {
-                ARRAY => open.push(head.argument),
-                MAP => open.push(match head.argument {
+                major_type::ARRAY => open.push(head.argument),
+                major_type::MAP => open.push(match head.argument {
                     Some(pairs) => Some(pairs.checked_mul(2)?),
                     None => None,
                 }),
-                TAG => open.push(Some(1)),
+                major_type::TAG => open.push(Some(1)),
                 _ => {
                     self.skip_scalar(&head)?;
                 }
@@ -189,7 +183,7 @@ impl<'b> CborEventParser<'b> {
 
 /// Whether a string is valid: text must be UTF-8, bytes may be anything.
 fn is_valid_string(major: u8, bytes: &[u8]) -> bool {
-    major == BYTES || std::str::from_utf8(bytes).is_ok()
+    major == major_type::BYTES || std::str::from_utf8(bytes).is_ok()
 }
 
 impl<'b> EventParser<'b> for CborEventParser<'b> {
@@ -200,12 +194,12 @@ impl<'b> EventParser<'b> for CborEventParser<'b> {
     fn read_value(&mut self) -> Option<EventValue<'b, CborMapState<'b>>> {
         let head = self.read_head()?;
         Some(match head.major {
-            BYTES | TEXT => EventValue::Text(self.read_string(&head)?),
-            MAP => EventValue::Map(CborMapState {
+            major_type::BYTES | major_type::TEXT => EventValue::Text(self.read_string(&head)?),
+            major_type::MAP => EventValue::Map(CborMapState {
                 remaining: head.argument,
                 names: HashSet::new(),
             }),
-            ARRAY | TAG => {
+            major_type::ARRAY | major_type::TAG => {
                 self.skip_item(head)?;
                 EventValue::Other
             }
@@ -224,7 +218,9 @@ impl<'b> EventParser<'b> for CborEventParser<'b> {
             None => {}
         }
         let head = self.read_head()?;
-        if !matches!(head.major, BYTES | TEXT) || map.names.len() >= MAX_KEYS {
+        if !matches!(head.major, major_type::BYTES | major_type::TEXT)
+            || map.names.len() >= MAX_KEYS
+        {
             return None;
         }
         let name = self.read_string(&head)?;
@@ -236,8 +232,8 @@ impl<'b> EventParser<'b> for CborEventParser<'b> {
     fn read_list(&mut self) -> Option<ParsedList<Option<u64>>> {
         let head = self.read_head()?;
         Some(match head.major {
-            ARRAY => ParsedList::Items(head.argument),
-            MAP | TAG => {
+            major_type::ARRAY => ParsedList::Items(head.argument),
+            major_type::MAP | major_type::TAG => {
                 self.skip_item(head)?;
                 ParsedList::Other
             }
@@ -260,8 +256,10 @@ impl<'b> EventParser<'b> for CborEventParser<'b> {
     fn skip_value(&mut self) -> Option<EventValueKind> {
         let head = self.read_head()?;
         match head.major {
-            ARRAY | TAG => self.skip_item(head).map(|()| EventValueKind::Other),
-            MAP => self.skip_item(head).map(|()| EventValueKind::Map),
+            major_type::ARRAY | major_type::TAG => {
+                self.skip_item(head).map(|()| EventValueKind::Other)
+            }
+            major_type::MAP => self.skip_item(head).map(|()| EventValueKind::Map),
             _ => self.skip_scalar(&head),
         }
     }

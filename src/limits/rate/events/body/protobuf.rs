@@ -11,9 +11,9 @@ use crate::limits::rate::events::body::event_fields::EventBodyFields;
 use crate::limits::rate::events::body::event_fields::EventSchema;
 use crate::limits::rate::events::body::event_fields::SchemaFields;
 use crate::limits::rate::events::body::event_parser::ByteText;
-use crate::varint::read_varint;
-
-const MAGIC: &[u8] = b"k8s\0";
+use crate::protobuf::KUBERNETES_MAGIC;
+use crate::protobuf::read_varint;
+use crate::protobuf::wire_type;
 
 /// The value of a field by its wire type.
 enum EventWireValue<'b> {
@@ -27,7 +27,9 @@ enum EventWireValue<'b> {
 struct EventMessageReader<'b>(&'b [u8]);
 
 pub(super) fn parse(body: &[u8]) -> Option<EventBodyFields<'_>> {
-    let unknown = body.strip_prefix(MAGIC).filter(|rest| !rest.is_empty())?;
+    let unknown = body
+        .strip_prefix(KUBERNETES_MAGIC)
+        .filter(|rest| !rest.is_empty())?;
     let mut found = EventBodyFields::default();
     let mut raw: &[u8] = &[];
     let mut unknown = EventMessageReader(unknown);
@@ -234,9 +236,11 @@ fn check_map_entry(bytes: &[u8]) -> Option<()> {
     while !message.0.is_empty() {
         let tag = read_varint(&mut message.0)?;
         match ((tag >> 3) & u64::from(u32::MAX), tag & 7) {
-            (1 | 2, _) => message.read_value(2).map(|_| ())?,
-            (_, 3) => message.skip_group().map(|_| ())?,
-            (_, wire_type) => message.read_value(wire_type).map(|_| ())?,
+            (1 | 2, _) => message
+                .read_value(wire_type::LENGTH_DELIMITED)
+                .map(|_| ())?,
+            (_, wire_type::START_GROUP) => message.skip_group().map(|_| ())?,
+            (_, other) => message.read_value(other).map(|_| ())?,
         }
     }
     Some(())
@@ -311,10 +315,10 @@ impl<'b> EventMessageReader<'b> {
         if self.0.is_empty() {
             return Some(None);
         }
-        let (number, wire_type) = self.read_tag()?;
-        let value = match wire_type {
-            3 => self.skip_group()?,
-            4 => return None,
+        let (number, wire) = self.read_tag()?;
+        let value = match wire {
+            wire_type::START_GROUP => self.skip_group()?,
+            wire_type::END_GROUP => return None,
             other => self.read_value(other)?,
         };
         Some(Some((number, value)))
@@ -329,19 +333,19 @@ impl<'b> EventMessageReader<'b> {
         positive.then_some((number, tag & 7))
     }
 
-    fn read_value(&mut self, wire_type: u64) -> Option<EventWireValue<'b>> {
-        match wire_type {
-            0 => {
+    fn read_value(&mut self, wire: u64) -> Option<EventWireValue<'b>> {
+        match wire {
+            wire_type::VARINT => {
                 read_varint(&mut self.0)?;
                 Some(EventWireValue::Varint)
             }
-            1 => self.take_bytes(8).map(|_| EventWireValue::Other),
-            2 => {
+            wire_type::FIXED64 => self.take_bytes(8).map(|_| EventWireValue::Other),
+            wire_type::LENGTH_DELIMITED => {
                 let length = read_varint(&mut self.0)?;
                 self.take_bytes(usize::try_from(length).ok()?)
                     .map(EventWireValue::Bytes)
             }
-            5 => self.take_bytes(4).map(|_| EventWireValue::Other),
+            wire_type::FIXED32 => self.take_bytes(4).map(|_| EventWireValue::Other),
             _ => None,
         }
     }
@@ -351,10 +355,10 @@ impl<'b> EventMessageReader<'b> {
         let mut depth = 1_usize;
         while depth > 0 {
             match read_varint(&mut self.0)? & 7 {
-                3 => depth = depth.checked_add(1)?,
-                4 => depth -= 1,
-                wire_type => {
-                    self.read_value(wire_type)?;
+                wire_type::START_GROUP => depth = depth.checked_add(1)?,
+                wire_type::END_GROUP => depth -= 1,
+                other => {
+                    self.read_value(other)?;
                 }
             }
         }

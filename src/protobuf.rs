@@ -1,4 +1,18 @@
-//! Protobuf's varints. Pure.
+//! Protobuf's wire format. Pure.
+
+/// The prefix of every body that Kubernetes writes
+/// (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
+pub(crate) const KUBERNETES_MAGIC: &[u8; 4] = b"k8s\0";
+
+/// The wire type of a field: the lowest three bits of its tag.
+pub(crate) mod wire_type {
+    pub(crate) const VARINT: u64 = 0;
+    pub(crate) const FIXED64: u64 = 1;
+    pub(crate) const LENGTH_DELIMITED: u64 = 2;
+    pub(crate) const START_GROUP: u64 = 3;
+    pub(crate) const END_GROUP: u64 = 4;
+    pub(crate) const FIXED32: u64 = 5;
+}
 
 /// A partially read number: seven bits per byte, the lowest first.
 #[derive(Debug, Default, PartialEq, Eq)]
