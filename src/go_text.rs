@@ -1,5 +1,5 @@
-//! Text in the exact form of Go: quoted strings (`strconv`) and `encoding/json`, so that tools that
-//! search for bytes find them. Pure.
+//! Text in the exact form of Go: quoted strings (`strconv`), and the strings of `encoding/json`, so
+//! that tools that search for bytes find them. Pure.
 
 use std::io;
 
@@ -83,6 +83,74 @@ impl Formatter for GoFormatter {
     }
 }
 
+/// Decodes the escapes of a JSON string, which are well-formed. As in Go's decoder, an unpaired
+/// surrogate becomes U+FFFD, and so does each byte that is not UTF-8.
+pub(crate) fn unescape_json(raw: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        let (plain, escape) = rest.split_at(at);
+        push_lossy(&mut text, plain);
+        let (c, length) = match escape.get(1) {
+            Some(b'u') => unescape_unicode(escape),
+            Some(other) => (unescape_simple(*other), 2),
+            None => (char::REPLACEMENT_CHARACTER, 1),
+        };
+        push_char(&mut text, c);
+        rest = escape.get(length..).unwrap_or_default();
+    }
+    push_lossy(&mut text, rest);
+    text
+}
+
+fn unescape_simple(escaped: u8) -> char {
+    match escaped {
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        itself => char::from(itself),
+    }
+}
+
+/// Decodes `\u0000`, or a pair of them, at the beginning of a text. Returns the character and the
+/// length of the escape.
+fn unescape_unicode(escape: &[u8]) -> (char, usize) {
+    let unit = |from: usize| {
+        let digits = escape.get(from..from + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let first = unit(0).unwrap_or(0xfffd);
+    let pair = [Some(first), unit(6)].into_iter().flatten();
+    match char::decode_utf16(pair).next() {
+        Some(Ok(c)) if c.len_utf16() == 2 => (c, 12),
+        Some(Ok(c)) => (c, 6),
+        Some(Err(_)) | None => (char::REPLACEMENT_CHARACTER, 6),
+    }
+}
+
+/// `text`, in which each byte that is not UTF-8 becomes its own U+FFFD, as in Go.
+pub(crate) fn replace_invalid_utf8(text: &[u8]) -> Vec<u8> {
+    let mut valid = Vec::with_capacity(text.len());
+    push_lossy(&mut valid, text);
+    valid
+}
+
+fn push_char(text: &mut Vec<u8>, c: char) {
+    text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+}
+
+/// Appends bytes. Each that is not UTF-8 becomes its own U+FFFD, as in Go.
+fn push_lossy(text: &mut Vec<u8>, bytes: &[u8]) {
+    for chunk in bytes.utf8_chunks() {
+        text.extend_from_slice(chunk.valid().as_bytes());
+        for _ in chunk.invalid() {
+            push_char(text, char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,5 +194,21 @@ mod tests {
             "\"a\\u003cb\\u003e\\u0026c \\u2028\\u2029 \\\"\\\\\\n\\t\\u0001\\b\u{7f} \u{e9}\"";
         assert_eq!(String::from_utf8(line).unwrap(), expected);
         assert_eq!(json(&["a<b", "*"]), "[\"a\\u003cb\",\"*\"]");
+    }
+
+    #[test]
+    fn escapes_of_json_strings_are_decoded_as_go_decodes_them() {
+        let cases: [(&[u8], &str); 6] = [
+            (br#"a\\\"\/\b\f\n\r\t"#, "a\\\"/\u{8}\u{c}\n\r\t"),
+            (br"\u00e9\ud83d\ude00", "\u{e9}\u{1f600}"),
+            (br"\ud83d\n\ude00", "\u{fffd}\n\u{fffd}"),
+            (br"\ud83d\u0061", "\u{fffd}a"),
+            ("\u{1f600}\\u0000".as_bytes(), "\u{1f600}\0"),
+            (b"\xe2\x82\\n\xff", "\u{fffd}\u{fffd}\n\u{fffd}"),
+        ];
+        for (raw, text) in cases {
+            let unescaped = String::from_utf8(unescape_json(raw)).unwrap();
+            assert_eq!(unescaped, text);
+        }
     }
 }

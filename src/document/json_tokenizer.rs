@@ -7,7 +7,8 @@
 
 use std::iter::Peekable;
 use std::str::CharIndices;
-use std::str::Chars;
+
+use crate::go_text;
 
 /// A token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,40 +103,9 @@ impl<'t> Iterator for JsonTokenizer<'t> {
     }
 }
 
-/// Unescapes a string. An unpaired surrogate becomes U+FFFD, as in Go's decoder.
 fn unescape(text: &str) -> String {
     if !text.contains('\\') {
         return text.to_owned();
     }
-    let mut units = Vec::with_capacity(text.len());
-    let mut rest = text.chars();
-    while let Some(c) = rest.next() {
-        let c = if c == '\\' {
-            read_escape(&mut rest)
-        } else {
-            Ok(c)
-        };
-        match c {
-            Ok(c) => units.extend_from_slice(c.encode_utf16(&mut [0; 2])),
-            Err(unit) => units.push(unit),
-        }
-    }
-    String::from_utf16_lossy(&units)
-}
-
-/// The character of an escape sequence, or a surrogate as `Err`.
-fn read_escape(rest: &mut Chars<'_>) -> Result<char, u16> {
-    match rest.next() {
-        Some('b') => Ok('\u{8}'),
-        Some('f') => Ok('\u{c}'),
-        Some('n') => Ok('\n'),
-        Some('r') => Ok('\r'),
-        Some('t') => Ok('\t'),
-        Some('u') => {
-            let digits: String = rest.by_ref().take(4).collect();
-            u16::from_str_radix(&digits, 16).map_or(Ok(char::REPLACEMENT_CHARACTER), Err)
-        }
-        Some(itself) => Ok(itself),
-        None => Ok(char::REPLACEMENT_CHARACTER),
-    }
+    String::from_utf8(go_text::unescape_json(text.as_bytes())).unwrap_or_default()
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::go_text;
 use crate::limits::rate::events::body::event_parser::ByteText;
 use crate::limits::rate::events::body::event_parser::EventParser;
 use crate::limits::rate::events::body::event_parser::EventValue;
@@ -93,13 +94,11 @@ impl<'b> JsonEventParser<'b> {
     fn read_string(&mut self) -> Option<ByteText<'b>> {
         let (raw, escaped) = self.read_raw_string()?;
         Some(if escaped {
-            Cow::Owned(unescape(raw))
+            Cow::Owned(go_text::unescape_json(raw))
         } else if std::str::from_utf8(raw).is_ok() {
             Cow::Borrowed(raw)
         } else {
-            let mut text = Vec::new();
-            push_lossy(&mut text, raw);
-            Cow::Owned(text)
+            Cow::Owned(go_text::replace_invalid_utf8(raw))
         })
     }
 
@@ -281,64 +280,4 @@ fn is_number(text: &[u8]) -> bool {
         && (whole.len() == 1 || !whole.starts_with(b"0"))
         && fraction.is_none_or(digits)
         && exponent.is_none_or(digits)
-}
-
-/// Decodes escapes, which are well-formed.
-fn unescape(raw: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(raw.len());
-    let mut rest = raw;
-    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
-        let (plain, escape) = rest.split_at(at);
-        push_lossy(&mut text, plain);
-        let (c, length) = match escape.get(1) {
-            Some(b'u') => unescape_unicode(escape),
-            Some(other) => (unescape_simple(*other), 2),
-            None => (char::REPLACEMENT_CHARACTER, 1),
-        };
-        push_char(&mut text, c);
-        rest = escape.get(length..).unwrap_or_default();
-    }
-    push_lossy(&mut text, rest);
-    text
-}
-
-fn unescape_simple(escaped: u8) -> char {
-    match escaped {
-        b'b' => '\u{8}',
-        b'f' => '\u{c}',
-        b'n' => '\n',
-        b'r' => '\r',
-        b't' => '\t',
-        itself => char::from(itself),
-    }
-}
-
-/// Decodes `\u0000`, or a pair of them, at the beginning of a text. Returns the character and the
-/// length of the escape.
-fn unescape_unicode(escape: &[u8]) -> (char, usize) {
-    let unit = |from: usize| {
-        let digits = escape.get(from..from + 6)?.strip_prefix(b"\\u")?;
-        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
-    };
-    let first = unit(0).unwrap_or(0xfffd);
-    let pair = [Some(first), unit(6)].into_iter().flatten();
-    match char::decode_utf16(pair).next() {
-        Some(Ok(c)) if c.len_utf16() == 2 => (c, 12),
-        Some(Ok(c)) => (c, 6),
-        Some(Err(_)) | None => (char::REPLACEMENT_CHARACTER, 6),
-    }
-}
-
-fn push_char(text: &mut Vec<u8>, c: char) {
-    text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-}
-
-/// Appends bytes. Each that is not UTF-8 becomes its own U+FFFD, as in Go.
-fn push_lossy(text: &mut Vec<u8>, bytes: &[u8]) {
-    for chunk in bytes.utf8_chunks() {
-        text.extend_from_slice(chunk.valid().as_bytes());
-        for _ in chunk.invalid() {
-            push_char(text, char::REPLACEMENT_CHARACTER);
-        }
-    }
 }
