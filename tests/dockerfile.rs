@@ -87,8 +87,8 @@ fn the_dockerfile_s_build_commands_are_run_by_ci() {
         let command = build.trim_end_matches(['\\', '&', ' ']);
         let run = ci
             .lines()
-            .any(|line| line.starts_with("step ") && line.ends_with(command));
-        assert!(run, "CI does not run: {command}");
+            .any(|line| !line.trim_start().starts_with('#') && line.ends_with(command));
+        assert!(run, "the nightly CI does not run: {command}");
         assert!(
             command.contains("--no-default-features"),
             "the image has no playground: {command}"
