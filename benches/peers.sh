@@ -17,7 +17,7 @@
 # ROUNDS: rounds for each proxy (default 5).
 # Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --profile dist` first
 # (`just peers` does it, and builds `floor`).
-# WEIR: another build of weir.
+# WEIR: another build of weir. BEFORE: an earlier build, measured beside it in the same rounds (weir-before).
 set -euo pipefail
 
 seconds=${1:-2}
@@ -100,6 +100,19 @@ refusers=(
     "forwarded 18007 $refusing --secure-port 18007 --max-requests-inflight 100000"
     "weir-fair 18005 $refusing --secure-port 18005 --max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config $dir/one-seat.yaml"
 )
+
+# The same commands with an earlier build, on ports of their own.
+if [ -n "${BEFORE:-}" ]; then
+    [ -x "$BEFORE" ] || { echo "BEFORE: $BEFORE is no program" >&2; exit 2; }
+    # earlier NAME PORT ENTRY: the entry with the earlier build.
+    earlier() {
+        local entry=${3/#* $weir serve/$BEFORE serve} port
+        port=$(cut -d ' ' -f 2 <<<"$3")
+        printf '%s %s %s' "$1" "$2" "${entry/--secure-port $port/--secure-port $2}"
+    }
+    proxies+=("$(earlier weir-before 18014 "${proxies[-1]}")")
+    refusers+=("$(earlier max-before 18015 "${refusers[3]}")" "$(earlier fair-before 18016 "${refusers[5]}")")
+fi
 
 # The CPU ticks and resident KiB of a process and its children.
 family() { echo "$1"; pgrep -P "$1" || true; }
