@@ -24,6 +24,10 @@ use weir::flowcontrol::controller::Enforcement;
 use weir::identity::review_queue::fair_queue::MAX_QUEUED as WAITING_REVIEWS;
 use weir::identity::review_queue::fair_queue::MAX_QUEUED_PER_SOURCE;
 use weir::limits::MaxInFlight;
+use weir::limits::abandoned_backlog::AbandonedBacklog;
+use weir::limits::abandoned_backlog::MAX_EXECUTING;
+use weir::limits::abandoned_backlog::MAX_WAITING;
+use weir::limits::abandoned_backlog::MAX_WAITING_PER_REQUESTER;
 use weir::limits::max_in_flight;
 use weir::limits::rate::clients::enforcer::ClientLimits;
 use weir::limits::rate::events::buckets::LimitedEventGroups;
@@ -301,6 +305,16 @@ fn limit_rows() -> Vec<[String; 6]> {
             &["weir_client_connections_closed_total"],
         ),
         row(
+            "exempt requests that wait while the API server executes abandoned ones",
+            format!(
+                "{MAX_WAITING_PER_REQUESTER} by user (unauthenticated: by address), behind {MAX_EXECUTING} abandoned ones of its own"
+            ),
+            format!("{MAX_WAITING}"),
+            "429 (`weir/abandoned-requests`)",
+            &["weir_abandoned_backlog_waiting"],
+            &["weir_abandoned_backlog_rejected_total"],
+        ),
+        row(
             "requests for another protocol (`Upgrade`) without a proven credential",
             format!(
                 "`--unproven-upgrades-per-second` by address, {UPGRADE_BURST_SECONDS} times as many at once"
@@ -379,6 +393,7 @@ fn the_metrics_page_matches_the_program() {
     let _places = ConnectionBudget::new(4, &SlotMetrics::register(&registry));
     let _slow = SlowTransfers::register(&registry);
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
+    let _backlog = AbandonedBacklog::new(&registry);
     let _given_up = AbandonedRequests::register(&registry);
     let _tokens = weir::identity::tokens::TokenMetrics::register(&registry);
     let _access =

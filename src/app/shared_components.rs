@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::config;
 use crate::drain::Drain;
 use crate::limits::Admission;
+use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::log_limiter::LogLimiter;
@@ -64,6 +65,7 @@ pub(super) struct Budgets {
     pub(super) transfers: config::TransferConfig,
     pub(super) slow_transfers: SlowTransfers,
     pub(super) abandoned_requests: IntGauge,
+    pub(super) abandoned_backlog: Arc<AbandonedBacklog>,
     pub(super) upgrade_rate: Arc<UpgradeRateLimit>,
     pub(super) connection_budget: ConnectionBudget,
 }
@@ -83,6 +85,7 @@ impl Budgets {
             transfers,
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
+            abandoned_backlog: AbandonedBacklog::new(registry),
             upgrade_rate: UpgradeRateLimit::new(transfers.upgrades_per_second, registry),
             connection_budget: ConnectionBudget::new(connections, &SlotMetrics::register(registry)),
             request_body_budget: request_body_budget(registry),
@@ -133,6 +136,7 @@ impl SharedComponents {
             body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
             body_buffer: self.budgets.transfers.body_buffer,
             abandoned_requests: AbandonedRequests::new(self.budgets.abandoned_requests.clone()),
+            abandoned_backlog: Arc::clone(&self.budgets.abandoned_backlog),
             upgrade_rate: Arc::clone(&self.budgets.upgrade_rate),
             admission: self.admission.clone(),
             loop_detector: Arc::clone(&self.loop_detector),

@@ -123,6 +123,12 @@ impl Permit {
         !matches!(self.concurrency, ConcurrencyPermit::Unlimited)
     }
 
+    /// Whether API Priority and Fairness exempts the request: it takes no seat.
+    #[must_use]
+    pub fn is_exempt(&self) -> bool {
+        matches!(&self.concurrency, ConcurrencyPermit::Seat(admitted) if admitted.is_exempt())
+    }
+
     /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
     /// only counted.
     pub fn signal_watch_initialized(&mut self) {

@@ -11,9 +11,10 @@
 //! | 0 | `admission_attributes` `rejection_hold` `service_times` |
 //! | 1 | `rate` |
 //! | 2 | `rejection` |
-//! | 3 | `max_in_flight` `upgrade_rate` |
+//! | 3 | `abandoned_backlog` `max_in_flight` `upgrade_rate` |
 //! | 4 | `admission` |
 
+pub mod abandoned_backlog;
 pub mod admission;
 pub mod admission_attributes;
 pub mod max_in_flight;

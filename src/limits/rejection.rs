@@ -9,12 +9,17 @@ use crate::limits::rate::events::enforcer::EventRejection;
 use crate::limits::rejection_hold::HoldPolicy;
 use crate::request_info::RequestKind;
 
+/// The label of the limit of abandoned exempt requests.
+pub const ABANDONED_REQUESTS: &str = "abandoned-requests";
+
 /// The label of the limit of unproven upgrades.
 pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
 
 /// The rejection of a request, with the limit that rejected it.
 #[derive(Clone, Debug)]
 pub enum Rejection {
+    /// The API server still executes too many exempt requests that the requester has abandoned.
+    AbandonedBacklog,
     /// The client exceeds a rule of `clientLimits`.
     ClientLimit(ClientLimitRejection),
     /// EventRateLimit has no token for the event.
@@ -40,6 +45,10 @@ pub enum Rejection {
 /// The `Retry-After` of max-in-flight in seconds (`server/filters/maxinflight.go`: constant 1).
 const MAX_IN_FLIGHT_RETRY_AFTER: u32 = 1;
 
+/// The `Retry-After` of a requester with too many abandoned requests, in seconds. By then the API
+/// server has answered most of them.
+const ABANDONED_BACKLOG_RETRY_AFTER: u32 = 1;
+
 /// The shortest hold of a request that a rate limit has rejected. In 10 ms a rate has tokens for as
 /// many requests as the next client sends, while a client that is rejected at once retries thirty
 /// times.
@@ -57,6 +66,7 @@ impl Rejection {
             },
             Self::Fairness(rejection) => rejection.retry_after,
             Self::MaxInFlight { .. } => MAX_IN_FLIGHT_RETRY_AFTER,
+            Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
             Self::UnprovenUpgrade { retry_after } => *retry_after,
         }
     }
@@ -80,7 +90,8 @@ impl Rejection {
                     max_hold: None,
                 }
             }
-            Self::ClientLimit(_)
+            Self::AbandonedBacklog
+            | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::Fairness(_)
             | Self::MaxInFlight { .. }
@@ -104,7 +115,8 @@ impl Rejection {
     pub fn decision(&self) -> Option<FlowControlDecision> {
         match self {
             Self::Fairness(rejection) => Some(rejection.decision()),
-            Self::ClientLimit(_)
+            Self::AbandonedBacklog
+            | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::MaxInFlight { .. }
             | Self::UnprovenUpgrade { .. } => None,
@@ -118,6 +130,7 @@ impl Rejection {
             Self::ClientLimit(_) => "client-limit",
             Self::EventRateLimit(_) => "event-rate-limit",
             Self::Fairness(rejection) => rejection.reason.label(),
+            Self::AbandonedBacklog => ABANDONED_REQUESTS,
             Self::MaxInFlight { .. } => "max-in-flight",
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
         }
@@ -128,7 +141,8 @@ impl Rejection {
     pub const fn limiter_label(&self) -> &'static str {
         match self {
             Self::Fairness(_) => "fairness",
-            Self::ClientLimit(_)
+            Self::AbandonedBacklog
+            | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::MaxInFlight { .. }
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
@@ -140,6 +154,7 @@ impl Rejection {
     pub fn flow_class(&self) -> &str {
         match self {
             Self::ClientLimit(rejection) => &rejection.rule,
+            Self::AbandonedBacklog => "exempt",
             Self::EventRateLimit(_) => "events",
             Self::Fairness(rejection) => &rejection.flow_schema().name,
             Self::MaxInFlight { kind, .. } => kind.label(),

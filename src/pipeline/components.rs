@@ -9,6 +9,7 @@ use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestAuthenticator;
 use crate::identity::request_header::IdentityHeaders;
 use crate::limits::Admission;
+use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::log_limiter::LogLimiter;
@@ -43,6 +44,8 @@ pub struct Pipeline {
     pub body_buffer: usize,
     /// What abandoned requests still hold.
     pub abandoned_requests: Arc<AbandonedRequests>,
+    /// The abandoned requests that have no seat.
+    pub abandoned_backlog: Arc<AbandonedBacklog>,
     /// How often requests without a verified credential may request a protocol upgrade.
     pub upgrade_rate: Arc<UpgradeRateLimit>,
     /// Memory for request heads until their user is authenticated.

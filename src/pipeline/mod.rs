@@ -220,6 +220,7 @@ impl Pipeline {
             rates.body = read.await?;
         }
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
+        let waited = self.wait_for_backlog(attributes, received.0).await? || waited;
         if self.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
@@ -274,8 +275,8 @@ impl Pipeline {
             mut observed_list,
             drain_guard,
         } = admitted;
-        let is_sent = progress.is_none();
-        let mut in_flight = self.start_in_flight(subject.info, permit, deadline, is_sent);
+        let from = (subject.info, &requester);
+        let mut in_flight = self.start_in_flight(from, permit, deadline, progress.is_none());
         let head_limit =
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
@@ -326,7 +327,7 @@ impl Pipeline {
     /// What a request holds while it is forwarded.
     fn start_in_flight(
         &self,
-        info: &RequestInfo<'_>,
+        (info, requester): (&RequestInfo<'_>, &Requester),
         mut permit: Permit,
         limit: Option<RequestDeadline>,
         is_here: bool,
@@ -340,6 +341,11 @@ impl Pipeline {
             shape: limit
                 .filter(|_| is_here)
                 .map(|_| RequestShape::from_request(info)),
+            backlog: permit
+                .is_exempt()
+                .then(|| requester.holder())
+                .flatten()
+                .map(|holder| (Arc::clone(&self.abandoned_backlog), holder)),
             admitted_at,
             deadline: limit
                 .unwrap_or_else(|| self.response_head_deadline(admitted_at))

@@ -19,6 +19,7 @@ use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::request_body::BodyPrefix;
+use crate::upstream::requester::SlotHolder;
 
 /// The result of the rate limits.
 pub(super) struct RatesPassed {
@@ -31,6 +32,27 @@ pub(super) struct RatesPassed {
 }
 
 impl Pipeline {
+    /// Lets an exempt request wait while the API server executes too many that its requester has
+    /// abandoned. Returns whether it waited.
+    pub(super) async fn wait_for_backlog(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+    ) -> Result<bool, RequestRejection> {
+        let backlog = &self.abandoned_backlog;
+        if backlog.is_empty() || !self.admission.is_exempt(attributes) {
+            return Ok(false);
+        }
+        let Some(requester) = SlotHolder::from_client(attributes.user, peer.source_network())
+        else {
+            return Ok(false);
+        };
+        // Boxed: most requests do not pay for this memory.
+        Box::pin(backlog.wait(&requester))
+            .await
+            .map_err(RequestRejection::Limit)
+    }
+
     /// Checks the limits that count requests. `body` is untouched unless an event's body must be
     /// read.
     pub(super) async fn check_rates(

@@ -34,14 +34,30 @@ impl fmt::Display for SlotHolder {
     }
 }
 
+impl SlotHolder {
+    /// The user, or the network of anonymous requests. None for anonymous requests behind a trusted
+    /// proxy, which cannot be told apart.
+    pub(crate) fn from_client(user: &UserInfo, network: Option<IpAddr>) -> Option<Self> {
+        if user.is_anonymous() {
+            network.map(Self::Network)
+        } else {
+            Some(Self::User(user.name.clone()))
+        }
+    }
+}
+
 impl Requester {
-    /// The holder that takes turns where requests wait: the user, or the network of anonymous
-    /// requests.
+    /// The holder that takes turns where requests wait; the empty name where none can be told.
     pub(in crate::upstream) fn wait_holder(&self) -> SlotHolder {
-        let user = self.user.as_ref().filter(|user| !user.is_anonymous());
-        match (user, self.network) {
-            (None, Some(network)) => SlotHolder::Network(network),
-            (user, _) => SlotHolder::User(user.map_or_else(String::new, |user| user.name.clone())),
+        let nameless = || SlotHolder::User(String::new());
+        self.holder().unwrap_or_else(nameless)
+    }
+
+    /// The one holder that a request counts for: see [`SlotHolder::from_client`].
+    pub(crate) fn holder(&self) -> Option<SlotHolder> {
+        match &self.user {
+            Some(user) => SlotHolder::from_client(user, self.network),
+            None => self.network.map(SlotHolder::Network),
         }
     }
 

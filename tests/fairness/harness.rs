@@ -282,7 +282,8 @@ impl Harness {
 
     /// The next log line that contains `text`.
     pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
-        within("a line in the log", async {
+        let what = format!("the log line {text:?}");
+        within(&what, async {
             loop {
                 let line = self.log.recv().await.expect("the log goes on");
                 if line.contains(text) {

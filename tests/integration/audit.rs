@@ -319,3 +319,41 @@ async fn the_log_is_rotated_by_size_and_complete_at_exit() {
         .filter(|event| event["stage"] == "ResponseComplete");
     assert_eq!((all.len(), complete.count()), (60, 30));
 }
+
+#[tokio::test]
+async fn a_long_running_request_beyond_its_share_is_audited_with_that_limit() {
+    const LOG: &str = "/api/v1/namespaces/a/pods/b/log?follow=true";
+    let (mut upstream, log) = (FakeUpstream::start().await, TempAuditLog::new());
+    let reporting = ReportingConfig {
+        audit: Some(log.config()),
+        ..ReportingConfig::default()
+    };
+    let weir = weir::builder(upstream.address)
+        .with(|config| {
+            config.upstream.max_connections = 8;
+            config.reporting = reporting;
+        })
+        .start()
+        .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let call = alice.send(TestRequest::get(LOG)).await;
+        open.push((call, upstream.next_exchange().await));
+    }
+    let rejected = alice.get(LOG).await;
+    assert_eq!(rejected.status, 429);
+    let id = rejected.headers.get("audit-id").unwrap();
+    let event = eventually("the event of the rejection", async || {
+        let mut events = read_events(&log.path()).into_iter();
+        events.find(|event| event["auditID"] == id && event["stage"] == "ResponseComplete")
+    })
+    .await;
+    assert_eq!(event["responseStatus"]["code"], 429);
+    assert_eq!(
+        event["annotations"]["weir/rejected-by"],
+        "long-running-share"
+    );
+    let failures = "weir_upstream_failures_total{cause=\"weir/long-running-share\",code=\"429\"}";
+    assert_eq!(weir.metric(failures).await, 0.0, "a limit of weir's own");
+}

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use ::weir::limits::abandoned_backlog::MAX_EXECUTING;
+
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
 use crate::support::raw_http2;
 use crate::support::raw_http2::RawFrame;
 use crate::support::raw_http2::RawHttp2;
 use crate::support::weir;
 use crate::support::weir::ALICE;
+use crate::support::weir::ROOT;
 use crate::support::weir::Weir;
 use crate::support::weir::WeirBuilder;
 
@@ -173,4 +177,57 @@ async fn without_a_limit_resets_are_not_counted() {
     }
     assert_served(&mut client, 1001, &mut upstream).await;
     assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
+}
+
+#[tokio::test]
+async fn exempt_requests_wait_for_those_that_their_user_abandoned_and_others_do_not() {
+    const READYZ: &str = "/readyz";
+    let abandoned = u32::try_from(MAX_EXECUTING).unwrap();
+    let upstream = RawUpstream::start().await;
+    let weir = weir::builder(upstream.address).fairness().start().await;
+    let mut alice = weir.raw_http2().await;
+    let head = request_head(READYZ);
+    for n in 0..abandoned {
+        let request = RawFrame::request(2 * n + 1, &head, true);
+        alice.send(&request).await;
+    }
+    let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
+    server.pass_pings();
+    for _ in 0..abandoned {
+        server.next_frame_of_kind(raw_http2::HEADERS).await;
+    }
+    for n in 0..abandoned {
+        alice.send(&RawFrame::reset(2 * n + 1, CANCEL)).await;
+    }
+    weir.wait_for_metric("weir_abandoned_requests", f64::from(abandoned))
+        .await;
+    let request = RawFrame::request(2 * abandoned + 1, &head, true);
+    alice.send(&request).await;
+    weir.wait_for_metric("weir_abandoned_backlog_waiting", 1.0)
+        .await;
+    // Requests of another user are not behind it.
+    let mut root = weir.raw_http2().await;
+    let mut others = request_head(READYZ);
+    others[4] = ROOT;
+    root.send(&RawFrame::request(1, &others, true)).await;
+    let served = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
+    server.send(&RawFrame::ok(served, true)).await;
+    assert!(root.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
+    // The answer to the PING shows that the resets were seen.
+    let (mut pinged, mut requested) = (false, None);
+    while requested.is_none() {
+        let frame = server.next_frame().await.unwrap();
+        match frame.kind {
+            raw_http2::PING if frame.flags == 0 => {
+                let answer = RawFrame::new(raw_http2::PING, raw_http2::ACK, 0, frame.payload);
+                server.send(&answer).await;
+                pinged = true;
+            }
+            raw_http2::HEADERS => requested = Some(frame.stream),
+            _ => {}
+        }
+    }
+    assert!(pinged);
+    server.send(&RawFrame::ok(requested.unwrap(), true)).await;
+    assert!(alice.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
 }

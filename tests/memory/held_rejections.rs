@@ -43,6 +43,7 @@ use weir::limits::Admission;
 use weir::limits::AdmissionAttributes;
 use weir::limits::MaxInFlight;
 use weir::limits::Permit;
+use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::max_in_flight;
 use weir::limits::rate;
 use weir::limits::rate::RateLimits;
@@ -82,6 +83,9 @@ use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
 /// Streams of the connection. Half of them may be held.
 const STREAMS: u32 = 100;
+
+/// Timeout of all events.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Early requests: as many as may be held.
 const EARLY_REQUESTS: usize = 49;
@@ -172,6 +176,7 @@ async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
         abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
         head_budget: HeadBudget::new(&registry),
         body_drain_budget: BodyDrainBudget::new(&registry),
+        abandoned_backlog: AbandonedBacklog::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
         admission,
         loop_detector: LoopDetector::register(upstream.instance_id.clone(), &registry),
@@ -303,14 +308,23 @@ fn measure_requests(
         tokio::spawn(connection);
         ends
     });
-    runtime.block_on(done.recv()).unwrap();
+    runtime
+        .block_on(within("the first requests to be answered", done.recv()))
+        .unwrap();
     let taken = measure(|| {
         runtime.block_on(async {
             start_sender.send(()).await.unwrap();
-            done.recv().await.unwrap();
+            within("the requests to wait", done.recv()).await.unwrap();
         });
     });
     taken.bytes_current
+}
+
+/// Waits for `event`. Fails the test with a message on timeout.
+async fn within<F: Future>(what: &str, event: F) -> F::Output {
+    let event = tokio::time::timeout(EVENT_TIMEOUT, event).await;
+    assert!(event.is_ok(), "waited {EVENT_TIMEOUT:?} in vain for {what}");
+    event.unwrap()
 }
 
 fn runtime() -> tokio::runtime::Runtime {

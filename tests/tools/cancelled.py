@@ -95,7 +95,11 @@ class Connection:
 
     def read_until(self, left):
         """Until the PING is answered, and no more than `left` streams have no answer."""
+        end = time.monotonic() + LIMIT
         while not self.acknowledged or len(self.left) > left:
+            if time.monotonic() > end:
+                waited = f"{len(self.left)} streams without an answer (at most {left})"
+                raise TimeoutError(f"after {LIMIT} s: PING answered: {self.acknowledged}; {waited}")
             self.read()
 
     def read(self):

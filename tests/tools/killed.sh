@@ -27,7 +27,7 @@ slowly() {
     curl -sS --max-time 120 --cacert "$DIR/ca.crt" "${@:1:$#-1}" "$URL${*: -1}" | {
         head -c 100000
         touch "$WORK/begun"
-        until [[ -e $WORK/read-on ]]; do sleep 0.05; done
+        within "$LIMIT" test -e "$WORK/read-on" || echo "$WORK/read-on is not there after $LIMIT s" >&2
         cat
     }
 }

@@ -39,13 +39,16 @@ class Browser:
              "--disable-gpu", "--hide-scrollbars", "--remote-allow-origins=*", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
         address = None
+        watchdog = threading.Timer(LIMIT, self.process.kill)  # ends the loop below
+        watchdog.start()
         for line in self.process.stderr:
             if line.startswith("DevTools listening on "):
                 address = line.split()[-1]
                 break
+        watchdog.cancel()
         threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()  # or it would wait for us
         if address is None:
-            raise SystemExit("chromium does not say where it listens")
+            raise SystemExit(f"chromium has not said where it listens, after {LIMIT} s at most")
         self.socket = websocket.create_connection(address, timeout=LIMIT)
         self.number, self.session = 0, None
         self.errors, self.requests = [], set()

@@ -107,6 +107,12 @@ impl AdmissionPermit {
         &self.seat_permit.route().priority_level
     }
 
+    /// Whether the level of the request is exempt.
+    #[must_use]
+    pub fn is_exempt(&self) -> bool {
+        self.seat_permit.route().level.is_exempt()
+    }
+
     /// The decision that admitted the request.
     #[must_use]
     pub fn decision(&self) -> FlowControlDecision {

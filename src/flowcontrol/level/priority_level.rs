@@ -32,6 +32,8 @@ use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 /// A priority level that exists or has existed.
 pub struct PriorityLevel {
     name: String,
+    /// Constant for the lifetime of a level.
+    is_exempt: bool,
     /// The greatest estimate of a request, in seats. 0 if unbounded. Relaxed: no other value
     /// depends on it.
     max_seats: AtomicU32,
@@ -97,6 +99,7 @@ impl PriorityLevel {
     ) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
+            is_exempt: queuing == Queuing::Exempt,
             max_seats: AtomicU32::new(0),
             inner: Mutex::new(LevelInner::new(now, queuing, Arc::clone(in_flight))),
             drained: Arc::clone(drained),
@@ -107,6 +110,12 @@ impl PriorityLevel {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether the level neither queues nor rejects, and its requests take no seats.
+    #[must_use]
+    pub const fn is_exempt(&self) -> bool {
+        self.is_exempt
     }
 
     /// The greatest estimate of a request of the level, in seats. `None` if unbounded.

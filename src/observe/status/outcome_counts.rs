@@ -6,8 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::limits::rejection::ABANDONED_REQUESTS;
 use crate::limits::rejection::UNPROVEN_UPGRADES;
 use crate::pipeline::reject::rejection::EVENT_BODIES;
+use crate::pipeline::reject::rejection::LONG_RUNNING_SHARE;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
@@ -22,7 +24,7 @@ pub struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejections by rate limits. Priority levels count theirs themselves.
-    by_rate_limit: [(&'static str, AtomicU64); 4],
+    by_rate_limit: [(&'static str, AtomicU64); 6],
 }
 
 impl Default for OutcomeCounts {
@@ -31,9 +33,11 @@ impl Default for OutcomeCounts {
             by_code: (0..CODE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             aborted: AtomicU64::new(0),
             by_rate_limit: [
+                ABANDONED_REQUESTS,
                 "client-limit",
                 "event-rate-limit",
                 EVENT_BODIES,
+                LONG_RUNNING_SHARE,
                 UNPROVEN_UPGRADES,
             ]
             .map(|limit| (limit, AtomicU64::new(0))),

@@ -15,6 +15,7 @@ use http::HeaderValue;
 use http::StatusCode;
 
 use crate::api::Status;
+use crate::flowcontrol::controller::AdmissionRejection;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::identity::AuthenticationError;
 use crate::identity::impersonation::target::InvalidImpersonation;
@@ -38,6 +39,9 @@ const RETRY_AFTER_UNSENT: u32 = 1;
 
 /// The limit label of events whose bodies have no room in the budget.
 pub const EVENT_BODIES: &str = "event-bodies";
+
+/// The limit label of long-running requests beyond the share of their user or address.
+pub const LONG_RUNNING_SHARE: &str = "long-running-share";
 
 /// The body of `/readyz` during shutdown, in kube-apiserver's format.
 const SHUTTING_DOWN_BODY: &[u8] =
@@ -230,6 +234,7 @@ impl RequestRejection {
     #[must_use]
     pub const fn upstream_failure_cause(&self) -> Option<&'static str> {
         match self {
+            Self::Forward(ForwardError::ShareExceeded(_)) => None, // weir's own limit
             Self::Forward(error) => Some(error.label()),
             Self::Timeout(_) => Some("weir/request-timeout"),
             Self::BadRequest(_)
@@ -252,7 +257,8 @@ impl RequestRejection {
     }
 
     /// The label of the limit that rejects the request, if one does: see
-    /// [`Rejection::limit_label`], and the budget of event bodies.
+    /// [`Rejection::limit_label`], the budget of event bodies, and the shares of long-running
+    /// requests.
     #[must_use]
     pub const fn limit(&self) -> Option<&'static str> {
         if let Self::Limit(rejection) = self {
@@ -260,6 +266,9 @@ impl RequestRejection {
         }
         if matches!(self, Self::Body(BodyReadError::BudgetExhausted)) {
             return Some(EVENT_BODIES);
+        }
+        if matches!(self, Self::Forward(ForwardError::ShareExceeded(_))) {
+            return Some(LONG_RUNNING_SHARE);
         }
         None
     }
@@ -488,28 +497,15 @@ pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
             );
             ("weir/client-limit", message)
         }
+        Rejection::AbandonedBacklog => {
+            let message = "too many exempt requests: the API server still executes those that you have cancelled; please try again later";
+            ("weir/abandoned-requests", message.to_owned())
+        }
         Rejection::UnprovenUpgrade { .. } => {
             let message = "too many requests for another protocol (Upgrade) come from this address without a credential that the API server has accepted (--unproven-upgrades-per-second); please try again later";
             ("weir/unproven-upgrades", message.to_owned())
         }
-        Rejection::Fairness(rejected) => {
-            let (cause, what) = match rejected.reason {
-                RejectReason::ConcurrencyLimit => {
-                    ("weir/concurrency-limit", "all its seats are taken")
-                }
-                RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
-                RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
-            };
-            let (schema, level) = (
-                &rejected.flow_schema().name,
-                &rejected.priority_level().name,
-            );
-            let reason = rejected.reason.label();
-            let message = format!(
-                "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
-            );
-            (cause, message)
-        }
+        Rejection::Fairness(rejected) => level_rejection(rejected),
         Rejection::MaxInFlight { kind, limit } => {
             let (cause, flag, what) = match kind {
                 RequestKind::Mutating => (
@@ -536,6 +532,22 @@ pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
         cause,
         retry_after_seconds: Some(rejection.retry_after()),
     }
+}
+
+/// Cause and message of a priority level's rejection.
+fn level_rejection(rejected: &AdmissionRejection) -> (&'static str, String) {
+    let (cause, what) = match rejected.reason {
+        RejectReason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
+        RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
+        RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
+    };
+    let schema = &rejected.flow_schema().name;
+    let level = &rejected.priority_level().name;
+    let reason = rejected.reason.label();
+    let message = format!(
+        "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
+    );
+    (cause, message)
 }
 
 /// The media type of Kubernetes' protobuf encoding.

@@ -98,6 +98,7 @@ impl RejectionResponseCache {
                 ),
             ),
             Rejection::MaxInFlight { kind, limit } => HashKey::of(&self.secret, (kind, limit)),
+            Rejection::AbandonedBacklog => HashKey::of(&self.secret, "abandoned-backlog"),
             Rejection::UnprovenUpgrade { retry_after } => {
                 HashKey::of(&self.secret, ("unproven-upgrade", retry_after))
             }

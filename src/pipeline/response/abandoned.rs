@@ -21,6 +21,7 @@ use tokio::time::timeout_at;
 
 use crate::clock::Clock;
 use crate::limits::Permit;
+use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::service_times::RequestShape;
 use crate::limits::service_times::ServiceTimes;
 use crate::metrics::GaugeGuard;
@@ -28,6 +29,7 @@ use crate::metrics::Registry;
 use crate::pipeline::response::watch_init::PermitLifetime;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::requester::SlotHolder;
 
 /// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
 /// response that may finish nor the reply to a PING takes longer.
@@ -80,6 +82,8 @@ pub(in crate::pipeline) struct AbandonedRetention {
     pub(in crate::pipeline) shape: Option<RequestShape>,
     /// When the request was admitted.
     pub(in crate::pipeline) admitted_at: Instant,
+    /// The requester that an exempt request without a seat counts for.
+    pub(in crate::pipeline) backlog: Option<(Arc<AbandonedBacklog>, SlotHolder)>,
     /// The end of the charge at the latest, whatever the API server does.
     pub(in crate::pipeline) deadline: Instant,
 }
@@ -180,7 +184,9 @@ fn abandon(
     // The slot of a shared connection has no other owner, so it is kept until the reset is
     // acknowledged. A seat has its deadline.
     let (deadline, acknowledged_by) = (retention.deadline, now + RESET_ACK_TIMEOUT);
-    let retained = GaugeGuard::new(abandoned.retained.clone());
+    let backlog = retention.backlog.as_ref();
+    let charge = backlog.map(|(backlog, requester)| backlog.charge(requester.clone()));
+    let retained = (GaugeGuard::new(abandoned.retained.clone()), charge);
     runtime.spawn(async move {
         let (mut permit, mut end) = (permit, CancelOutcome::Reset);
         if let Some(reset_acknowledged) = reset_acknowledged {
@@ -267,6 +273,7 @@ mod tests {
             let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
             let charge = AbandonedRetention {
                 abandoned: Arc::clone(&self.abandoned),
+                backlog: None,
                 shape: Some(RequestShape::from_request(&info)),
                 admitted_at: Clock.now(),
                 deadline: Clock.now() + Duration::from_secs(60),

@@ -199,7 +199,13 @@ impl RecordGuard {
     pub(in crate::pipeline) fn record_rejection(&mut self, rejection: &RejectionFacts<'_>) {
         // by `record_limit_rejection`
         let is_recorded = matches!(self.record.outcome, RequestOutcome::Rejected(_));
-        if !is_recorded {
+        if is_recorded {
+            return;
+        }
+        if rejection.limit.is_some() {
+            // A limit that an admitted request met on its way; its headers are gone by then.
+            self.record_limit_rejection(rejection, &HeaderMap::new());
+        } else {
             self.record.outcome = RequestOutcome::Failed(rejection.code);
         }
     }

@@ -23,7 +23,10 @@ pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Waits for `event`. On timeout, fails the test with a message and the caller's location.
 #[track_caller]
-pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
+pub(crate) fn within<F: Future>(
+    what: impl fmt::Display,
+    event: F,
+) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
         match tokio::time::timeout(EVENT_TIMEOUT, event).await {

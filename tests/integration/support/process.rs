@@ -149,21 +149,23 @@ impl WeirProcess {
             }
         });
         let mut startup_lines = Vec::new();
-        let endpoints = loop {
-            let line = within("weir to serve", lines.recv()).await;
-            let Some(line) = line else {
-                panic!("weir does not serve: {startup_lines:#?}");
-            };
-            let address = |name: &str| {
-                let (_, rest) = line.split_once(name)?;
-                rest.split_whitespace().next()?.parse().ok()
-            };
-            let addresses = (address("clients="), address("admin="));
-            startup_lines.push(line);
-            if let (Some(clients), Some(admin)) = addresses {
-                break Endpoints { clients, admin };
+        let endpoints = within("weir to serve (clients= and admin= in its log)", async {
+            loop {
+                let Some(line) = lines.recv().await else {
+                    panic!("weir does not serve: {startup_lines:#?}");
+                };
+                let address = |name: &str| {
+                    let (_, rest) = line.split_once(name)?;
+                    rest.split_whitespace().next()?.parse().ok()
+                };
+                let addresses = (address("clients="), address("admin="));
+                startup_lines.push(line);
+                if let (Some(clients), Some(admin)) = addresses {
+                    return Endpoints { clients, admin };
+                }
             }
-        };
+        })
+        .await;
         Self {
             child,
             endpoints,
@@ -183,21 +185,28 @@ impl WeirProcess {
 
     /// The next log line that contains `text`.
     pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
-        loop {
-            let line = within("a line in the log", self.log_lines.recv()).await;
-            let line = line.unwrap_or_else(|| panic!("the log ended without {text:?}"));
-            if line.contains(text) {
-                return line;
+        // One limit for all lines: a log in which others follow each other must not extend it.
+        within(format_args!("the log line {text:?}"), async {
+            loop {
+                let line = self.log_lines.recv().await;
+                let line = line.unwrap_or_else(|| panic!("the log ended without {text:?}"));
+                if line.contains(text) {
+                    return line;
+                }
             }
-        }
+        })
+        .await
     }
 
     /// The rest of the log, after the process has exited.
     pub(crate) async fn remaining_log_lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
-        while let Some(line) = within("the end of the log", self.log_lines.recv()).await {
-            lines.push(line);
-        }
+        within("the end of the log", async {
+            while let Some(line) = self.log_lines.recv().await {
+                lines.push(line);
+            }
+        })
+        .await;
         lines
     }
 

@@ -15,6 +15,9 @@ use weir::app::App;
 use weir::config;
 use weir::config::AdmissionConfig;
 use weir::config::Config;
+use weir::flowcontrol::bootstrap;
+use weir::flowcontrol::controller::ControllerConfig;
+use weir::flowcontrol::controller::Enforcement;
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
 use weir::limits::max_in_flight;
@@ -147,6 +150,20 @@ impl WeirBuilder {
             read_only: read_only.into(),
             mutating: mutating.into(),
         });
+        self
+    }
+
+    /// API Priority and Fairness with the objects of a new cluster, in which `/readyz` is exempt.
+    pub(crate) fn fairness(mut self) -> Self {
+        self.config.admission = AdmissionConfig::Fairness {
+            config: ControllerConfig {
+                server_concurrency_limit: 600,
+                request_timeout: Duration::from_secs(60),
+                enforcement: Enforcement::Enforce,
+                consistent_reads_from_cache: true,
+            },
+            objects: bootstrap::add_missing(Vec::new()),
+        };
         self
     }
 
