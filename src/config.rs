@@ -26,7 +26,7 @@ use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::audit;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::spans;
-use crate::pipeline::request_body::DEFAULT_BODY_BUFFER;
+use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;

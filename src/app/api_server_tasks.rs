@@ -44,14 +44,34 @@ pub(super) struct ApiServerTasks {
     api_server: Option<Arc<dyn ApiTransport>>,
 }
 
+/// The configuration of weir's own calls.
+pub(super) struct OwnCallsConfig {
+    credentials: CredentialSource,
+    /// Zero if objects are not counted.
+    object_count_period: Duration,
+}
+
+impl OwnCallsConfig {
+    pub(super) const fn new(credentials: CredentialSource, object_count_period: Duration) -> Self {
+        Self {
+            credentials,
+            object_count_period,
+        }
+    }
+}
+
 impl ApiServerTasks {
     pub(super) async fn start(
-        (credentials, period): (CredentialSource, Duration),
+        own_calls: OwnCallsConfig,
         upstream: &upstream::UpstreamConfig,
         metrics: &Arc<upstream::UpstreamMetrics>,
         drain: &Arc<Drain>,
         checks: SelfChecks,
     ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiTransport>>), StartError> {
+        let OwnCallsConfig {
+            credentials,
+            object_count_period: period,
+        } = own_calls;
         let is_anonymous = credentials.is_anonymous();
         let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
             .await

@@ -24,7 +24,6 @@ use crate::identity::tokens::key_source::KeySource;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::UrlFetcher;
 use crate::metrics::Registry;
-use crate::pipeline::components::Impersonation;
 use crate::upstream;
 use crate::upstream::forward::external_client::ExternalClient;
 
@@ -53,10 +52,12 @@ impl<'a> AuthDependencies<'a> {
     }
 }
 
-/// The authenticator, the impersonation settings, and the names of the identity headers.
+/// The authenticator, what decides impersonations, and the names of the identity headers.
 pub(super) struct AuthComponents {
     pub(super) authenticator: Arc<RequestAuthenticator>,
-    pub(super) impersonation: Impersonation,
+    pub(super) impersonation_authorizer: Option<Arc<ImpersonationAuthorizer>>,
+    /// `--classify-impersonated`.
+    pub(super) classify_impersonated: bool,
     pub(super) identity_headers: Arc<IdentityHeaders>,
 }
 
@@ -118,24 +119,26 @@ pub(super) fn build_authenticator(
     let authenticator =
         RequestAuthenticator::new(front_proxies, certificates, token_file, Arc::clone(&tokens))
             .map_err(|why| StartError::new("marks of tokens", why))?;
-    let impersonation = build_impersonation(impersonation, impersonate, &dependencies)?;
+    let classify_impersonated = impersonation.classify;
+    let authorizer = build_impersonation_authorizer(impersonation, impersonate, &dependencies)?;
     let reviews = ReviewTasks {
         tokens,
-        authorizer: impersonation.authorizer.clone(),
+        authorizer: authorizer.clone(),
     };
     let components = AuthComponents {
         authenticator: Arc::new(authenticator),
-        impersonation,
+        impersonation_authorizer: authorizer,
+        classify_impersonated,
         identity_headers,
     };
     Ok((components, reviews))
 }
 
-fn build_impersonation(
+fn build_impersonation_authorizer(
     config: config::ImpersonationConfig,
     impersonate: bool,
     dependencies: &AuthDependencies<'_>,
-) -> Result<Impersonation, StartError> {
+) -> Result<Option<Arc<ImpersonationAuthorizer>>, StartError> {
     let config::ImpersonationConfig {
         classify,
         reviews_per_second,
@@ -145,14 +148,10 @@ fn build_impersonation(
         .api_server
         .clone()
         .filter(|_| classify || impersonate);
-    let authorizer = api_server
+    api_server
         .map(|api_server| ImpersonationAuthorizer::new(api_server, reviews_per_second, metrics))
         .transpose()
-        .map_err(|why| StartError::new("marks of rights", why))?;
-    Ok(Impersonation {
-        authorizer,
-        classify,
-    })
+        .map_err(|why| StartError::new("marks of rights", why))
 }
 
 fn token_config(

@@ -32,6 +32,7 @@ use tokio::time::timeout;
 
 use crate::app::admin_listeners::AdminListeners;
 use crate::app::api_server_tasks::ApiServerTasks;
+use crate::app::api_server_tasks::OwnCallsConfig;
 use crate::app::api_server_tasks::SelfCheckConfig;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::ReviewTasks;
@@ -129,7 +130,7 @@ impl App {
         let admission = build_admission(admission_config, &registry);
         let upstream_metrics = upstream::UpstreamMetrics::register(&registry);
         let self_checks = self_check_config.build(&upstream, &upstream_metrics, &registry);
-        let calls = (own_credentials, config.object_count_poll_period);
+        let calls = OwnCallsConfig::new(own_credentials, config.object_count_poll_period);
         let tasks = ApiServerTasks::start(calls, &upstream, &upstream_metrics, &drain, self_checks);
         let (own_calls, readiness, server) = tasks.await?;
         let credentials = &own_calls.credentials;

@@ -31,13 +31,16 @@ use crate::observe::status::sources::StatusSources;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::reject::response_cache::RejectionResponseCache;
-use crate::pipeline::request_body::request_body_budget;
 use crate::pipeline::response::abandoned::AbandonedRequests;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::SlowTransfers;
+use crate::pipeline::steps::request_body::request_body_budget;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::record::RequestObserver;
 use crate::pipeline::trace::record::RequestObservers;
@@ -125,38 +128,50 @@ impl SharedComponents {
             .request_observers([self.talkers.new_shard(), counts])
     }
 
-    pub(super) fn pipeline(&self) -> Pipeline {
-        Pipeline {
+    fn pipeline_dependencies(&self) -> SharedDependencies {
+        SharedDependencies {
             authenticator: Arc::clone(&self.auth.authenticator),
-            impersonation: self.auth.impersonation.clone(),
+            impersonation_authorizer: self.auth.impersonation_authorizer.clone(),
             identity_headers: Arc::clone(&self.auth.identity_headers),
             rates: Arc::clone(&self.rates),
-            request_body_budget: Arc::clone(&self.budgets.request_body_budget),
-            head_budget: Arc::clone(&self.budgets.head_budget),
-            body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
-            body_buffer: self.budgets.transfers.body_buffer,
-            abandoned_requests: AbandonedRequests::new(self.budgets.abandoned_requests.clone()),
+            admission: self.admission.clone(),
             abandoned_backlog: Arc::clone(&self.budgets.abandoned_backlog),
             upgrade_rate: Arc::clone(&self.budgets.upgrade_rate),
-            admission: self.admission.clone(),
+            head_budget: Arc::clone(&self.budgets.head_budget),
+            request_body_budget: Arc::clone(&self.budgets.request_body_budget),
+            body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
             loop_detector: Arc::clone(&self.loop_detector),
-            upstream: Upstream::new(
+            rejection_responses: Arc::clone(&self.rejection_responses),
+            rejection_delay: Arc::clone(&self.rejection_delay),
+            drain: Arc::clone(&self.drain),
+            metrics: Arc::clone(&self.metrics),
+            upstream_log_limiter: Arc::clone(&self.upstream_log_limiter),
+        }
+    }
+
+    fn pipeline_settings(&self) -> PipelineSettings {
+        PipelineSettings {
+            request_timeout: self.request_timeout,
+            body_buffer: self.budgets.transfers.body_buffer,
+            classify_impersonated: self.auth.classify_impersonated,
+            sampler: self.observers.sampler,
+            has_audit_log: self.observers.has_audit_log(),
+            explain_responses: self.observers.explain_responses,
+        }
+    }
+
+    /// What one worker keeps as long as it runs.
+    fn worker_dependencies(&self) -> WorkerDependencies {
+        WorkerDependencies {
+            upstream: Arc::new(Upstream::new(
                 &self.upstream,
                 &self.budgets.connection_budget,
                 self.impersonator.as_ref(),
                 &self.upstream_metrics,
-            ),
-            request_timeout: self.request_timeout,
-            rejection_responses: Arc::clone(&self.rejection_responses),
-            rejection_delay: Arc::clone(&self.rejection_delay),
-            drain: Arc::clone(&self.drain),
+            )),
+            abandoned_requests: AbandonedRequests::new(self.budgets.abandoned_requests.clone()),
             deadlines: self.budgets.deadlines(),
-            metrics: Arc::clone(&self.metrics),
             observers: self.request_observers(),
-            sampler: self.observers.sampler,
-            has_audit_log: self.observers.has_audit_log(),
-            explain_responses: self.observers.explain_responses,
-            upstream_log_limiter: Arc::clone(&self.upstream_log_limiter),
         }
     }
 
@@ -197,9 +212,13 @@ impl SharedComponents {
         let metrics = server::metrics::ServerMetrics::register(registry);
         let trusted: Arc<[IpNet]> = serving.trusted_proxies.into();
         let handshake_queue = HandshakeQueue::new(HANDSHAKE_TIMEOUT, &metrics);
+        let (shared, settings) = (self.pipeline_dependencies(), self.pipeline_settings());
         let start = |number| {
+            let worker = self.worker_dependencies();
             let serving = ConnectionContext {
-                pipeline: Arc::new(self.pipeline()),
+                pipeline: Arc::new(Pipeline::new(&shared, &worker, settings)),
+                worker,
+                head_budget: Arc::clone(&shared.head_budget),
                 drain: Arc::clone(&self.drain),
                 max_streams: serving.max_streams,
                 trusted_proxies: Arc::clone(&trusted),

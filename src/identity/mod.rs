@@ -220,6 +220,24 @@ impl RequestAuthenticator {
         self.token_authenticator.accepted_tokens()
     }
 
+    /// Whether the API server has accepted the request's credential, or the user is authenticated by
+    /// a certificate or front proxy.
+    #[must_use]
+    pub fn is_verified(&self, authentication: &Authentication) -> bool {
+        match authentication.credential {
+            RequestCredential::Certificate | RequestCredential::FrontProxy => true,
+            RequestCredential::ReviewedToken
+            | RequestCredential::LocallyVerifiedToken
+            | RequestCredential::UnverifiedToken
+            | RequestCredential::None => {
+                let accepted = self.accepted_tokens();
+                authentication
+                    .token_hash
+                    .is_some_and(|token| accepted.contains(token))
+            }
+        }
+    }
+
     /// The user that the client asserts as a front proxy. Call this with the headers as they
     /// arrived: a client must not be able to remove a proxy's identity headers by naming them in
     /// `Connection`.

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,8 @@ use prometheus::IntGauge;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::api::UserInfo;
+use crate::api::user::GROUP_MASTERS;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
 use crate::upstream::requester::SlotHolder;
@@ -69,6 +72,14 @@ struct RequesterBacklog {
 pub struct BacklogCharge {
     backlog: Arc<AbandonedBacklog>,
     requester: SlotHolder,
+}
+
+/// The requester that an exempt request counts for. None for `system:masters`, so that nothing
+/// delays an administrator, and for anonymous requests behind a trusted proxy, which cannot be told
+/// apart.
+#[must_use]
+pub fn backlog_holder(user: &UserInfo, network: Option<IpAddr>) -> Option<SlotHolder> {
+    SlotHolder::from_client(user, network).filter(|_| !user.in_group(GROUP_MASTERS))
 }
 
 impl AbandonedBacklog {

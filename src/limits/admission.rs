@@ -43,17 +43,17 @@ impl Admission {
         let concurrency = match self {
             Self::Fairness(controller) => {
                 if attributes.info.long_running() && *attributes.info.verb() != Verb::Watch {
-                    ConcurrencyPermit::Unlimited
+                    None
                 } else {
                     let admitted = controller
                         .admit(attributes.info, attributes.user, times)
                         .await;
-                    ConcurrencyPermit::Seat(admitted.map_err(Rejection::Fairness)?)
+                    Some(ConcurrencyPermit::Seats(
+                        admitted.map_err(Rejection::Fairness)?,
+                    ))
                 }
             }
-            Self::MaxInFlight(limit) => limit
-                .admit(attributes)?
-                .map_or(ConcurrencyPermit::Unlimited, ConcurrencyPermit::Slot),
+            Self::MaxInFlight(limit) => limit.admit(attributes)?.map(ConcurrencyPermit::Slot),
         };
         Ok(Permit {
             concurrency,
@@ -76,7 +76,8 @@ impl Admission {
 /// holds.
 #[derive(Debug)]
 pub struct Permit {
-    concurrency: ConcurrencyPermit,
+    /// What the limiter of concurrent requests granted; `None` if it does not count the request.
+    concurrency: Option<ConcurrencyPermit>,
     /// The permit of the client limits.
     client_limits: Option<Box<ClientLimitPermit>>,
     /// When the request was forwarded to the upstream.
@@ -85,8 +86,7 @@ pub struct Permit {
 
 #[derive(Debug)]
 enum ConcurrencyPermit {
-    Unlimited,
-    Seat(AdmissionPermit),
+    Seats(AdmissionPermit),
     Slot(#[expect(dead_code, reason = "kept for its drop")] InFlightPermit),
 }
 
@@ -114,25 +114,28 @@ impl Permit {
     /// Releases the seat or slot after a protocol upgrade. The permit of the client limits, which
     /// counts tunnels too, is held to the end.
     pub fn release_concurrency(&mut self) {
-        self.concurrency = ConcurrencyPermit::Unlimited;
+        self.concurrency = None;
     }
 
     /// Whether the permit holds a seat or slot.
     #[must_use]
     pub const fn holds_concurrency(&self) -> bool {
-        !matches!(self.concurrency, ConcurrencyPermit::Unlimited)
+        self.concurrency.is_some()
     }
 
     /// Whether API Priority and Fairness exempts the request: it takes no seat.
     #[must_use]
     pub fn is_exempt(&self) -> bool {
-        matches!(&self.concurrency, ConcurrencyPermit::Seat(admitted) if admitted.is_exempt())
+        matches!(
+            &self.concurrency,
+            Some(ConcurrencyPermit::Seats(admitted)) if admitted.is_exempt()
+        )
     }
 
     /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
-    /// only counted.
-    pub fn signal_watch_initialized(&mut self) {
-        if let ConcurrencyPermit::Seat(admitted) = &mut self.concurrency {
+    /// only counted. No effect if it has released them already.
+    pub fn release_watch_seats(&mut self) {
+        if let Some(ConcurrencyPermit::Seats(admitted)) = &mut self.concurrency {
             admitted.mark_initialized();
         }
     }
@@ -141,8 +144,8 @@ impl Permit {
     #[must_use]
     pub fn decision(&self) -> Option<FlowControlDecision> {
         match &self.concurrency {
-            ConcurrencyPermit::Seat(admitted) => Some(admitted.decision()),
-            ConcurrencyPermit::Unlimited | ConcurrencyPermit::Slot(_) => None,
+            Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.decision()),
+            Some(ConcurrencyPermit::Slot(_)) | None => None,
         }
     }
 
@@ -150,8 +153,8 @@ impl Permit {
     #[must_use]
     pub const fn queue_wait(&self) -> Option<Duration> {
         match &self.concurrency {
-            ConcurrencyPermit::Seat(admitted) => Some(admitted.queue_wait()),
-            ConcurrencyPermit::Unlimited | ConcurrencyPermit::Slot(_) => None,
+            Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.queue_wait()),
+            Some(ConcurrencyPermit::Slot(_)) | None => None,
         }
     }
 }

@@ -151,12 +151,12 @@ async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
     loop {
         tokio::select! {
             _ = maintenance.tick() => {
-                context.pipeline.deadlines.expire(Clock.now());
+                context.worker.deadlines.expire(Clock.now());
                 tasks.set(saturating_i64(runtime.num_alive_tasks()));
                 let total = runtime.worker_total_busy_duration(0).as_secs_f64();
                 busy.inc_by((total - busy.get()).max(0.0));
             }
-            _ = close_idle.tick() => context.pipeline.upstream.close_idle(Clock.now()),
+            _ = close_idle.tick() => context.worker.upstream.close_idle(Clock.now()),
         }
     }
 }

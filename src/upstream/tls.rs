@@ -159,17 +159,33 @@ pub fn parse_roots(origin: &str, text: &[u8]) -> Result<RootCertStore, PemError>
     Ok(roots)
 }
 
+/// PEM text, and what it is called in errors.
+#[derive(Clone, Copy, Debug)]
+pub struct PemInput<'a> {
+    origin: &'a str,
+    text: &'a [u8],
+}
+
+impl<'a> PemInput<'a> {
+    /// The text of a file or field that is called `origin`.
+    #[must_use]
+    pub const fn new(origin: &'a str, text: &'a [u8]) -> Self {
+        Self { origin, text }
+    }
+}
+
 /// A certificate with its chain, and its key. Of several keys the first counts, as in Go's
 /// `X509KeyPair`.
 ///
 /// # Errors
 /// Either cannot be read, or the key does not belong to the certificate.
 pub fn parse_certified_key(
-    (certificate_origin, certificate): (&str, &[u8]),
-    (key_origin, key): (&str, &[u8]),
+    certificate: PemInput<'_>,
+    key: PemInput<'_>,
 ) -> Result<Arc<CertifiedKey>, PemError> {
-    let chain = parse_certificates(certificate_origin, certificate)?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| {
+    let (certificate_origin, key_origin) = (certificate.origin, key.origin);
+    let chain = parse_certificates(certificate_origin, certificate.text)?;
+    let key = PrivateKeyDer::from_pem_slice(key.text).map_err(|why| {
         let none = "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)";
         let nothing = matches!(why, pem::Error::NoItemsFound);
         PemError::new(

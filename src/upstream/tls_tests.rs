@@ -42,8 +42,8 @@ fn errors_name_the_file_and_quote_nothing_of_it() {
     let certified = |certificate: &str, key: &str| {
         let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
         error_text(parse_certified_key(
-            ("tls.crt", certificate),
-            ("tls.key", key),
+            PemInput::new("tls.crt", certificate),
+            PemInput::new("tls.key", key),
         ))
     };
     let broken = "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n";
@@ -93,7 +93,7 @@ fn errors_name_the_file_and_quote_nothing_of_it() {
 fn a_certificate_and_its_key_may_be_in_one_file() {
     let (certificate, key) = self_signed_pair("weir");
     let both = format!("{key}{certificate}");
-    let file = ("both.pem", both.as_bytes());
+    let file = PemInput::new("both.pem", both.as_bytes());
     assert_eq!(parse_certified_key(file, file).unwrap().cert.len(), 1);
 }
 

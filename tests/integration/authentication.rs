@@ -30,6 +30,7 @@ use ::weir::playground::Certificates;
 use ::weir::playground::PlaygroundServer;
 use ::weir::playground::PlaygroundSettings;
 use ::weir::upstream::tls;
+use ::weir::upstream::tls::PemInput;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::KeyPair;
@@ -135,8 +136,8 @@ impl PlaygroundCluster {
                 config.upstream.roots = tls::parse_roots("ca", ca).unwrap();
                 config.upstream.front_proxy = Some(
                     tls::parse_certified_key(
-                        ("certificate", front_proxy.certificate.as_bytes()),
-                        ("key", front_proxy.key.as_bytes()),
+                        PemInput::new("certificate", front_proxy.certificate.as_bytes()),
+                        PemInput::new("key", front_proxy.key.as_bytes()),
                     )
                     .unwrap(),
                 );

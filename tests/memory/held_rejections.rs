@@ -57,18 +57,20 @@ use weir::memory_budget::MemoryBudget;
 use weir::metrics::Registry;
 use weir::minimum_rate::MinimumRate;
 use weir::pipeline::Pipeline;
-use weir::pipeline::components::Impersonation;
 use weir::pipeline::connection::head_budget::HeadBudget;
 use weir::pipeline::connection::peer::BodyDrainSlots;
 use weir::pipeline::connection::peer::HoldState;
 use weir::pipeline::connection::peer::Peer;
+use weir::pipeline::dependencies::PipelineSettings;
+use weir::pipeline::dependencies::SharedDependencies;
+use weir::pipeline::dependencies::WorkerDependencies;
 use weir::pipeline::reject::body_drain::BodyDrainBudget;
 use weir::pipeline::reject::delay::RejectionDelay;
-use weir::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::response::abandoned::AbandonedRequests;
 use weir::pipeline::response::body::Body;
 use weir::pipeline::response::deadlines::Deadlines;
 use weir::pipeline::response::deadlines::SlowTransfers;
+use weir::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
 use weir::pipeline::trace::record::Record;
 use weir::pipeline::trace::record::RequestObserver;
@@ -104,8 +106,15 @@ impl RequestObserver for NoopObserver {
     fn on_ended(&self, _: &Record, _: Instant) {}
 }
 
+struct FullPipeline {
+    pipeline: Arc<Pipeline>,
+    rejection_delay: Arc<RejectionDelay>,
+    /// Of the write that is in flight.
+    _permit: Permit,
+}
+
 /// A pipeline that admits one event and one write; the write is in flight already.
-async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
+async fn full_pipeline() -> FullPipeline {
     let registry = Registry::new();
     let config = max_in_flight::MaxInFlightConfig {
         read_only: 0.into(),
@@ -161,39 +170,47 @@ async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
     let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
     let metrics = upstream::UpstreamMetrics::register(&registry);
     let witness: Arc<dyn RequestObserver> = Arc::new(NoopObserver);
-    let pipeline = Pipeline {
+    let rejection_delay = Arc::new(RejectionDelay::new(Duration::from_secs(600), &registry));
+    let shared = SharedDependencies {
         authenticator: Arc::new(
             RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
         ),
-        impersonation: Impersonation {
-            authorizer: None,
-            classify: false,
-        },
+        impersonation_authorizer: None,
         identity_headers: Arc::default(),
         rates: Arc::new(RateLimits::new(&config, &registry)),
-        request_body_budget: MemoryBudget::new(64 << 20),
-        body_buffer: DEFAULT_BODY_BUFFER,
-        abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
-        head_budget: HeadBudget::new(&registry),
-        body_drain_budget: BodyDrainBudget::new(&registry),
+        admission,
         abandoned_backlog: AbandonedBacklog::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
-        admission,
+        head_budget: HeadBudget::new(&registry),
+        request_body_budget: MemoryBudget::new(64 << 20),
+        body_drain_budget: BodyDrainBudget::new(&registry),
         loop_detector: LoopDetector::register(upstream.instance_id.clone(), &registry),
-        upstream: Upstream::new(&upstream, &places, None, &metrics),
-        request_timeout: Duration::from_secs(3600),
         rejection_responses: Arc::default(),
-        rejection_delay: Arc::new(RejectionDelay::new(Duration::from_secs(600), &registry)),
+        rejection_delay: Arc::clone(&rejection_delay),
         drain: Drain::new(),
-        deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         metrics: RequestMetrics::register(&registry),
+        upstream_log_limiter: Arc::default(),
+    };
+    let worker = WorkerDependencies {
+        upstream: Arc::new(Upstream::new(&upstream, &places, None, &metrics)),
+        abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
+        deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         observers: Arc::from([witness]),
+    };
+    let settings = PipelineSettings {
+        request_timeout: Duration::from_secs(3600),
+        body_buffer: DEFAULT_BODY_BUFFER,
+        classify_impersonated: false,
         sampler: None,
         has_audit_log: false,
         explain_responses: false,
-        upstream_log_limiter: Arc::default(),
     };
-    (Arc::new(pipeline), permit)
+    let pipeline = Arc::new(Pipeline::new(&shared, &worker, settings));
+    FullPipeline {
+        pipeline,
+        rejection_delay,
+        _permit: permit,
+    }
 }
 
 type BoxedResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
@@ -355,9 +372,9 @@ fn measure_bytes_per_rejection(
     let without = measure_requests(waiting_handler(&waiting), first, request, &plain);
     assert_eq!(waiting.load(Ordering::SeqCst), EARLY_REQUESTS);
     let runtime = runtime();
-    let (pipeline, _permit) = runtime.block_on(full_pipeline());
-    let with = measure_requests(weir_handler(&pipeline), first, request, &runtime);
-    let (held, ..) = pipeline.rejection_delay.snapshot();
+    let full = runtime.block_on(full_pipeline());
+    let with = measure_requests(weir_handler(&full.pipeline), first, request, &runtime);
+    let (held, ..) = full.rejection_delay.snapshot();
     // On a slow machine some delays have ended already.
     assert!(held > EARLY_REQUESTS / 2, "{held} are held");
     (with - without) / i64::try_from(held).unwrap()

@@ -15,6 +15,7 @@ use crate::document::Severity;
 use crate::document::SourceLocation;
 use crate::upstream;
 use crate::upstream::tls::PemError;
+use crate::upstream::tls::PemInput;
 
 /// What is wrong with the flags, one line each.
 #[derive(Debug, Default)]
@@ -113,8 +114,8 @@ impl FlagErrors {
         // Errors of the key name the certificate that it does not belong to by path and flag.
         let certificate_origin = format!("{certificate_name} (--{})", certificate.flag);
         let pair = upstream::tls::parse_certified_key(
-            (&certificate_origin, &certificate_pem?),
-            (&key_name, &key_pem?),
+            PemInput::new(&certificate_origin, &certificate_pem?),
+            PemInput::new(&key_name, &key_pem?),
         );
         pair.map_err(|PemError { origin, message }| {
             if origin == certificate_origin {

@@ -45,7 +45,7 @@ use crate::numeric::saturating_usize;
 use crate::observe::admin::is_loopback;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::spans;
-use crate::pipeline::request_body::DEFAULT_BODY_BUFFER;
+use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::tls::expiry;
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
+use http::request;
 use tokio::sync::Semaphore;
 
 use crate::api::UserInfo;
@@ -68,6 +69,13 @@ impl Peer {
             network: self.source_network(),
         }
     }
+}
+
+/// The head of a request and the connection on which it arrived.
+#[derive(Clone, Copy)]
+pub(in crate::pipeline) struct ReceivedHead<'a> {
+    pub(in crate::pipeline) peer: &'a Peer,
+    pub(in crate::pipeline) head: &'a request::Parts,
 }
 
 /// The delayed rejections of a connection.

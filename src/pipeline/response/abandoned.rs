@@ -26,7 +26,6 @@ use crate::limits::service_times::RequestShape;
 use crate::limits::service_times::ServiceTimes;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::pipeline::response::watch_init::PermitLifetime;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::SlotHolder;
@@ -68,7 +67,8 @@ pub(in crate::pipeline) struct InFlightRequest {
     pub(in crate::pipeline) stream_guard: Option<Box<dyn StreamGuard>>,
     /// When the request was handed to a connection; before that the API server executes nothing.
     pub(in crate::pipeline) sent_at: Option<Instant>,
-    permit: Option<PermitLifetime>,
+    /// `None` only while it is dropped.
+    permit: Option<Permit>,
     retention: AbandonedRetention,
     /// Both request and response are complete.
     complete: bool,
@@ -84,6 +84,8 @@ pub(in crate::pipeline) struct AbandonedRetention {
     pub(in crate::pipeline) admitted_at: Instant,
     /// The requester that an exempt request without a seat counts for.
     pub(in crate::pipeline) backlog: Option<(Arc<AbandonedBacklog>, SlotHolder)>,
+    /// When the seats of a watch are released at the latest, if the watch may not be initialized.
+    pub(in crate::pipeline) watch_seats_until: Option<Instant>,
     /// The end of the charge at the latest, whatever the API server does.
     pub(in crate::pipeline) deadline: Instant,
 }
@@ -94,7 +96,7 @@ impl InFlightRequest {
         Self {
             stream_guard: None,
             sent_at: None,
-            permit: Some(PermitLifetime::UntilEnd { permit }),
+            permit: Some(permit),
             retention,
             complete: false,
         }
@@ -106,19 +108,26 @@ impl InFlightRequest {
     }
 
     /// The permit, until it is released.
-    pub(in crate::pipeline) const fn permit_mut(&mut self) -> Option<&mut PermitLifetime> {
+    pub(in crate::pipeline) const fn permit_mut(&mut self) -> Option<&mut Permit> {
         self.permit.as_mut()
     }
 
-    /// Records the API server's response; `with_lifetime` replaces the permit's lifetime. Only a
-    /// successful response measures the duration of its shape: otherwise the rejections of a client
-    /// without permission to list would shorten it for all.
-    pub(in crate::pipeline) fn record_response(
-        &mut self,
-        now: Instant,
-        status: StatusCode,
-        with_lifetime: impl FnOnce(Permit) -> PermitLifetime,
-    ) {
+    /// Sets when the seats of a watch that is not initialized are released at the latest.
+    pub(in crate::pipeline) const fn keep_watch_seats_until(&mut self, deadline: Option<Instant>) {
+        self.retention.watch_seats_until = deadline;
+    }
+
+    /// A watch is initialized, or has taken too long for it.
+    pub(in crate::pipeline) fn release_watch_seats(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.release_watch_seats();
+        }
+    }
+
+    /// Records the API server's response. Only a successful response measures the duration of its
+    /// shape: otherwise the rejections of a client without permission to list would shorten it for
+    /// all.
+    pub(in crate::pipeline) fn record_response(&mut self, now: Instant, status: StatusCode) {
         if let Some(shape) = self.retention.shape.take().filter(|_| status.is_success()) {
             let duration =
                 now.saturating_duration_since(self.sent_at.unwrap_or(self.retention.admitted_at));
@@ -127,10 +136,6 @@ impl InFlightRequest {
                 .service_times
                 .observe(shape, duration);
         }
-        self.permit = match self.permit.take() {
-            Some(PermitLifetime::UntilEnd { permit }) => Some(with_lifetime(permit)),
-            other => other,
-        };
     }
 
     /// Records that the request ended without a response, by the API server or by its own body:
@@ -162,7 +167,7 @@ impl Drop for InFlightRequest {
 /// Keeps what an abandoned request holds for as long as it is charged.
 fn abandon(
     mut stream: Option<Box<dyn StreamGuard>>,
-    permit: Option<PermitLifetime>,
+    permit: Option<Permit>,
     retention: &AbandonedRetention,
     sent_at: Option<Instant>,
 ) {
@@ -183,7 +188,8 @@ fn abandon(
     };
     // The slot of a shared connection has no other owner, so it is kept until the reset is
     // acknowledged. A seat has its deadline.
-    let (deadline, acknowledged_by) = (retention.deadline, now + RESET_ACK_TIMEOUT);
+    let acknowledged_by = now + RESET_ACK_TIMEOUT;
+    let (seats_until, deadline) = (retention.watch_seats_until, retention.deadline);
     let backlog = retention.backlog.as_ref();
     let charge = backlog.map(|(backlog, requester)| backlog.charge(requester.clone()));
     let retained = (GaugeGuard::new(abandoned.retained.clone()), charge);
@@ -194,8 +200,7 @@ fn abandon(
                 pin!(timeout_at(acknowledged_by.into(), reset_acknowledged));
             end = tokio::select! {
                 end = reset_acknowledged.as_mut() => end,
-                () = sleep_until(deadline.into()) => {
-                    permit = None;
+                () = release_at_deadlines(&mut permit, seats_until, deadline) => {
                     reset_acknowledged.await
                 }
             }
@@ -209,6 +214,22 @@ fn abandon(
     });
 }
 
+/// Releases the seats of a watch at `seats_until`, if that is a time, and all else at `deadline`.
+async fn release_at_deadlines(
+    permit: &mut Option<Permit>,
+    seats_until: Option<Instant>,
+    deadline: Instant,
+) {
+    if let Some(seats_until) = seats_until {
+        sleep_until(seats_until.min(deadline).into()).await;
+        if let Some(permit) = permit {
+            permit.release_watch_seats();
+        }
+    }
+    sleep_until(deadline.into()).await;
+    *permit = None;
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::oneshot;
@@ -216,6 +237,8 @@ mod tests {
     use super::*;
     use crate::api::UserInfo;
     use crate::flowcontrol::controller::RequestTimes;
+    use crate::flowcontrol::controller::tests::one_level;
+    use crate::flowcontrol::controller::tests::reject;
     use crate::limits::Admission;
     use crate::limits::AdmissionAttributes;
     use crate::limits::MaxInFlight;
@@ -276,6 +299,7 @@ mod tests {
                 backlog: None,
                 shape: Some(RequestShape::from_request(&info)),
                 admitted_at: Clock.now(),
+                watch_seats_until: None,
                 deadline: Clock.now() + Duration::from_secs(60),
             };
             let mut in_flight = InFlightRequest::new(self.acquire().await.unwrap(), charge);
@@ -296,9 +320,7 @@ mod tests {
         let seat = SeatFixture::new();
         let (mut answered, _) = seat.send().await;
         tokio::time::advance(Duration::from_secs(5)).await;
-        answered.record_response(Clock.now(), StatusCode::OK, |permit| {
-            PermitLifetime::UntilEnd { permit }
-        });
+        answered.record_response(Clock.now(), StatusCode::OK);
         answered.complete(true);
         drop(answered);
         assert!(seat.is_free().await, "at its end");
@@ -327,6 +349,24 @@ mod tests {
         drop(given_up);
         tokio::time::advance(Duration::from_secs(61)).await;
         assert!(seat.is_free().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_abandoned_watch_keeps_its_seats_no_longer_than_its_initialization_may_take() {
+        let fairness = one_level(1, reject());
+        let seat = SeatFixture {
+            admission: Admission::Fairness(Arc::clone(&fairness.controller)),
+            ..SeatFixture::new()
+        };
+        let (mut watch, _never) = seat.send().await;
+        watch.record_response(Clock.now(), StatusCode::OK);
+        watch.keep_watch_seats_until(Some(Clock.now() + Duration::from_secs(10)));
+        drop(watch);
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!seat.is_free().await, "the server may not know of it");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(seat.is_free().await);
+        assert_eq!(seat.abandoned.retained.get(), 1, "its stream is not reset");
     }
 
     #[tokio::test(start_paused = true)]
@@ -359,9 +399,7 @@ mod tests {
             let took = if status == 200 { 5 } else { 0 };
             tokio::time::advance(Duration::from_secs(took)).await;
             let status = StatusCode::from_u16(status).unwrap();
-            answered.record_response(Clock.now(), status, |permit| PermitLifetime::UntilEnd {
-                permit,
-            });
+            answered.record_response(Clock.now(), status);
             answered.complete(true);
             assert_eq!(average(), expected, "{status}");
         }

@@ -116,6 +116,20 @@ impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
     }
 }
 
+/// Calls the guard of a body at a deadline. The body goes on.
+struct GuardTimeout<B, G> {
+    body: Arc<SharedBody<B, G>>,
+    action: fn(&mut G),
+}
+
+impl<B: Send, G: BodyGuard> Expire for GuardTimeout<B, G> {
+    fn expire(&self) {
+        if let Some((_, guard)) = self.body.inner().as_mut() {
+            (self.action)(guard);
+        }
+    }
+}
+
 /// Why a body broke off.
 #[derive(Debug)]
 pub enum GuardedBodyError<E> {
@@ -153,6 +167,19 @@ where
         if let Some((_, guard)) = self.shared.inner().as_mut() {
             change(guard);
         }
+    }
+
+    /// Calls `action` with the guard soon after `deadline`, also without a reader, unless the body
+    /// is over by then or what this returns is dropped.
+    #[must_use]
+    pub fn register_timeout(
+        &self,
+        deadline: Instant,
+        action: fn(&mut G),
+        deadlines: &Arc<Deadlines>,
+    ) -> DeadlineGuard {
+        let body = Arc::clone(&self.shared);
+        deadlines.register(Some(deadline), Arc::new(GuardTimeout { body, action }))
     }
 
     /// `body` with `guard`, cut off as `lifetime` says, or if its client is too slow for

@@ -177,6 +177,25 @@ async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_r
     assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
 }
 
+#[tokio::test]
+async fn a_timeout_calls_the_guard_without_a_reader_and_the_body_goes_on() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (deadlines, _) = deadlines();
+    let now = tokio::time::Instant::now().into_std();
+    let (mut body, log) = guarded_with(&deadlines, ChannelBody(fed), BodyLifetime::Unlimited);
+    let called = |guard: &mut LoggingGuard| guard.0.0.lock().push("called".to_owned());
+    drop(body.register_timeout(now, called, &deadlines));
+    let _first = body.register_timeout(now, called, &deadlines);
+    let _later = body.register_timeout(now + Duration::from_secs(1), called, &deadlines);
+    deadlines.expire(now);
+    assert_eq!(log.lines(), ["called"]);
+    feed.send(Bytes::from_static(b"a")).unwrap();
+    assert!(body.frame().await.unwrap().is_ok());
+    drop(body);
+    deadlines.expire(now + Duration::from_secs(1));
+    assert_eq!(log.lines(), ["called", "passed 1", "let go"]);
+}
+
 /// Runs the deadline check for this time.
 fn advance(deadlines: &Deadlines, now: &mut Instant, time: Duration) {
     let end = *now + time;

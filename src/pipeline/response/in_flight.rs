@@ -6,6 +6,9 @@
 
 use std::sync::Arc;
 use std::task::Context;
+use std::time::Instant;
+
+use http_body::Body;
 
 use crate::clock::Clock;
 use crate::drain::DrainGuard;
@@ -17,16 +20,20 @@ use crate::pipeline::response::deadlines::Expire;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::guarded::BodyGuard;
+use crate::pipeline::response::guarded::GuardedBody;
 use crate::pipeline::response::list_observer::ListObserver;
-use crate::pipeline::response::watch_init::PermitLifetime;
+use crate::pipeline::response::watch_init::WatchInitialization;
 use crate::pipeline::trace::Trace;
 use crate::upstream::body::progress::BodyProgress;
 use crate::upstream::body::progress::BodyState;
 
-/// Dropped in this order: the trace, the stream guard, the permit.
+/// What a response body or a tunnel owns. Dropped in this order: the trace, the stream guard, the
+/// permit.
 pub(in crate::pipeline) struct ResponseGuard {
     pub(in crate::pipeline) trace: Trace,
     pub(in crate::pipeline) in_flight: InFlightRequest,
+    /// Of a watch that keeps its seats until it is initialized.
+    pub(in crate::pipeline) watch: Option<Box<WatchInitialization>>,
     /// The request body, if the response may have come before its end.
     pub(in crate::pipeline) upload: Option<MonitoredUpload>,
     pub(in crate::pipeline) list: Option<Box<ListObserver>>,
@@ -68,13 +75,39 @@ impl Expire for BodyProgress {
     }
 }
 
+impl ResponseGuard {
+    /// Releases the seats of a watch at `deadline` if it is not initialized by then, also without
+    /// a reader.
+    pub(in crate::pipeline) fn limit_initialization<B>(
+        body: &GuardedBody<B, Self>,
+        deadline: Instant,
+        deadlines: &Arc<Deadlines>,
+    ) where
+        B: Body + Send + 'static,
+    {
+        let release = |guard: &mut Self| guard.in_flight.release_watch_seats();
+        let timeout_guard = body.register_timeout(deadline, release, deadlines);
+        body.with_guard(|guard| {
+            if let Some(watch) = &mut guard.watch {
+                watch.set_timeout_guard(timeout_guard);
+            }
+        });
+    }
+
+    fn end_initialization(&mut self) {
+        self.watch = None;
+        self.in_flight.release_watch_seats();
+    }
+}
+
 impl BodyGuard for ResponseGuard {
     fn on_data(&mut self, data: &[u8]) {
         self.trace.record_sent(data.len());
         self.trace.inspect_body(data);
-        if let Some(PermitLifetime::UntilInitialized(watch)) = self.in_flight.permit_mut()
+        if let Some(watch) = &mut self.watch
             && watch.feed(data)
         {
+            self.end_initialization();
             self.trace.record_watch_list(Clock.now());
         }
         if let Some(list) = &mut self.list {
@@ -83,8 +116,10 @@ impl BodyGuard for ResponseGuard {
     }
 
     fn on_idle(&mut self, cx: &mut Context<'_>) {
-        if let Some(PermitLifetime::UntilInitialized(watch)) = self.in_flight.permit_mut() {
-            watch.poll_idle(cx);
+        if let Some(watch) = &mut self.watch
+            && watch.poll_idle(cx)
+        {
+            self.end_initialization();
         }
     }
 

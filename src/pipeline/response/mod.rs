@@ -1,14 +1,25 @@
 //! The response and its body: what it holds, when it is cut off, and what is learned from it.
 //!
+//! # The owners of a seat
+//!
+//! Each owner has one inner owner. Its drop releases all of them, so a seat is released once.
+//!
+//! | owner | layer | adds |
+//! |---|---|---|
+//! | [`SeatPermit`](crate::flowcontrol::level::SeatPermit) | `flowcontrol::level` | the position in the queue, then the seats |
+//! | [`AdmissionPermit`](crate::flowcontrol::controller::AdmissionPermit) | `flowcontrol::controller` | the decision, the count of watches |
+//! | [`Permit`](crate::limits::Permit) | `limits` | the slot of max-in-flight instead of a seat; the client limits |
+//! | `InFlightRequest` | [`abandoned`] | the upstream's stream, which is closed first |
+//! | `ResponseGuard` | `in_flight` | the trace; dropped with the last byte |
+//!
 //! # Layers
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `deadlines` `explain` `list_observer` |
+//! | 0 | `abandoned` `deadlines` `explain` `list_observer` |
 //! | 1 | `guarded` `watch_init` |
-//! | 2 | `abandoned` |
-//! | 3 | `in_flight` |
-//! | 4 | `body` |
+//! | 2 | `in_flight` |
+//! | 3 | `body` |
 
 pub mod abandoned;
 pub mod body;

@@ -1,19 +1,13 @@
-//! Detects when a watch has sent its initial events, and releases its seats then.
+//! Detects when a watch has sent its initial events: it releases its seats then.
 
-use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
-use std::time::Instant;
 
 use tokio::time::Sleep;
 
-use crate::limits::Permit;
 use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::Expire;
 use crate::pipeline::response::list_observer::InitialEventsEnd;
 use crate::pipeline::response::list_observer::InitialEventsObserver;
 use crate::request_info::RequestInfo;
@@ -23,22 +17,13 @@ use crate::request_info::RequestInfo;
 const INITIAL_EVENTS_IDLE: Duration = Duration::from_millis(100);
 
 /// A watch releases its seats after this time at the latest, whatever its stream contains.
-const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long the permit is held: until the end, or, for a watch, until it is initialized.
-pub(in crate::pipeline) enum PermitLifetime {
-    /// Until the end of the response.
-    UntilEnd { permit: Permit },
-    /// Until the watch has sent its initial events.
-    UntilInitialized(Box<WatchInitialization>),
-}
+pub(in crate::pipeline) const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A watch that has not sent all of its initial events.
 pub(in crate::pipeline) struct WatchInitialization {
-    permit: Arc<SharedPermit>,
     signal: InitializationSignal,
     observer: InitialEventsObserver,
-    /// Ends the initialization when it takes too long, also without a reader.
+    /// Of the time-out that releases the seats when the initialization takes too long.
     timeout_guard: Option<DeadlineGuard>,
 }
 
@@ -49,66 +34,25 @@ enum InitializationSignal {
     Bookmark,
     /// A time without data, since the last data.
     Idle(Option<Pin<Box<Sleep>>>),
-    /// The watch is initialized.
-    Received,
 }
 
-struct SharedPermit(Mutex<Permit>);
-
-impl SharedPermit {
-    fn release_seats(&self) {
-        self.0.lock().signal_watch_initialized();
-    }
-}
-
-impl Expire for SharedPermit {
-    fn expire(&self) {
-        self.release_seats();
-    }
-}
-
-impl PermitLifetime {
-    /// The lifetime of the permit of a watch whose response came at `now`; `events` if the response
-    /// is a success.
-    pub(in crate::pipeline) fn for_watch(
-        info: &RequestInfo<'_>,
-        events: Option<InitialEventsObserver>,
-        mut permit: Permit,
-        now: Instant,
-        deadlines: &Arc<Deadlines>,
-    ) -> Self {
+impl InitializationSignal {
+    /// `None` if the response head is the signal.
+    fn of_watch(info: &RequestInfo<'_>) -> Option<Self> {
         let query = info.query();
-        let signal = if query
+        if query
             .first("sendInitialEvents")
             .is_some_and(|value| is_true(&value))
         {
-            InitializationSignal::Bookmark
+            Some(Self::Bookmark)
         } else if query
             .first("resourceVersion")
             .is_none_or(|version| matches!(&*version, b"" | b"0"))
         {
-            InitializationSignal::Idle(None)
+            Some(Self::Idle(None))
         } else {
-            InitializationSignal::Received // the response head is the signal
-        };
-        // The bookmark is detected in any case: the time until it arrives is measured.
-        let waits = permit.holds_concurrency() || matches!(signal, InitializationSignal::Bookmark);
-        let Some(events) =
-            events.filter(|_| waits && !matches!(signal, InitializationSignal::Received))
-        else {
-            permit.signal_watch_initialized();
-            return Self::UntilEnd { permit };
-        };
-        let events = events.with_scan(matches!(signal, InitializationSignal::Bookmark));
-        let permit = Arc::new(SharedPermit(Mutex::new(permit)));
-        let expirable: Arc<dyn Expire> = Arc::<SharedPermit>::clone(&permit);
-        let expirable = deadlines.register(Some(now + INITIALIZATION_TIMEOUT), expirable);
-        Self::UntilInitialized(Box::new(WatchInitialization {
-            permit,
-            signal,
-            observer: events,
-            timeout_guard: Some(expirable),
-        }))
+            None
+        }
     }
 }
 
@@ -118,35 +62,61 @@ fn is_true(value: &[u8]) -> bool {
 }
 
 impl WatchInitialization {
-    /// Whether these bytes complete the bookmark.
+    /// The initialization of a watch that has been admitted and has a successful response; `None`
+    /// if it is initialized with the response's head, or if nothing depends on its end.
+    pub(in crate::pipeline) fn start(
+        info: &RequestInfo<'_>,
+        events: InitialEventsObserver,
+        holds_concurrency: bool,
+    ) -> Option<Box<Self>> {
+        let signal = InitializationSignal::of_watch(info)?;
+        // The bookmark is detected in any case: the time until it arrives is measured.
+        let by_bookmark = matches!(signal, InitializationSignal::Bookmark);
+        (holds_concurrency || by_bookmark).then(|| {
+            Box::new(Self {
+                signal,
+                observer: events.with_scan(by_bookmark),
+                timeout_guard: None,
+            })
+        })
+    }
+
+    /// Keeps the guard of the time-out until the end of the initialization.
+    pub(in crate::pipeline) fn set_timeout_guard(&mut self, timeout_guard: DeadlineGuard) {
+        self.timeout_guard = Some(timeout_guard);
+    }
+
+    /// Observes these bytes. Returns whether they complete the bookmark, and with it the
+    /// initialization.
     pub(super) fn feed(&mut self, data: &[u8]) -> bool {
-        let has_bookmark =
-            !matches!(self.signal, InitializationSignal::Received) && self.observer.feed(data);
+        let has_bookmark = self.observer.feed(data);
         match &mut self.signal {
             InitializationSignal::Bookmark if has_bookmark => {
                 self.finish(InitialEventsEnd::Bookmark);
                 return true;
             }
             InitializationSignal::Idle(timer) => *timer = None,
-            InitializationSignal::Bookmark | InitializationSignal::Received => {}
+            InitializationSignal::Bookmark => {}
         }
         false
     }
 
-    pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>) {
-        if let InitializationSignal::Idle(timer) = &mut self.signal {
-            let timer =
-                timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(INITIAL_EVENTS_IDLE)));
-            if timer.as_mut().poll(cx).is_ready() {
-                self.finish(InitialEventsEnd::Idle);
-            }
+    /// Polled while there is no data. Returns whether there has been none for so long that the
+    /// watch is initialized.
+    pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>) -> bool {
+        let InitializationSignal::Idle(timer) = &mut self.signal else {
+            return false;
+        };
+        let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(INITIAL_EVENTS_IDLE)));
+        let is_idle = timer.as_mut().poll(cx).is_ready();
+        if is_idle {
+            self.finish(InitialEventsEnd::Idle);
         }
+        is_idle
     }
 
     fn finish(&mut self, end: InitialEventsEnd) {
-        self.signal = InitializationSignal::Received;
         self.observer.finish(end);
-        self.permit.release_seats();
-        self.timeout_guard = None;
+        drop(self.timeout_guard.take());
     }
 }

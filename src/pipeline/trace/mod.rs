@@ -27,6 +27,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
+use std::time::SystemTime;
 
 use http::HeaderMap;
 use http::StatusCode;
@@ -45,6 +46,7 @@ use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_label;
 use crate::pipeline::trace::outcome::HandlerReached;
 use crate::pipeline::trace::outcome::RejectionFacts;
+use crate::pipeline::trace::record::ArrivalTime;
 use crate::pipeline::trace::record::RecordGuard;
 use crate::pipeline::trace::record::USUAL_LENGTH;
 use crate::pipeline::trace::request_metrics::RequestEnd;
@@ -120,6 +122,12 @@ impl Trace {
     #[must_use]
     pub const fn arrived_at(&self) -> Instant {
         self.arrived_at
+    }
+
+    /// When the request arrived, with the wall-clock time.
+    pub(super) const fn arrival(&self, wall: SystemTime) -> ArrivalTime {
+        let at = self.arrived_at;
+        ArrivalTime { at, wall }
     }
 
     /// The request has a RequestInfo: it counts from here on.
@@ -338,31 +346,21 @@ impl Trace {
         }
     }
 
-    /// Records that a limit rejects a request with these headers. Does nothing for other
-    /// rejections, which [`Self::record_rejection`] records.
-    pub(super) fn record_limit_rejection(
-        &mut self,
-        rejection: &RejectionFacts<'_>,
-        headers: &HeaderMap,
-    ) {
-        if let Some(guard) = &mut self.record {
-            guard.record_limit_rejection(rejection, headers);
-        }
-    }
-
-    /// Records the response of weir itself; not if the client ended the request, which gets no
-    /// response.
+    /// Records the rejection of a request; not if the client ended the request, which gets no
+    /// response. `headers` are those of a request that a limit rejects: a logged rejection has the
+    /// client's id.
     pub(super) fn record_rejection(
         &mut self,
         subject: MetricSubject<'_>,
         rejection: &RejectionFacts<'_>,
+        headers: &HeaderMap,
     ) {
         if rejection.is_client_abort {
             return;
         }
         let code = rejection.code;
         if let Some(guard) = &mut self.record {
-            guard.record_rejection(rejection);
+            guard.record_rejection(rejection, headers);
         }
         if let Some(cause) = rejection.upstream_failure_cause {
             self.metrics.record_upstream_failure(code, cause);

@@ -16,14 +16,13 @@ use http::HeaderValue;
 use http::Method;
 use http::StatusCode;
 use http::header;
-use http::request;
 use http::uri::PathAndQuery;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Rejection;
-use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::RejectionFacts;
 use crate::pipeline::trace::outcome::RequestOutcome;
@@ -72,6 +71,14 @@ pub struct Record {
     pub audit: Option<Box<AuditContext>>,
     /// An observer logs the rejection.
     pub is_logged: bool,
+}
+
+/// When a request arrived.
+#[derive(Clone, Copy)]
+pub(in crate::pipeline) struct ArrivalTime {
+    pub(in crate::pipeline) at: Instant,
+    /// The wall-clock time.
+    pub(in crate::pipeline) wall: SystemTime,
 }
 
 /// Observes requests. Called on the workers while a request is executing: slow work must be done
@@ -152,13 +159,15 @@ impl RecordGuard {
     /// The record of a request that has only a RequestInfo yet; `None` without observers.
     pub(in crate::pipeline) fn new(
         observers: &RequestObservers,
-        (peer, head): (&Peer, &request::Parts),
-        (target, info): (&PathAndQuery, &RequestInfo<'_>),
-        (arrived, arrived_wall): (Instant, SystemTime),
+        received: ReceivedHead<'_>,
+        target: &PathAndQuery,
+        info: &RequestInfo<'_>,
+        arrival: ArrivalTime,
     ) -> Option<Box<Self>> {
         if observers.is_empty() {
             return None;
         }
+        let ReceivedHead { peer, head } = received;
         let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
         Some(Box::new(Self {
             observers: Arc::clone(observers),
@@ -169,8 +178,8 @@ impl RecordGuard {
                 peer: peer.address,
                 forwarded_for: peer.trusted.then(forwarded_for).flatten(),
                 user_agent: head.headers.get(header::USER_AGENT).cloned(),
-                arrived,
-                arrived_wall,
+                arrived: arrival.at,
+                arrived_wall: arrival.wall,
                 user: None,
                 counted_as: None,
                 decision: None,
@@ -196,28 +205,15 @@ impl RecordGuard {
         }
     }
 
-    pub(in crate::pipeline) fn record_rejection(&mut self, rejection: &RejectionFacts<'_>) {
-        // by `record_limit_rejection`
-        let is_recorded = matches!(self.record.outcome, RequestOutcome::Rejected(_));
-        if is_recorded {
-            return;
-        }
-        if rejection.limit.is_some() {
-            // A limit that an admitted request met on its way; its headers are gone by then.
-            self.record_limit_rejection(rejection, &HeaderMap::new());
-        } else {
-            self.record.outcome = RequestOutcome::Failed(rejection.code);
-        }
-    }
-
-    /// Records that a limit rejects a request with these headers. A logged rejection has an id: the
-    /// client's own, or a new one.
-    pub(in crate::pipeline) fn record_limit_rejection(
+    /// Records the rejection of a request. If a limit rejects it, the observers may log it. A logged
+    /// rejection has an id: the client's own in these `headers`, or a new one.
+    pub(in crate::pipeline) fn record_rejection(
         &mut self,
         rejection: &RejectionFacts<'_>,
         headers: &HeaderMap,
     ) {
         let Some(limit) = rejection.limit else {
+            self.record.outcome = RequestOutcome::Failed(rejection.code);
             return;
         };
         self.record.outcome = RequestOutcome::Rejected(limit);
@@ -332,8 +328,7 @@ mod tests {
         };
         let rejected = RequestRejection::Limit(rejection);
         let mut guard = record_guard(&observer, false);
-        guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
-        guard.record_rejection(&rejected.facts());
+        guard.record_rejection(&rejected.facts(), &HeaderMap::new());
         assert!(guard.record.audit.is_none(), "no observer records it");
         drop(guard);
         let [(_, outcome, _)] = observer.0.lock()[..] else {
@@ -367,7 +362,7 @@ mod tests {
             let recorder: Arc<dyn RequestObserver> = Arc::new(RejectionRecorder);
             guard.observers = Arc::from([recorder]);
             let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
-            guard.record_limit_rejection(&rejected.facts(), &HeaderMap::from_iter(own));
+            guard.record_rejection(&rejected.facts(), &HeaderMap::from_iter(own));
             assert!(guard.record.is_logged);
             guard.record.audit.take().unwrap().id
         };
@@ -381,8 +376,7 @@ mod tests {
         for fault in [BodyReadError::BudgetExhausted, BodyReadError::Malformed] {
             let rejected = RequestRejection::Body(fault);
             let mut guard = record_guard(&observer, false);
-            guard.record_limit_rejection(&rejected.facts(), &HeaderMap::new());
-            guard.record_rejection(&rejected.facts());
+            guard.record_rejection(&rejected.facts(), &HeaderMap::new());
         }
         let events = observer.0.lock();
         let outcomes: Vec<_> = events.iter().map(|(_, outcome, _)| *outcome).collect();

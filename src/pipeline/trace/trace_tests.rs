@@ -7,6 +7,7 @@ use crate::metrics::Registry;
 use crate::pipeline::connection::peer::BodyDrainSlots;
 use crate::pipeline::connection::peer::HoldState;
 use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::reject::rejection::BodyReadError;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::record::Record;
@@ -40,7 +41,11 @@ fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bo
             kind: RequestKind::ReadOnly,
             limit: 1,
         };
-        trace.record_rejection(subject, &RequestRejection::Limit(rejection).facts());
+        trace.record_rejection(
+            subject,
+            &RequestRejection::Limit(rejection).facts(),
+            &HeaderMap::new(),
+        );
     }
 }
 
@@ -182,7 +187,11 @@ fn an_event_over_the_body_budget_is_a_termination() {
             info: &info,
         };
         let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
-        trace.record_rejection(subject, &RequestRejection::Body(fault).facts());
+        trace.record_rejection(
+            subject,
+            &RequestRejection::Body(fault).facts(),
+            &HeaderMap::new(),
+        );
     }
     let terminations = "apiserver_request_terminations_total{code=\"";
     let of = |code: &str| value(&registry, &format!("{terminations}{code}\""));
@@ -330,8 +339,15 @@ fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
     };
     let onlooker: Arc<dyn RequestObserver> = Arc::new(SilentObserver);
     let witnesses: RequestObservers = Arc::from([onlooker]);
-    let now = (Clock.now(), Clock.wall());
-    let recorded = RecordGuard::new(&witnesses, (&peer, &head), (target, &info), now);
+    let arrival = ArrivalTime {
+        at: Clock.now(),
+        wall: Clock.wall(),
+    };
+    let received = ReceivedHead {
+        peer: &peer,
+        head: &head,
+    };
+    let recorded = RecordGuard::new(&witnesses, received, target, &info, arrival);
     assert!(recorded.is_some());
     for recorded in [recorded, None] {
         let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());

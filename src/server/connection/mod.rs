@@ -63,14 +63,14 @@ use crate::metrics::GaugeGuard;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
 use crate::pipeline::Pipeline;
+use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::BodyDrainSlots;
 use crate::pipeline::connection::peer::HoldState;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::connection::target_fragments::TargetFragments;
+use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::invalid_head::InvalidHead;
-use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::reject::rejection::StatusEncoding;
 use crate::pipeline::response::body::Body;
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
@@ -139,6 +139,10 @@ const MAX_PENDING_RESET_STREAMS: usize = 1000;
 pub struct ConnectionContext {
     /// Handles the requests.
     pub pipeline: Arc<Pipeline>,
+    /// What the worker keeps for its pipelines.
+    pub worker: WorkerDependencies,
+    /// Memory for request heads that are incomplete.
+    pub head_budget: Arc<HeadBudget>,
     /// The stages of the shutdown.
     pub drain: Arc<Drain>,
     /// `--http2-max-streams-per-connection`.
@@ -215,7 +219,7 @@ pub async fn serve(
         body_drain_slots: BodyDrainSlots::default(),
     });
     let open = GaugeGuard::new(context.metrics.open_connections.clone());
-    let budget = &context.pipeline.head_budget;
+    let budget = &context.head_budget;
     let head_monitor = HeadMonitor::new(context.header_timeout, budget, peer.source_network());
     if http2 {
         serve_http2(stream, peer, &head_monitor, &context).await;
@@ -511,10 +515,7 @@ fn respond(
         let response = response.unwrap_or_else(|_| {
             context.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
-            context
-                .pipeline
-                .rejection_responses
-                .respond(&RequestRejection::Panic, StatusEncoding::Json)
+            context.pipeline.panic_response()
         });
         let mut response = response.map(|body| body.with_end_guards(in_flight, reset_guard));
         let closes = http1 && context.drain.is_draining();

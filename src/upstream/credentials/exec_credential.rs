@@ -26,6 +26,7 @@ use crate::upstream::credentials::bearer::UnencodableToken;
 use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemError;
+use crate::upstream::tls::PemInput;
 use crate::upstream::tls::parse_certified_key;
 
 /// The version of the input; the output has to be of the same.
@@ -264,8 +265,8 @@ fn parse_certificate(
 ) -> Result<Option<Arc<CertifiedKey>>, ExecCredentialError> {
     match (certificate, key) {
         (Some(certificate), Some(key)) => parse_certified_key(
-            ("clientCertificateData", certificate.as_bytes()),
-            ("clientKeyData", key.as_bytes()),
+            PemInput::new("clientCertificateData", certificate.as_bytes()),
+            PemInput::new("clientKeyData", key.as_bytes()),
         )
         .map(Some)
         .map_err(ExecCredentialError::Certificate),

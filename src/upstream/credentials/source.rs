@@ -19,6 +19,7 @@ use crate::upstream::credentials::exec_plugin::PluginFailure;
 use crate::upstream::credentials::refresh_schedule::next_refresh;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemError;
+use crate::upstream::tls::PemInput;
 use crate::upstream::tls::parse_certified_key;
 
 /// How often files are read again. client-go reads a token file as often, which is half of the time
@@ -171,7 +172,10 @@ impl ClientCertificate {
         let read = async {
             let (certificate, key) = (self.certificate.read().await?, self.key.read().await?);
             let (certificate_origin, key_origin) = (self.certificate.origin(), self.key.origin());
-            parse_certified_key((&certificate_origin, &certificate), (&key_origin, &key))
+            parse_certified_key(
+                PemInput::new(&certificate_origin, &certificate),
+                PemInput::new(&key_origin, &key),
+            )
         };
         read.await.map_err(CredentialError::Certificate)
     }

@@ -25,7 +25,8 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
 fn classify(
     matcher: &Matcher,
     user: &UserInfo,
-    (method, target): (&str, &str),
+    method: &str,
+    target: &str,
 ) -> (String, String, String) {
     let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
     let digest = RequestDigest::new(&info, user);
@@ -48,7 +49,7 @@ fn classify(
 fn assert_built_in(user: &UserInfo, cases: &[[&str; 4]]) {
     let matcher = Matcher::new(built_in());
     for [method, target, names, distinguisher] in cases {
-        let (schema, level, found) = classify(&matcher, user, (method, target));
+        let (schema, level, found) = classify(&matcher, user, method, target);
         let found = [&format!("{schema} {level}"), &*found];
         assert_eq!(found, [*names, *distinguisher], "{method} {target}");
     }
@@ -151,10 +152,10 @@ fn with_all_built_in_objects_nothing_dangles_or_is_imagined() {
 
 #[test]
 fn a_user_without_groups_matches_the_catch_all() {
-    let request = ("GET", "/version");
     let expected = (CATCH_ALL.to_owned(), CATCH_ALL.to_owned(), String::new());
     for matcher in [Matcher::new(built_in()), Matcher::new([])] {
-        assert_eq!(classify(&matcher, &user("alice", &[]), request), expected);
+        let found = classify(&matcher, &user("alice", &[]), "GET", "/version");
+        assert_eq!(found, expected);
     }
 }
 
@@ -176,7 +177,7 @@ fn without_any_objects_the_mandatory_ones_are_imagined() {
             .all(|level| level.imagined && level.uid.is_empty())
     );
     let masters = user("admin", &["system:masters"]);
-    assert_eq!(classify(&matcher, &masters, ("GET", "/version")).0, EXEMPT);
+    assert_eq!(classify(&matcher, &masters, "GET", "/version").0, EXEMPT);
 }
 
 #[test]
@@ -215,5 +216,5 @@ fn a_configured_catch_all_is_ordered_by_its_name() {
     let names: Vec<_> = matcher.schemas().iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names[10..], [CATCH_ALL, "last"]);
     let alice = user("alice", &[]);
-    assert_eq!(classify(&matcher, &alice, ("GET", "/version")).0, CATCH_ALL);
+    assert_eq!(classify(&matcher, &alice, "GET", "/version").0, CATCH_ALL);
 }

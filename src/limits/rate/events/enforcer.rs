@@ -379,7 +379,8 @@ mod tests {
 
     fn send(
         limits: &EventRateLimit,
-        (method, target): (&str, &str),
+        method: &str,
+        target: &str,
         content_type: Option<&[u8]>,
         body: &str,
         now: Instant,
@@ -399,34 +400,32 @@ mod tests {
     fn a_patch_is_charged_to_the_key_tracked_for_its_name() {
         let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 3, 0)]);
         let now = Instant::now();
-        let patch = ("PATCH", "/api/v1/namespaces/default/events/a.1");
+        let patch = "/api/v1/namespaces/default/events/a.1";
         let strategic = Some(&b"application/strategic-merge-patch+json"[..]);
         send(
             &limits,
-            ("POST", POST),
+            "POST",
+            POST,
             None,
             &event("kubelet", "a.1", "Normal"),
             now,
         )
         .unwrap();
-        send(&limits, patch, strategic, "", now).unwrap();
+        send(&limits, "PATCH", patch, strategic, "", now).unwrap();
         // The other group writes the same objects.
-        let other = (
-            "PATCH",
-            "/apis/events.k8s.io/v1/namespaces/default/events/a.1",
-        );
-        send(&limits, other, strategic, "", now).unwrap();
-        let rejection = send(&limits, patch, strategic, "", now).unwrap_err();
+        let other = "/apis/events.k8s.io/v1/namespaces/default/events/a.1";
+        send(&limits, "PATCH", other, strategic, "", now).unwrap();
+        let rejection = send(&limits, "PATCH", patch, strategic, "", now).unwrap_err();
         assert_eq!(
             rejection.message,
             "Too many requests: limit reached on type SourceAndObject for key kubelet"
         );
         assert_eq!(rejection.retry_after, Some(1));
-        let unknown = ("PATCH", "/api/v1/namespaces/default/events/b.2");
+        let unknown = "/api/v1/namespaces/default/events/b.2";
         for _ in 0..3 {
-            send(&limits, unknown, strategic, "", now).unwrap();
+            send(&limits, "PATCH", unknown, strategic, "", now).unwrap();
         }
-        let rejection = send(&limits, unknown, strategic, "", now).unwrap_err();
+        let rejection = send(&limits, "PATCH", unknown, strategic, "", now).unwrap_err();
         assert!(
             rejection.message.ends_with("for key default/b.2"),
             "{rejection:?}"
@@ -437,10 +436,10 @@ mod tests {
     fn an_invalid_event_has_the_empty_key() {
         let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 2, 0)]);
         let now = Instant::now();
-        send(&limits, ("POST", POST), None, "{", now).unwrap();
-        send(&limits, ("POST", POST), Some(b"text/plain"), "", now).unwrap();
+        send(&limits, "POST", POST, None, "{", now).unwrap();
+        send(&limits, "POST", POST, Some(b"text/plain"), "", now).unwrap();
         let foreign = r#"{"apiVersion":"events.k8s.io/v1","deprecatedSource":{"component":"x"}}"#;
-        let rejection = send(&limits, ("POST", POST), None, foreign, now).unwrap_err();
+        let rejection = send(&limits, "POST", POST, None, foreign, now).unwrap_err();
         assert!(rejection.message.ends_with("for key "), "{rejection:?}");
     }
 
@@ -451,7 +450,7 @@ mod tests {
         let count = |event_type| {
             let body = event("c", "n", event_type);
             (0..20)
-                .take_while(|_| send(&limits, ("POST", POST), None, &body, now).is_ok())
+                .take_while(|_| send(&limits, "POST", POST, None, &body, now).is_ok())
                 .count()
         };
         assert_eq!(count("Normal"), 6);
@@ -464,16 +463,16 @@ mod tests {
         let (limits, _registry) =
             new_limits(&[(LimitType::Server, 100, 1, 0), (LimitType::User, 1, 1, 0)]);
         let now = Instant::now();
-        send(&limits, ("POST", POST), None, "{}", now).unwrap();
+        send(&limits, "POST", POST, None, "{}", now).unwrap();
         let later = now + Duration::from_millis(1);
-        let rejection = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
+        let rejection = send(&limits, "POST", POST, None, "{}", later).unwrap_err();
         assert_eq!(rejection.retry_after, Some(1));
         assert_eq!(
             rejection.message,
             "Too many requests: [limit reached on type Server for key , limit reached on type User for key alice]"
         );
         let later = now + Duration::from_millis(20);
-        let rejection = send(&limits, ("POST", POST), None, "{}", later).unwrap_err();
+        let rejection = send(&limits, "POST", POST, None, "{}", later).unwrap_err();
         assert!(
             !rejection.message.contains('['),
             "the server's has one: {rejection:?}"
@@ -486,7 +485,7 @@ mod tests {
         let now = Instant::now();
         for namespace in ["a", "b", "b", "c"] {
             let target = format!("/api/v1/namespaces/{namespace}/events");
-            let _ = send(&limits, ("POST", &target), None, "{}", now);
+            let _ = send(&limits, "POST", &target, None, "{}", now);
         }
         let text = registry.render();
         for line in [

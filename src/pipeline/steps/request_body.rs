@@ -30,8 +30,11 @@ use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
-use crate::pipeline::components::Pipeline;
-use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::BodyReadError;
 use crate::pipeline::reject::rejection::RequestRejection;
@@ -78,18 +81,18 @@ const EVENT_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const INITIAL_CAPACITY: usize = 4096;
 
 /// The part of a body that was read.
-pub(super) struct BodyPrefix {
-    pub(super) buffered: BufferedBody,
+pub(in crate::pipeline) struct BodyPrefix {
+    pub(in crate::pipeline) buffered: BufferedBody,
     /// Whether it is the whole body.
-    pub(super) complete: bool,
+    pub(in crate::pipeline) complete: bool,
     /// Whether weir had to wait for the client.
-    pub(super) waited: bool,
+    pub(in crate::pipeline) waited: bool,
 }
 
 /// A body on its way to the API server, and its progress unless it is complete.
-pub(super) struct OutgoingBody {
-    pub(super) body: RequestBody,
-    pub(super) progress: Option<Arc<BodyProgress>>,
+pub(in crate::pipeline) struct OutgoingBody {
+    pub(in crate::pipeline) body: RequestBody,
+    pub(in crate::pipeline) progress: Option<Arc<BodyProgress>>,
 }
 
 impl From<RequestBody> for OutgoingBody {
@@ -101,65 +104,13 @@ impl From<RequestBody> for OutgoingBody {
     }
 }
 
-impl Pipeline {
-    /// Reads the part of a body that must arrive before its request may take a seat.
-    ///
-    /// # Errors
-    /// The body cannot be read.
-    pub(super) async fn buffer_body(
-        &self,
-        info: &RequestInfo<'_>,
-        (peer, head): (&Peer, &request::Parts),
-        body: &mut RequestBodyState,
-        upgrades: bool,
-        deadline: Instant,
-    ) -> Result<Option<BodyPrefix>, RequestRejection> {
-        let Some(incoming) = body.as_mut().filter(|body| !body.is_end_stream()) else {
-            return Ok(None);
-        };
-        let whole = upgrades || head.method == Method::GET || head.method == Method::HEAD;
-        if !whole && (self.body_buffer == 0 || info.long_running() || expects_continue(head)) {
-            return Ok(None);
-        }
-        let max = if whole {
-            DEFAULT_BODY_BUFFER
-        } else {
-            self.body_buffer
-        };
-        let length = saturating_usize(incoming.size_hint().lower());
-        if length > max {
-            let too_large = RequestRejection::Body(BodyReadError::TooLarge(max));
-            return if whole { Err(too_large) } else { Ok(None) };
-        }
-        let reservation = self.request_body_budget.reserve_for(peer.source_network());
-        let limits = (self.deadlines.rate(), deadline);
-        let identity_headers = &self.identity_headers;
-        // Boxed: only requests with a body pay for this memory.
-        let prefix = Box::pin(read_prefix(
-            incoming,
-            (reservation, max, whole),
-            limits,
-            identity_headers,
-        ));
-        let prefix = self
-            .head_budget
-            .reserve_while_pending(peer, &head.headers, prefix)
-            .await?;
-        let prefix = prefix.map_err(RequestRejection::Body)?;
-        if prefix.complete {
-            *body = RequestBodyState::Consumed;
-        } else if whole {
-            return Err(RequestRejection::Body(BodyReadError::TooLarge(max)));
-        }
-        Ok(Some(prefix))
-    }
-
+impl OutgoingBody {
     /// The body to forward: what was read of it, followed by the rest.
-    pub(super) fn outgoing_body(
-        &self,
+    pub(in crate::pipeline) fn new(
         prefix: Option<BodyPrefix>,
         body: &mut RequestBodyState,
-    ) -> OutgoingBody {
+        identity_headers: &Arc<IdentityHeaders>,
+    ) -> Self {
         let buffered = match prefix {
             Some(BodyPrefix {
                 buffered: read,
@@ -177,28 +128,121 @@ impl Pipeline {
             return RequestBody::empty().into();
         };
         let progress = Arc::<BodyProgress>::default();
-        let identity_headers = Arc::clone(&self.identity_headers);
-        OutgoingBody {
+        let identity_headers = Arc::clone(identity_headers);
+        Self {
             body: RequestBody::streamed(buffered, rest, identity_headers, Arc::clone(&progress)),
             progress: Some(progress),
         }
     }
+}
+
+/// Reads bodies before their requests are forwarded.
+#[derive(Debug)]
+pub(in crate::pipeline) struct RequestBodyStep {
+    budget: Arc<MemoryBudget>,
+    head_budget: Arc<HeadBudget>,
+    identity_headers: Arc<IdentityHeaders>,
+    /// How much of a body is read before its request takes a seat, in bytes.
+    buffer_size: usize,
+    /// At which a body has to arrive.
+    rate: MinimumRate,
+}
+
+/// How much of a body is read, and how long it may take.
+#[derive(Clone, Copy)]
+struct PrefixLimits {
+    /// In bytes.
+    max: usize,
+    /// The request is forwarded with its whole body or not at all.
+    whole: bool,
+    rate: MinimumRate,
+    deadline: Instant,
+}
+
+impl RequestBodyStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            budget: Arc::clone(&shared.request_body_budget),
+            head_budget: Arc::clone(&shared.head_budget),
+            identity_headers: Arc::clone(&shared.identity_headers),
+            buffer_size: settings.body_buffer,
+            rate: worker.deadlines.rate(),
+        }
+    }
+
+    /// Reads the part of a body that must arrive before its request may take a seat.
+    ///
+    /// # Errors
+    /// The body cannot be read.
+    pub(in crate::pipeline) async fn buffer(
+        &self,
+        info: &RequestInfo<'_>,
+        received: ReceivedHead<'_>,
+        body: &mut RequestBodyState,
+        upgrades: bool,
+        deadline: Instant,
+    ) -> Result<Option<BodyPrefix>, RequestRejection> {
+        let Some(incoming) = body.as_mut().filter(|body| !body.is_end_stream()) else {
+            return Ok(None);
+        };
+        let ReceivedHead { peer, head } = received;
+        let whole = upgrades || head.method == Method::GET || head.method == Method::HEAD;
+        if !whole && (self.buffer_size == 0 || info.long_running() || expects_continue(head)) {
+            return Ok(None);
+        }
+        let max = if whole {
+            DEFAULT_BODY_BUFFER
+        } else {
+            self.buffer_size
+        };
+        let length = saturating_usize(incoming.size_hint().lower());
+        if length > max {
+            let too_large = RequestRejection::Body(BodyReadError::TooLarge(max));
+            return if whole { Err(too_large) } else { Ok(None) };
+        }
+        let reservation = self.budget.reserve_for(peer.source_network());
+        let limits = PrefixLimits {
+            max,
+            whole,
+            rate: self.rate,
+            deadline,
+        };
+        let identity_headers = &self.identity_headers;
+        // Boxed: only requests with a body pay for this memory.
+        let prefix = Box::pin(read_prefix(incoming, reservation, limits, identity_headers));
+        let prefix = self
+            .head_budget
+            .reserve_while_pending(peer, &head.headers, prefix)
+            .await?;
+        let prefix = prefix.map_err(RequestRejection::Body)?;
+        if prefix.complete {
+            *body = RequestBodyState::Consumed;
+        } else if whole {
+            return Err(RequestRejection::Body(BodyReadError::TooLarge(max)));
+        }
+        Ok(Some(prefix))
+    }
 
     /// Reads an event's body completely.
-    pub(super) async fn read_whole(
+    pub(in crate::pipeline) async fn read_whole(
         &self,
         incoming: &mut ClientBody,
-        (peer, headers): (&Peer, &HeaderMap),
+        received: ReceivedHead<'_>,
         deadline: Option<Instant>,
     ) -> Result<BodyPrefix, RequestRejection> {
+        let ReceivedHead { peer, head } = received;
         let deadline_at = Clock.now() + EVENT_BODY_TIMEOUT;
         let deadline_at = deadline.map_or(deadline_at, |deadline| deadline.min(deadline_at));
-        let reservation = self.request_body_budget.reserve_for(peer.source_network());
+        let reservation = self.budget.reserve_for(peer.source_network());
         let read = read_to_end(incoming, reservation, &self.identity_headers);
         let read = Box::pin(tokio::time::timeout_at(deadline_at.into(), read));
         let read = self
             .head_budget
-            .reserve_while_pending(peer, headers, read)
+            .reserve_while_pending(peer, &head.headers, read)
             .await?;
         let read = read.unwrap_or(Err(BodyReadError::TooSlow));
         Ok(BodyPrefix {
@@ -211,7 +255,7 @@ impl Pipeline {
 
 /// The rejection for an error on the way to the API server: the body's own error, if the request
 /// body broke off.
-pub(super) fn forward_rejection(
+pub(in crate::pipeline) fn forward_rejection(
     error: ForwardError,
     progress: Option<&BodyProgress>,
 ) -> RequestRejection {
@@ -240,14 +284,14 @@ fn expects_continue(head: &request::Parts) -> bool {
     expect.is_some_and(|expect| expect.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Reads the beginning of a body: until its end, until `max` bytes are read, or until the budget
-/// is exhausted.
+/// Reads the beginning of a body: until its end, until `limits.max` bytes are read, or until the
+/// budget is exhausted.
 ///
 /// Cancel safety: what was read is lost.
 async fn read_prefix(
     incoming: &mut ClientBody,
-    (mut reservation, max, whole): (MemoryReservation, usize, bool),
-    (rate, deadline): (MinimumRate, Instant),
+    mut reservation: MemoryReservation,
+    limits: PrefixLimits,
     identity_headers: &IdentityHeaders,
 ) -> Result<BodyPrefix, BodyReadError> {
     let mut parts = Vec::new();
@@ -255,7 +299,7 @@ async fn read_prefix(
     let mut meter = None;
     let mut ended = false;
     while !ended {
-        let frame = next_frame(incoming, &mut meter, (rate, deadline), parts.len()).await?;
+        let frame = next_frame(incoming, &mut meter, limits, parts.len()).await?;
         let Some(frame) = frame else {
             ended = true;
             break;
@@ -273,12 +317,12 @@ async fn read_prefix(
             }
             Ok(data) => {
                 let room = reserve_capacity(&mut parts, data.len(), &mut reservation);
-                if whole {
+                if limits.whole {
                     room?; // it is not forwarded in parts
                 }
                 parts.extend_from_slice(&data);
                 ended = incoming.is_end_stream();
-                if room.is_err() || parts.len() > max {
+                if room.is_err() || parts.len() > limits.max {
                     break;
                 }
             }
@@ -299,9 +343,10 @@ async fn read_prefix(
 async fn next_frame(
     incoming: &mut ClientBody,
     meter: &mut Option<RateMeter>,
-    (rate, deadline): (MinimumRate, Instant),
+    limits: PrefixLimits,
     read: usize,
 ) -> Result<Option<Frame<Bytes>>, BodyReadError> {
+    let PrefixLimits { rate, deadline, .. } = limits;
     let frame = match incoming.frame().now_or_never() {
         Some(frame) => frame,
         None => {

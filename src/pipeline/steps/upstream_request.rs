@@ -1,34 +1,31 @@
-//! The user of a request, the mode in which the request is forwarded, and what the response of the
-//! API server says about both.
+//! The head of the request to the API server, in the mode that the credential of the client's
+//! request allows, and what the response says about that credential.
 
-use std::time::Instant;
-use std::time::SystemTime;
+use std::sync::Arc;
 
-use http::HeaderMap;
-use http::HeaderValue;
 use http::Method;
 use http::StatusCode;
 use http::request;
 
 use crate::clock::Clock;
-use crate::identity::AssertedIdentity;
 use crate::identity::Authentication;
-use crate::identity::ClientContext;
-use crate::identity::PeerCertificate;
+use crate::identity::RequestAuthenticator;
 use crate::identity::RequestCredential;
 use crate::identity::TokenHash;
-use crate::pipeline::components::Pipeline;
+use crate::identity::request_header::IdentityHeaders;
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::impersonation::EffectiveUser;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::trace::Trace;
+use crate::pipeline::steps::impersonation::EffectiveUser;
+use crate::upstream::Upstream;
 use crate::upstream::UpstreamRequest;
 use crate::upstream::headers;
 use crate::upstream::headers::forwarded_for::ClientAddress;
 
 /// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AuthFeedback {
+pub(in crate::pipeline) struct AuthFeedback {
     /// The token: whether the API server accepts it.
     token: Option<TokenHash>,
     /// The token: whether its earlier verification still holds.
@@ -37,102 +34,40 @@ pub(super) struct AuthFeedback {
     impersonated: bool,
 }
 
-impl Pipeline {
-    /// The identity that a front proxy asserts. It is read before the headers that `Connection`
-    /// names are removed: clients cannot remove a front proxy's identity headers.
-    pub(super) fn asserted_user(
-        &self,
-        peer: &Peer,
-        headers: &HeaderMap,
-        now: SystemTime,
-    ) -> AssertedIdentity {
-        let client = peer.client();
-        self.authenticator.asserted_user(client, headers, now)
-    }
+/// A request to the API server, and what its response gives feedback about.
+pub(in crate::pipeline) struct OutgoingRequest {
+    pub(in crate::pipeline) request: UpstreamRequest,
+    pub(in crate::pipeline) feedback: AuthFeedback,
+}
 
-    pub(super) async fn authenticate(
-        &self,
-        asserted: AssertedIdentity,
-        (peer, upgrade): (&Peer, Option<&HeaderValue>),
-        headers: &HeaderMap,
-        (started, wall): (Instant, SystemTime),
-        trace: &mut Trace,
-    ) -> Result<Authentication, RequestRejection> {
-        let client = ClientContext {
-            upgrade,
-            ..peer.client()
-        };
-        let outcome = self
-            .authenticator
-            .authenticate(asserted, client, headers, started, wall);
-        let outcome = self
-            .head_budget
-            .reserve_while_pending(peer, headers, outcome);
-        let took = |at: Instant| at.saturating_duration_since(started);
-        let stages = &self.metrics.stages;
-        let authentication = match outcome.await? {
-            Ok(authentication)
-                if authentication.credential == RequestCredential::UnverifiedToken =>
-            {
-                stages.record_unauthenticated(took(authentication.authenticated_at));
-                authentication
-            }
-            Ok(authentication) => {
-                stages.record_authenticated(
-                    &authentication.user.name,
-                    took(authentication.authenticated_at),
-                );
-                authentication
-            }
-            Err(why) => {
-                stages.record_unauthenticated(took(Clock.now()));
-                return Err(why.into());
-            }
-        };
-        if authentication.credential == RequestCredential::Certificate
-            && let Some(not_after) = peer
-                .certificate
-                .as_ref()
-                .and_then(PeerCertificate::not_after)
-        {
-            stages
-                .record_certificate_expiration(not_after.duration_since(wall).unwrap_or_default());
-        }
-        trace.record_user(&authentication.user, authentication.authenticated_at);
-        let is_asserted = matches!(
-            authentication.credential,
-            RequestCredential::Certificate | RequestCredential::FrontProxy
-        );
-        if is_asserted && !self.upstream.can_assert() {
-            return Err(RequestRejection::NoFrontProxyCertificate);
-        }
-        Ok(authentication)
-    }
+/// Builds the heads of requests to the API server, and records what their responses say.
+#[derive(Debug)]
+pub(in crate::pipeline) struct UpstreamRequestBuilder {
+    authenticator: Arc<RequestAuthenticator>,
+    identity_headers: Arc<IdentityHeaders>,
+    upstream: Arc<Upstream>,
+}
 
-    /// Whether the API server has accepted the request's credential, or weir has authenticated its
-    /// user by a certificate or front proxy.
-    pub(super) fn is_verified(&self, authentication: &Authentication) -> bool {
-        match authentication.credential {
-            RequestCredential::Certificate | RequestCredential::FrontProxy => true,
-            RequestCredential::ReviewedToken
-            | RequestCredential::LocallyVerifiedToken
-            | RequestCredential::UnverifiedToken
-            | RequestCredential::None => {
-                let accepted = self.authenticator.accepted_tokens();
-                authentication
-                    .token_hash
-                    .is_some_and(|token| accepted.contains(token))
-            }
+impl UpstreamRequestBuilder {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+    ) -> Self {
+        Self {
+            authenticator: Arc::clone(&shared.authenticator),
+            identity_headers: Arc::clone(&shared.identity_headers),
+            upstream: Arc::clone(&worker.upstream),
         }
     }
 
     /// Chooses the mode of the request and builds the head that it requires.
-    pub(super) fn build_upstream_request(
+    pub(in crate::pipeline) fn build(
         &self,
         head: request::Parts,
         peer: &Peer,
-        (auth, effective): (&Authentication, &EffectiveUser),
-    ) -> Result<(UpstreamRequest, AuthFeedback), RequestRejection> {
+        auth: &Authentication,
+        effective: &EffectiveUser,
+    ) -> Result<OutgoingRequest, RequestRejection> {
         let client = ClientAddress {
             peer: peer.address.ip(),
             trusted: peer.trusted,
@@ -143,7 +78,7 @@ impl Pipeline {
             verified_token: auth.token_hash,
             ..AuthFeedback::default()
         };
-        Ok(match auth.credential {
+        let (request, feedback) = match auth.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy
                 if self.upstream.impersonates() =>
             {
@@ -174,7 +109,7 @@ impl Pipeline {
             | RequestCredential::LocallyVerifiedToken
             | RequestCredential::UnverifiedToken
             | RequestCredential::None => {
-                let request = if self.is_verified(auth) {
+                let request = if self.authenticator.is_verified(auth) {
                     UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
                 } else {
                     UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
@@ -182,11 +117,12 @@ impl Pipeline {
                 let feedback = AuthFeedback { token, ..feedback };
                 (request, feedback)
             }
-        })
+        };
+        Ok(OutgoingRequest { request, feedback })
     }
 
     /// Records what the API server's response says about the credentials.
-    pub(super) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
+    pub(in crate::pipeline) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
         let unauthorized = status == StatusCode::UNAUTHORIZED;
         if let (Some(token), Some(accepted)) = (feedback.token, token_acceptance(status)) {
             self.authenticator.accepted_tokens().record(token, accepted);

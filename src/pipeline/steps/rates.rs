@@ -2,91 +2,89 @@
 //!
 //! An event's body is read if a limit depends on it, and forwarded byte for byte.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use http::HeaderMap;
 use http::header;
-use http::request;
 
 use crate::clock::Clock;
+use crate::flowcontrol::controller::RequestTimes;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
+use crate::limits::rate::RateLimits;
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rate::clients::enforcer::RequestSource;
 use crate::limits::rate::events::enforcer::EventRequest;
-use crate::pipeline::components::Pipeline;
-use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::SharedDependencies;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::request_body::BodyPrefix;
-use crate::upstream::requester::SlotHolder;
+use crate::pipeline::steps::request_body::BodyPrefix;
+use crate::pipeline::steps::request_body::RequestBodyStep;
 
 /// The result of the rate limits.
-pub(super) struct RatesPassed {
+pub(in crate::pipeline) struct RatesPassed {
     /// Held with the permit.
-    pub(super) client_permit: Option<Box<ClientLimitPermit>>,
+    pub(in crate::pipeline) client_permit: Option<Box<ClientLimitPermit>>,
     /// When the queue time begins.
-    pub(super) queue_start: Instant,
+    pub(in crate::pipeline) queue_start: Instant,
     /// The body, if it was read.
-    pub(super) body: Option<BodyPrefix>,
+    pub(in crate::pipeline) body: Option<BodyPrefix>,
 }
 
-impl Pipeline {
-    /// Lets an exempt request wait while the API server executes too many that its requester has
-    /// abandoned. Returns whether it waited.
-    pub(super) async fn wait_for_backlog(
-        &self,
-        attributes: &AdmissionAttributes<'_>,
-        peer: &Peer,
-    ) -> Result<bool, RequestRejection> {
-        let backlog = &self.abandoned_backlog;
-        if backlog.is_empty() || !self.admission.is_exempt(attributes) {
-            return Ok(false);
+/// Checks the limits that count requests.
+#[derive(Debug)]
+pub(in crate::pipeline) struct RateLimitStep {
+    rates: Arc<RateLimits>,
+}
+
+impl RateLimitStep {
+    pub(in crate::pipeline) fn new(shared: &SharedDependencies) -> Self {
+        Self {
+            rates: Arc::clone(&shared.rates),
         }
-        let Some(requester) = SlotHolder::from_client(attributes.user, peer.source_network())
-        else {
-            return Ok(false);
-        };
-        // Boxed: most requests do not pay for this memory.
-        Box::pin(backlog.wait(&requester))
-            .await
-            .map_err(RequestRejection::Limit)
     }
 
-    /// Checks the limits that count requests. `body` is untouched unless an event's body must be
-    /// read.
-    pub(super) async fn check_rates(
+    /// Whether there is any rate limit.
+    pub(in crate::pipeline) fn is_configured(&self) -> bool {
+        self.rates.is_configured()
+    }
+
+    /// Checks the limits. `body` is untouched unless an event's body must be read.
+    pub(in crate::pipeline) async fn check(
         &self,
         attributes: &AdmissionAttributes<'_>,
-        received: (&Peer, &request::Parts),
+        received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
-        (arrived, deadline): (Instant, Option<Instant>),
+        times: RequestTimes,
+        request_body: &RequestBodyStep,
     ) -> Result<RatesPassed, RequestRejection> {
         let passed = RatesPassed {
             client_permit: None,
-            queue_start: arrived,
+            queue_start: times.arrived,
             body: None,
         };
         if !self.rates.is_configured() {
             return Ok(passed);
         }
         // Boxed: a configuration without rate limits does not pay for this memory.
-        Box::pin(self.apply_rates(passed, attributes, received, body, deadline)).await
+        Box::pin(self.apply(passed, attributes, received, body, times, request_body)).await
     }
 
-    async fn apply_rates(
+    async fn apply(
         &self,
         mut passed: RatesPassed,
         attributes: &AdmissionAttributes<'_>,
-        (peer, head): (&Peer, &request::Parts),
+        received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
-        deadline: Option<Instant>,
+        times: RequestTimes,
+        request_body: &RequestBodyStep,
     ) -> Result<RatesPassed, RequestRejection> {
-        let arrived = passed.queue_start;
+        let (arrived, deadline) = (times.arrived, times.deadline);
         if let Some(limits) = &self.rates.clients {
-            let user_agent = head.headers.get(header::USER_AGENT);
+            let user_agent = received.head.headers.get(header::USER_AGENT);
             let origin = RequestSource {
-                address: peer.address.ip(),
+                address: received.peer.address.ip(),
                 user_agent: user_agent.map_or(b"", |user_agent| user_agent.as_bytes()),
             };
             let admitted = limits.admit(attributes, origin, arrived, deadline).await;
@@ -99,7 +97,7 @@ impl Pipeline {
             passed.client_permit = permit;
         }
         passed.body = self
-            .check_event_rate(attributes, (peer, &head.headers), body, deadline)
+            .check_events(attributes, received, body, deadline, request_body)
             .await?;
         if passed.body.is_some() {
             // the time that the client takes to send the body is not queue time
@@ -108,16 +106,18 @@ impl Pipeline {
         Ok(passed)
     }
 
-    async fn check_event_rate(
+    async fn check_events(
         &self,
         attributes: &AdmissionAttributes<'_>,
-        (peer, headers): (&Peer, &HeaderMap),
+        received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
         deadline: Option<Instant>,
+        request_body: &RequestBodyStep,
     ) -> Result<Option<BodyPrefix>, RequestRejection> {
         let Some(limits) = &self.rates.events else {
             return Ok(None);
         };
+        let headers = &received.head.headers;
         let content_type = headers.get(header::CONTENT_TYPE).map(|t| t.as_bytes());
         let request = limits.event_request(attributes.info, content_type);
         let Some(request) = request else {
@@ -125,8 +125,9 @@ impl Pipeline {
         };
         let read = match body.as_mut().filter(|_| EventRequest::needs_body(&request)) {
             Some(incoming) => {
-                let read = self.read_whole(incoming, (peer, headers), deadline);
-                let read = read.await?;
+                let read = request_body
+                    .read_whole(incoming, received, deadline)
+                    .await?;
                 *body = RequestBodyState::Consumed;
                 Some(read)
             }

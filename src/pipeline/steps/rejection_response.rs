@@ -1,6 +1,7 @@
 //! The response to a rejected request: immediate or delayed, and what happens to its connection.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -12,18 +13,24 @@ use tracing::warn;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::limits::Admission;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
 use crate::limits::rejection_hold::HoldKey;
-use crate::pipeline::components::Pipeline;
+use crate::log_limiter::LogLimiter;
 use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::body_drain::RejectionContext;
 use crate::pipeline::reject::body_drain::RequestBodyState;
-use crate::pipeline::reject::invalid_head::InvalidHead;
-use crate::pipeline::reject::malformed::MalformedRequest;
-use crate::pipeline::reject::malformed::reject_malformed;
+use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::body::Body;
+use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -32,8 +39,8 @@ use crate::source_network::source_network;
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.
 #[derive(Debug)]
-pub(super) struct DelayableRejection {
-    pub(super) rejection: RequestRejection,
+pub(in crate::pipeline) struct DelayableRejection {
+    pub(in crate::pipeline) rejection: RequestRejection,
     hold_key: Option<HoldKey>,
 }
 
@@ -48,20 +55,49 @@ impl From<RequestRejection> for DelayableRejection {
     }
 }
 
-impl Pipeline {
-    /// Rejects a request whose head the HTTP library could not parse, and counts it.
-    pub fn reject_unparsed(&self, peer: &Peer, malformed: InvalidHead) -> RequestRejection {
-        let malformed = MalformedRequest::InvalidHead(malformed);
-        reject_malformed(&self.metrics, peer, malformed, Clock.now())
+/// Responds to requests that another step has rejected.
+#[derive(Debug)]
+pub(in crate::pipeline) struct RejectionStep {
+    responses: Arc<RejectionResponseCache>,
+    delay: Arc<RejectionDelay>,
+    body_drain_budget: Arc<BodyDrainBudget>,
+    /// Knows which requests are exempt.
+    admission: Admission,
+    drain: Arc<Drain>,
+    log_limiter: Arc<LogLimiter>,
+    explain_responses: bool,
+}
+
+impl RejectionStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            responses: Arc::clone(&shared.rejection_responses),
+            delay: Arc::clone(&shared.rejection_delay),
+            body_drain_budget: Arc::clone(&shared.body_drain_budget),
+            admission: shared.admission.clone(),
+            drain: Arc::clone(&shared.drain),
+            log_limiter: Arc::clone(&shared.upstream_log_limiter),
+            explain_responses: settings.explain_responses,
+        }
+    }
+
+    /// The response to a request that has ended in a panic.
+    pub(in crate::pipeline) fn panic_response(&self) -> Response<Body> {
+        self.responses
+            .respond(&RequestRejection::Panic, StatusEncoding::Json)
     }
 
     /// The response to a rejected request. A client that retries before its `Retry-After` has
     /// passed gets it only when it has. Until then weir keeps nothing of the request but its
     /// record.
-    pub(super) async fn rejection_response(
+    pub(in crate::pipeline) async fn respond(
         &self,
         peer: &Peer,
-        (context, body): (RejectionContext, RequestBodyState),
+        context: RejectionContext,
+        body: RequestBodyState,
         rejected: &DelayableRejection,
         trace: &mut Trace,
     ) -> Response<Body> {
@@ -80,9 +116,7 @@ impl Pipeline {
         if let Some(delay) = self.hold_rejection(peer, rejected, trace).map(Box::pin) {
             delay.await;
         }
-        let mut response = self
-            .rejection_responses
-            .respond(rejection, context.encoding);
+        let mut response = self.responses.respond(rejection, context.encoding);
         if !keeps_connection && context.is_http1 {
             response
                 .headers_mut()
@@ -90,6 +124,10 @@ impl Pipeline {
         }
         if context.is_head {
             response = without_body(response);
+        }
+        trace.annotate_audit_id(response.headers_mut());
+        if self.explain_responses {
+            set_explain_headers(response.headers_mut(), trace.decision());
         }
         response
     }
@@ -111,13 +149,9 @@ impl Pipeline {
             reservation = trace.detach_record(budget);
             reservation.is_some()
         };
-        let delay = self.rejection_delay.hold(
-            &peer.hold_state,
-            hold_key,
-            policy,
-            &self.drain,
-            &mut fits,
-        )?;
+        let delay = self
+            .delay
+            .hold(&peer.hold_state, hold_key, policy, &self.drain, &mut fits)?;
         // Boxed, since a value that is moved into a future takes its size twice.
         let delay = Box::pin(delay);
         Some(async move {
@@ -130,7 +164,7 @@ impl Pipeline {
     /// `Retry-After`, except to long-running requests (clients do not repeat them in a loop), to
     /// writes of a lease (a leader that gets its response late could lose its lease), and to
     /// requests that priority and fairness exempts. `user` is `None` before authentication.
-    pub(super) fn delayable_rejection(
+    pub(in crate::pipeline) fn delayable(
         &self,
         rejection: RequestRejection,
         peer: &Peer,
@@ -180,14 +214,14 @@ impl Pipeline {
         // Behind a trusted proxy many clients share an address.
         let has_owner = network.is_none() || !peer.trusted;
         let owner = has_owner.then_some((user_key, network));
-        self.rejection_delay
+        self.delay
             .hold_key((user_key, network, limiter, class), owner)
     }
 
     /// Logs upstream failures, which concern the operator. Other rejections are only counted.
     fn log_upstream_failure(&self, rejection: &RequestRejection) {
         if let RequestRejection::Forward(why) = rejection
-            && let Some(more) = self.upstream_log_limiter.try_log(Clock.now())
+            && let Some(more) = self.log_limiter.try_log(Clock.now())
         {
             warn!(reason = why.label(), %why, more, "no response from the API server");
         }
@@ -217,11 +251,10 @@ mod tests {
     use hyper::body::Incoming;
 
     use super::*;
-    use crate::drain::Drain;
     use crate::drain::DrainStage;
     use crate::limits::rejection_hold::HoldPolicy;
+    use crate::pipeline::Pipeline;
     use crate::pipeline::connection::peer::HoldState;
-    use crate::pipeline::reject::delay::RejectionDelay;
 
     type HandleArgs = (
         &'static Pipeline,
@@ -252,12 +285,12 @@ mod tests {
                 pipeline.handle(peer, head, body)
             }),
             size_of_some(
-                |(pipeline, peer, refused, mut trace): (
-                    &'static Pipeline,
+                |(step, peer, refused, mut trace): (
+                    &'static RejectionStep,
                     &'static Peer,
                     DelayableRejection,
                     Trace,
-                )| { pipeline.hold_rejection(peer, &refused, &mut trace) },
+                )| { step.hold_rejection(peer, &refused, &mut trace) },
             ),
             size_of_some(|(holding, patience, flow, wait, drain): HoldArgs| {
                 holding.hold(patience, flow, wait, drain, &mut |_| true)

@@ -1,7 +1,6 @@
-//! Protocol upgrades: the request, its rate limit, and the tunnel.
+//! Protocol upgrades: the request and the tunnel.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -11,10 +10,6 @@ use http::header;
 use http::request;
 use hyper::upgrade::OnUpgrade;
 
-use crate::identity::Authentication;
-use crate::pipeline::components::Pipeline;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
@@ -27,21 +22,30 @@ use crate::upstream::forward::upgrade;
 use crate::upstream::forward::upgrade::TunnelProgress;
 use crate::upstream::headers;
 
+/// A client's request for another protocol.
+pub(in crate::pipeline) struct UpgradeRequest {
+    /// The value of `Upgrade`.
+    pub(in crate::pipeline) protocol: HeaderValue,
+    /// The client's connection, once weir has responded 101.
+    pub(in crate::pipeline) client: OnUpgrade,
+}
+
 /// Removes the connection's own headers and with them the requested upgrade. Without `Connection`
 /// (which the HTTP library rejects on HTTP/2) there is no upgrade, and the headers stay until the
 /// request is forwarded.
-pub(super) fn take_upgrade(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
+pub(in crate::pipeline) fn take_upgrade(head: &mut request::Parts) -> Option<UpgradeRequest> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;
     }
     let protocol = headers::strip_hop_by_hop(&mut head.headers);
-    let upgrade = head.extensions.remove::<OnUpgrade>();
-    protocol.zip(upgrade)
+    let client = head.extensions.remove::<OnUpgrade>();
+    let (protocol, client) = protocol.zip(client)?;
+    Some(UpgradeRequest { protocol, client })
 }
 
 /// Whether a request asks for another protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestedUpgrade {
+pub(in crate::pipeline) enum RequestedUpgrade {
     /// No upgrade is requested.
     NotRequested,
     /// An upgrade with a credential that the API server has accepted, or of a user that weir
@@ -51,44 +55,20 @@ pub(super) enum RequestedUpgrade {
     Unverified,
 }
 
-impl Pipeline {
-    pub(super) fn requested_upgrade<T>(
-        &self,
-        authentication: &Authentication,
-        upgrade: Option<T>,
-    ) -> RequestedUpgrade {
-        match upgrade {
-            None => RequestedUpgrade::NotRequested,
-            Some(_) if self.is_verified(authentication) => RequestedUpgrade::Verified,
-            Some(_) => RequestedUpgrade::Unverified,
-        }
-    }
-
-    /// Checks the rate of protocol upgrades of clients without a verified credential.
-    pub(super) fn check_upgrade_rate(
-        &self,
-        peer: &Peer,
-        now: Instant,
-    ) -> Result<(), RequestRejection> {
-        let admitted = self.upgrade_rate.admit(peer.source_network(), now);
-        admitted.map_err(RequestRejection::Limit)
-    }
-}
-
 /// The client's side of a tunnel, if the response starts one.
-pub(super) fn tunnel_client(
+pub(in crate::pipeline) fn tunnel_client(
     status: StatusCode,
-    upgrade: Option<(HeaderValue, OnUpgrade)>,
+    upgrade: Option<UpgradeRequest>,
 ) -> Result<Option<OnUpgrade>, ForwardError> {
     if status != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(None);
     }
-    let (_, client) = upgrade.ok_or(ForwardError::UnexpectedUpgrade)?;
-    Ok(Some(client))
+    let upgrade = upgrade.ok_or(ForwardError::UnexpectedUpgrade)?;
+    Ok(Some(upgrade.client))
 }
 
 /// Responds 101 and copies bytes in both directions from then on.
-pub(super) fn start_tunnel(
+pub(in crate::pipeline) fn start_tunnel(
     mut response: Response<ResponseBody>,
     client: OnUpgrade,
     mut guard: ResponseGuard,

@@ -15,15 +15,21 @@ use http::HeaderMap;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::Authentication;
+use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestCredential;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
 use crate::identity::impersonation::target::ImpersonationTarget;
-use crate::pipeline::components::Pipeline;
+use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::rejection::ImpersonationError;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::Trace;
+use crate::upstream::Upstream;
 
 /// How long a request waits for a decision about impersonation. `CLASSIFY_TIMEOUT` if only the
 /// request's classification depends on it, which then falls back to the authenticated user.
@@ -33,7 +39,7 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The impersonated user of a request, if any.
 #[derive(Clone, Debug, Default)]
-pub(super) struct EffectiveUser {
+pub(in crate::pipeline) struct EffectiveUser {
     /// For the limits.
     for_limits: Option<Arc<UserInfo>>,
     /// For the upstream, if weir impersonates.
@@ -42,7 +48,7 @@ pub(super) struct EffectiveUser {
 
 impl EffectiveUser {
     /// The user that the limits see.
-    pub(super) fn for_limits<'k>(
+    pub(in crate::pipeline) fn for_limits<'k>(
         &'k self,
         authentication: &'k Authentication,
     ) -> &'k Arc<UserInfo> {
@@ -50,7 +56,7 @@ impl EffectiveUser {
     }
 
     /// The user that weir impersonates.
-    pub(super) fn for_upstream<'k>(
+    pub(in crate::pipeline) fn for_upstream<'k>(
         &'k self,
         authentication: &'k Authentication,
     ) -> &'k Arc<UserInfo> {
@@ -58,16 +64,38 @@ impl EffectiveUser {
     }
 }
 
-impl Pipeline {
+/// Resolves the users that requests count for and are forwarded for.
+#[derive(Debug)]
+pub(in crate::pipeline) struct ImpersonationStep {
+    authorizer: Option<Arc<ImpersonationAuthorizer>>,
+    classify: bool,
+    head_budget: Arc<HeadBudget>,
+    upstream: Arc<Upstream>,
+}
+
+impl ImpersonationStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            authorizer: shared.impersonation_authorizer.clone(),
+            classify: settings.classify_impersonated,
+            head_budget: Arc::clone(&shared.head_budget),
+            upstream: Arc::clone(&worker.upstream),
+        }
+    }
+
     /// Resolves the user that a request counts for and is forwarded for. Waits only for
     /// decisions that are not cached, and only for a limited time.
-    pub(super) async fn resolve_effective_user(
+    pub(in crate::pipeline) async fn effective_user(
         &self,
         authentication: &Authentication,
-        peer: &Peer,
-        headers: &HeaderMap,
+        received: ReceivedHead<'_>,
         trace: &mut Trace,
     ) -> Result<EffectiveUser, RequestRejection> {
+        let (peer, headers) = (received.peer, &received.head.headers);
         let is_asserted = match authentication.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy => {
                 self.upstream.impersonates()
@@ -78,7 +106,7 @@ impl Pipeline {
                 return Ok(EffectiveUser::default());
             }
         };
-        if !(is_asserted || self.impersonation.classify) || !target::has_impersonation(headers) {
+        if !(is_asserted || self.classify) || !target::has_impersonation(headers) {
             return Ok(EffectiveUser::default());
         }
         // Boxed: hardly any request pays for this memory.
@@ -91,7 +119,7 @@ impl Pipeline {
         trace.record_admission_start(Clock.now());
         if is_asserted {
             let user = authorized.map_err(RequestRejection::Impersonation)?;
-            let for_limits = user.clone().filter(|_| self.impersonation.classify);
+            let for_limits = user.clone().filter(|_| self.classify);
             trace.record_effective_user(for_limits.as_ref(), user.is_some());
             let for_upstream = user;
             return Ok(EffectiveUser {
@@ -126,7 +154,7 @@ impl Pipeline {
         else {
             return Ok(None);
         };
-        let authorizer = self.impersonation.authorizer.as_ref();
+        let authorizer = self.authorizer.as_ref();
         let authorizer = authorizer.ok_or(ImpersonationError::Undecided)?;
         let timeout = if is_asserted {
             DECISION_TIMEOUT

@@ -1,0 +1,126 @@
+//! Admission: the rates first, then the seats, once enough of the body has arrived.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::limits::Admission;
+use crate::limits::AdmissionAttributes;
+use crate::limits::Permit;
+use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::steps::arrival::RequestDeadline;
+use crate::pipeline::steps::rates::RateLimitStep;
+use crate::pipeline::steps::request_body::BodyPrefix;
+use crate::pipeline::steps::request_body::RequestBodyStep;
+use crate::pipeline::steps::upgrade::RequestedUpgrade;
+use crate::pipeline::trace::Trace;
+
+/// The permit of an admitted request, and the part of its body that was read.
+pub(in crate::pipeline) struct Admitted {
+    pub(in crate::pipeline) permit: Permit,
+    pub(in crate::pipeline) body: Option<BodyPrefix>,
+}
+
+/// Admits requests or rejects them.
+#[derive(Debug)]
+pub(in crate::pipeline) struct AdmissionStep {
+    rates: RateLimitStep,
+    upgrade_rate: Arc<UpgradeRateLimit>,
+    request_body: RequestBodyStep,
+    backlog: Arc<AbandonedBacklog>,
+    admission: Admission,
+    request_timeout: Duration,
+}
+
+impl AdmissionStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            rates: RateLimitStep::new(shared),
+            upgrade_rate: Arc::clone(&shared.upgrade_rate),
+            request_body: RequestBodyStep::new(shared, worker, settings),
+            backlog: Arc::clone(&shared.abandoned_backlog),
+            admission: shared.admission.clone(),
+            request_timeout: settings.request_timeout,
+        }
+    }
+
+    /// Checks the limits.
+    pub(in crate::pipeline) async fn admit(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        received: ReceivedHead<'_>,
+        body: &mut RequestBodyState,
+        upgrade: RequestedUpgrade,
+        deadline: Option<RequestDeadline>,
+        trace: &mut Trace,
+    ) -> Result<Admitted, RequestRejection> {
+        let mut times = trace.admission_times(deadline.map(|limit| limit.deadline));
+        let mut rates = self
+            .rates
+            .check(attributes, received, body, times, &self.request_body)
+            .await?;
+        if upgrade == RequestedUpgrade::Unverified {
+            let source = received.peer.source_network();
+            let admitted = self.upgrade_rate.admit(source, times.now);
+            admitted.map_err(RequestRejection::Limit)?;
+        }
+        if rates.body.is_none() {
+            let deadline = times.deadline;
+            let deadline = deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
+            let (info, upgrades) = (attributes.info, upgrade != RequestedUpgrade::NotRequested);
+            let read = self
+                .request_body
+                .buffer(info, received, body, upgrades, deadline);
+            rates.body = read.await?;
+        }
+        let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
+        let waited = self.wait_for_backlog(attributes, received.peer).await? || waited;
+        if self.rates.is_configured() || waited {
+            times.now = Clock.now();
+            trace.record_admission_start(times.now);
+        }
+        // The time that the client takes to send its body is not queue time.
+        times.arrived = if waited { times.now } else { rates.queue_start };
+        let permit = self
+            .admission
+            .admit(attributes, times)
+            .await
+            .map_err(RequestRejection::Limit)?
+            .with_client_limits(rates.client_permit);
+        trace.record_admitted(&permit, Clock.now());
+        let body = rates.body;
+        Ok(Admitted { permit, body })
+    }
+
+    /// Lets an exempt request wait while the API server executes too many that its requester has
+    /// abandoned. Returns whether it waited.
+    async fn wait_for_backlog(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+    ) -> Result<bool, RequestRejection> {
+        if self.backlog.is_empty() || !self.admission.is_exempt(attributes) {
+            return Ok(false);
+        }
+        let Some(requester) = backlog_holder(attributes.user, peer.source_network()) else {
+            return Ok(false);
+        };
+        // Boxed: most requests do not pay for this memory.
+        Box::pin(self.backlog.wait(&requester))
+            .await
+            .map_err(RequestRejection::Limit)
+    }
+}

@@ -1,0 +1,188 @@
+//! The arrival of a request: resolves it, starts to record it, and checks what needs no user.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::HeaderMap;
+use http::Method;
+use http::uri::PathAndQuery;
+use tracing::Level;
+use tracing::enabled;
+
+use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::drain::DrainGuard;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::reject::invalid_head::InvalidHead;
+use crate::pipeline::reject::malformed;
+use crate::pipeline::reject::malformed::MalformedRequest;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::trace::RequestMetrics;
+use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::record::ArrivalTime;
+use crate::pipeline::trace::record::RecordGuard;
+use crate::pipeline::trace::record::RequestObservers;
+use crate::pipeline::trace::trace_context::Sampler;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+use crate::upstream::loop_detection::LoopDetector;
+
+/// How long a request may take, and until when.
+#[derive(Clone, Copy)]
+pub(in crate::pipeline) struct RequestDeadline {
+    pub(in crate::pipeline) timeout: Duration,
+    pub(in crate::pipeline) deadline: Instant,
+}
+
+/// Resolves requests and starts to record them.
+#[derive(Debug)]
+pub(in crate::pipeline) struct ArrivalStep {
+    metrics: Arc<RequestMetrics>,
+    observers: RequestObservers,
+    sampler: Option<Sampler>,
+    has_audit_log: bool,
+    loop_detector: Arc<LoopDetector>,
+    drain: Arc<Drain>,
+    request_timeout: Duration,
+}
+
+impl ArrivalStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            metrics: Arc::clone(&shared.metrics),
+            observers: Arc::clone(&worker.observers),
+            sampler: settings.sampler,
+            has_audit_log: settings.has_audit_log,
+            loop_detector: Arc::clone(&shared.loop_detector),
+            drain: Arc::clone(&shared.drain),
+            request_timeout: settings.request_timeout,
+        }
+    }
+
+    /// Starts the trace of a request that arrives now.
+    pub(in crate::pipeline) fn start_trace(&self) -> Trace {
+        Trace::start(Arc::clone(&self.metrics), Clock.now())
+    }
+
+    /// The request's target, byte for byte as the upstream will receive it.
+    pub(in crate::pipeline) fn request_target(
+        &self,
+        received: ReceivedHead<'_>,
+        trace: &Trace,
+    ) -> Result<PathAndQuery, RequestRejection> {
+        malformed::request_target(received.peer, received.head)
+            .map_err(|why| self.reject_malformed(received.peer, why, trace.arrived_at()))
+    }
+
+    /// The RequestInfo of the request.
+    pub(in crate::pipeline) fn parse_info<'t>(
+        &self,
+        peer: &Peer,
+        method: &Method,
+        target: &'t PathAndQuery,
+        trace: &Trace,
+    ) -> Result<RequestInfo<'t>, RequestRejection> {
+        malformed::parse_info(method, target)
+            .map_err(|why| self.reject_malformed(peer, why, trace.arrived_at()))
+    }
+
+    /// Counts a request whose head the HTTP library could not parse, and returns its rejection.
+    pub(in crate::pipeline) fn reject_unparsed(
+        &self,
+        peer: &Peer,
+        malformed: InvalidHead,
+    ) -> RequestRejection {
+        self.reject_malformed(peer, MalformedRequest::InvalidHead(malformed), Clock.now())
+    }
+
+    fn reject_malformed(
+        &self,
+        peer: &Peer,
+        malformed: MalformedRequest<'_>,
+        now: Instant,
+    ) -> RequestRejection {
+        malformed::reject_malformed(&self.metrics, peer, malformed, now)
+    }
+
+    /// Starts to count and record the request, which has a RequestInfo now.
+    pub(in crate::pipeline) fn start_record(
+        &self,
+        received: ReceivedHead<'_>,
+        target: &PathAndQuery,
+        info: &RequestInfo<'_>,
+        arrival: ArrivalTime,
+        trace: &mut Trace,
+    ) {
+        let record = RecordGuard::new(&self.observers, received, target, info, arrival);
+        trace.start_counting(record);
+        trace.start_audit(self.wants_audit_id(), &received.head.headers);
+    }
+
+    /// Whether an audit log or access log records each request, which then has an id.
+    fn wants_audit_id(&self) -> bool {
+        self.has_audit_log || enabled!(target: "weir::access", Level::DEBUG)
+    }
+
+    /// What shutdown waits for: requests, then watches. Other long-running requests are cut off, as
+    /// in kube-apiserver.
+    pub(in crate::pipeline) fn drain_guard(&self, info: &RequestInfo<'_>) -> Option<DrainGuard> {
+        if *info.verb() == Verb::Watch {
+            Some(self.drain.track_watch())
+        } else if info.long_running() {
+            None
+        } else {
+            Some(self.drain.track_request())
+        }
+    }
+
+    /// How long the request may take from its arrival; `None` for a long-running request. An
+    /// invalid timeout is rejected before everything else, as in kube-apiserver
+    /// (`WithRequestDeadline`).
+    pub(in crate::pipeline) fn request_deadline(
+        &self,
+        info: &RequestInfo<'_>,
+        arrived: Instant,
+    ) -> Result<Option<RequestDeadline>, RequestRejection> {
+        if info.long_running() {
+            return Ok(None);
+        }
+        let requested = info
+            .timeout(self.request_timeout)
+            .map_err(|why| RequestRejection::BadRequest(why.to_string()))?;
+        let timeout = requested.unwrap_or(self.request_timeout);
+        let deadline = arrived + timeout;
+        Ok(Some(RequestDeadline { timeout, deadline }))
+    }
+
+    /// Rejections before authentication: a request that has passed weir before, since a loop would
+    /// otherwise continue through authentication and limits, and `/readyz` during shutdown, so that
+    /// a load balancer sees it on the client's port.
+    pub(in crate::pipeline) fn check_loop_and_readiness(
+        &self,
+        received: ReceivedHead<'_>,
+        info: &RequestInfo<'_>,
+    ) -> Result<(), RequestRejection> {
+        self.loop_detector
+            .check(&received.head.headers, received.peer.address)?;
+        if info.path() == b"/readyz" && !self.drain.is_ready() {
+            return Err(RequestRejection::NotReady);
+        }
+        Ok(())
+    }
+
+    /// Writes the trace context and the audit id into the headers that are forwarded; the
+    /// connection's own headers have been removed.
+    pub(in crate::pipeline) fn propagate_trace(&self, headers: &mut HeaderMap, trace: &mut Trace) {
+        trace.sample(self.sampler, headers);
+        trace.propagate_audit_id(headers);
+    }
+}

@@ -1,0 +1,135 @@
+//! The user of a request.
+
+use std::sync::Arc;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use crate::clock::Clock;
+use crate::identity::AssertedIdentity;
+use crate::identity::Authentication;
+use crate::identity::ClientContext;
+use crate::identity::PeerCertificate;
+use crate::identity::RequestAuthenticator;
+use crate::identity::RequestCredential;
+use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::pipeline::connection::peer::ReceivedHead;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::steps::upgrade::RequestedUpgrade;
+use crate::pipeline::steps::upgrade::UpgradeRequest;
+use crate::pipeline::trace::RequestMetrics;
+use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::record::ArrivalTime;
+use crate::upstream::Upstream;
+
+/// Authenticates requests.
+#[derive(Debug)]
+pub(in crate::pipeline) struct AuthenticationStep {
+    authenticator: Arc<RequestAuthenticator>,
+    head_budget: Arc<HeadBudget>,
+    metrics: Arc<RequestMetrics>,
+    upstream: Arc<Upstream>,
+}
+
+impl AuthenticationStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+    ) -> Self {
+        Self {
+            authenticator: Arc::clone(&shared.authenticator),
+            head_budget: Arc::clone(&shared.head_budget),
+            metrics: Arc::clone(&shared.metrics),
+            upstream: Arc::clone(&worker.upstream),
+        }
+    }
+
+    /// The identity that a front proxy asserts. It is read before the headers that `Connection`
+    /// names are removed: clients cannot remove a front proxy's identity headers.
+    pub(in crate::pipeline) fn asserted_user(
+        &self,
+        received: ReceivedHead<'_>,
+        now: SystemTime,
+    ) -> AssertedIdentity {
+        let client = received.peer.client();
+        let headers = &received.head.headers;
+        self.authenticator.asserted_user(client, headers, now)
+    }
+
+    /// The user of a request, and the credential that it carried.
+    pub(in crate::pipeline) async fn authenticate(
+        &self,
+        asserted: AssertedIdentity,
+        received: ReceivedHead<'_>,
+        upgrade: Option<&UpgradeRequest>,
+        arrival: ArrivalTime,
+        trace: &mut Trace,
+    ) -> Result<Authentication, RequestRejection> {
+        let ArrivalTime { at: started, wall } = arrival;
+        let peer = received.peer;
+        let headers = &received.head.headers;
+        let client = ClientContext {
+            upgrade: upgrade.map(|upgrade| &upgrade.protocol),
+            ..peer.client()
+        };
+        let outcome = self
+            .authenticator
+            .authenticate(asserted, client, headers, started, wall);
+        let outcome = self
+            .head_budget
+            .reserve_while_pending(peer, headers, outcome);
+        let took = |at: Instant| at.saturating_duration_since(started);
+        let stages = &self.metrics.stages;
+        let authentication = match outcome.await? {
+            Ok(authentication)
+                if authentication.credential == RequestCredential::UnverifiedToken =>
+            {
+                stages.record_unauthenticated(took(authentication.authenticated_at));
+                authentication
+            }
+            Ok(authentication) => {
+                stages.record_authenticated(
+                    &authentication.user.name,
+                    took(authentication.authenticated_at),
+                );
+                authentication
+            }
+            Err(why) => {
+                stages.record_unauthenticated(took(Clock.now()));
+                return Err(why.into());
+            }
+        };
+        if authentication.credential == RequestCredential::Certificate
+            && let Some(not_after) = peer
+                .certificate
+                .as_ref()
+                .and_then(PeerCertificate::not_after)
+        {
+            stages
+                .record_certificate_expiration(not_after.duration_since(wall).unwrap_or_default());
+        }
+        trace.record_user(&authentication.user, authentication.authenticated_at);
+        let is_asserted = matches!(
+            authentication.credential,
+            RequestCredential::Certificate | RequestCredential::FrontProxy
+        );
+        if is_asserted && !self.upstream.can_assert() {
+            return Err(RequestRejection::NoFrontProxyCertificate);
+        }
+        Ok(authentication)
+    }
+
+    /// Whether the request asks for another protocol.
+    pub(in crate::pipeline) fn requested_upgrade(
+        &self,
+        authentication: &Authentication,
+        upgrade: Option<&UpgradeRequest>,
+    ) -> RequestedUpgrade {
+        match upgrade {
+            None => RequestedUpgrade::NotRequested,
+            Some(_) if self.authenticator.is_verified(authentication) => RequestedUpgrade::Verified,
+            Some(_) => RequestedUpgrade::Unverified,
+        }
+    }
+}

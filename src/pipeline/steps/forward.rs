@@ -1,0 +1,370 @@
+//! Forwarding: sends an admitted request and hands what it holds to the body of the response.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::HeaderMap;
+use http::Response;
+use http::StatusCode;
+use http::Version;
+use http::request;
+use http_body::Body as _;
+
+use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::drain::DrainGuard;
+use crate::flowcontrol::controller::Controller;
+use crate::identity::Authentication;
+use crate::identity::request_header::IdentityHeaders;
+use crate::limits::Admission;
+use crate::limits::Permit;
+use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::service_times::RequestShape;
+use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::dependencies::PipelineSettings;
+use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::response::abandoned::AbandonedRequests;
+use crate::pipeline::response::abandoned::AbandonedRetention;
+use crate::pipeline::response::abandoned::InFlightRequest;
+use crate::pipeline::response::body::Body;
+use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::explain::set_explain_headers;
+use crate::pipeline::response::guarded::BodyLifetime;
+use crate::pipeline::response::guarded::GuardedBody;
+use crate::pipeline::response::in_flight::MonitoredUpload;
+use crate::pipeline::response::in_flight::ResponseGuard;
+use crate::pipeline::response::list_observer::InitialEventsObserver;
+use crate::pipeline::response::list_observer::ListObserver;
+use crate::pipeline::response::list_observer::ObservedList;
+use crate::pipeline::response::watch_init::INITIALIZATION_TIMEOUT;
+use crate::pipeline::response::watch_init::WatchInitialization;
+use crate::pipeline::steps::arrival::RequestDeadline;
+use crate::pipeline::steps::impersonation::EffectiveUser;
+use crate::pipeline::steps::request_body::BodyPrefix;
+use crate::pipeline::steps::request_body::OutgoingBody;
+use crate::pipeline::steps::request_body::forward_rejection;
+use crate::pipeline::steps::upgrade::UpgradeRequest;
+use crate::pipeline::steps::upgrade::start_tunnel;
+use crate::pipeline::steps::upgrade::tunnel_client;
+use crate::pipeline::steps::upstream_request::OutgoingRequest;
+use crate::pipeline::steps::upstream_request::UpstreamRequestBuilder;
+use crate::pipeline::trace::MetricSubject;
+use crate::pipeline::trace::Trace;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+use crate::upstream::ForwardError;
+use crate::upstream::Upstream;
+use crate::upstream::UpstreamRequest;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::forward::send::SendContext;
+use crate::upstream::headers;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::requester::Requester;
+
+/// An admitted request and what belongs to it.
+pub(in crate::pipeline) struct AdmittedRequest {
+    pub(in crate::pipeline) outgoing: OutgoingRequest,
+    pub(in crate::pipeline) body: OutgoingBody,
+    pub(in crate::pipeline) upgrade: Option<UpgradeRequest>,
+    pub(in crate::pipeline) permit: Permit,
+    pub(in crate::pipeline) requester: Requester,
+    pub(in crate::pipeline) deadline: Option<RequestDeadline>,
+    pub(in crate::pipeline) observed_list: Option<ObservedList>,
+    pub(in crate::pipeline) drain_guard: Option<DrainGuard>,
+}
+
+/// Forwards admitted requests.
+#[derive(Debug)]
+pub(in crate::pipeline) struct ForwardingStep {
+    builder: UpstreamRequestBuilder,
+    identity_headers: Arc<IdentityHeaders>,
+    upstream: Arc<Upstream>,
+    abandoned_requests: Arc<AbandonedRequests>,
+    abandoned_backlog: Arc<AbandonedBacklog>,
+    deadlines: Arc<Deadlines>,
+    drain: Arc<Drain>,
+    /// Estimates later lists by the responses to lists. `None` without priority and fairness.
+    controller: Option<Arc<Controller>>,
+    request_timeout: Duration,
+    explain_responses: bool,
+}
+
+impl ForwardingStep {
+    pub(in crate::pipeline) fn new(
+        shared: &SharedDependencies,
+        worker: &WorkerDependencies,
+        settings: PipelineSettings,
+    ) -> Self {
+        Self {
+            builder: UpstreamRequestBuilder::new(shared, worker),
+            identity_headers: Arc::clone(&shared.identity_headers),
+            upstream: Arc::clone(&worker.upstream),
+            abandoned_requests: Arc::clone(&worker.abandoned_requests),
+            abandoned_backlog: Arc::clone(&shared.abandoned_backlog),
+            deadlines: Arc::clone(&worker.deadlines),
+            drain: Arc::clone(&shared.drain),
+            controller: match &shared.admission {
+                Admission::Fairness(controller) => Some(Arc::clone(controller)),
+                Admission::MaxInFlight(_) => None,
+            },
+            request_timeout: settings.request_timeout,
+            explain_responses: settings.explain_responses,
+        }
+    }
+
+    /// The list that the response is counted as. `None` without priority and fairness.
+    pub(in crate::pipeline) fn observed_list(
+        &self,
+        info: &RequestInfo<'_>,
+        head: &request::Parts,
+    ) -> Option<ObservedList> {
+        ObservedList::new(self.controller.as_ref()?, info, head)
+    }
+
+    /// The head of the request to the API server.
+    pub(in crate::pipeline) fn build_request(
+        &self,
+        mut head: request::Parts,
+        peer: &Peer,
+        auth: &Authentication,
+        effective: &EffectiveUser,
+    ) -> Result<OutgoingRequest, RequestRejection> {
+        headers::prepare_forwarding(&mut head.headers);
+        self.builder.build(head, peer, auth, effective)
+    }
+
+    /// The body of the request to the API server.
+    pub(in crate::pipeline) fn outgoing_body(
+        &self,
+        prefix: Option<BodyPrefix>,
+        body: &mut RequestBodyState,
+    ) -> OutgoingBody {
+        OutgoingBody::new(prefix, body, &self.identity_headers)
+    }
+
+    /// Sends the request and returns the response of the API server.
+    pub(in crate::pipeline) async fn forward(
+        &self,
+        subject: MetricSubject<'_>,
+        admitted: AdmittedRequest,
+        trace: &mut Trace,
+    ) -> Result<Response<Body>, RequestRejection> {
+        let AdmittedRequest {
+            outgoing: OutgoingRequest { request, feedback },
+            body: OutgoingBody { body, progress },
+            upgrade,
+            permit,
+            requester,
+            deadline,
+            mut observed_list,
+            drain_guard,
+        } = admitted;
+        let is_sent = progress.is_none();
+        let mut in_flight =
+            self.start_in_flight(subject.info, &requester, permit, deadline, is_sent);
+        let head_limit =
+            deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
+        let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
+        let size = body.size_hint().exact();
+        let context = SendContext {
+            requester: &requester,
+            guard: &mut in_flight.stream_guard,
+            sent_at: &mut in_flight.sent_at,
+        };
+        let sent = self.send(subject.info, request, body, upgrade.as_ref(), context);
+        let sent = tokio::time::timeout_at(head_limit.deadline.into(), sent).await;
+        let sent = sent.map_err(|_| RequestRejection::Timeout(head_limit.timeout))?;
+        let mut response = sent.map_err(|why| {
+            in_flight.record_failure();
+            forward_rejection(why, upload.as_ref().map(|upload| &*upload.progress))
+        })?;
+        let switched = tunnel_client(response.status(), upgrade)?;
+        let responded_at = trace.record_response(subject, response.status(), size);
+        trace.record_response_headers(response.headers());
+        self.builder.record_feedback(response.status(), feedback);
+        in_flight.record_response(responded_at, response.status());
+        let mut watch = None;
+        if let Some(permit) = in_flight.permit_mut() {
+            permit.record_response(response.status().as_u16());
+            self.annotate(response.headers_mut(), permit, trace);
+            watch = release_at_response(subject.info, &response, &mut observed_list, permit);
+        }
+        let seats_until = watch.as_ref().map(|_| Clock.now() + INITIALIZATION_TIMEOUT);
+        in_flight.keep_watch_seats_until(seats_until);
+        let list = self.list_observer(subject.info, observed_list, &response);
+        let guard = ResponseGuard {
+            trace: trace.hand_over(),
+            in_flight,
+            watch,
+            upload,
+            list,
+            active_request: None,
+            _drain_guard: drain_guard.filter(|_| switched.is_none()), // no drain waits for tunnels
+        };
+        if let Some(client) = switched {
+            return Ok(start_tunnel(response, client, guard, &self.deadlines));
+        }
+        let lifetime = self.body_lifetime(subject.info, deadline);
+        Ok(self.guarded_response(response, guard, lifetime, seats_until))
+    }
+
+    /// The response whose body has this guard. The seats of a watch that is not initialized are
+    /// released at `seats_until`.
+    fn guarded_response(
+        &self,
+        response: Response<ResponseBody>,
+        guard: ResponseGuard,
+        lifetime: BodyLifetime,
+        seats_until: Option<Instant>,
+    ) -> Response<Body> {
+        let (mut head, body) = response.into_parts();
+        headers::prepare_forwarding(&mut head.headers);
+        head.version = Version::HTTP_11; // the client's connection has its own version
+        let body = GuardedBody::new(body, guard, lifetime, &self.deadlines);
+        if let Some(deadline) = seats_until {
+            ResponseGuard::limit_initialization(&body, deadline, &self.deadlines);
+        }
+        Response::from_parts(head, Body::forwarded(body))
+    }
+
+    /// What a request holds while it is forwarded.
+    fn start_in_flight(
+        &self,
+        info: &RequestInfo<'_>,
+        requester: &Requester,
+        mut permit: Permit,
+        limit: Option<RequestDeadline>,
+        is_here: bool,
+    ) -> InFlightRequest {
+        let admitted_at = Clock.now();
+        permit.record_forwarding(admitted_at);
+        let retention = AbandonedRetention {
+            abandoned: Arc::clone(&self.abandoned_requests),
+            // The client decides how long an upload takes, so its duration does not measure the
+            // server.
+            shape: limit
+                .filter(|_| is_here)
+                .map(|_| RequestShape::from_request(info)),
+            backlog: requester
+                .user
+                .as_ref()
+                .filter(|_| permit.is_exempt())
+                .and_then(|user| backlog_holder(user, requester.network))
+                .map(|holder| (Arc::clone(&self.abandoned_backlog), holder)),
+            admitted_at,
+            watch_seats_until: None,
+            deadline: limit
+                .unwrap_or_else(|| self.response_head_deadline(admitted_at))
+                .deadline,
+        };
+        InFlightRequest::new(permit, retention)
+    }
+
+    /// When a response body is cut off.
+    fn body_lifetime(
+        &self,
+        info: &RequestInfo<'_>,
+        deadline: Option<RequestDeadline>,
+    ) -> BodyLifetime {
+        match deadline {
+            Some(deadline) => BodyLifetime::Deadline(deadline.deadline),
+            None if *info.verb() == Verb::Watch => {
+                BodyLifetime::UntilStopped(Box::pin(self.drain.watch_end_signal()))
+            }
+            None => BodyLifetime::Unlimited,
+        }
+    }
+
+    /// The deadline for the head of a response whose body has none.
+    fn response_head_deadline(&self, since: Instant) -> RequestDeadline {
+        RequestDeadline {
+            timeout: self.request_timeout,
+            deadline: since + self.request_timeout,
+        }
+    }
+
+    /// Adds the requested annotations to the response. The headers that name the flow schema are
+    /// left to the API server: it sends none if it rejects a request before priority and fairness,
+    /// and weir may have objects that exist in no cluster.
+    fn annotate(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
+        trace.annotate_audit_id(headers);
+        if self.explain_responses {
+            set_explain_headers(headers, permit.decision().as_ref());
+        }
+    }
+
+    /// The observer of a list response. A resource that clients list becomes one that weir may
+    /// count itself.
+    fn list_observer<B>(
+        &self,
+        info: &RequestInfo<'_>,
+        observed_list: Option<ObservedList>,
+        response: &Response<B>,
+    ) -> Option<Box<ListObserver>> {
+        if let Some(controller) = &self.controller
+            && response.status() == StatusCode::OK
+        {
+            controller.record_listed_resource(info);
+        }
+        observed_list?.observer_for(response)
+    }
+
+    /// Sends the request on the class of connection that it needs.
+    async fn send(
+        &self,
+        info: &RequestInfo<'_>,
+        request: UpstreamRequest,
+        body: RequestBody,
+        upgrade: Option<&UpgradeRequest>,
+        context: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        if let Some(upgrade) = upgrade {
+            let (upstream, protocol) = (&self.upstream, upgrade.protocol.clone());
+            let sent = upstream.send_upgrade(request, body, protocol, context);
+            return Box::pin(sent).await;
+        }
+        let class = if *info.verb() == Verb::Watch {
+            ConnectionClass::SharedWatch // watches are too many for a connection each
+        } else if info.long_running() {
+            ConnectionClass::DedicatedLongRunning
+        } else {
+            ConnectionClass::Shared
+        };
+        self.upstream.send(request, body, class, context).await
+    }
+}
+
+/// Releases what the permit holds no longer once the response has started. A tunnel has no deadline
+/// and holds no seat: it runs as long as a long-running request, whatever the request was. A watch
+/// holds its seats until it is initialized: until what is returned ends.
+fn release_at_response<B>(
+    info: &RequestInfo<'_>,
+    response: &Response<B>,
+    observed_list: &mut Option<ObservedList>,
+    permit: &mut Permit,
+) -> Option<Box<WatchInitialization>> {
+    let status = response.status();
+    if *info.verb() != Verb::Watch {
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            permit.release_concurrency();
+        }
+        return None;
+    }
+    let observed_list = observed_list.take();
+    let initialization = if status.is_success() {
+        let events = InitialEventsObserver::for_response(response, observed_list);
+        WatchInitialization::start(info, events, permit.holds_concurrency())
+    } else {
+        None
+    };
+    if initialization.is_none() {
+        permit.release_watch_seats();
+    }
+    initialization
+}
