@@ -24,6 +24,9 @@ const APART: &[&str] = &["playground"];
 const PURE: &[&str] = &[
     "api",
     "cbor.rs",
+    "cli/check/report.rs",
+    "cli/config_resolver/certificates.rs",
+    "cli/config_resolver/findings.rs",
     "cli/top/format.rs",
     "cli/top/model.rs",
     "cli/top/panels.rs",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::app::object_counts::ObjectCountPolls;
-use crate::app::self_access::SelfAccess;
+use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::clock::Clock;
 use crate::config::Config;

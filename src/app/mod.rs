@@ -6,7 +6,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `info_metrics` `self_access` `shutdown` `start_error` |
+//! | 0 | `info_metrics` `self_checks` `shutdown` `start_error` |
 //! | 1 | `authentication` `list_counter` `observers` |
 //! | 2 | `object_counts` `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
@@ -18,7 +18,7 @@ mod info_metrics;
 mod list_counter;
 mod object_counts;
 mod observers;
-mod self_access;
+mod self_checks;
 mod shared_components;
 mod shutdown;
 mod start_error;
@@ -62,6 +62,9 @@ use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
 use crate::upstream;
 
+pub use crate::app::self_checks::online::OnlineFinding;
+pub use crate::app::self_checks::online::OnlineReport;
+pub use crate::app::self_checks::online::check_online;
 pub use crate::app::shutdown::ShutdownOutcome;
 pub use crate::app::start_error::StartError;
 

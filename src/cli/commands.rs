@@ -3,14 +3,16 @@
 use clap::Parser;
 use clap::Subcommand;
 
-use crate::cli::completions::CompletionsArgs;
+use crate::cli::about::completions::CompletionsArgs;
+use crate::cli::about::man::ManArgs;
+use crate::cli::about::version::VersionArgs;
+use crate::cli::check::CheckArgs;
+use crate::cli::check::CheckOptions;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::cli::man::ManArgs;
 #[cfg(feature = "playground")]
 use crate::cli::playground::PlaygroundArgs;
 use crate::cli::top::TopArgs;
-use crate::cli::version::VersionArgs;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
 #[derive(Debug, Parser)]
@@ -26,6 +28,10 @@ pub struct Cli {
 pub enum Command {
     /// Stand in front of an API server.
     Serve(Box<ServeArgs>),
+    /// Say what serve would say about the same flags, files and certificates, without serving.
+    ///
+    /// Takes the flags of serve. The exit code is 0 without errors, 1 with errors, and 2 for a wrong value of its own flags.
+    Check(Box<CheckArgs>),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
     /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
@@ -40,10 +46,23 @@ pub enum Command {
 }
 
 impl Command {
+    /// The flags of `weir serve`, if the command takes them by themselves, and those of `weir
+    /// check`.
+    pub(super) fn into_serve_args(self) -> (Option<ServeArgs>, Option<CheckOptions>) {
+        match self {
+            Self::Serve(args) => (Some(*args), None),
+            Self::Check(args) => (Some(args.serve), Some(args.options)),
+            Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => (None, None),
+            #[cfg(feature = "playground")]
+            Self::Playground(_) => (None, None),
+        }
+    }
+
     /// Records where the settings of a proxy command come from. Other commands have none.
     pub(super) fn set_origin(&mut self, origin: ConfigOrigin) {
         match self {
             Self::Serve(args) => args.proxy.origin = origin,
+            Self::Check(args) => args.serve.proxy.origin = origin,
             Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => {}
             #[cfg(feature = "playground")]
             Self::Playground(args) => args.proxy.origin = origin,

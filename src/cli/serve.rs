@@ -3,16 +3,15 @@
 use std::process::ExitCode;
 
 use tracing::info;
-use tracing::warn;
 
 use crate::api::flowcontrol::Object;
 use crate::app::App;
-use crate::cli::config_resolver;
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::exit::exit_code;
 use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
+use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::signals;
 use crate::config::AdmissionConfig;
 use crate::limits::max_in_flight::InFlightLimit;
@@ -30,22 +29,8 @@ pub(super) fn run(args: ServeArgs) -> ExitCode {
 }
 
 fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, CommandError> {
-    signals::raise_open_file_limit();
-    let token_file = args.proxy.identity.token_auth_file.is_some();
-    let mut config =
-        config_resolver::resolve(args).map_err(|errors| CommandError::Usage(errors.to_string()))?;
+    let mut config = resolve_and_log(args)?;
     logging.attach_to(&mut config);
-    if !config.verifies_tokens() {
-        let unverified = if token_file {
-            "bearer tokens that are not in --token-auth-file"
-        } else {
-            "bearer tokens"
-        };
-        warn!(
-            "{unverified} go on to the API server unverified: their requests are classified as system:anonymous. With a \
-             --kubeconfig whose user may create TokenReviews (ClusterRole system:auth-delegator) they are verified"
-        );
-    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

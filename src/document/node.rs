@@ -15,7 +15,7 @@ pub struct SourceLocation {
     pub file: Arc<str>,
     /// The line, from 1. 0 for the whole file.
     pub line: u32,
-    /// The column in characters, from 1. 0 for the whole file.
+    /// The column in characters, from 1. 0 for the whole line or file.
     pub column: u32,
 }
 
@@ -35,7 +35,10 @@ impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
         if self.line > 0 {
-            write!(f, ":{}:{}", self.line, self.column)?;
+            write!(f, ":{}", self.line)?;
+        }
+        if self.column > 0 {
+            write!(f, ":{}", self.column)?;
         }
         Ok(())
     }

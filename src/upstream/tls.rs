@@ -28,13 +28,17 @@ use rustls_pki_types::pem::PemObject;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
+use crate::document::SourceLocation;
+
 /// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
     /// Inline.
     Data {
-        /// Where it was given, for error messages.
-        origin: String,
+        /// Where it was given.
+        location: SourceLocation,
+        /// The path of the field.
+        field: String,
         /// The PEM text.
         bytes: Vec<u8>,
     },
@@ -47,7 +51,9 @@ impl Pem {
     #[must_use]
     pub fn origin(&self) -> Cow<'_, str> {
         match self {
-            Self::Data { origin, .. } => Cow::Borrowed(origin),
+            Self::Data {
+                location, field, ..
+            } => Cow::Owned(format!("{location}: {field}")),
             Self::File(path) => path.to_string_lossy(),
         }
     }
@@ -252,7 +258,14 @@ fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier
         .expect("the provider has cipher suites for TLS 1.2 and 1.3")
 }
 
-fn parse_certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+/// The certificates in a PEM text.
+///
+/// # Errors
+/// The text has no certificate, or one that is not PEM.
+pub fn parse_certificates(
+    origin: &str,
+    text: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {
         Ok(found) if found.is_empty() => Err(PemError::new(origin, "no certificate in it (PEM)")),

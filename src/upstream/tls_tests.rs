@@ -100,7 +100,12 @@ fn a_certificate_and_its_key_may_be_in_one_file() {
 #[test]
 fn debug_output_hides_pem_data() {
     let data = Pem::Data {
-        origin: "k:1:2: users[0]".to_owned(),
+        location: SourceLocation {
+            file: "k".into(),
+            line: 1,
+            column: 2,
+        },
+        field: "users[0]".to_owned(),
         bytes: b"secret".to_vec(),
     };
     assert_eq!(format!("{data:?}"), "Pem(k:1:2: users[0])");

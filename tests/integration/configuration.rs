@@ -506,7 +506,7 @@ async fn a_non_loopback_admin_address_is_warned_about_and_is_read_only() {
         flags.retain(|flag| !flag.starts_with("--admin-address="));
         flags.push(format!("--admin-address={address}"));
         let weir = WeirProcess::start(ConfigDir::new(), &flags).await;
-        let warned = |line: &String| line.contains("--admin-address is not a loopback address");
+        let warned = |line: &String| line.contains("--admin-address: not a loopback address");
         assert_eq!(!weir.startup_lines.iter().any(warned), local);
         let tcp = tokio::net::TcpStream::connect(weir.admin).await.unwrap();
         let mut wire = RawHttp1::new(tcp);

@@ -17,6 +17,7 @@ mod auth_modes;
 #[cfg(feature = "playground")]
 mod authentication;
 mod back_pressure;
+mod check;
 mod configuration;
 mod connection_pool;
 mod deadlines;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Version, completions in bash and zsh, and manual pages in man.
+# Version, completions in bash and zsh, manual pages in man, and `weir check` against the playground's API server.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk bash groff jq man zsh
+need awk bash groff jq man openssl zsh
 
 # completed WORD...: what bash offers for the last word of this line, sorted. A bash of its own reads the script.
 completed() {
@@ -70,4 +70,58 @@ code=0
 "$WEIR" man "$WORK/file/man1" >"$WORK/said" 2>&1 || code=$?
 check 'a folder that cannot be made: exit code' 1 "$code"
 check_match '... and says which' "cannot write manual pages to $WORK/file/man1" "$(<"$WORK/said")"
+
+# checked FLAG...: weir check with the playground's files. CODE is its exit code, REPORT its JSON.
+checked() {
+    CODE=0
+    REPORT=$(timeout 20 "$WEIR" check -o json --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" \
+        --token-auth-file "$DIR/tokens.csv" "$@") || CODE=$?
+}
+
+# errors: flag and message of each error.
+errors() {
+    jq -r '.errors[] | "\(.flag): \(.message)"' <<<"$REPORT"
+}
+
+apiserver checked 0
+direct=(--upstream "https://$ADDRESS" --upstream-ca-file "$DIR/ca.crt")
+proxy=(--client-ca-file "$DIR/ca.crt" --proxy-client-cert-file "$DIR/front-proxy-client.crt"
+    --proxy-client-key-file "$DIR/front-proxy-client.key")
+checked "${direct[@]}" "${proxy[@]}" --online
+check 'weir check --online: exit code' 0 "$CODE"
+check '... finds nothing wrong' '' "$(errors)"
+check '... names the serving certificate' localhost "$(jq -r '.servingCertificate.names[0]' <<<"$REPORT")"
+check_match '... and the version of the API server' '^v1\.' "$(jq -r .apiServer.version <<<"$REPORT")"
+
+checked --kubeconfig "$DIR/kubeconfig" --context admin --assert-by=impersonation --online
+check 'a user with all rights: exit code' 0 "$CODE"
+check '... is named' admin "$(jq -r .apiServer.user <<<"$REPORT")"
+checked --kubeconfig "$DIR/kubeconfig" --context alice --assert-by=impersonation --online
+check 'a user who may not impersonate: exit code' 1 "$CODE"
+check_match '... the rule that is missing' \
+    'kubeconfig: .*rule \{apiGroups: \[""\], resources: \[users\], verbs: \[impersonate\]\}' "$(errors)"
+
+checked --upstream "https://$ADDRESS" --upstream-ca-file "$DIR/front-proxy-ca.crt" --online
+check 'a wrong CA: exit code' 1 "$CODE"
+check_match '... says which flag and why' '^upstream: .*UnknownIssuer; give the CA' "$(errors)"
+
+checked "${direct[@]}" --client-ca-file "$DIR/ca.crt" --proxy-client-cert-file "$DIR/alice.crt" \
+    --proxy-client-key-file "$DIR/alice.key" --online
+check 'a front-proxy certificate that is refused: exit code' 1 "$CODE"
+check_match '... says what it must be' '^proxy-client-cert-file: .*--requestheader-client-ca-file' "$(errors)"
+
+checked --upstream https://127.0.0.1:1 --upstream-ca-file "$DIR/ca.crt" --online
+check 'an API server that is away: exit code' 1 "$CODE"
+check_match '... is named' '^upstream: the API server at 127.0.0.1:1 does not respond' "$(errors)"
+checked --upstream https://127.0.0.1:1 --upstream-ca-file "$DIR/ca.crt"
+check 'without --online nobody is asked' 0 "$CODE"
+
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3 -subj /CN=nameless \
+    -keyout "$WORK/nameless.key" -out "$WORK/nameless.crt" 2>/dev/null
+code=0
+said=$("$WEIR" check "${direct[@]}" --tls-cert-file "$WORK/nameless.crt" --tls-private-key-file "$WORK/nameless.key") || code=$?
+check 'a certificate without names: exit code' 1 "$code"
+check_match '... the file before the flag' "^$WORK/nameless.crt: error: --tls-cert-file: .*subject alternative name" "$said"
+check_match '... and a summary' 'not valid: 1 error' "$(tail -n 1 <<<"$said")"
+stopped checked
 summary

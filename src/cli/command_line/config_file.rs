@@ -32,6 +32,8 @@ pub(in crate::cli) struct ConfigFile {
     pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
     /// Settings that have no flag: key and value.
     pub(in crate::cli) file_only: Vec<(String, Value)>,
+    /// The warnings of the file.
+    pub(in crate::cli) warnings: Diagnostics,
 }
 
 /// The settings of a file, without those that `typed` has. Adds an error for each entry that is
@@ -65,7 +67,7 @@ pub(in crate::cli) fn read(
         let mut seen: Vec<(String, &SourceLocation)> = Vec::new();
         for entry in entries {
             let key = entry.name.as_str();
-            let name = flag_name(key);
+            let name = origin::flag_name(key);
             if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
                 diagnostics.report_error(
                     &entry.location,
@@ -91,26 +93,6 @@ pub(in crate::cli) fn read(
         }
     }
     settings
-}
-
-/// The flag of a key: `maxRequestsInflight` and `max-requests-inflight` are the flag
-/// `max-requests-inflight`, `clientCAFile` is `client-ca-file`.
-pub(in crate::cli) fn flag_name(key: &str) -> String {
-    let letters: Vec<char> = key.chars().collect();
-    let mut name = String::with_capacity(key.len() + 8);
-    for (n, letter) in letters.iter().enumerate() {
-        let before = n.checked_sub(1).and_then(|n| letters.get(n));
-        let after = letters.get(n + 1);
-        let begins_word = letter.is_ascii_uppercase()
-            && before.is_some_and(|b| {
-                !b.is_ascii_uppercase() && *b != '-' || after.is_some_and(char::is_ascii_lowercase)
-            });
-        if begins_word && !name.ends_with('-') {
-            name.push('-');
-        }
-        name.push(letter.to_ascii_lowercase());
-    }
-    name
 }
 
 fn entry_flags(
@@ -214,23 +196,6 @@ mod tests {
         let mut diagnostics = Diagnostics::default();
         let settings = super::read("weir.yaml", text, serve, typed, &mut diagnostics);
         (settings.flags, diagnostics.to_string())
-    }
-
-    #[test]
-    fn a_setting_maps_to_its_flag_in_either_spelling() {
-        for (key, name) in [
-            ("maxRequestsInflight", "max-requests-inflight"),
-            ("max-requests-inflight", "max-requests-inflight"),
-            ("clientCaFile", "client-ca-file"),
-            ("clientCAFile", "client-ca-file"),
-            (
-                "http2MaxStreamsPerConnection",
-                "http2-max-streams-per-connection",
-            ),
-            ("tlsCertFile", "tls-cert-file"),
-        ] {
-            assert_eq!(flag_name(key), name);
-        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! All errors of a command line and its `--config` file.
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -13,20 +12,24 @@ use clap::error::ErrorKind;
 
 use crate::cli::command_line::config_file;
 use crate::cli::config_resolver;
+use crate::cli::config_resolver::Resolved;
+use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::ServeArgs;
+use crate::cli::flags::origin;
 use crate::document;
+use crate::document::Severity;
 
-/// All errors, one line each.
+/// The findings about a command line.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct CommandLineErrors {
-    pub(super) lines: Vec<String>,
-    /// Names of the flags that have a line already.
-    reported_flags: Vec<String>,
+pub(super) struct CommandLineErrors {
+    pub(super) findings: Findings,
 }
 
 impl CommandLineErrors {
     /// The errors of the parser.
-    pub(in crate::cli) fn from_clap(clap_errors: &[Error]) -> Self {
+    pub(super) fn from_clap(clap_errors: &[Error]) -> Self {
         let mut errors = Self::default();
         for error in clap_errors {
             errors.add(error);
@@ -34,21 +37,21 @@ impl CommandLineErrors {
         errors
     }
 
-    pub(in crate::cli) fn add(&mut self, error: &Error) {
+    pub(super) fn add(&mut self, error: &Error) {
         let name = invalid_argument(error).unwrap_or_default();
-        self.reported_flags
-            .push(name.trim_start_matches('-').to_owned());
-        let mut line = config_file::clap_message(error);
+        let mut message = config_file::clap_message(error);
         // Help shows a boolean flag as --FLAG[=BOOL]. kube-apiserver requires this form as well.
         if error.kind() == ErrorKind::UnknownArgument && ["true", "false"].contains(&name) {
-            line.push_str(": a boolean flag takes its value as in --explain-responses=");
-            line.push_str(name);
+            message.push_str(": a boolean flag takes its value as in --explain-responses=");
+            message.push_str(name);
         }
-        self.lines.push(line);
+        let argument = Subject::Argument(name.trim_start_matches('-').to_owned());
+        self.findings
+            .push(Finding::new(Severity::Error, argument, message));
     }
 
-    /// The valid settings of the `--config` file. Adds its errors and prints its warnings.
-    pub(in crate::cli) fn read_config_file(
+    /// The valid settings of the `--config` file, and its warnings. Adds its errors.
+    pub(super) fn read_config_file(
         &mut self,
         file: &Path,
         command: &Command,
@@ -58,48 +61,47 @@ impl CommandLineErrors {
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
             Err(why) => {
-                self.reported_flags.push("config".to_owned());
-                self.lines
-                    .push(format!("--config: cannot read {name}: {why}"));
+                let config = Subject::Flag("config".to_owned());
+                let message = format!("cannot read {name}: {why}");
+                self.findings
+                    .push(Finding::new(Severity::Error, config, message));
                 return config_file::ConfigFile::default();
             }
         };
         let mut diagnostics = document::Diagnostics::default();
-        let settings = config_file::read(&name, &text, command, typed, &mut diagnostics);
-        for warning in diagnostics.warnings() {
-            eprintln!("weir: warning: {warning}");
-        }
-        for error in diagnostics.errors() {
-            self.reported_flags
-                .push(config_file::flag_name(&error.field));
-            self.lines.push(error.to_string());
+        let mut settings = config_file::read(&name, &text, command, typed, &mut diagnostics);
+        for diagnostic in &diagnostics {
+            let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
+            match diagnostic.severity {
+                Severity::Error => self
+                    .findings
+                    .push(Finding::from_diagnostic(setting, diagnostic)),
+                Severity::Warning => settings.warnings.push(diagnostic.clone()),
+            }
         }
         settings
     }
 
-    /// Adds the errors of the configuration that the valid arguments mean.
-    pub(in crate::cli) fn add_resolve_errors(&mut self, args: ServeArgs) {
-        if let Err(errors) = config_resolver::resolve(args) {
-            let reported = self.lines.clone();
-            let others = errors.excluding(&self.reported_flags);
-            // An error of the file as a whole may be reported twice.
-            let new = others.filter(|line| !reported.iter().any(|old| line.contains(old.as_str())));
-            self.lines.extend(new.cloned());
+    /// Adds what is found in the configuration that the valid arguments mean.
+    pub(super) fn add_resolve_findings(&mut self, args: ServeArgs) {
+        let found = match config_resolver::resolve(args) {
+            Ok(Resolved { warnings, .. }) => warnings,
+            Err(findings) => findings,
+        };
+        let reported = self.findings.clone();
+        for finding in found {
+            // A flag that was left out as invalid may be missed. An error of the `--config` file as
+            // a whole may be found again.
+            let is_known = |old: &Finding| {
+                (old.subject.flag().is_some() && old.subject.flag() == finding.subject.flag())
+                    || (old.location.is_some()
+                        && old.location == finding.location
+                        && old.message == finding.message)
+            };
+            if !reported.iter().any(is_known) {
+                self.findings.push(finding);
+            }
         }
-    }
-
-    pub(in crate::cli) fn is_empty(&self) -> bool {
-        self.lines.is_empty()
-    }
-
-    pub(in crate::cli) fn is_single(&self) -> bool {
-        self.lines.len() == 1
-    }
-}
-
-impl fmt::Display for CommandLineErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.lines.join("\n"))
     }
 }
 

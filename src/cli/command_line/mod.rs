@@ -11,21 +11,165 @@
 //! | 0 | `config_file` |
 //! | 1 | `errors` |
 
-pub(in crate::cli) mod config_file;
-pub(in crate::cli) mod errors;
+mod config_file;
+mod errors;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::ArgMatches;
 use clap::Command;
+use clap::CommandFactory;
 use clap::Error;
+use clap::FromArgMatches;
 
+use crate::cli::check;
+use crate::cli::check::CheckOptions;
+use crate::cli::command_line::config_file::ConfigFile;
+use crate::cli::command_line::errors::CommandLineErrors;
 use crate::cli::command_line::errors::invalid_argument;
+use crate::cli::commands::Cli;
+use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::LoggingFormat;
+use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::process::exit::EXIT_USAGE;
+use crate::cli::process::exit::exit_with_usage_error;
+use crate::cli::process::exit::report_clap_error;
+
+const SERVE: &str = "serve";
+const CHECK: &str = "check";
+
+/// Why there is no command to run.
+pub(super) enum ParseFailure {
+    /// Help or the version was asked for, or the command is missing.
+    Output(Option<Error>),
+    /// The command line, or its `--config` file, has errors.
+    Invalid(InvalidCommandLine),
+}
+
+/// The errors of a command line.
+pub(super) struct InvalidCommandLine {
+    /// The errors, and the findings about the configuration that the valid arguments mean.
+    findings: Findings,
+    /// The flags of `weir check`, if that is the command.
+    check: Option<CheckOptions>,
+    /// One of the parser's errors, if there is one.
+    clap_error: Option<Error>,
+    format: LoggingFormat,
+}
+
+impl ParseFailure {
+    /// Prints it, and returns the exit code.
+    pub(super) fn report(self) -> ExitCode {
+        match self {
+            Self::Output(error) => {
+                error.map_or_else(|| ExitCode::from(EXIT_USAGE), report_clap_error)
+            }
+            Self::Invalid(InvalidCommandLine {
+                findings,
+                check: Some(options),
+                ..
+            }) if !findings.iter().any(is_about_check_itself) => {
+                check::print_findings(findings, options)
+            }
+            Self::Invalid(InvalidCommandLine {
+                findings,
+                clap_error,
+                format,
+                check: _,
+            }) => {
+                let is_single = findings.errors().nth(1).is_none();
+                // clap prints a single error itself, with the usage line.
+                match clap_error.filter(|_| is_single && format == LoggingFormat::Text) {
+                    Some(error) => report_clap_error(error),
+                    None => exit_with_usage_error(&findings.to_string(), format),
+                }
+            }
+        }
+    }
+}
+
+/// Whether a finding is about an argument that `weir serve` does not have.
+fn is_about_check_itself(finding: &Finding) -> bool {
+    match &finding.subject {
+        Subject::Argument(name) => ["o", "output", "online"].contains(&name.as_str()),
+        Subject::Flag(_) | Subject::Setting(_) | Subject::Configuration => false,
+    }
+}
+
+/// Parses the command line and its `--config` file, if it names one.
+///
+/// # Errors
+/// There is no command to run.
+pub(super) fn parse(arguments: Vec<OsString>) -> Result<Cli, ParseFailure> {
+    let command = Cli::command();
+    let (matches, tokens, mut clap_errors) = parse_collecting_errors(&command, arguments);
+    let (Some(matches), true) = (matches, clap_errors.iter().all(Error::use_stderr)) else {
+        // Help, the version, or no command.
+        return Err(ParseFailure::Output(clap_errors.pop()));
+    };
+    let Some((name, submatches)) = matches.subcommand() else {
+        return Err(ParseFailure::Output(None));
+    };
+    let mut errors = CommandLineErrors::from_clap(&clap_errors);
+    let subcommand = command.find_subcommand(name);
+    let file = submatches.try_get_one::<PathBuf>("config").ok().flatten();
+    // A file is one for `serve`, also where it is only checked.
+    let is_check = name == CHECK;
+    let settings = command.find_subcommand(if is_check { SERVE } else { name });
+    let file = match (file, settings) {
+        (Some(file), Some(settings)) => errors.read_config_file(file, settings, submatches),
+        _ => ConfigFile::default(),
+    };
+    // The file's flags go after the program's name and the command, and before the typed arguments.
+    let (program_and_command, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
+    let all: Vec<&OsString> = program_and_command
+        .iter()
+        .chain(&file.flags)
+        .chain(rest)
+        .collect();
+    let format = logging_format(&all);
+    let invalid = |errors: CommandLineErrors, clap_error, check| {
+        ParseFailure::Invalid(InvalidCommandLine {
+            findings: errors.findings,
+            check,
+            clap_error,
+            format,
+        })
+    };
+    let cli = command
+        .clone()
+        .try_get_matches_from(&all)
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (mut cli, matches) = match cli {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            errors.add(&error);
+            return Err(invalid(errors, None, is_check.then(CheckOptions::default)));
+        }
+    };
+    if let (Some(subcommand), Some((_, submatches))) = (subcommand, matches.subcommand()) {
+        let mut origin =
+            ConfigOrigin::from_matches(subcommand, submatches, file.locations, file.file_only);
+        origin.warnings = file.warnings;
+        cli.command.set_origin(origin);
+    }
+    if !errors.findings.prevent_start() {
+        return Ok(cli);
+    }
+    let (serve, check) = cli.command.into_serve_args();
+    if let Some(args) = serve {
+        errors.add_resolve_findings(args);
+    }
+    Err(invalid(errors, clap_errors.pop(), check))
+}
 
 /// Parses `tokens` without the invalid ones. Returns the matches (`None` without a command), the
 /// tokens that were parsed, and an error for each token that was removed.
-pub(super) fn parse_collecting_errors(
+fn parse_collecting_errors(
     command: &Command,
     mut tokens: Vec<OsString>,
 ) -> (Option<ArgMatches>, Vec<OsString>, Vec<Error>) {
@@ -71,7 +215,7 @@ fn without_invalid_argument(tokens: &[OsString], error: &Error) -> Option<Vec<Os
 }
 
 /// The last valid `--logging-format`, found before the command line is parsed.
-pub(super) fn logging_format(tokens: &[&OsString]) -> LoggingFormat {
+fn logging_format(tokens: &[&OsString]) -> LoggingFormat {
     let mut format = LoggingFormat::Text;
     for (n, token) in tokens.iter().enumerate() {
         let token = token.to_string_lossy();
@@ -93,11 +237,7 @@ pub(super) fn logging_format(tokens: &[&OsString]) -> LoggingFormat {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-    use crate::cli::command_line::errors::CommandLineErrors;
-    use crate::cli::commands::Cli;
 
     fn parse_line(line: &[&str]) -> (Vec<String>, Vec<String>) {
         let line = ["weir", "serve"].iter().chain(line);
@@ -108,7 +248,11 @@ mod tests {
             .map(|token| token.to_string_lossy().into_owned());
         (
             tokens.skip(2).collect(),
-            CommandLineErrors::from_clap(&errors).lines,
+            CommandLineErrors::from_clap(&errors)
+                .findings
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
         )
     }
 

@@ -4,7 +4,10 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::config_resolver::errors::FlagErrors;
+use rustix::fs::Access;
+use rustix::fs::access;
+
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
 use crate::document;
@@ -22,7 +25,7 @@ const POLICY: &str = "audit-policy-file";
 const MEGABYTE: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-impl FlagErrors {
+impl FlagResolver {
     pub(super) fn resolve_reporting(
         &mut self,
         args: ReportingArgs,
@@ -46,6 +49,12 @@ impl FlagErrors {
             None => Some(AuditPolicy::log_all()),
             Some(file) => self.read_audit_policy(&file),
         };
+        if let Some(path) = audit_log_path
+            .as_deref()
+            .filter(|path| *path != Path::new("-"))
+        {
+            self.inspect_log_path(path);
+        }
         let file = |path: PathBuf| {
             (path != Path::new("-")).then(|| LogFileConfig {
                 path,
@@ -63,8 +72,26 @@ impl FlagErrors {
         }
     }
 
+    /// Adds an error if the log cannot be written. A start opens it and ends with exit code 1 if it
+    /// cannot.
+    fn inspect_log_path(&mut self, path: &Path) {
+        let why = if path.is_dir() {
+            "it is a folder; a file is expected".to_owned()
+        } else if let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()) {
+            // Folders that are missing are made.
+            match access(existing, Access::WRITE_OK) {
+                Ok(()) if existing == path || existing.is_dir() => return,
+                Ok(()) => format!("{} is not a folder", existing.display()),
+                Err(why) => format!("cannot write to {}: {why}", existing.display()),
+            }
+        } else {
+            return; // a relative path: this folder
+        };
+        self.tolerate(PATH, None, format!("{}: {why}", path.display()));
+    }
+
     fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
-        let text = String::from_utf8_lossy(&self.read_file(POLICY, file)?).into_owned();
+        let text = self.read_text(POLICY, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut diagnostics);
         self.merge(POLICY, &diagnostics).then_some(policy)?

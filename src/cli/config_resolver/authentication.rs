@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustls::RootCertStore;
 
-use crate::cli::config_resolver::errors::FlagErrors;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::AssertBy;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::UpstreamArgs;
@@ -12,6 +12,7 @@ use crate::cli::flags::origin::AUTHENTICATION;
 use crate::config;
 use crate::config::IssuerKeys;
 use crate::document;
+use crate::document::SourceLocation;
 use crate::identity::TokenFile;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::KeySet;
@@ -56,7 +57,7 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
     }
 }
 
-impl FlagErrors {
+impl FlagResolver {
     /// How clients are authenticated. `file` is the `--config` file.
     pub(super) fn resolve_identity(
         &mut self,
@@ -108,15 +109,16 @@ impl FlagErrors {
         let Some(file) = file else {
             return Some(TokenFile::default());
         };
-        let text = String::from_utf8_lossy(&self.read_file("token-auth-file", file)?).into_owned();
+        let text = self.read_text("token-auth-file", file)?;
         match TokenFile::parse(&text) {
             Ok(tokens) => Some(tokens),
             Err(lines) => {
                 for (line, error) in lines {
-                    self.add(
-                        "token-auth-file",
-                        format!("{}:{line}: {error}", file.display()),
-                    );
+                    let location = SourceLocation {
+                        line: u32::try_from(line).unwrap_or_default(),
+                        ..SourceLocation::whole_file(&file.display().to_string())
+                    };
+                    self.add_at("token-auth-file", location, "", error);
                 }
                 None
             }
@@ -221,8 +223,7 @@ impl FlagErrors {
         let mut merged: Option<KeySet> = None;
         for file in &args.service_account_key_file {
             let pem = self.read_file(SERVICE_ACCOUNT_KEYS, file)?;
-            let keys = KeySet::from_pem(&pem).map_err(|why| format!("{}: {why}", file.display()));
-            let keys = self.check(SERVICE_ACCOUNT_KEYS, keys)?;
+            let keys = self.check_file(SERVICE_ACCOUNT_KEYS, file, KeySet::from_pem(&pem))?;
             merged = Some(match merged {
                 Some(others) => others.merge(keys),
                 None => keys,
@@ -242,7 +243,7 @@ impl FlagErrors {
         &mut self,
         file: &Path,
     ) -> Option<Option<Vec<(JwtIssuer, IssuerKeys)>>> {
-        let text = String::from_utf8_lossy(&self.read_file(CONFIG, file)?).into_owned();
+        let text = self.read_text(CONFIG, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let documents = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
         let first = documents.first();
@@ -267,8 +268,7 @@ impl FlagErrors {
         &mut self,
         file: &Path,
     ) -> Option<Vec<(JwtIssuer, IssuerKeys)>> {
-        let text =
-            String::from_utf8_lossy(&self.read_file(AUTHENTICATION_CONFIG, file)?).into_owned();
+        let text = self.read_text(AUTHENTICATION_CONFIG, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let nodes = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
         let configured = authentication_config::decode_documents(&nodes, &mut diagnostics);
@@ -298,9 +298,8 @@ impl FlagErrors {
             JwksLocation::File(file) => {
                 let file = folder.join(file);
                 let json = self.read_file(flag, &file)?;
-                let keys =
-                    KeySet::from_jwks(&json).map_err(|why| format!("{}: {why}", file.display()));
-                IssuerKeys::Configured(self.check(flag, keys)?)
+                let keys = KeySet::from_jwks(&json);
+                IssuerKeys::Configured(self.check_file(flag, &file, keys)?)
             }
             JwksLocation::Url(url) => IssuerKeys::Url(
                 url,
@@ -317,16 +316,13 @@ impl FlagErrors {
     fn issuer_root_certificates(
         &mut self,
         flag: &str,
-        location: &document::SourceLocation,
+        location: &SourceLocation,
         pem: Option<String>,
     ) -> Option<RootCertStore> {
-        let roots = match pem {
-            Some(pem) => tls::parse_roots(
-                &format!("{location}: issuer.certificateAuthority"),
-                pem.as_bytes(),
-            ),
-            None => tls::load_system_roots(),
+        const FIELD: &str = "issuer.certificateAuthority";
+        let Some(pem) = pem else {
+            return self.check(flag, tls::load_system_roots());
         };
-        self.check(flag, roots)
+        self.parse_root_certificates(flag, (location, FIELD), pem.as_bytes())
     }
 }

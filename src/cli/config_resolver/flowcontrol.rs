@@ -4,18 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
-use tracing::warn;
-
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
-use crate::cli::config_resolver::errors::FlagErrors;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
 
-impl FlagErrors {
+impl FlagResolver {
     /// The flow schemas and priority levels of files and folders, each with the location that
     /// [`flowcontrol::read_with_locations`] gives.
     pub(super) fn read_flowcontrol_objects(
@@ -28,12 +26,10 @@ impl FlagErrors {
         for path in paths {
             let files = self.check(FLAG, manifest_files(path))?;
             if files.is_empty() {
-                let location = SourceLocation::whole_file(&path.display().to_string());
-                let why = "this folder has no .yaml, .yml or .json file";
-                diagnostics.report_warning(&location, "", why);
+                self.warn_about_file(FLAG, path, "this folder has no .yaml, .yml or .json file");
             }
             for file in files {
-                let text = String::from_utf8_lossy(&self.read_file(FLAG, &file)?).into_owned();
+                let text = self.read_text(FLAG, &file)?;
                 nodes.extend(document::parse_all(
                     &file.display().to_string(),
                     &text,
@@ -44,14 +40,19 @@ impl FlagErrors {
         let objects = flowcontrol::read_with_locations(&nodes, &mut diagnostics);
         self.merge(FLAG, &diagnostics).then_some(objects)
     }
-}
 
-/// Warns about each flow schema that is left out because `all` does not have its priority level.
-pub(super) fn warn_about_missing_levels(configured: &[(Object, SourceLocation)], all: &[Object]) {
-    for (schema, level, location) in missing_levels(configured, all) {
-        warn!(
-            "--{FLOWCONTROL}: {location}: FlowSchema {schema:?} is left out: there is no priority level {level:?}"
-        );
+    /// Warns about each flow schema that is left out because `all` does not have its priority
+    /// level.
+    pub(super) fn warn_about_missing_levels(
+        &mut self,
+        configured: &[(Object, SourceLocation)],
+        all: &[Object],
+    ) {
+        for (schema, level, location) in missing_levels(configured, all) {
+            let message =
+                format!("FlowSchema {schema:?} is left out: there is no priority level {level:?}");
+            self.warn_at(FLOWCONTROL, location.clone(), message);
+        }
     }
 }
 

@@ -1,17 +1,21 @@
 //! Flags to a [`Config`]: reads the files that flags name, combines flags that belong together, and
-//! reports all errors at once, each with its flag's name.
+//! reports all errors and warnings at once, each with its flag's name.
 //!
 //! # Layers
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `errors` |
-//! | 1 | `audit` `authentication` `flowcontrol` `rate_limits` `serving` `upstream` |
+//! | 0 | `certificates` `findings` |
+//! | 1 | `flag_resolver` |
+//! | 2 | `audit` `authentication` `flowcontrol` `own_credentials` `rate_limits` `serving` `upstream` |
 
 mod audit;
 mod authentication;
-mod errors;
+pub(in crate::cli) mod certificates;
+pub(in crate::cli) mod findings;
+mod flag_resolver;
 mod flowcontrol;
+mod own_credentials;
 mod rate_limits;
 mod serving;
 mod upstream;
@@ -22,20 +26,23 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
-use tracing::warn;
 
 use crate::cli::config_resolver::authentication::client_certificate_roots;
-use crate::cli::config_resolver::errors::FlagErrors;
+use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::Subject;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::FlowcontrolEnforcement;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::OperationArgs;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
-use crate::clock::Clock;
+use crate::cli::flags::origin;
 use crate::config;
 use crate::config::Config;
 use crate::document;
+use crate::document::Severity;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
@@ -43,11 +50,11 @@ use crate::limits::max_in_flight;
 use crate::minimum_rate::MinimumRate;
 use crate::numeric::saturating_usize;
 use crate::observe::admin::is_loopback;
+use crate::observe::admin::log_level;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::upstream::UpstreamConfig;
-use crate::upstream::tls::expiry;
 
 /// File descriptors that no client connection uses: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -56,63 +63,39 @@ const SPARE_DESCRIPTORS: u64 = 256;
 /// one.
 const NEEDS_FAIRNESS: &str = "only together with --enable-priority-and-fairness: max-in-flight has neither objects nor a dry run";
 
+/// The warning of a client CA without the means to assert its users.
+const UNASSERTED_USERS: &str = "without --proxy-client-cert-file (or --assert-by=impersonation): weir cannot assert the users of client certificates to the API server, and answers 401";
+
+/// The warning of tokens that nothing verifies.
+const UNVERIFIED_TOKENS: &str = "go on to the API server unverified: their requests are classified as system:anonymous. With a --kubeconfig whose user may create TokenReviews (ClusterRole system:auth-delegator) they are verified";
+
+/// The warning of an admin address that is not a loopback address.
+const EXPOSED_ADMIN_ADDRESS: &str = "not a loopback address: it serves users' names, limits and metrics without authentication; nothing can be changed there (PUT /debug/log_level gets 403)";
+
+/// A configuration that can be used.
+pub(in crate::cli) struct Resolved {
+    pub(in crate::cli) config: Config,
+    pub(in crate::cli) warnings: Findings,
+}
+
 /// The configuration that the flags mean.
 ///
 /// # Errors
-/// All errors of the flags and of the files that they name.
-pub(super) fn resolve(args: ServeArgs) -> Result<Config, FlagErrors> {
-    let ServeArgs { upstream, proxy } = args;
-    let ProxyArgs {
-        config: file,
-        serving,
-        identity: identity_args,
-        limits,
-        reporting,
-        operation,
-        origin,
-    } = proxy;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let connection_budget = connection_budget();
-    let mut errors = FlagErrors::new(origin.locations);
-    let identity = errors.resolve_identity(&identity_args, file.as_deref());
-    let client_ca = identity.as_ref().and_then(client_certificate_roots);
-    let serving = errors.resolve_serving(serving, client_ca, &identity_args, connection_budget);
-    let admission = errors.resolve_limits(&limits);
-    let impersonate = errors.resolve_impersonation(&upstream);
-    errors.check_classification(&identity_args, &upstream);
-    let rates = errors.resolve_rate_limits(&limits, file.as_deref());
-    let spans = errors.resolve_tracing(operation.tracing_config_file.as_deref());
-    let upstream = errors.resolve_upstream(&upstream, &limits, connection_budget);
-    let reporting = errors.resolve_reporting(reporting, spans);
-    errors.check_dependent_flags(&identity_args, &operation);
-    let valid = errors.is_empty();
-    let (Some(serving), Some(identity), Some(admission), Some(upstream), Some(rates), true) =
-        (serving, identity, admission, upstream, rates, valid)
-    else {
-        return Err(errors);
-    };
-    let (upstream, own_credentials) = upstream;
-    warn_about_certificates(&serving, &identity, &upstream, impersonate);
-    let workers = operation.workers.map_or_else(core_count, usize::from);
-    let effective = fill_effective(origin.effective, &serving, &upstream, workers);
-    Ok(Config {
-        serving,
-        identity,
-        rates,
-        admission,
-        request_timeout: limits.request_timeout,
-        rejection_hold: limits.rejection_hold,
-        transfers: transfer_config(&limits),
-        object_count_poll_period: limits.object_count_poll_period,
-        upstream,
-        own_credentials,
-        assert_by_impersonation: impersonate,
-        shutdown: shutdown_config(&operation),
-        admin: admin_config(&operation, effective),
-        reporting,
-        workers,
-        crypto_provider: provider,
-    })
+/// All errors of the flags and of the files that they name, with the warnings.
+pub(super) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
+    let mut resolver = FlagResolver::new(args.proxy.origin.locations.clone());
+    for diagnostic in args.proxy.origin.warnings.iter() {
+        let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
+        resolver
+            .findings
+            .push(Finding::from_diagnostic(setting, diagnostic));
+    }
+    let config = resolver.resolve_config(args);
+    let warnings = resolver.findings;
+    match config {
+        Some(config) if !warnings.prevent_start() => Ok(Resolved { config, warnings }),
+        _ => Err(warnings),
+    }
 }
 
 fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {
@@ -153,36 +136,6 @@ fn fill_effective(
     effective
 }
 
-/// Warns about expired certificates, and about client certificates that weir cannot use.
-fn warn_about_certificates(
-    serving: &config::ServingConfig,
-    identity: &config::IdentityConfig,
-    upstream: &UpstreamConfig,
-    impersonate: bool,
-) {
-    let now = Clock.wall();
-    let certificates = [
-        ("tls-cert-file", Some(&serving.tls.certificate)),
-        ("proxy-client-cert-file", upstream.front_proxy.as_ref()),
-    ];
-    for (flag, key) in certificates {
-        let expires = key.and_then(|key| expiry(key));
-        if let Some(at) = expires.filter(|at| *at <= now) {
-            let ago = now.duration_since(at).unwrap_or_default();
-            warn!(
-                "--{flag}: the certificate, or one of its chain, expired {} hours ago",
-                ago.as_secs() / 3600
-            );
-        }
-    }
-    if identity.client_ca.is_some() && upstream.front_proxy.is_none() && !impersonate {
-        warn!(
-            "--client-ca-file without --proxy-client-cert-file (or --assert-by=impersonation): weir cannot assert the users of \
-             client certificates to the API server, and answers 401"
-        );
-    }
-}
-
 /// A failure of the front proxy certificate is seen within a minute. A request a minute is no load
 /// for the API server.
 const SELF_CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -195,13 +148,6 @@ const fn shutdown_config(operation: &OperationArgs) -> config::ShutdownConfig {
 }
 
 fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config::AdminConfig {
-    if !is_loopback(operation.admin_address) {
-        warn!(
-            address = %operation.admin_address,
-            "--admin-address is not a loopback address: it serves users' names, limits and metrics without \
-             authentication; nothing can be changed there (PUT /debug/log_level gets 403)"
-        );
-    }
     config::AdminConfig {
         address: operation.admin_address,
         health: operation.health_address,
@@ -217,9 +163,80 @@ fn core_count() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-impl FlagErrors {
-    /// Adds an error for each flag that has no effect without another flag.
-    fn check_dependent_flags(&mut self, identity: &IdentityArgs, operation: &OperationArgs) {
+impl FlagResolver {
+    /// The configuration, or `None` after errors were added. It must not be used if there are
+    /// errors.
+    fn resolve_config(&mut self, args: ServeArgs) -> Option<Config> {
+        let ServeArgs { upstream, proxy } = args;
+        let ProxyArgs {
+            config: file,
+            serving,
+            identity: identity_args,
+            limits,
+            reporting,
+            operation,
+            origin,
+        } = proxy;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let connection_budget = connection_budget();
+        let identity = self.resolve_identity(&identity_args, file.as_deref());
+        let client_ca = identity.as_ref().and_then(client_certificate_roots);
+        let serving = self.resolve_serving(serving, client_ca, &identity_args, connection_budget);
+        let admission = self.resolve_limits(&limits);
+        let impersonate = self.resolve_impersonation(&upstream);
+        self.check_classification(&identity_args, &upstream);
+        let rates = self.resolve_rate_limits(&limits, file.as_deref());
+        let spans = self.resolve_tracing(operation.tracing_config_file.as_deref());
+        let upstream = self.resolve_upstream(&upstream, &limits, connection_budget);
+        let reporting = self.resolve_reporting(reporting, spans);
+        self.check_operation(&identity_args, &operation);
+        let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, upstream?);
+        let workers = operation.workers.map_or_else(core_count, usize::from);
+        let effective = fill_effective(origin.effective, &serving, &upstream, workers);
+        let config = Config {
+            serving,
+            identity,
+            rates: rates?,
+            admission: admission?,
+            request_timeout: limits.request_timeout,
+            rejection_hold: limits.rejection_hold,
+            transfers: transfer_config(&limits),
+            object_count_poll_period: limits.object_count_poll_period,
+            upstream,
+            own_credentials,
+            assert_by_impersonation: impersonate,
+            shutdown: shutdown_config(&operation),
+            admin: admin_config(&operation, effective),
+            reporting,
+            workers,
+            crypto_provider: provider,
+        };
+        self.warn_about_credentials(&config, &identity_args);
+        Some(config)
+    }
+
+    /// Warns about client certificates that weir cannot use, and about tokens that it cannot verify.
+    fn warn_about_credentials(&mut self, config: &Config, identity: &IdentityArgs) {
+        let asserts = config.upstream.front_proxy.is_some() || config.assert_by_impersonation;
+        if config.identity.client_ca.is_some() && !asserts {
+            self.warn("client-ca-file", UNASSERTED_USERS);
+        }
+        if !config.verifies_tokens() {
+            let unverified = match identity.token_auth_file {
+                Some(_) => "bearer tokens that are not in --token-auth-file",
+                None => "bearer tokens",
+            };
+            self.findings.push(Finding::new(
+                Severity::Warning,
+                Subject::Configuration,
+                format!("{unverified} {UNVERIFIED_TOKENS}"),
+            ));
+        }
+    }
+
+    /// Adds an error for each flag that has no effect without another flag, and for the filter of
+    /// the log; warns about an admin address that others can reach.
+    fn check_operation(&mut self, identity: &IdentityArgs, operation: &OperationArgs) {
         if identity.proxy_protocol && identity.trusted_proxies.is_empty() {
             self.add(
                 "proxy-protocol",
@@ -228,6 +245,10 @@ impl FlagErrors {
         }
         if operation.health_metrics && operation.health_address.is_none() {
             self.add("health-metrics", "only together with --health-address");
+        }
+        self.check("log-level", log_level::parse_filter(&operation.log_level));
+        if !is_loopback(operation.admin_address) {
+            self.warn("admin-address", EXPOSED_ADMIN_ADDRESS);
         }
     }
 
@@ -262,7 +283,7 @@ impl FlagErrors {
                 .map(|(object, _)| object.clone())
                 .collect(),
         );
-        flowcontrol::warn_about_missing_levels(&objects_read, &objects);
+        self.warn_about_missing_levels(&objects_read, &objects);
         Some(config::AdmissionConfig::Fairness {
             config: controller::ControllerConfig {
                 server_concurrency_limit: total,
@@ -281,12 +302,12 @@ impl FlagErrors {
     fn resolve_tracing(&mut self, file: Option<&Path>) -> Option<spans::config::TracingConfig> {
         const FLAG: &str = "tracing-config-file";
         let file = file?;
-        let text = String::from_utf8_lossy(&self.read_file(FLAG, file)?).into_owned();
+        let text = self.read_text(FLAG, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let nodes = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
         let parsed = spans::config::parse(&nodes, &mut diagnostics);
         if parsed.is_none() && !diagnostics.has_errors() {
-            self.add(FLAG, format!("{}: there is nothing in it", file.display()));
+            self.add_to_file(FLAG, file, "there is nothing in it");
         }
         parsed.filter(|_| self.merge(FLAG, &diagnostics))
     }

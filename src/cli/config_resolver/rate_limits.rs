@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::cli::config_resolver::errors::FlagErrors;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::EventGroups;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::origin::CLIENT_LIMITS;
@@ -21,7 +21,7 @@ use crate::limits::rate::events::enforcer;
 const ADMISSION: &str = "admission-control-config-file";
 const EVENTS: &str = "event-rate-limit-config";
 
-impl FlagErrors {
+impl FlagResolver {
     pub(super) fn resolve_rate_limits(
         &mut self,
         limits: &LimitArgs,
@@ -59,20 +59,19 @@ impl FlagErrors {
         })
     }
 
-    fn read_text(&mut self, flag: &str, file: &Path) -> Option<(String, String)> {
-        let text = String::from_utf8_lossy(&self.read_file(flag, file)?).into_owned();
-        Some((file.display().to_string(), text))
+    fn read_named_text(&mut self, flag: &str, file: &Path) -> Option<(String, String)> {
+        Some((file.display().to_string(), self.read_text(flag, file)?))
     }
 
     fn read_event_limits(&mut self, flag: &str, file: &Path) -> Option<Vec<EventLimitConfig>> {
-        let (file, text) = self.read_text(flag, file)?;
+        let (file, text) = self.read_named_text(flag, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let limits = config::parse_configuration(&file, &text, &mut diagnostics);
         self.merge(flag, &diagnostics).then_some(limits)?
     }
 
     fn read_admission_config(&mut self, file: &Path) -> Option<Vec<EventLimitConfig>> {
-        let (name, text) = self.read_text(ADMISSION, file)?;
+        let (name, text) = self.read_named_text(ADMISSION, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let source = config::parse_admission_configuration(&name, &text, &mut diagnostics);
         let inline = match &source {
@@ -97,7 +96,7 @@ impl FlagErrors {
     /// The rules in the `--config` file. `command_line` has read the file for its flags and has
     /// reported the errors of the file as a whole.
     fn read_client_limits(&mut self, file: &Path) -> Option<Vec<ClientLimitRule>> {
-        let (name, text) = self.read_text("config", file)?;
+        let (name, text) = self.read_named_text("config", file)?;
         let mut diagnostics = document::Diagnostics::default();
         let documents = document::parse_all(&name, &text, &mut diagnostics);
         let limits = documents
@@ -126,9 +125,9 @@ mod tests {
         let Command::Serve(args) = Cli::parse_from(line).command else {
             panic!("not serve")
         };
-        let mut errors = FlagErrors::default();
-        let rates = errors.resolve_rate_limits(&args.proxy.limits, config);
-        (rates, errors.to_string())
+        let mut resolver = FlagResolver::default();
+        let rates = resolver.resolve_rate_limits(&args.proxy.limits, config);
+        (rates, resolver.findings.to_string())
     }
 
     const LIMITS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\n\

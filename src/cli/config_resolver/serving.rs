@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 
 use rustls::RootCertStore;
 
-use crate::cli::config_resolver::errors::FlagErrors;
-use crate::cli::config_resolver::errors::FlagFile;
+use crate::cli::config_resolver::certificates::CertificateUse;
+use crate::cli::config_resolver::flag_resolver::FlagFile;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::ServingArgs;
 use crate::cli::flags::TlsVersion;
@@ -18,7 +19,7 @@ use crate::server::tls;
 /// kube-apiserver's default.
 const UNSPECIFIED_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-impl FlagErrors {
+impl FlagResolver {
     /// The client listener's configuration. `client_ca` verifies client certificates. The default
     /// of `--max-connections` is `connection_budget`.
     pub(super) fn resolve_serving(
@@ -50,6 +51,7 @@ impl FlagErrors {
                 flag: "tls-private-key-file",
                 path: key.as_deref()?,
             },
+            CertificateUse::Serving,
         );
         Some(config::ServingConfig {
             address: SocketAddr::new(

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
-use crate::cli::config_resolver::errors::FlagErrors;
-use crate::cli::config_resolver::errors::FlagFile;
+use crate::cli::config_resolver::certificates::CertificateUse;
+use crate::cli::config_resolver::flag_resolver::FlagFile;
+use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::UpstreamArgs;
 use crate::document;
@@ -20,7 +21,9 @@ use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::tls::Pem;
 
-impl FlagErrors {
+const KUBECONFIG: &str = "kubeconfig";
+
+impl FlagResolver {
     /// The API server, and the credentials of weir's own calls.
     pub(super) fn resolve_upstream(
         &mut self,
@@ -41,7 +44,7 @@ impl FlagErrors {
             }
             (Some(_), Some(_)) => {
                 self.add(
-                    "kubeconfig",
+                    KUBECONFIG,
                     "not together with --upstream: each names an API server",
                 );
                 None
@@ -83,6 +86,7 @@ impl FlagErrors {
                         flag: KEY,
                         path: key,
                     },
+                    CertificateUse::Client,
                 )
                 .map(Some),
             (Some(_), None) => {
@@ -136,10 +140,10 @@ impl FlagErrors {
                 "not together with --kubeconfig, which names the CA",
             );
         }
-        let text = String::from_utf8_lossy(&self.read_file("kubeconfig", file)?).into_owned();
+        let text = self.read_text(KUBECONFIG, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let parsed = kubeconfig::parse(file, &text, args.context.as_deref(), &mut diagnostics);
-        self.merge("kubeconfig", &diagnostics);
+        self.merge(KUBECONFIG, &diagnostics);
         let Kubeconfig {
             context: _,
             address,
@@ -147,12 +151,15 @@ impl FlagErrors {
             source,
         } = parsed?;
         let roots = match &ca {
-            None => self.check("kubeconfig", upstream::tls::load_system_roots()),
-            Some(Pem::Data { origin, bytes }) => {
-                self.check("kubeconfig", upstream::tls::parse_roots(origin, bytes))
-            }
-            Some(Pem::File(file)) => self.read_root_certificates("kubeconfig", file),
+            None => self.check(KUBECONFIG, upstream::tls::load_system_roots()),
+            Some(Pem::Data {
+                location,
+                field,
+                bytes,
+            }) => self.parse_root_certificates(KUBECONFIG, (location, field), bytes),
+            Some(Pem::File(file)) => self.read_root_certificates(KUBECONFIG, file),
         };
+        self.inspect_credentials(file, &source);
         Some((address, roots?, source))
     }
 }

@@ -9,6 +9,7 @@ use clap::Command;
 use serde_json::Value;
 
 use crate::document::Content;
+use crate::document::Diagnostics;
 use crate::document::Node;
 use crate::document::ResolvedScalar;
 use crate::document::SourceLocation;
@@ -25,6 +26,8 @@ pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
 pub struct ConfigOrigin {
     /// Locations of the settings of the `--config` file that are in effect, by the flag's name.
     pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
+    /// Warnings about the settings of the `--config` file.
+    pub(in crate::cli) warnings: Diagnostics,
     /// The configuration that `/configz` and `/flagz` show.
     pub(in crate::cli) effective: EffectiveConfig,
 }
@@ -67,6 +70,7 @@ impl ConfigOrigin {
         effective.settings.extend(file_only);
         Self {
             locations,
+            warnings: Diagnostics::default(),
             effective,
         }
     }
@@ -82,6 +86,26 @@ pub(in crate::cli) fn camel_case(name: &str) -> String {
         key.push_str(letters.as_str());
     }
     key
+}
+
+/// The flag of a key: `maxRequestsInflight` and `max-requests-inflight` are the flag
+/// `max-requests-inflight`, `clientCAFile` is `client-ca-file`.
+pub(in crate::cli) fn flag_name(key: &str) -> String {
+    let letters: Vec<char> = key.chars().collect();
+    let mut name = String::with_capacity(key.len() + 8);
+    for (n, letter) in letters.iter().enumerate() {
+        let before = n.checked_sub(1).and_then(|n| letters.get(n));
+        let after = letters.get(n + 1);
+        let begins_word = letter.is_ascii_uppercase()
+            && before.is_some_and(|b| {
+                !b.is_ascii_uppercase() && *b != '-' || after.is_some_and(char::is_ascii_lowercase)
+            });
+        if begins_word && !name.ends_with('-') {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
 }
 
 fn scalar_value(text: &str) -> Value {
@@ -123,6 +147,23 @@ mod tests {
     use crate::cli::commands::Cli;
 
     #[test]
+    fn a_setting_maps_to_its_flag_in_either_spelling() {
+        for (key, name) in [
+            ("maxRequestsInflight", "max-requests-inflight"),
+            ("max-requests-inflight", "max-requests-inflight"),
+            ("clientCaFile", "client-ca-file"),
+            ("clientCAFile", "client-ca-file"),
+            (
+                "http2MaxStreamsPerConnection",
+                "http2-max-streams-per-connection",
+            ),
+            ("tlsCertFile", "tls-cert-file"),
+        ] {
+            assert_eq!(flag_name(key), name);
+        }
+    }
+
+    #[test]
     fn settings_keep_their_types_and_flags_are_strings() {
         let command = Cli::command();
         let line = [
@@ -153,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_yaml_node_converts_to_the_same_json() {
-        let mut diagnostics = crate::document::Diagnostics::default();
+        let mut diagnostics = Diagnostics::default();
         let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\n";
         let nodes = crate::document::parse_all("f", text, &mut diagnostics);
         assert_eq!(

@@ -24,7 +24,6 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::config_resolver;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::UpstreamArgs;
@@ -34,6 +33,7 @@ use crate::cli::process::exit::CommandError;
 use crate::cli::process::exit::exit_code;
 use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
+use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::signals;
 use crate::playground::Certificates;
 use crate::playground::Fairness;
@@ -103,7 +103,6 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
         Ok(logging) => logging,
         Err(why) => return why.report(format),
     };
-    signals::raise_open_file_limit();
     let PlaygroundArgs { server, mut proxy } = args;
     // Loopback by default: every process that reads the folder has its tokens.
     let address = *proxy
@@ -260,8 +259,7 @@ fn run_with_weir(
 ) -> Result<ExitCode, CommandError> {
     let listener = acceptor::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
     let args = serve_args(&prepared.folder, listener.local_addr()?, proxy);
-    let mut config =
-        config_resolver::resolve(args).map_err(|errors| CommandError::Usage(errors.to_string()))?;
+    let mut config = resolve_and_log(args)?;
     logging.attach_to(&mut config);
 
     let server = prepared.server.clone();

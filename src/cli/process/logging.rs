@@ -4,6 +4,7 @@ use std::io;
 use std::io::IsTerminal;
 use std::sync::Arc;
 
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::Layer;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
@@ -40,14 +41,18 @@ impl Drop for Logging {
     }
 }
 
-/// Starts logging. The filter can be changed later.
+/// The filter until an invalid one is reported with the other errors of the configuration.
+const FALLBACK_FILTER: &str = "info";
+
+/// Starts logging. The filter can be changed later. `config_resolver` reports one that does not
+/// parse.
 ///
 /// # Errors
-/// If the filter does not parse, or if the log's thread cannot be started.
+/// If the log's thread cannot be started.
 pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, CommandError> {
     let directives = &operation.log_level;
-    let filter = log_level::parse_filter(directives)
-        .map_err(|why| CommandError::Usage(format!("--log-level: {why}")))?;
+    let filter =
+        log_level::parse_filter(directives).unwrap_or_else(|_| EnvFilter::new(FALLBACK_FILTER));
     let (filter, handle) = reload::Layer::new(filter);
     let lines = NonBlockingWriter::start(io::stderr())
         .map_err(|why| CommandError::Startup(format!("the log has no thread: {why}")))?;

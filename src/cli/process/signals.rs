@@ -1,6 +1,7 @@
 //! Signals, and the open-file limit of the process.
 
 use std::future::Future;
+use std::io;
 
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
@@ -64,9 +65,11 @@ fn nth_stop_signal(count: usize) -> impl Future<Output = ()> {
 
 /// Raises the open-file limit to its hard limit. Each client connection is an open file, and the
 /// usual soft limit of 1024 is too low for a proxy.
-pub(in crate::cli) fn raise_open_file_limit() {
-    match rlimit::increase_nofile_limit(u64::MAX) {
-        Ok(limit) => info!(limit, "open-file limit raised as far as allowed"),
-        Err(why) => warn!(%why, "the open-file limit stays as it is"),
-    }
+///
+/// # Errors
+/// The limit stays as it is.
+pub(super) fn raise_open_file_limit() -> io::Result<()> {
+    let limit = rlimit::increase_nofile_limit(u64::MAX)?;
+    info!(limit, "open-file limit raised as far as allowed");
+    Ok(())
 }

@@ -54,6 +54,9 @@ const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
+/// What the API server requires of the certificate.
+pub const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";
+
 /// Rejected probes without an accepted one between them after which `/readyz` fails.
 const FAILURE_THRESHOLD: u32 = 3;
 
@@ -213,8 +216,7 @@ impl FrontProxyHealth {
             Some(HealthChange::Failed) => error!(
                 why,
                 "the API server does not accept weir's front-proxy certificate: clients with certificates get 401, \
-                 and /readyz fails. It must not have expired, be signed by the CA of the API server's \
-                 --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits"
+                 and /readyz fails. {REQUIREMENTS}"
             ),
             Some(HealthChange::Recovered) => {
                 info!("the API server accepts weir's front-proxy certificate again");
@@ -282,7 +284,11 @@ impl FrontProxyProbe {
         }
     }
 
-    async fn probe(&self) -> ProbeOutcome {
+    /// Probes once.
+    ///
+    /// # Cancel safety
+    /// The connection of the probe is closed.
+    pub async fn probe(&self) -> ProbeOutcome {
         let json = HeaderValue::from_static("application/json");
         let request = Request::builder()
             .method(Method::POST)

@@ -33,6 +33,7 @@ pub use source::BearerToken;
 pub use source::ClientCertificate;
 pub use source::CredentialError;
 pub use source::CredentialSource;
+pub use source::parse_token;
 
 #[cfg(test)]
 mod tests;

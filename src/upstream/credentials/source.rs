@@ -208,7 +208,7 @@ pub(super) async fn initial_token(
     }
 }
 
-/// As in client-go: surrounding white space is removed, and the token must not be empty.
+/// Reads a token. As in client-go, surrounding white space is removed, and it must not be empty.
 pub(super) async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
     let error = |message: String| CredentialError::TokenFile {
         path: path.to_owned(),
@@ -217,11 +217,19 @@ pub(super) async fn read_token(path: &Path) -> Result<HeaderValue, CredentialErr
     let bytes = tokio::fs::read(path)
         .await
         .map_err(|why| error(why.to_string()))?;
-    let text = str::from_utf8(&bytes)
-        .map_err(|_| error("not text".to_owned()))?
+    parse_token(&bytes).map_err(error)
+}
+
+/// The header for the token in a file's content.
+///
+/// # Errors
+/// What is wrong with the content.
+pub fn parse_token(bytes: &[u8]) -> Result<HeaderValue, String> {
+    let text = str::from_utf8(bytes)
+        .map_err(|_| "not text".to_owned())?
         .trim();
     if text.is_empty() {
-        return Err(error("it is empty".to_owned()));
+        return Err("it is empty".to_owned());
     }
-    bearer_header(text).map_err(|why| error(format!("it holds {why}")))
+    bearer_header(text).map_err(|why| format!("it holds {why}"))
 }

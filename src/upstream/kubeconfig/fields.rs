@@ -97,8 +97,11 @@ pub(super) fn read_pem(
         fields.report_error(data, "not base64");
         return None;
     };
-    let origin = format!("{}: {}", fields.location(data), fields.path(data));
-    Some(Pem::Data { origin, bytes })
+    Some(Pem::Data {
+        location: fields.location(data).clone(),
+        field: fields.path(data),
+        bytes,
+    })
 }
 
 /// The name of an entry or an extension.

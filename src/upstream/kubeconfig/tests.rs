@@ -54,9 +54,14 @@ fn encoded(text: &str) -> String {
     BASE64_STANDARD.encode(text)
 }
 
-fn pem_data(origin: &str, text: &str) -> Pem {
+fn pem_data(line: u32, column: u32, field: &str, text: &str) -> Pem {
     Pem::Data {
-        origin: format!("{FILE}:{origin}"),
+        location: SourceLocation {
+            file: FILE.into(),
+            line,
+            column,
+        },
+        field: field.to_owned(),
         bytes: text.into(),
     }
 }
@@ -91,7 +96,9 @@ fn an_admin_conf_of_kubeadm_gives_a_certificate() {
     assert_eq!(
         config.ca,
         Some(pem_data(
-            "4:33: clusters[0].cluster.certificate-authority-data",
+            4,
+            33,
+            "clusters[0].cluster.certificate-authority-data",
             "ca"
         ))
     );
@@ -104,7 +111,7 @@ fn an_admin_conf_of_kubeadm_gives_a_certificate() {
     };
     assert_eq!(
         pair.certificate,
-        pem_data("18:30: users[0].user.client-certificate-data", "cert")
+        pem_data(18, 30, "users[0].user.client-certificate-data", "cert")
     );
     let Pem::Data { bytes, .. } = pair.key else {
         panic!("{:?}", pair.key)

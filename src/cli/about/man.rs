@@ -21,7 +21,7 @@ pub struct ManArgs {
 }
 
 /// Runs the command. `command` is the root of the argument tree.
-pub(super) fn run(args: &ManArgs, command: Command) -> ExitCode {
+pub(in crate::cli) fn run(args: &ManArgs, command: Command) -> ExitCode {
     match write_pages(&args.dir, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

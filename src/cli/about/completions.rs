@@ -17,7 +17,7 @@ pub struct CompletionsArgs {
 }
 
 /// Runs the command. `command` is the root of the argument tree.
-pub(super) fn run(args: CompletionsArgs, command: &mut Command) -> ExitCode {
+pub(in crate::cli) fn run(args: CompletionsArgs, command: &mut Command) -> ExitCode {
     print_stdout(&render(args.shell, command))
 }
 

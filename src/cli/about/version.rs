@@ -30,7 +30,7 @@ enum VersionFormat {
 }
 
 /// Prints the version.
-pub(super) fn run(args: VersionArgs) -> ExitCode {
+pub(in crate::cli) fn run(args: VersionArgs) -> ExitCode {
     print_stdout(render(args.output).as_bytes())
 }
 
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     #[cfg(all(feature = "otlp", feature = "playground"))]
     fn every_feature_of_the_manifest_is_shown() {
-        let manifest = include_str!("../../Cargo.toml");
+        let manifest = include_str!("../../../Cargo.toml");
         let section = manifest.split("[features]\n").nth(1).unwrap();
         let section = section.split("\n[").next().unwrap();
         let lines = section.lines().filter(|line| !line.starts_with('#'));

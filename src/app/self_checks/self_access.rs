@@ -14,6 +14,7 @@ use tracing::debug;
 use tracing::warn;
 
 use crate::config::Config;
+use crate::document::Severity;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
@@ -46,6 +47,8 @@ struct Permission {
     granted_by: &'static str,
     /// What happens without the permission.
     consequence: &'static str,
+    /// Whether requests of clients are rejected without the permission.
+    is_essential: bool,
 }
 
 impl fmt::Display for Permission {
@@ -62,6 +65,33 @@ impl fmt::Display for Permission {
 }
 
 impl Permission {
+    async fn ask(&self, server: &dyn ApiTransport) -> SelfAccessDecision {
+        match server.send(self.review_request()).await {
+            Ok(reply) => parse_decision(&reply),
+            Err(_) => SelfAccessDecision::NoDecision,
+        }
+    }
+
+    /// The rule of a ClusterRole that gives the permission.
+    fn rule(&self) -> String {
+        let Self { verb, resource, .. } = self;
+        match self.group {
+            None => format!("{{nonResourceURLs: [{resource}], verbs: [{verb}]}}"),
+            Some(group) => {
+                let slash = if self.subresource.is_empty() { "" } else { "/" };
+                let resource = format!("{resource}{slash}{}", self.subresource);
+                format!("{{apiGroups: [{group:?}], resources: [{resource}], verbs: [{verb}]}}")
+            }
+        }
+    }
+
+    fn missing_text(&self) -> String {
+        format!(
+            "weir's own credential lacks a right, which {} gives: until then {}",
+            self.granted_by, self.consequence
+        )
+    }
+
     fn review_request(&self) -> RemoteRequest {
         let Self {
             verb,
@@ -79,7 +109,7 @@ impl Permission {
 }
 
 /// The review of whether weir has the permission in `spec`.
-pub(super) fn self_access_review(spec: &Value) -> RemoteRequest {
+pub(in crate::app) fn self_access_review(spec: &Value) -> RemoteRequest {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -93,7 +123,7 @@ pub(super) fn self_access_review(spec: &Value) -> RemoteRequest {
 
 /// The decision in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SelfAccessDecision {
+pub(in crate::app) enum SelfAccessDecision {
     Allowed,
     Denied,
     /// There is no decision, and a retry would not change that.
@@ -103,7 +133,7 @@ pub(super) enum SelfAccessDecision {
 }
 
 /// Parses the response to a review.
-pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
+pub(in crate::app) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
     match reply.status {
         StatusCode::OK | StatusCode::CREATED => {}
         code @ (StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
@@ -128,13 +158,13 @@ pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
 
 /// The permissions that a configuration requires, and the client that checks them.
 #[derive(Debug)]
-pub(super) struct SelfAccess {
+pub(in crate::app) struct SelfAccess {
     required: Vec<Permission>,
 }
 
 impl SelfAccess {
     /// The permissions that `config` requires; none if weir does not check itself.
-    pub(super) fn from_config(config: &Config) -> Self {
+    pub(in crate::app) fn from_config(config: &Config) -> Self {
         let verification = &config.identity.verification;
         let mut needed = Vec::new();
         if config.admin.self_check_interval.is_none() {
@@ -148,6 +178,7 @@ impl SelfAccess {
                 subresource: "",
                 granted_by: DELEGATOR,
                 consequence: "tokens that weir cannot verify by their signature count as system:anonymous",
+                is_essential: false,
             });
         }
         if config.identity.impersonation.classify || config.assert_by_impersonation {
@@ -158,6 +189,7 @@ impl SelfAccess {
                 subresource: "",
                 granted_by: DELEGATOR,
                 consequence: "weir allows no impersonation",
+                is_essential: true,
             });
         }
         if verification.service_account_keys.is_none() {
@@ -169,6 +201,7 @@ impl SelfAccess {
                     subresource: "",
                     granted_by: ISSUER_DISCOVERY,
                     consequence: "every token is reviewed, also those of service accounts",
+                    is_essential: false,
                 }),
             );
         }
@@ -187,30 +220,24 @@ impl SelfAccess {
                 subresource,
                 granted_by: IMPERSONATOR,
                 consequence: "requests of clients with certificates get 403",
+                is_essential: true,
             }));
         }
         Self { required: needed }
     }
 
     /// Checks each permission until there is a decision, and warns of those that are missing.
-    pub(super) async fn check(self, server: Arc<dyn ApiTransport>) {
+    pub(in crate::app) async fn check(self, server: Arc<dyn ApiTransport>) {
         for right in self.required {
-            let verdict = loop {
-                let verdict = match server.send(right.review_request()).await {
-                    Ok(reply) => parse_decision(&reply),
-                    Err(_) => SelfAccessDecision::NoDecision,
-                };
-                if verdict != SelfAccessDecision::NoDecision {
-                    break verdict;
+            let decision = loop {
+                let decision = right.ask(&*server).await;
+                if decision != SelfAccessDecision::NoDecision {
+                    break decision;
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             };
-            match verdict {
-                SelfAccessDecision::Denied => warn!(
-                    %right,
-                    "weir's own credential lacks a right, which {} gives: until then {}",
-                    right.granted_by, right.consequence
-                ),
+            match decision {
+                SelfAccessDecision::Denied => warn!(%right, "{}", right.missing_text()),
                 SelfAccessDecision::NotServed(code) => {
                     debug!(%code, "the API server does not report the permissions of weir's own credentials");
                     return;
@@ -219,11 +246,72 @@ impl SelfAccess {
             }
         }
     }
+
+    /// Asks once for each permission. Returns a sentence for each that is missing or not known.
+    pub(in crate::app) async fn missing(
+        &self,
+        server: &dyn ApiTransport,
+    ) -> Vec<(Severity, String)> {
+        let mut missing = Vec::new();
+        for right in &self.required {
+            match right.ask(server).await {
+                SelfAccessDecision::Allowed => {}
+                SelfAccessDecision::Denied => {
+                    let severity = if right.is_essential {
+                        Severity::Error
+                    } else {
+                        Severity::Warning
+                    };
+                    missing.push((
+                        severity,
+                        format!("{}. It is the rule {}", right.missing_text(), right.rule()),
+                    ));
+                }
+                SelfAccessDecision::NotServed(code) => {
+                    let message = format!(
+                        "the API server does not report the rights of weir's own credential: {code}"
+                    );
+                    missing.push((Severity::Warning, message));
+                    return missing;
+                }
+                SelfAccessDecision::NoDecision => {
+                    let message =
+                        format!("not known whether weir's own credential has the right: {right}");
+                    missing.push((Severity::Warning, message));
+                }
+            }
+        }
+        missing
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rule_is_one_of_a_cluster_role() {
+        let mut permission = Permission {
+            verb: "impersonate",
+            group: Some("authentication.k8s.io"),
+            resource: "userextras",
+            subresource: CREDENTIAL_ID,
+            granted_by: IMPERSONATOR,
+            consequence: "",
+            is_essential: true,
+        };
+        assert_eq!(
+            permission.rule(),
+            r#"{apiGroups: ["authentication.k8s.io"], resources: [userextras/authentication.kubernetes.io/credential-id], verbs: [impersonate]}"#
+        );
+        permission.group = None;
+        permission.resource = "/openid/v1/jwks";
+        permission.verb = "get";
+        assert_eq!(
+            permission.rule(),
+            "{nonResourceURLs: [/openid/v1/jwks], verbs: [get]}"
+        );
+    }
 
     #[test]
     fn only_an_explicit_decision_counts() {

@@ -1,0 +1,269 @@
+//! `weir check --online`: asks the API server what a start would find out, and changes nothing.
+//!
+//! Promises: it ends within [`TIME_LIMIT`], binds no address, and creates no object that is stored:
+//! reviews are answers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use crate::app::self_checks::self_access::SelfAccess;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::document::Severity;
+use crate::identity::request_header::IdentityHeaders;
+use crate::identity::transport::ApiTransport;
+use crate::identity::transport::RemoteError;
+use crate::identity::transport::RemoteRequest;
+use crate::identity::transport::RemoteResponse;
+use crate::metrics::Registry;
+use crate::observe::readiness::front_proxy::FrontProxyHealth;
+use crate::observe::readiness::front_proxy::FrontProxyProbe;
+use crate::observe::readiness::front_proxy::ProbeOutcome;
+use crate::observe::readiness::front_proxy::REQUIREMENTS;
+use crate::upstream;
+use crate::upstream::UpstreamMetrics;
+use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::forward::api_server_client::ApiServerClient;
+
+/// Longest time for everything.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// The user of calls without a credential.
+const ANONYMOUS: &str = "system:anonymous";
+
+const READYZ: &str = "/readyz";
+const VERSION: &str = "/version";
+const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const SELF_SUBJECT_REVIEW: &str =
+    r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+
+/// What the API server has answered.
+#[derive(Debug, Default)]
+pub struct OnlineReport {
+    /// What is wrong.
+    pub findings: Vec<OnlineFinding>,
+    /// The API server's version, such as `v1.36.0`.
+    pub server_version: Option<String>,
+    /// The user that weir's own credential belongs to.
+    pub user: Option<String>,
+}
+
+/// An error or a warning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnlineFinding {
+    /// An error is what clients will notice.
+    pub severity: Severity,
+    /// The flag to change, without dashes.
+    pub flag: &'static str,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+impl OnlineReport {
+    fn add(&mut self, severity: Severity, flag: &'static str, message: impl fmt::Display) {
+        self.findings.push(OnlineFinding {
+            severity,
+            flag,
+            message: message.to_string(),
+        });
+    }
+}
+
+/// Asks the API server of `config`. `upstream_flag` is the flag that names it.
+///
+/// # Cancel safety
+/// Dropping the future closes its connections.
+pub async fn check_online(config: Config, upstream_flag: &'static str) -> OnlineReport {
+    let mut report = OnlineReport::default();
+    let mut check = OnlineCheck {
+        upstream_flag,
+        report: &mut report,
+    };
+    if timeout(TIME_LIMIT, check.run(config)).await.is_err() {
+        let limit = TIME_LIMIT.as_secs();
+        report.add(
+            Severity::Error,
+            upstream_flag,
+            format!("the API server has not answered everything within {limit} s"),
+        );
+    }
+    report
+}
+
+struct OnlineCheck<'r> {
+    upstream_flag: &'static str,
+    report: &'r mut OnlineReport,
+}
+
+impl OnlineCheck<'_> {
+    async fn run(&mut self, config: Config) {
+        let access = SelfAccess::from_config(&config);
+        let is_anonymous = config.own_credentials.is_anonymous();
+        let (credentials, _renewal) =
+            match OwnCredentials::start(config.own_credentials, Clock).await {
+                Ok(started) => started,
+                Err(why) => {
+                    self.report.add(Severity::Error, "kubeconfig", why);
+                    return;
+                }
+            };
+        let registry = Registry::new();
+        let metrics = UpstreamMetrics::register(&registry);
+        let pool = upstream::internal_pool(&config.upstream, &credentials, &metrics);
+        let client: Arc<dyn ApiTransport> = Arc::new(ApiServerClient::new(pool, credentials));
+        let address = config.upstream.address.authority.to_string();
+        if !self.check_reachable(&*client, &address).await {
+            return;
+        }
+        let probe = upstream::front_proxy_pool(&config.upstream, &metrics);
+        let probe = probe.map(|pool| FrontProxyProbe {
+            pool,
+            headers: Arc::<IdentityHeaders>::new(config.identity.headers),
+            metrics: Arc::clone(&metrics),
+            health: FrontProxyHealth::register(&registry),
+            interval: TIME_LIMIT,
+        });
+        let (version, own, front_proxy) = tokio::join!(
+            get(&*client, VERSION),
+            check_own_credential(Arc::clone(&client), &access, is_anonymous),
+            async { Some(probe.as_ref()?.probe().await) },
+        );
+        self.report.server_version = version.ok().and_then(|reply| git_version(&reply));
+        self.record_own_credential(own);
+        self.record_front_proxy(front_proxy);
+    }
+
+    /// Whether the API server responds. Adds why it does not.
+    async fn check_reachable(&mut self, client: &dyn ApiTransport, address: &str) -> bool {
+        let flag = self.upstream_flag;
+        match get(client, READYZ).await {
+            Err(why) => {
+                let hint = unreachable_hint(&why);
+                let message = format!("the API server at {address} does not respond: {why}{hint}");
+                self.report.add(Severity::Error, flag, message);
+                return false;
+            }
+            // Reported with the review of the credential, or expected of an anonymous call.
+            Ok(reply) if reply.status.is_success() => {}
+            Ok(RemoteResponse {
+                status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN,
+                ..
+            }) => {}
+            Ok(reply) => {
+                let message = format!(
+                    "the API server at {address} is not ready: GET {READYZ} gets {}",
+                    reply.status
+                );
+                self.report.add(Severity::Warning, flag, message);
+            }
+        }
+        true
+    }
+
+    fn record_own_credential(&mut self, own: OwnCredentialResult) {
+        match own {
+            OwnCredentialResult::None => self.report.user = Some(ANONYMOUS.to_owned()),
+            OwnCredentialResult::Unauthorized => self.report.add(
+                Severity::Error,
+                "kubeconfig",
+                "the API server answers 401 to weir's own credential: it has expired, was revoked, or is of another cluster",
+            ),
+            OwnCredentialResult::Accepted { user, missing } => {
+                self.report.user = user;
+                for (severity, message) in missing {
+                    self.report.add(severity, "kubeconfig", message);
+                }
+            }
+        }
+    }
+
+    fn record_front_proxy(&mut self, outcome: Option<ProbeOutcome>) {
+        const FLAG: &str = "proxy-client-cert-file";
+        match outcome {
+            None | Some(ProbeOutcome::Accepted) => {}
+            Some(ProbeOutcome::Rejected(why)) => self.report.add(
+                Severity::Error,
+                FLAG,
+                format!("the API server does not accept the certificate: {why}. {REQUIREMENTS}"),
+            ),
+            Some(ProbeOutcome::Unknown(why)) => self.report.add(
+                Severity::Warning,
+                FLAG,
+                format!("not known whether the API server accepts the certificate: {why}"),
+            ),
+        }
+    }
+}
+
+/// What the API server says about weir's own credential.
+enum OwnCredentialResult {
+    /// There is none.
+    None,
+    Unauthorized,
+    Accepted {
+        user: Option<String>,
+        /// A sentence for each missing permission.
+        missing: Vec<(Severity, String)>,
+    },
+}
+
+async fn check_own_credential(
+    client: Arc<dyn ApiTransport>,
+    access: &SelfAccess,
+    is_anonymous: bool,
+) -> OwnCredentialResult {
+    if is_anonymous {
+        return OwnCredentialResult::None;
+    }
+    let review = client.send(RemoteRequest {
+        path: SELF_SUBJECT_REVIEWS,
+        body: Some(Bytes::from_static(SELF_SUBJECT_REVIEW.as_bytes())),
+    });
+    let review = review.await;
+    if let Ok(RemoteResponse {
+        status: StatusCode::UNAUTHORIZED,
+        ..
+    }) = review
+    {
+        return OwnCredentialResult::Unauthorized;
+    }
+    OwnCredentialResult::Accepted {
+        user: review.ok().and_then(|reply| reviewed_user(&reply)),
+        missing: access.missing(&*client).await,
+    }
+}
+
+async fn get(client: &dyn ApiTransport, path: &'static str) -> Result<RemoteResponse, RemoteError> {
+    client.send(RemoteRequest { path, body: None }).await
+}
+
+/// What to change if the certificate of the API server does not verify; otherwise nothing.
+fn unreachable_hint(why: &RemoteError) -> &'static str {
+    if why.0.contains("UnknownIssuer") {
+        "; give the CA that issued the API server's certificate: --upstream-ca-file, or certificate-authority of the kubeconfig"
+    } else {
+        ""
+    }
+}
+
+fn git_version(reply: &RemoteResponse) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Version {
+        git_version: String,
+    }
+    let version: Version = serde_json::from_slice(&reply.body).ok()?;
+    Some(version.git_version)
+}
+
+fn reviewed_user(reply: &RemoteResponse) -> Option<String> {
+    let review: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
+    let name = review.pointer("/status/userInfo/username")?;
+    name.as_str().map(str::to_owned)
+}

@@ -1,0 +1,170 @@
+//! The report of `weir check`, as text or JSON. Pure.
+
+use clap::ValueEnum;
+use serde_json::Value;
+use serde_json::json;
+
+use crate::cli::config_resolver::certificates::CertificateSummary;
+use crate::cli::config_resolver::certificates::date;
+use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::Findings;
+
+/// How the report is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormat {
+    /// A line for each finding, and a summary.
+    #[default]
+    Text,
+    /// One JSON object on one line.
+    Json,
+}
+
+/// What was found.
+#[derive(Debug)]
+pub(in crate::cli) struct CheckReport {
+    pub(in crate::cli) findings: Findings,
+    /// The serving certificate, if the configuration can be used.
+    pub(in crate::cli) certificate: Option<CertificateSummary>,
+    /// With `--online`.
+    pub(in crate::cli) api_server: Option<ApiServerSummary>,
+}
+
+/// What the API server says.
+#[derive(Debug)]
+pub(in crate::cli) struct ApiServerSummary {
+    pub(in crate::cli) version: Option<String>,
+    /// The user of weir's own credential.
+    pub(in crate::cli) user: Option<String>,
+}
+
+impl CheckReport {
+    /// Whether there are no errors.
+    pub(in crate::cli) fn is_valid(&self) -> bool {
+        self.findings.errors().next().is_none()
+    }
+
+    pub(in crate::cli) fn render(&self, format: CheckFormat) -> String {
+        match format {
+            CheckFormat::Text => self.text(),
+            CheckFormat::Json => format!("{}\n", self.json()),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut lines: Vec<String> = self.findings.iter().map(Finding::report_line).collect();
+        if let Some(CertificateSummary { names, not_after }) = &self.certificate {
+            let names = match &**names {
+                [] => "no name".to_owned(),
+                names => names.join(", "),
+            };
+            lines.push(format!(
+                "serving certificate: for {names}; until {}",
+                date(*not_after)
+            ));
+        }
+        if let Some(ApiServerSummary { version, user }) = &self.api_server {
+            let unknown = || "not known".to_owned();
+            lines.push(format!(
+                "API server: version {}; weir's own user {}",
+                version.clone().unwrap_or_else(unknown),
+                user.clone().unwrap_or_else(unknown)
+            ));
+        }
+        let verdict = if self.is_valid() {
+            "valid"
+        } else {
+            "not valid"
+        };
+        lines.push(format!(
+            "{verdict}: {}, {}",
+            counted(self.findings.errors().count(), "error"),
+            counted(self.findings.warnings().count(), "warning")
+        ));
+        lines.join("\n") + "\n"
+    }
+
+    fn json(&self) -> Value {
+        let certificate = self.certificate.as_ref();
+        json!({
+            "valid": self.is_valid(),
+            "errors": self.findings.errors().map(Finding::to_json).collect::<Vec<_>>(),
+            "warnings": self.findings.warnings().map(Finding::to_json).collect::<Vec<_>>(),
+            "servingCertificate": certificate.map(|certificate| json!({
+                "names": certificate.names,
+                "notAfter": date(certificate.not_after),
+            })),
+            "apiServer": self.api_server.as_ref().map(|server| json!({
+                "version": server.version,
+                "user": server.user,
+            })),
+        })
+    }
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::cli::config_resolver::findings::Subject;
+    use crate::document::Severity;
+
+    fn report(severities: &[Severity]) -> CheckReport {
+        let mut findings = Findings::default();
+        for (n, severity) in severities.iter().enumerate() {
+            let flag = Subject::Flag(format!("flag-{n}"));
+            findings.push(Finding::new(*severity, flag, "wrong".to_owned()));
+        }
+        CheckReport {
+            findings,
+            certificate: Some(CertificateSummary {
+                names: vec!["a".to_owned(), "::1".to_owned()],
+                not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(86_400),
+            }),
+            api_server: Some(ApiServerSummary {
+                version: Some("v1.36.0".to_owned()),
+                user: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn text_has_a_line_for_each_finding_and_a_summary() {
+        assert_eq!(
+            report(&[Severity::Warning, Severity::Error]).render(CheckFormat::Text),
+            "warning: --flag-0: wrong\n\
+             error: --flag-1: wrong\n\
+             serving certificate: for a, ::1; until 1970-01-02T00:00:00Z\n\
+             API server: version v1.36.0; weir's own user not known\n\
+             not valid: 1 error, 1 warning\n"
+        );
+    }
+
+    #[test]
+    fn warnings_alone_are_valid() {
+        let report = report(&[Severity::Warning, Severity::Warning]);
+        assert!(report.is_valid());
+        let text = report.render(CheckFormat::Text);
+        assert!(text.ends_with("\nvalid: 0 errors, 2 warnings\n"), "{text}");
+    }
+
+    #[test]
+    fn json_is_one_object() {
+        let text = report(&[Severity::Error]).render(CheckFormat::Json);
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["valid"], false);
+        assert_eq!(json["errors"][0]["flag"], "flag-0");
+        assert_eq!(json["warnings"], json!([]));
+        assert_eq!(
+            json["servingCertificate"],
+            json!({"names": ["a", "::1"], "notAfter": "1970-01-02T00:00:00Z"})
+        );
+        assert_eq!(json["apiServer"]["version"], "v1.36.0");
+    }
+}
