@@ -69,7 +69,7 @@ pub struct Config {
 }
 
 /// The listener for clients.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServingConfig {
     /// `--bind-address` and `--secure-port`.
     pub address: SocketAddr,
@@ -113,7 +113,7 @@ impl Default for TransferConfig {
 }
 
 /// Authentication.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct IdentityConfig {
     /// `--client-ca-file`.
     pub client_ca: Option<RootCertStore>,
@@ -139,7 +139,7 @@ pub struct ImpersonationConfig {
 }
 
 /// Front proxies before weir.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FrontProxyConfig {
     /// `--requestheader-client-ca-file`.
     pub ca: RootCertStore,
@@ -148,7 +148,7 @@ pub struct FrontProxyConfig {
 }
 
 /// The verification of tokens that are in no file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct VerificationConfig {
     /// `--authentication-config`.
     pub issuers: Vec<(JwtIssuer, IssuerKeys)>,

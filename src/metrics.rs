@@ -4,14 +4,21 @@
 //! knows what is counted. Help texts carry Kubernetes' stability level if the metric is one of
 //! kube-apiserver's, so that its dashboards work with this endpoint. There is no global registry:
 //! two proxies in one process count separately.
+//!
+//! A registration can be repeated, so that a component can be built again at a reload: the same
+//! name, help and labels give the handles of the metric that is there, and a collector replaces the
+//! one of the component before it.
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use prometheus::CounterVec;
 use prometheus::Histogram;
 use prometheus::HistogramOpts;
@@ -35,8 +42,9 @@ use crate::numeric::saturating_i64;
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     registry: prometheus::Registry,
-    /// Everything registered, including metrics without samples. Locked for a push or a copy.
-    descriptions: Arc<Mutex<Vec<MetricDescription>>>,
+    /// Everything registered, including metrics without samples. Locked for a registration or a
+    /// copy of the descriptions.
+    registered: Arc<Mutex<Vec<RegisteredMetric>>>,
 }
 
 /// A metric without its samples.
@@ -140,23 +148,29 @@ impl Registry {
     }
 
     /// Registers a `collector` that is read at each collection, for numbers that are kept
-    /// elsewhere.
+    /// elsewhere. It replaces a collector of the same metrics that was registered this way before.
     #[expect(
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
     )]
     pub fn register_collector(&self, collector: impl Collector + 'static) {
-        let described = collector.desc().into_iter().map(|desc| MetricDescription {
-            name: desc.fq_name.clone(),
-            help: desc.help.clone(),
-            labels: desc.variable_labels.clone(),
-        });
-        let mut all = self.descriptions.lock();
-        all.extend(described);
-        drop(all);
+        let key = CollectorKey::of(&collector);
+        let collector: Arc<dyn Collector> = Arc::new(collector);
+        let mut registered = self.registered.lock();
+        let existing = registered.iter().find(|metric| metric.key == key);
+        if let Some(RegisteredCollector::Replaceable(current)) = existing.map(|m| &m.collector) {
+            current.store(Arc::new(collector));
+            return;
+        }
+        let slot = CollectorSlot::new(collector);
+        let current = Arc::clone(&slot.current);
         self.registry
-            .register(Box::new(collector))
-            .expect("a metric is registered once");
+            .register(Box::new(slot))
+            .expect("a name has one kind of metric");
+        registered.push(RegisteredMetric {
+            key,
+            collector: RegisteredCollector::Replaceable(current),
+        });
     }
 
     /// Everything registered, in the text exposition format.
@@ -169,22 +183,103 @@ impl Registry {
         with_go_bounds(&text)
     }
 
+    /// Registers a metric, or returns the handles of the same metric that was registered before.
     #[expect(
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
     )]
     fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect("a metric's name and labels are well-formed");
-        self.register_collector(collector.clone());
+        let key = CollectorKey::of(&collector);
+        let mut registered = self.registered.lock();
+        let existing = registered.iter().find(|metric| metric.key == key);
+        if let Some(RegisteredCollector::Handles(handles)) = existing.map(|m| &m.collector)
+            && let Some(handles) = handles.downcast_ref::<C>()
+        {
+            return handles.clone();
+        }
+        self.registry
+            .register(Box::new(collector.clone()))
+            .expect("a name has one kind of metric");
+        registered.push(RegisteredMetric {
+            key,
+            collector: RegisteredCollector::Handles(Box::new(collector.clone())),
+        });
         collector
     }
 
     /// Everything registered, by name.
     #[must_use]
     pub fn descriptions(&self) -> Vec<MetricDescription> {
-        let mut all = self.descriptions.lock().clone();
+        let registered = self.registered.lock();
+        let keys = registered.iter().flat_map(|metric| &metric.key.0);
+        let mut all: Vec<_> = keys.map(|(description, _)| description.clone()).collect();
+        drop(registered);
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+}
+
+/// What a registration is found again by: the description of each metric of a collector, and the
+/// id that prometheus derives from its name and its constant labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct CollectorKey(Vec<(MetricDescription, u64)>);
+
+impl CollectorKey {
+    fn of(collector: &impl Collector) -> Self {
+        let describe = |desc: &Desc| MetricDescription {
+            name: desc.fq_name.clone(),
+            help: desc.help.clone(),
+            labels: desc.variable_labels.clone(),
+        };
+        let descs = collector.desc().into_iter();
+        Self(descs.map(|desc| (describe(desc), desc.id)).collect())
+    }
+}
+
+/// A registered collector.
+struct RegisteredMetric {
+    key: CollectorKey,
+    collector: RegisteredCollector,
+}
+
+enum RegisteredCollector {
+    /// The handles of [`Registry::add`], which a second registration receives.
+    Handles(Box<dyn Any + Send + Sync>),
+    /// A collector that a second registration replaces.
+    Replaceable(CurrentCollector),
+}
+
+impl fmt::Debug for RegisteredMetric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.key)
+    }
+}
+
+type CurrentCollector = Arc<ArcSwap<Arc<dyn Collector>>>;
+
+/// Collects from the collector that was registered last.
+struct CollectorSlot {
+    descs: Vec<Desc>,
+    current: CurrentCollector,
+}
+
+impl CollectorSlot {
+    fn new(collector: Arc<dyn Collector>) -> Self {
+        Self {
+            descs: collector.desc().into_iter().cloned().collect(),
+            current: Arc::new(ArcSwap::from_pointee(collector)),
+        }
+    }
+}
+
+impl Collector for CollectorSlot {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.current.load_full().collect()
     }
 }
 
@@ -267,8 +362,13 @@ impl SparseHistograms {
     /// The histogram of this label value.
     #[must_use]
     pub fn with_label_value(&self, value: &str) -> SparseHistogram {
-        let zeros = Arc::new(AtomicU64::new(0));
-        self.zeros().push((value.to_owned(), Arc::clone(&zeros)));
+        let mut label_zeros = self.zeros();
+        let known = label_zeros.iter().find(|(known, _)| known == value);
+        let zeros = known.map_or_else(Arc::default, |(_, zeros)| Arc::clone(zeros));
+        if known.is_none() {
+            label_zeros.push((value.to_owned(), Arc::clone(&zeros)));
+        }
+        drop(label_zeros);
         SparseHistogram {
             histogram: self.histograms.with_label_values(&[value]),
             zeros,
@@ -395,5 +495,59 @@ mod tests {
                 assert!(text.contains(&line), "{line} in {text}");
             }
         }
+    }
+
+    #[test]
+    fn a_metric_that_is_registered_again_goes_on_counting() {
+        let registry = Registry::new();
+        for _ in 0..2 {
+            registry.counter("one", "One.").inc();
+            let several = registry.counters("several", "Several.", &["of"]);
+            several.with_label_values(&["a"]).inc();
+            let times = registry.sparse_histograms("times", "Times.", "of", &[0.0, 1.0]);
+            times.with_label_value("a").observe(Duration::ZERO);
+            registry.histogram("sizes", "Sizes.", &[1.0]).observe(2.0);
+        }
+        let text = registry.render();
+        for line in [
+            "one 2\n",
+            "several{of=\"a\"} 2\n",
+            "times_count{of=\"a\"} 2\n",
+            "sizes_count 2\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert_eq!(registry.descriptions().len(), 4);
+    }
+
+    #[test]
+    fn a_collector_that_is_registered_again_replaces_the_one_before() {
+        let registry = Registry::new();
+        let kept = Arc::new(());
+        let holder = Arc::clone(&kept);
+        registry.gauge_fn("held", "Held.", move || Arc::strong_count(&holder));
+        assert!(registry.render().contains("held 2\n"));
+        registry.gauge_fn("held", "Held.", || 7);
+        let text = registry.render();
+        assert!(text.contains("held 7\n"), "{text}");
+        assert_eq!(text.matches("# TYPE held ").count(), 1, "{text}");
+        assert_eq!(Arc::strong_count(&kept), 1, "the old one is dropped");
+        assert_eq!(registry.descriptions().len(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a name has one kind of metric")]
+    fn a_metric_of_the_same_name_with_other_labels_is_an_error() {
+        let registry = Registry::new();
+        let _ = registry.counters("same", "Same.", &["a"]);
+        let _ = registry.counters("same", "Same.", &["b"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a name has one kind of metric")]
+    fn a_metric_of_the_same_name_and_another_kind_is_an_error() {
+        let registry = Registry::new();
+        let _ = registry.counter("same", "Same.");
+        let _ = registry.gauge("same", "Same.");
     }
 }

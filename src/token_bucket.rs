@@ -164,6 +164,12 @@ impl TokenBucket {
         self.tokens_at(rate, now) >= rate.burst
     }
 
+    /// Adds the tokens until `now`, before the rate changes.
+    pub(crate) fn refill(&mut self, rate: &Rate, now: Instant) {
+        self.tokens = self.tokens_at(rate, now);
+        self.updated_at = now.max(self.updated_at);
+    }
+
     /// `advance`: the tokens at `now`.
     fn tokens_at(&self, rate: &Rate, now: Instant) -> f64 {
         let elapsed = now.saturating_duration_since(self.updated_at);

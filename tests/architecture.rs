@@ -27,6 +27,7 @@ const PURE: &[&str] = &[
     "cli/check/report.rs",
     "cli/config_resolver/certificates.rs",
     "cli/config_resolver/findings.rs",
+    "cli/serve/restart.rs",
     "cli/top/format.rs",
     "cli/top/model.rs",
     "cli/top/panels.rs",

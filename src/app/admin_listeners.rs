@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 
 use crate::app::shared_components::SharedComponents;
@@ -13,9 +14,17 @@ use crate::config;
 use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::admin::AdminServer;
+use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
+use crate::observe::status::sources::ConfiguredSources;
+
+/// What operators are shown and a reload replaces.
+pub(super) type ShownConfig = (
+    Arc<ArcSwap<ConfiguredSources>>,
+    Arc<ArcSwap<EffectiveConfig>>,
+);
 
 /// The listeners for operators and probes, and what each serves.
 #[derive(Debug)]
@@ -32,14 +41,14 @@ impl AdminListeners {
         readiness: Arc<Readiness>,
         registry: &Registry,
         shared: &SharedComponents,
-        serving: &config::ServingConfig,
+        (sources, effective): &ShownConfig,
     ) -> Result<Self, StartError> {
         let host = &admin.effective.host;
-        let status = shared.status(&readiness, serving.max_connections, host);
+        let status = shared.status(&readiness, sources, host);
         let zpages = Arc::new(Zpages {
-            upstream: shared.upstream.address.authority.to_string(),
             start_time: (Clock.now(), Clock.wall()),
-            effective: admin.effective.clone(),
+            effective: Arc::clone(effective),
+            sources: Arc::clone(sources),
         });
         let fairness = match &shared.admission {
             Admission::Fairness(controller) => Some(controller),
@@ -53,7 +62,7 @@ impl AdminListeners {
                 Arc::new(AdminServer {
                     readiness: Arc::clone(&readiness),
                     metrics,
-                    rate_limits: operators.then(|| Arc::clone(&shared.rates)),
+                    rate_limits: operators.then(|| Arc::clone(sources)),
                     connection_budget: operators.then(|| shared.budgets.connection_budget.clone()),
                     top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),

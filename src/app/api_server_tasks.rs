@@ -1,9 +1,12 @@
 //! weir's own calls to the API server, and its checks of itself there.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 use crate::app::object_counts::ObjectCountPolls;
 use crate::app::self_checks::self_access::SelfAccess;
@@ -16,180 +19,212 @@ use crate::identity::transport::ApiTransport;
 use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::observe::readiness::front_proxy::FrontProxyProbe;
 use crate::upstream;
+use crate::upstream::UpstreamConfig;
+use crate::upstream::UpstreamMetrics;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::credentials::RefreshTask;
-use crate::upstream::forward::api_server_client;
+use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::pool::Pool;
 
-/// weir's own calls to the API server, and the tasks that renew their credentials.
-#[derive(Debug)]
-pub(super) struct ApiServerTasks {
-    /// The credentials of the calls.
-    pub(super) credentials: Arc<OwnCredentials>,
-    /// Detects calls that come back to weir.
-    pub(super) loop_detector: Arc<LoopDetector>,
-    /// The client for object counts, if there is a credential, and the period.
-    count_calls: Option<(api_server_client::ApiServerClient, Duration)>,
-    pool: Arc<Pool<Internal>>,
-    certificate_changes: watch::Receiver<u64>,
-    renewal: RefreshTask,
-    checks: SelfChecks,
-    /// `None` if weir has no credential of its own.
-    api_server: Option<Arc<dyn ApiTransport>>,
-}
+/// A task of which there is one at a time.
+#[derive(Debug, Default)]
+pub(super) struct TaskSlot(Mutex<Option<AbortHandle>>);
 
-/// The configuration of weir's own calls.
-pub(super) struct OwnCallsConfig {
-    credentials: CredentialSource,
-    /// Zero if objects are not counted.
-    object_count_period: Duration,
-}
-
-impl OwnCallsConfig {
-    pub(super) const fn new(credentials: CredentialSource, object_count_period: Duration) -> Self {
-        Self {
-            credentials,
-            object_count_period,
+impl TaskSlot {
+    /// Starts `task` after the one before it, which is aborted.
+    pub(super) fn start(&self, task: Option<impl Future<Output = ()> + Send + 'static>) {
+        let task = task.map(|task| tokio::spawn(task).abort_handle());
+        let earlier = std::mem::replace(&mut *self.0.lock(), task);
+        if let Some(earlier) = earlier {
+            earlier.abort();
         }
     }
 }
 
-impl ApiServerTasks {
-    pub(super) async fn start(
-        own_calls: OwnCallsConfig,
-        upstream: &upstream::UpstreamConfig,
-        metrics: &Arc<upstream::UpstreamMetrics>,
-        drain: &Arc<Drain>,
-        checks: SelfChecks,
-    ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiTransport>>), StartError> {
-        let OwnCallsConfig {
-            credentials,
-            object_count_period: period,
-        } = own_calls;
-        let is_anonymous = credentials.is_anonymous();
-        let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
-            .await
-            .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let pool = upstream::internal_pool(upstream, &credentials, metrics);
-        let certificate_changes = credentials.certificate_changes();
-        let calls =
-            api_server_client::ApiServerClient::new(Arc::clone(&pool), Arc::clone(&credentials));
-        let api_server: Arc<dyn ApiTransport> = Arc::new(calls.clone());
-        // An anonymous client may not create reviews of other users.
-        let api_server = Some(api_server).filter(|_| !is_anonymous);
-        let probe = checks.probe.as_ref();
-        let health = probe.map(|probe| Arc::clone(&probe.health));
-        let loop_detector = Arc::clone(&checks.loop_detector);
-        let (request_pool, request_credentials) = (Arc::clone(&pool), Arc::clone(&credentials));
-        let readiness = Readiness::new(
-            request_pool,
-            request_credentials,
-            Arc::clone(drain),
-            Arc::clone(&loop_detector),
-        );
-        let readiness = Arc::new(readiness.with_front_proxy(health));
-        let calls = Self {
-            credentials,
-            loop_detector,
-            count_calls: Some((calls, period)).filter(|_| !is_anonymous && !period.is_zero()),
-            pool,
-            certificate_changes,
-            renewal,
-            checks,
-            api_server: api_server.clone(),
-        };
-        Ok((calls, readiness, api_server))
-    }
-
-    pub(super) fn run(self, admission: &Admission) {
-        let Self {
-            credentials: _,
-            loop_detector: _,
-            count_calls,
-            pool,
-            mut certificate_changes,
-            renewal,
-            checks:
-                SelfChecks {
-                    probe,
-                    access,
-                    loop_detector: _,
-                },
-            api_server,
-        } = self;
-        if let (Some((calls, period)), Admission::Fairness(controller)) = (count_calls, admission) {
-            let polls = ObjectCountPolls::new(calls, Arc::clone(controller), period);
-            tokio::spawn(polls.run());
-        }
-        tokio::spawn(renewal.run());
-        if let Some(probe) = probe {
-            tokio::spawn(probe.run());
-        }
-        if let Some(api_server) = api_server {
-            tokio::spawn(access.check(api_server));
-        }
-        tokio::spawn(async move {
-            while certificate_changes.changed().await.is_ok() {
-                pool.retire_all();
-            }
-        });
-    }
-}
-
-/// The configuration of weir's self-checks.
-pub(super) struct SelfCheckConfig {
+/// The settings of weir's own calls.
+#[derive(Clone, Debug)]
+pub(super) struct OwnCallSettings {
+    /// No calls need weir's credentials, since it has none.
+    is_anonymous: bool,
     access: SelfAccess,
     /// The headers in which probes assert a user.
     identity_headers: IdentityHeaders,
     /// The interval of the front-proxy certificate's probes, if there are any.
-    interval: Option<Duration>,
+    probe_interval: Option<Duration>,
+    /// `--object-count-poll-period`; zero disables the polls.
+    poll_period: Duration,
 }
 
-impl SelfCheckConfig {
+impl OwnCallSettings {
     pub(super) fn from_config(config: &Config) -> Self {
         Self {
+            is_anonymous: config.own_credentials.is_anonymous(),
             access: SelfAccess::from_config(config),
             identity_headers: config.identity.headers.clone(),
-            interval: config.admin.self_check_interval,
+            probe_interval: config.admin.self_check_interval,
+            poll_period: config.object_count_poll_period,
         }
     }
 
-    pub(super) fn build(
-        self,
-        upstream: &upstream::UpstreamConfig,
-        metrics: &Arc<upstream::UpstreamMetrics>,
-        registry: &Registry,
-    ) -> SelfChecks {
-        let pool = upstream::front_proxy_pool(upstream, metrics);
-        let probe = pool
-            .zip(self.interval)
-            .map(|(pool, every)| FrontProxyProbe {
-                pool,
-                headers: Arc::new(self.identity_headers),
-                metrics: Arc::clone(metrics),
-                health: FrontProxyHealth::register(registry),
-                interval: every,
-            });
-        SelfChecks {
-            probe,
-            access: self.access,
-            loop_detector: LoopDetector::register(upstream.instance_id.clone(), registry),
-        }
+    pub(super) const fn is_anonymous(&self) -> bool {
+        self.is_anonymous
+    }
+
+    pub(super) fn has_same_probe(&self, other: &Self) -> bool {
+        (&self.identity_headers, self.probe_interval)
+            == (&other.identity_headers, other.probe_interval)
+    }
+
+    pub(super) fn has_same_access(&self, other: &Self) -> bool {
+        (self.is_anonymous, &self.access) == (other.is_anonymous, &other.access)
     }
 }
 
-/// What weir checks about itself at the API server.
+/// weir's own calls to the API server.
 #[derive(Debug)]
-pub(super) struct SelfChecks {
-    /// The probe of the front-proxy certificate, if there is one and probes are configured.
-    probe: Option<FrontProxyProbe>,
-    access: SelfAccess,
-    /// Detects an upstream that leads back to weir.
-    loop_detector: Arc<LoopDetector>,
+pub(super) struct OwnCalls {
+    /// The credentials of the calls.
+    pub(super) credentials: Arc<OwnCredentials>,
+    /// Detects calls that come back to weir.
+    pub(super) loop_detector: Arc<LoopDetector>,
+    pub(super) readiness: Arc<Readiness>,
+    pool: Arc<Pool<Internal>>,
+    client: ApiServerClient,
+    transport: Arc<dyn ApiTransport>,
+    metrics: Arc<UpstreamMetrics>,
+    registry: Registry,
+    polls: TaskSlot,
+    /// Changes the period of the polls; zero pauses them.
+    poll_period: watch::Sender<Duration>,
+    probe: TaskSlot,
+    access: TaskSlot,
+}
+
+impl OwnCalls {
+    pub(super) async fn start(
+        credentials: CredentialSource,
+        upstream: &UpstreamConfig,
+        metrics: &Arc<UpstreamMetrics>,
+        (drain, config_status): (&Arc<Drain>, &Arc<ConfigStatus>),
+        registry: &Registry,
+    ) -> Result<(Arc<Self>, RefreshTask), StartError> {
+        let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
+            .await
+            .map_err(|why| StartError::new("weir's own credentials", why))?;
+        let pool = upstream::internal_pool(upstream, &credentials, metrics);
+        let client = ApiServerClient::new(Arc::clone(&pool), Arc::clone(&credentials));
+        let loop_detector = LoopDetector::register(upstream.instance_id.clone(), registry);
+        let readiness = Arc::new(Readiness::new(
+            Arc::clone(&pool),
+            Arc::clone(&credentials),
+            Arc::clone(drain),
+            Arc::clone(&loop_detector),
+            Arc::clone(config_status),
+        ));
+        let calls = Self {
+            credentials,
+            loop_detector,
+            readiness,
+            pool,
+            transport: Arc::new(client.clone()),
+            client,
+            metrics: Arc::clone(metrics),
+            registry: registry.clone(),
+            polls: TaskSlot::default(),
+            poll_period: watch::Sender::default(),
+            probe: TaskSlot::default(),
+            access: TaskSlot::default(),
+        };
+        Ok((Arc::new(calls), renewal))
+    }
+
+    /// The API server, if weir has credentials: an anonymous client may not create reviews of other
+    /// users.
+    pub(super) fn api_server(&self, settings: &OwnCallSettings) -> Option<Arc<dyn ApiTransport>> {
+        Some(Arc::clone(&self.transport)).filter(|_| !settings.is_anonymous)
+    }
+
+    /// Starts the tasks.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        settings: &OwnCallSettings,
+        upstream: &UpstreamConfig,
+        admission: &Admission,
+    ) {
+        self.start_polls(settings, admission);
+        self.start_probe(settings, upstream);
+        self.start_access_check(settings);
+        let (pool, mut changes) = (
+            Arc::clone(&self.pool),
+            self.credentials.certificate_changes(),
+        );
+        tokio::spawn(async move {
+            while changes.changed().await.is_ok() {
+                pool.retire_all();
+            }
+        });
+    }
+
+    /// Calls the server of `config` from now on.
+    pub(super) fn reconfigure(&self, config: &UpstreamConfig) {
+        upstream::reconfigure_internal_pool(&self.pool, config, &self.credentials);
+    }
+
+    /// Polls the number of objects, unless weir is anonymous.
+    pub(super) fn start_polls(&self, settings: &OwnCallSettings, admission: &Admission) {
+        self.set_poll_period(settings);
+        let polls = match admission {
+            Admission::Fairness(controller) if !settings.is_anonymous => {
+                let (calls, controller) = (self.client.clone(), Arc::clone(controller));
+                Some(ObjectCountPolls::new(calls, controller, self.poll_period.subscribe()).run())
+            }
+            Admission::Fairness(_) | Admission::MaxInFlight(_) => None,
+        };
+        self.polls.start(polls);
+    }
+
+    /// Changes the period of the polls.
+    pub(super) fn set_poll_period(&self, settings: &OwnCallSettings) {
+        self.poll_period.send_if_modified(|period| {
+            std::mem::replace(period, settings.poll_period) != settings.poll_period
+        });
+    }
+
+    /// Probes the front-proxy certificate, if there is one and probes are configured.
+    pub(super) fn start_probe(&self, settings: &OwnCallSettings, upstream: &UpstreamConfig) {
+        let probe = self.new_probe(settings, upstream);
+        let health = probe.as_ref().map(|probe| Arc::clone(&probe.health));
+        self.readiness.set_front_proxy(health);
+        self.probe.start(probe.map(FrontProxyProbe::run));
+    }
+
+    /// Checks the permissions of weir's own credentials.
+    pub(super) fn start_access_check(&self, settings: &OwnCallSettings) {
+        let api_server = self.api_server(settings);
+        let access = settings.access.clone();
+        self.access
+            .start(api_server.map(|api_server| access.check(api_server)));
+    }
+
+    fn new_probe(
+        &self,
+        settings: &OwnCallSettings,
+        upstream: &UpstreamConfig,
+    ) -> Option<FrontProxyProbe> {
+        let interval = settings.probe_interval?;
+        Some(FrontProxyProbe {
+            pool: upstream::front_proxy_pool(upstream, &self.metrics)?,
+            headers: Arc::new(settings.identity_headers.clone()),
+            metrics: Arc::clone(&self.metrics),
+            health: FrontProxyHealth::register(&self.registry),
+            interval,
+        })
+    }
 }

@@ -14,6 +14,7 @@ use crate::identity::FrontProxyAuthenticator;
 use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestAuthenticator;
 use crate::identity::TokenAuthenticator;
+use crate::identity::TokenFile;
 use crate::identity::impersonation::authorizer;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::request_header::IdentityHeaders;
@@ -55,9 +56,12 @@ impl<'a> AuthDependencies<'a> {
 /// The authenticator, what decides impersonations, and the names of the identity headers.
 pub(super) struct AuthComponents {
     pub(super) authenticator: Arc<RequestAuthenticator>,
+    /// What decides impersonations, if something does.
     pub(super) impersonation_authorizer: Option<Arc<ImpersonationAuthorizer>>,
     /// `--classify-impersonated`.
     pub(super) classify_impersonated: bool,
+    /// The authorizer of impersonations, even while nothing uses it.
+    authorizer: Option<Arc<ImpersonationAuthorizer>>,
     pub(super) identity_headers: Arc<IdentityHeaders>,
 }
 
@@ -86,72 +90,154 @@ pub(super) fn build_authenticator(
     impersonate: bool,
     dependencies: AuthDependencies<'_>,
 ) -> Result<(AuthComponents, ReviewTasks), StartError> {
-    let config::IdentityConfig {
-        client_ca,
-        tokens: token_file,
-        headers,
-        front_proxies,
-        verification,
-        impersonation,
-    } = config;
-    let identity_headers = Arc::new(headers);
-    let verifier = |flag: &'static str, roots: RootCertStore| {
-        CertificateVerifier::new(roots, Arc::clone(&dependencies.provider))
-            .map_err(|why| StartError::new(flag, why))
-    };
-    let certificates = client_ca
-        .map(|roots| verifier("--client-ca-file", roots))
-        .transpose()?;
-    let front_proxies = front_proxies
-        .map(|config::FrontProxyConfig { ca, allowed_names }| {
-            let authority = verifier("--requestheader-client-ca-file", ca)?;
-            Ok(FrontProxyAuthenticator::new(
-                authority,
-                allowed_names,
-                Arc::clone(&identity_headers),
-            ))
-        })
-        .transpose()?;
-    let tokens = TokenAuthenticator::new(
-        token_config(verification, &dependencies),
-        dependencies.registry,
-    );
-    let authenticator =
-        RequestAuthenticator::new(front_proxies, certificates, token_file, Arc::clone(&tokens))
-            .map_err(|why| StartError::new("marks of tokens", why))?;
-    let classify_impersonated = impersonation.classify;
-    let authorizer = build_impersonation_authorizer(impersonation, impersonate, &dependencies)?;
+    let prepared = PreparedAuth::new(config, impersonate, None, &dependencies)?;
+    let tokens = TokenAuthenticator::new(prepared.tokens, dependencies.registry);
+    let authenticator = RequestAuthenticator::new(
+        prepared.front_proxies,
+        prepared.certificates,
+        prepared.token_file,
+        Arc::clone(&tokens),
+    )
+    .map_err(|why| StartError::new("marks of tokens", why))?;
     let reviews = ReviewTasks {
         tokens,
-        authorizer: authorizer.clone(),
+        authorizer: prepared.authorizer.clone(),
     };
     let components = AuthComponents {
         authenticator: Arc::new(authenticator),
-        impersonation_authorizer: authorizer,
-        classify_impersonated,
-        identity_headers,
+        impersonation_authorizer: prepared.impersonation_authorizer,
+        classify_impersonated: prepared.classify_impersonated,
+        authorizer: prepared.authorizer,
+        identity_headers: prepared.identity_headers,
     };
     Ok((components, reviews))
 }
 
-fn build_impersonation_authorizer(
-    config: config::ImpersonationConfig,
-    impersonate: bool,
-    dependencies: &AuthDependencies<'_>,
-) -> Result<Option<Arc<ImpersonationAuthorizer>>, StartError> {
-    let config::ImpersonationConfig {
-        classify,
-        reviews_per_second,
-    } = config;
-    let metrics = authorizer::AccessReviewMetrics::register(dependencies.registry);
-    let api_server = dependencies
-        .api_server
-        .clone()
-        .filter(|_| classify || impersonate);
-    api_server
-        .map(|api_server| ImpersonationAuthorizer::new(api_server, reviews_per_second, metrics))
-        .transpose()
-        .map_err(|why| StartError::new("marks of rights", why))
+/// The settings of authentication, valid and not in force yet.
+pub(super) struct PreparedAuth {
+    front_proxies: Option<FrontProxyAuthenticator>,
+    certificates: Option<CertificateVerifier>,
+    token_file: TokenFile,
+    tokens: tokens::TokenConfig,
+    identity_headers: Arc<IdentityHeaders>,
+    impersonation_authorizer: Option<Arc<ImpersonationAuthorizer>>,
+    classify_impersonated: bool,
+    /// The authorizer that is in use or was in use before.
+    authorizer: Option<Arc<ImpersonationAuthorizer>>,
+    access_reviews: Option<(Arc<dyn ApiTransport>, u32)>,
+}
+
+impl PreparedAuth {
+    /// Prepares what `config` describes. `authorizer` is the one that is there.
+    pub(super) fn new(
+        config: config::IdentityConfig,
+        impersonate: bool,
+        authorizer: Option<&Arc<ImpersonationAuthorizer>>,
+        dependencies: &AuthDependencies<'_>,
+    ) -> Result<Self, StartError> {
+        let config::IdentityConfig {
+            client_ca,
+            tokens: token_file,
+            headers,
+            front_proxies,
+            verification,
+            impersonation:
+                config::ImpersonationConfig {
+                    classify,
+                    reviews_per_second,
+                },
+        } = config;
+        let identity_headers = Arc::new(headers);
+        let verifier = |flag: &'static str, roots: RootCertStore| {
+            CertificateVerifier::new(roots, Arc::clone(&dependencies.provider))
+                .map_err(|why| StartError::new(flag, why))
+        };
+        let certificates = client_ca
+            .map(|roots| verifier("--client-ca-file", roots))
+            .transpose()?;
+        let front_proxies = front_proxies
+            .map(|config::FrontProxyConfig { ca, allowed_names }| {
+                let authority = verifier("--requestheader-client-ca-file", ca)?;
+                let headers = Arc::clone(&identity_headers);
+                Ok(FrontProxyAuthenticator::new(
+                    authority,
+                    allowed_names,
+                    headers,
+                ))
+            })
+            .transpose()?;
+        let api_server = dependencies.api_server.clone();
+        let access_reviews = api_server
+            .filter(|_| classify || impersonate)
+            .map(|api_server| (api_server, reviews_per_second));
+        let (in_use, authorizer) = match (&access_reviews, authorizer) {
+            (None, earlier) => (None, earlier.map(Arc::clone)),
+            (Some(_), Some(earlier)) => (Some(Arc::clone(earlier)), Some(Arc::clone(earlier))),
+            (Some((api_server, per_second)), None) => {
+                let metrics = authorizer::AccessReviewMetrics::register(dependencies.registry);
+                let api_server = Arc::clone(api_server);
+                let new = ImpersonationAuthorizer::new(api_server, *per_second, metrics)
+                    .map_err(|why| StartError::new("marks of rights", why))?;
+                (Some(Arc::clone(&new)), Some(new))
+            }
+        };
+        Ok(Self {
+            front_proxies,
+            certificates,
+            token_file,
+            tokens: token_config(verification, dependencies),
+            identity_headers,
+            impersonation_authorizer: in_use,
+            classify_impersonated: classify,
+            authorizer,
+            access_reviews,
+        })
+    }
+}
+
+impl AuthComponents {
+    /// Prepares the components of a reload. Changes nothing.
+    pub(super) fn prepare(
+        &self,
+        config: config::IdentityConfig,
+        impersonate: bool,
+        dependencies: &AuthDependencies<'_>,
+    ) -> Result<PreparedAuth, StartError> {
+        PreparedAuth::new(config, impersonate, self.authorizer.as_ref(), dependencies)
+    }
+
+    /// Puts `prepared` in force: changes the parts that stay, and builds the others around them.
+    /// Also returns an authorizer whose task has to be started. When all requests come to the new
+    /// authenticator, call `announce_trust` on it.
+    pub(super) fn replaced_by(
+        &self,
+        prepared: PreparedAuth,
+    ) -> (Self, Option<Arc<ImpersonationAuthorizer>>) {
+        self.authenticator
+            .token_authenticator()
+            .replace(prepared.tokens);
+        let authenticator = self.authenticator.rebuild(
+            prepared.front_proxies,
+            prepared.certificates,
+            prepared.token_file,
+        );
+        let started = match (&self.authorizer, prepared.access_reviews) {
+            (None, _) => prepared.authorizer.clone(),
+            (Some(_), None) => None,
+            (Some(authorizer), Some((api_server, per_second))) => {
+                authorizer.replace(api_server, per_second);
+                None
+            }
+        };
+        let components = Self {
+            authenticator: Arc::new(authenticator),
+            impersonation_authorizer: prepared.impersonation_authorizer,
+            classify_impersonated: prepared.classify_impersonated,
+            authorizer: prepared.authorizer,
+            identity_headers: prepared.identity_headers,
+        };
+        (components, started)
+    }
 }
 
 fn token_config(

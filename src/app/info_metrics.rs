@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use rustls::sign::CertifiedKey;
 
-use crate::config;
 use crate::config::AdmissionConfig;
 use crate::flowcontrol::controller::Enforcement;
 use crate::metrics::Registry;
@@ -13,7 +12,6 @@ use crate::observe::info_metrics::CertificateExpiry;
 use crate::observe::info_metrics::InfoMetrics;
 use crate::observe::process_metrics;
 use crate::observe::readiness::Readiness;
-use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 
@@ -28,8 +26,7 @@ pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
 
 /// Registers the metrics of the process, of readiness, and of the certificates that weir presents.
 pub(super) fn register(
-    serving: &config::ServingConfig,
-    upstream: &upstream::UpstreamConfig,
+    (serving, front_proxy): (&Arc<CertifiedKey>, Option<&Arc<CertifiedKey>>),
     own_credentials: &Arc<OwnCredentials>,
     readiness: &Arc<Readiness>,
     registry: &Registry,
@@ -40,7 +37,7 @@ pub(super) fn register(
     };
     let renewed = Arc::clone(own_credentials);
     let mut certificates: Vec<(&'static str, CertificateExpiry)> = vec![
-        ("serving", expiry_of(&serving.tls.certificate)),
+        ("serving", expiry_of(serving)),
         (
             "own",
             Box::new(move || {
@@ -49,7 +46,7 @@ pub(super) fn register(
             }),
         ),
     ];
-    if let Some(front_proxy) = &upstream.front_proxy {
+    if let Some(front_proxy) = front_proxy {
         certificates.push(("front-proxy", expiry_of(front_proxy)));
     }
     process_metrics::register(registry);

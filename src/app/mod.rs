@@ -7,17 +7,18 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `info_metrics` `self_checks` `shutdown` `start_error` |
-//! | 1 | `authentication` `list_counter` `observers` |
-//! | 2 | `object_counts` `shared_components` |
+//! | 1 | `authentication` `object_counts` `observers` |
+//! | 2 | `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
+//! | 4 | `reload` |
 
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
 mod info_metrics;
-mod list_counter;
 mod object_counts;
 mod observers;
+mod reload;
 mod self_checks;
 mod shared_components;
 mod shutdown;
@@ -26,27 +27,28 @@ mod start_error;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::time::timeout;
 
 use crate::app::admin_listeners::AdminListeners;
-use crate::app::api_server_tasks::ApiServerTasks;
-use crate::app::api_server_tasks::OwnCallsConfig;
-use crate::app::api_server_tasks::SelfCheckConfig;
+use crate::app::api_server_tasks::OwnCallSettings;
+use crate::app::api_server_tasks::OwnCalls;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::ReviewTasks;
 use crate::app::authentication::build_authenticator;
 use crate::app::observers::Observers;
+use crate::app::reload::InForce;
 use crate::app::shared_components::Budgets;
 use crate::app::shared_components::SharedComponents;
+use crate::app::shared_components::listener_settings;
 use crate::app::shared_components::local_address;
 use crate::app::shutdown::CLOSE_TIMEOUT;
+use crate::app::shutdown::ShutdownTimes;
 use crate::app::shutdown::shut_down;
 use crate::clock::Clock;
 use crate::config::AdmissionConfig;
 use crate::config::Config;
-use crate::config::ShutdownConfig;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::flowcontrol::controller::Controller;
@@ -55,13 +57,18 @@ use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::limits::rate::RateLimits;
 use crate::metrics::Registry;
+use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
 use crate::upstream;
+use crate::upstream::UpstreamConfig;
+use crate::upstream::credentials::RefreshTask;
 
+pub use crate::app::reload::ReloadError;
+pub use crate::app::reload::Reloader;
 pub use crate::app::self_checks::online::OnlineFinding;
 pub use crate::app::self_checks::online::OnlineReport;
 pub use crate::app::self_checks::online::check_online;
@@ -73,15 +80,18 @@ pub use crate::app::start_error::StartError;
 pub struct App {
     acceptor: Acceptor,
     admin: AdminListeners,
-    own_calls: ApiServerTasks,
+    own_calls: Arc<OwnCalls>,
+    own_call_settings: OwnCallSettings,
+    upstream: UpstreamConfig,
+    renewal: RefreshTask,
     review_tasks: ReviewTasks,
     talkers: Arc<TopTalkers>,
     admission: Admission,
-    observers: Observers,
+    observers: Arc<ArcSwap<Observers>>,
     drain: Arc<Drain>,
-    shutdown: ShutdownConfig,
-    request_timeout: Duration,
+    shutdown: Arc<ArcSwap<ShutdownTimes>>,
     addresses: Addresses,
+    reloader: Option<Reloader>,
 }
 
 /// The bound addresses; a port that was configured as 0 is the actual one.
@@ -117,64 +127,62 @@ impl App {
     /// # Cancel safety
     /// Dropping the future closes what was bound.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
-        let self_check_config = SelfCheckConfig::from_config(&config);
+        let in_force = InForce::from_config(&config);
+        let (serving, admin) = (config.serving.clone(), config.admin.clone());
+        let (workers, provider) = (config.workers, Arc::clone(&config.crypto_provider));
         let registry = Registry::new();
-        let drain = Drain::new();
-        let Config {
-            serving,
-            identity,
-            admission: admission_config,
-            upstream,
-            own_credentials,
-            reporting,
-            crypto_provider,
-            ..
-        } = config;
-        let admission = build_admission(admission_config, &registry);
-        let upstream_metrics = upstream::UpstreamMetrics::register(&registry);
-        let self_checks = self_check_config.build(&upstream, &upstream_metrics, &registry);
-        let calls = OwnCallsConfig::new(own_credentials, config.object_count_poll_period);
-        let tasks = ApiServerTasks::start(calls, &upstream, &upstream_metrics, &drain, self_checks);
-        let (own_calls, readiness, server) = tasks.await?;
-        let credentials = &own_calls.credentials;
-        info_metrics::register(&serving, &upstream, credentials, &readiness, &registry);
-        let impersonates = config.assert_by_impersonation;
-        let auth = AuthDependencies::new(server, &upstream_metrics, &registry, &crypto_provider);
-        let (auth, review_tasks) = build_authenticator(identity, impersonates, auth)?;
-        let shared = SharedComponents {
-            auth,
-            rates: Arc::new(RateLimits::new(&config.rates, &registry)),
-            budgets: Budgets::new(config.transfers, upstream.max_connections, &registry),
-            admission: admission.clone(),
-            rejection_responses: Arc::default(),
-            rejection_delay: Arc::new(RejectionDelay::new(config.rejection_hold, &registry)),
-            metrics: RequestMetrics::register(&registry),
-            outcome_counts: Arc::default(),
-            talkers: top_talkers(&admission),
-            observers: Observers::start(reporting, &registry)?,
-            upstream_log_limiter: Arc::default(),
-            request_timeout: config.request_timeout,
-            drain: Arc::clone(&drain),
-            impersonator: impersonates.then(|| Arc::clone(credentials)),
-            loop_detector: Arc::clone(&own_calls.loop_detector),
-            upstream_metrics,
-            upstream,
-        };
-        let admin = AdminListeners::bind(config.admin, readiness, &registry, &shared, &serving)?;
-        let acceptor = shared.acceptor(serving, config.workers, crypto_provider, &registry)?;
-        Ok(Self {
-            addresses: Addresses::new(&acceptor, &admin)?,
-            acceptor,
-            admin,
+        let Components {
+            shared,
             own_calls,
+            own_call_settings,
+            renewal,
             review_tasks,
-            talkers: shared.talkers,
-            admission,
-            observers: shared.observers,
-            drain,
-            shutdown: config.shutdown,
-            request_timeout: config.request_timeout,
+        } = Components::build(config, &registry).await?;
+        let settings = listener_settings(&serving, &provider, None)?;
+        let sources = shared.configured_sources(serving.max_connections);
+        let shown = (
+            Arc::new(ArcSwap::from_pointee(sources)),
+            Arc::new(ArcSwap::from_pointee(admin.effective.clone())),
+        );
+        let readiness = Arc::clone(&own_calls.readiness);
+        let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &shown)?;
+        let settings = Arc::new(ArcSwap::from_pointee(settings));
+        let listener = shared.listener(serving.address, &settings, workers, &registry)?;
+        let shutdown = Arc::new(ArcSwap::from_pointee(in_force.shutdown_times()));
+        let observers = Arc::new(ArcSwap::from_pointee(shared.observers.clone()));
+        Ok(Self {
+            addresses: Addresses::new(&listener.acceptor, &admin)?,
+            acceptor: listener.acceptor,
+            admin,
+            own_calls: Arc::clone(&own_calls),
+            own_call_settings: own_call_settings.clone(),
+            upstream: shared.upstream.clone(),
+            renewal,
+            review_tasks,
+            talkers: Arc::clone(&shared.talkers),
+            admission: shared.admission.clone(),
+            observers: Arc::clone(&observers),
+            drain: Arc::clone(&shared.drain),
+            shutdown: Arc::clone(&shutdown),
+            reloader: Some(Reloader {
+                in_force,
+                shared,
+                workers: listener.workers,
+                settings,
+                shown,
+                own_calls,
+                own_call_settings,
+                registry,
+                provider,
+                observers,
+                shutdown,
+            }),
         })
+    }
+
+    /// Replaces the configuration while the proxy runs. `None` if it was taken before.
+    pub fn take_reloader(&mut self) -> Option<Reloader> {
+        self.reloader.take()
     }
 
     /// The bound addresses.
@@ -193,25 +201,30 @@ impl App {
             acceptor,
             admin,
             own_calls,
+            own_call_settings,
+            upstream,
+            renewal,
             review_tasks,
             talkers,
             admission,
             observers,
             drain,
             shutdown,
-            request_timeout,
             addresses: _,
+            reloader: _,
         } = self;
         admin.run();
-        own_calls.run(&admission);
+        own_calls.run(&own_call_settings, &upstream, &admission);
+        tokio::spawn(renewal.run());
         review_tasks.run();
         tokio::spawn(talkers.run());
         tokio::spawn(maintain_limits(admission));
-        tokio::spawn(observers.clone().run());
+        tokio::spawn(Observers::clone(&observers.load()).run());
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
+        let times = **shutdown.load();
         let ended = tokio::select! {
-            ended = shut_down(&drain, shutdown, request_timeout) => ended,
+            ended = shut_down(&drain, times) => ended,
             () = at_once => ShutdownOutcome::Forced,
         };
         drain.advance(DrainStage::Closing); // a forced shutdown closes the listener here
@@ -220,8 +233,76 @@ impl App {
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_TIMEOUT, stopping).await;
         }
-        observers.finish().await;
+        Observers::clone(&observers.load()).finish().await;
         ended
+    }
+}
+
+/// What all workers share, weir's own calls, and the tasks that belong to them.
+struct Components {
+    shared: SharedComponents,
+    own_calls: Arc<OwnCalls>,
+    own_call_settings: OwnCallSettings,
+    renewal: RefreshTask,
+    review_tasks: ReviewTasks,
+}
+
+impl Components {
+    async fn build(config: Config, registry: &Registry) -> Result<Self, StartError> {
+        let own_call_settings = OwnCallSettings::from_config(&config);
+        let drain = Drain::new();
+        let config_status = Arc::new(ConfigStatus::register(registry, Clock.wall()));
+        let upstream = config.upstream;
+        let admission = build_admission(config.admission, registry);
+        let upstream_metrics = upstream::UpstreamMetrics::register(registry);
+        let (own_calls, renewal) = OwnCalls::start(
+            config.own_credentials,
+            &upstream,
+            &upstream_metrics,
+            (&drain, &config_status),
+            registry,
+        )
+        .await?;
+        let credentials = &own_calls.credentials;
+        let certificates = (
+            &config.serving.tls.certificate,
+            upstream.front_proxy.as_ref(),
+        );
+        info_metrics::register(certificates, credentials, &own_calls.readiness, registry);
+        let impersonates = config.assert_by_impersonation;
+        let (server, provider) = (
+            own_calls.api_server(&own_call_settings),
+            &config.crypto_provider,
+        );
+        let auth = AuthDependencies::new(server, &upstream_metrics, registry, provider);
+        let (auth, review_tasks) = build_authenticator(config.identity, impersonates, auth)?;
+        let shared = SharedComponents {
+            auth,
+            rates: Arc::new(RateLimits::new(&config.rates, registry)),
+            budgets: Budgets::new(config.transfers, upstream.max_connections, registry),
+            rejection_responses: Arc::default(),
+            rejection_delay: Arc::new(RejectionDelay::new(config.rejection_hold, registry)),
+            metrics: RequestMetrics::register(registry),
+            outcome_counts: Arc::default(),
+            talkers: top_talkers(&admission),
+            admission,
+            observers: Observers::start(config.reporting, registry)?,
+            upstream_log_limiter: Arc::default(),
+            request_timeout: config.request_timeout,
+            drain,
+            impersonator: impersonates.then(|| Arc::clone(credentials)),
+            loop_detector: Arc::clone(&own_calls.loop_detector),
+            upstream_metrics,
+            upstream,
+            config_status,
+        };
+        Ok(Self {
+            shared,
+            own_calls,
+            own_call_settings,
+            renewal,
+            review_tasks,
+        })
     }
 }
 

@@ -22,10 +22,45 @@ pub(super) struct Observers {
     audit_log: Option<Arc<AuditLog>>,
     rejections: Arc<RejectionLog>,
     spans: Option<Arc<SpanProcessor>>,
+    /// The configuration of `spans`.
+    tracing: Option<spans::config::TracingConfig>,
     /// Samples requests for traces. `None` without tracing.
     pub(super) sampler: Option<Sampler>,
     /// `--explain-responses`.
     pub(super) explain_responses: bool,
+}
+
+/// The settings of the observers, valid and not in force yet.
+#[derive(Debug)]
+pub(super) struct PreparedObservers {
+    audit: Option<audit::PreparedAudit>,
+    tracing: Option<spans::config::TracingConfig>,
+    explain: bool,
+}
+
+impl PreparedObservers {
+    /// Opens the destination of the audit log.
+    pub(super) fn open(reporting: ReportingConfig) -> Result<Self, StartError> {
+        let ReportingConfig {
+            audit,
+            explain,
+            spans: tracing,
+            dropped_lines: _,
+        } = reporting;
+        let open = |config: audit::AuditConfig| {
+            let path = match &config.file {
+                Some(file) => file.path.display().to_string(),
+                None => "-".to_owned(),
+            };
+            audit::PreparedAudit::open(config)
+                .map_err(|why| StartError::new(format!("--audit-log-path {path}"), why))
+        };
+        Ok(Self {
+            audit: audit.map(open).transpose()?,
+            tracing,
+            explain,
+        })
+    }
 }
 
 impl Observers {
@@ -34,32 +69,63 @@ impl Observers {
         reporting: ReportingConfig,
         registry: &Registry,
     ) -> Result<Self, StartError> {
-        let ReportingConfig {
+        reporting.dropped_lines.register(registry);
+        let none = Self {
+            audit_log: None,
+            rejections: Arc::default(),
+            sampler: None,
+            spans: None,
+            tracing: None,
+            explain_responses: false,
+        };
+        none.replaced_by(PreparedObservers::open(reporting)?, registry)
+    }
+
+    /// The observers of a reload. The audit log goes on with its new policy and destination; one
+    /// that is switched off writes what it has, and so does the exporter of spans to another
+    /// collector.
+    ///
+    /// # Errors
+    /// The thread of an audit log that is switched on cannot be started.
+    pub(super) fn replaced_by(
+        &self,
+        prepared: PreparedObservers,
+        registry: &Registry,
+    ) -> Result<Self, StartError> {
+        let PreparedObservers {
             audit,
+            tracing,
             explain,
-            spans: tracing,
-            dropped_lines,
-        } = reporting;
-        dropped_lines.register(registry);
+        } = prepared;
         let (auditing, tracings) = (
             audit::AuditMetrics::register(registry),
             spans::SpanMetrics::register(registry),
         );
-        let open = |config: audit::AuditConfig| {
-            let path = match &config.file {
-                Some(file) => file.path.display().to_string(),
-                None => "-".to_owned(),
-            };
-            AuditLog::start(config, auditing)
-                .map_err(|why| StartError::new(format!("--audit-log-path {path}"), why))
+        let audit_log = match (&self.audit_log, audit) {
+            (_, None) => None,
+            (Some(log), Some(audit)) => {
+                log.replace(audit);
+                Some(Arc::clone(log))
+            }
+            (None, Some(audit)) => Some(
+                AuditLog::start(audit, auditing)
+                    .map_err(|why| StartError::new("--audit-log-path", why))?,
+            ),
+        };
+        let spans = if self.tracing == tracing {
+            self.spans.clone()
+        } else {
+            let start = |tracing| Arc::new(SpanProcessor::start(tracing, tracings));
+            tracing.clone().map(start)
         };
         Ok(Self {
-            audit_log: audit.map(open).transpose()?,
-            rejections: Arc::default(),
+            audit_log,
+            rejections: Arc::clone(&self.rejections),
             sampler: tracing
                 .as_ref()
                 .map(|tracing| Sampler::new(tracing.sampling_rate_per_million)),
-            spans: tracing.map(|tracing| Arc::new(SpanProcessor::start(tracing, tracings))),
+            spans,
+            tracing,
             explain_responses: explain,
         })
     }

@@ -5,11 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use arc_swap::ArcSwap;
 use prometheus::IntGauge;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
 use crate::app::authentication::AuthComponents;
 use crate::app::observers::Observers;
@@ -25,8 +24,10 @@ use crate::log_limiter::LogLimiter;
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::outcome_counts::OutcomeCounts;
+use crate::observe::status::sources::ConfiguredSources;
 use crate::observe::status::sources::StatusSources;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::Pipeline;
@@ -51,6 +52,7 @@ use crate::server::connection::ConnectionContext;
 use crate::server::connection::HANDSHAKE_TIMEOUT;
 use crate::server::handshake_queue::HandshakeQueue;
 use crate::server::pending_handshakes::PendingHandshakes;
+use crate::server::settings::ListenerSettings;
 use crate::server::tls;
 use crate::server::worker::Worker;
 use crate::upstream;
@@ -74,11 +76,6 @@ pub(super) struct Budgets {
 }
 
 impl Budgets {
-    /// The deadlines of one worker.
-    pub(super) fn deadlines(&self) -> Arc<Deadlines> {
-        Deadlines::new(self.transfers.minimum_rate, self.slow_transfers.clone())
-    }
-
     pub(super) fn new(
         transfers: config::TransferConfig,
         connections: usize,
@@ -118,16 +115,24 @@ pub(super) struct SharedComponents {
     pub(super) impersonator: Option<Arc<OwnCredentials>>,
     pub(super) loop_detector: Arc<LoopDetector>,
     pub(super) upstream_metrics: Arc<upstream::UpstreamMetrics>,
+    pub(super) config_status: Arc<ConfigStatus>,
+}
+
+/// A worker, and where its pipeline is replaced.
+#[derive(Debug)]
+pub(super) struct ConfiguredWorker {
+    talkers_shard: Arc<dyn RequestObserver>,
+    pub(super) context: Arc<ConnectionContext>,
+}
+
+/// The listener for clients, and what a reload replaces of it.
+#[derive(Debug)]
+pub(super) struct ConfiguredListener {
+    pub(super) acceptor: Acceptor,
+    pub(super) workers: Vec<ConfiguredWorker>,
 }
 
 impl SharedComponents {
-    /// The observers of one worker, with a shard of the top talkers.
-    pub(super) fn request_observers(&self) -> RequestObservers {
-        let counts: Arc<dyn RequestObserver> = Arc::<OutcomeCounts>::clone(&self.outcome_counts);
-        self.observers
-            .request_observers([self.talkers.new_shard(), counts])
-    }
-
     fn pipeline_dependencies(&self) -> SharedDependencies {
         SharedDependencies {
             authenticator: Arc::clone(&self.auth.authenticator),
@@ -160,87 +165,141 @@ impl SharedComponents {
         }
     }
 
+    /// The observers of a worker with this shard of the top talkers.
+    fn request_observers(&self, talkers_shard: &Arc<dyn RequestObserver>) -> RequestObservers {
+        let counts: Arc<dyn RequestObserver> = Arc::<OutcomeCounts>::clone(&self.outcome_counts);
+        self.observers
+            .request_observers([Arc::clone(talkers_shard), counts])
+    }
+
     /// What one worker keeps as long as it runs.
-    fn worker_dependencies(&self) -> WorkerDependencies {
+    fn worker_dependencies(&self, observers: RequestObservers) -> WorkerDependencies {
+        let budgets = &self.budgets;
         WorkerDependencies {
             upstream: Arc::new(Upstream::new(
                 &self.upstream,
-                &self.budgets.connection_budget,
+                &budgets.connection_budget,
                 self.impersonator.as_ref(),
                 &self.upstream_metrics,
             )),
-            abandoned_requests: AbandonedRequests::new(self.budgets.abandoned_requests.clone()),
-            deadlines: self.budgets.deadlines(),
-            observers: self.request_observers(),
+            abandoned_requests: AbandonedRequests::new(budgets.abandoned_requests.clone()),
+            deadlines: Deadlines::new(
+                budgets.transfers.minimum_rate,
+                budgets.slow_transfers.clone(),
+            ),
+            observers,
+        }
+    }
+
+    /// A new pipeline of a worker, by the configuration in force.
+    pub(super) fn pipeline(&self, worker: &ConfiguredWorker) -> Pipeline {
+        let dependencies = WorkerDependencies {
+            observers: self.request_observers(&worker.talkers_shard),
+            ..worker.context.worker.clone()
+        };
+        let (shared, settings) = (self.pipeline_dependencies(), self.pipeline_settings());
+        Pipeline::new(&shared, &dependencies, settings)
+    }
+
+    /// What a reload replaces of the sources of the status page.
+    pub(super) fn configured_sources(&self, max_connections: usize) -> ConfiguredSources {
+        ConfiguredSources {
+            upstream_address: self.upstream.address.authority.to_string(),
+            rate_limits: Arc::clone(&self.rates),
+            rejection_delay: Arc::clone(&self.rejection_delay),
+            max_connections,
         }
     }
 
     pub(super) fn status(
         &self,
         readiness: &Arc<Readiness>,
-        max_connections: usize,
+        configured: &Arc<ArcSwap<ConfiguredSources>>,
         host: &str,
     ) -> Arc<StatusFeed> {
         StatusFeed::new(StatusSources {
             host: host.to_owned(),
-            upstream_address: self.upstream.address.authority.to_string(),
             start_time: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&self.upstream_metrics),
             connection_budget: self.budgets.connection_budget.clone(),
             admission: self.admission.clone(),
-            rate_limits: Arc::clone(&self.rates),
-            rejection_delay: Arc::clone(&self.rejection_delay),
             outcomes: Arc::clone(&self.outcome_counts),
             top_talkers: Arc::clone(&self.talkers),
-            max_connections,
+            configured: Arc::clone(configured),
+            config: Arc::clone(&self.config_status),
         })
     }
 
-    pub(super) fn acceptor(
+    pub(super) fn listener(
         &self,
-        serving: config::ServingConfig,
+        address: SocketAddr,
+        settings: &Arc<ArcSwap<ListenerSettings>>,
         workers: usize,
-        provider: Arc<CryptoProvider>,
         registry: &Registry,
-    ) -> Result<Acceptor, StartError> {
-        let tls = tls::server_config(serving.tls, provider)
-            .map_err(|why| StartError::new("TLS towards clients", why))?;
-        let tls = TlsAcceptor::from(Arc::new(tls));
-        let listener = listen(serving.address)?;
+    ) -> Result<ConfiguredListener, StartError> {
+        let listener = listen(address)?;
         let metrics = server::metrics::ServerMetrics::register(registry);
-        let trusted: Arc<[IpNet]> = serving.trusted_proxies.into();
+        metrics.set_max_connections(settings.load().max_connections);
         let handshake_queue = HandshakeQueue::new(HANDSHAKE_TIMEOUT, &metrics);
-        let (shared, settings) = (self.pipeline_dependencies(), self.pipeline_settings());
-        let start = |number| {
-            let worker = self.worker_dependencies();
-            let serving = ConnectionContext {
-                pipeline: Arc::new(Pipeline::new(&shared, &worker, settings)),
+        let (shared, pipeline) = (self.pipeline_dependencies(), self.pipeline_settings());
+        let configure = |_| {
+            let talkers_shard: Arc<dyn RequestObserver> = self.talkers.new_shard();
+            let worker = self.worker_dependencies(self.request_observers(&talkers_shard));
+            let context = ConnectionContext {
+                pipeline: ArcSwap::from_pointee(Pipeline::new(&shared, &worker, pipeline)),
                 worker,
                 head_budget: Arc::clone(&shared.head_budget),
+                settings: Arc::clone(settings),
                 drain: Arc::clone(&self.drain),
-                max_streams: serving.max_streams,
-                trusted_proxies: Arc::clone(&trusted),
-                proxy_protocol: serving.proxy_protocol,
                 handshake_queue: Arc::clone(&handshake_queue),
-                goaway_chance: serving.goaway_chance,
-                header_timeout: serving.header_timeout,
-                max_resets_per_second: serving.resets_per_second,
                 metrics: metrics.clone(),
             };
-            Worker::start(number, tls.clone(), Arc::new(serving))
+            ConfiguredWorker {
+                talkers_shard,
+                context: Arc::new(context),
+            }
         };
-        let workers: Result<_, _> = (0..workers.max(1)).map(start).collect();
-        Ok(Acceptor {
+        let configured: Vec<_> = (0..workers.max(1)).map(configure).collect();
+        let start = |(number, worker): (usize, &ConfiguredWorker)| {
+            Worker::start(number, Arc::clone(&worker.context))
+        };
+        let workers: Result<_, _> = configured.iter().enumerate().map(start).collect();
+        let acceptor = Acceptor {
             listener,
             workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
-            max_connections: serving.max_connections,
+            settings: Arc::clone(settings),
             drain: Arc::clone(&self.drain),
             pending_handshakes: PendingHandshakes::new(),
             metrics,
+        };
+        Ok(ConfiguredListener {
+            acceptor,
+            workers: configured,
         })
     }
+}
+
+/// The settings of new connections. With `resumable`, clients can resume its TLS sessions.
+pub(super) fn listener_settings(
+    serving: &config::ServingConfig,
+    provider: &Arc<CryptoProvider>,
+    resumable: Option<&ListenerSettings>,
+) -> Result<ListenerSettings, StartError> {
+    let resumable = resumable.map(|settings| &*settings.tls);
+    let tls = tls::server_config(serving.tls.clone(), Arc::clone(provider), resumable)
+        .map_err(|why| StartError::new("TLS towards clients", why))?;
+    Ok(ListenerSettings {
+        tls: Arc::new(tls),
+        max_streams: serving.max_streams,
+        trusted_proxies: serving.trusted_proxies.clone(),
+        proxy_protocol: serving.proxy_protocol,
+        goaway_chance: serving.goaway_chance,
+        header_timeout: serving.header_timeout,
+        max_resets_per_second: serving.resets_per_second,
+        max_connections: serving.max_connections,
+    })
 }
 
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -28,12 +28,19 @@ pub enum ShutdownOutcome {
     Forced,
 }
 
-pub(super) async fn shut_down(
-    drain: &Drain,
-    shutdown: ShutdownConfig,
-    request_timeout: Duration,
-) -> ShutdownOutcome {
-    let ShutdownConfig { delay, watch_grace } = shutdown;
+/// The times of a shutdown.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShutdownTimes {
+    pub(super) config: ShutdownConfig,
+    /// `--request-timeout`.
+    pub(super) request_timeout: Duration,
+}
+
+pub(super) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
+    let ShutdownTimes {
+        config: ShutdownConfig { delay, watch_grace },
+        request_timeout,
+    } = times;
     info!(
         delay_seconds = delay.as_secs_f64(),
         "shutting down: /readyz fails from now on"

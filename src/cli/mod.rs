@@ -25,24 +25,29 @@ pub mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::CommandFactory;
 
 use crate::cli::about::completions;
 use crate::cli::about::man;
 use crate::cli::about::version;
+use crate::cli::command_line::ParseFailure;
 use crate::cli::commands::Cli;
 use crate::cli::commands::Command;
+use crate::cli::flags::ServeArgs;
+use crate::cli::flags::input_files::InputFiles;
 
 /// Runs the program. The exit code is 0 on success, 1 on failure and 2 on a usage error. `check`
 /// reports the usage errors of `serve` with exit code 1.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let parsed = match command_line::parse(arguments.into_iter().collect()) {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let parsed = match command_line::parse(arguments.clone(), &Arc::default()) {
         Ok(parsed) => parsed,
         Err(failure) => return failure.report(),
     };
     match parsed.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
         Command::Check(args) => check::run(*args),
         Command::Top(args) => top::run(args),
         #[cfg(feature = "playground")]
@@ -51,4 +56,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
     }
+}
+
+/// The arguments of `weir serve`, with the `--config` file as it is now.
+fn parse_again(arguments: &[OsString], files: &Arc<InputFiles>) -> Result<ServeArgs, Vec<String>> {
+    let cli = command_line::parse(arguments.to_vec(), files);
+    let Command::Serve(args) = cli.map_err(ParseFailure::into_lines)?.command else {
+        return Err(vec!["the command is not weir serve".to_owned()]);
+    };
+    Ok(*args)
 }

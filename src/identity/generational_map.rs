@@ -79,6 +79,12 @@ impl<V> GenerationalMap<V> {
         self.older.remove(&key);
     }
 
+    /// All values, for modification.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        let all = self.newer.values_mut().chain(self.older.values_mut());
+        all.map(|entry| &mut entry.value)
+    }
+
     /// The number of values in both generations.
     pub(super) fn len(&self) -> usize {
         self.newer.len() + self.older.len()

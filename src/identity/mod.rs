@@ -31,6 +31,7 @@ pub mod tokens;
 pub mod transport;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::future::Future;
 use std::future::Ready;
 use std::future::ready;
@@ -51,6 +52,9 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::bearer_token::BearerCredential;
 use crate::identity::bearer_token::bearer_credential;
+use crate::identity::client_certificate::ClientTrust;
+use crate::identity::client_certificate::trust::TrustObserver;
+use crate::identity::client_certificate::trust::TrustPublisher;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::TokenLookup;
@@ -73,9 +77,10 @@ pub use tokens::token_file::TokenFile;
 #[derive(Debug)]
 pub struct RequestAuthenticator {
     front_proxies: Option<FrontProxyAuthenticator>,
-    certificate_verifier: Option<CertificateVerifier>,
+    trust: Arc<ClientTrust>,
+    trust_publisher: TrustPublisher<ClientTrust>,
     token_file: TokenFile,
-    token_hasher: TokenHasher,
+    token_hasher: Arc<TokenHasher>,
     token_authenticator: Arc<TokenAuthenticator>,
     anonymous: Arc<UserInfo>,
 }
@@ -196,7 +201,7 @@ impl RequestAuthenticator {
         mut token_file: TokenFile,
         token_authenticator: Arc<TokenAuthenticator>,
     ) -> Result<Self, String> {
-        let token_hasher = TokenHasher::new()?;
+        let token_hasher = Arc::new(TokenHasher::new()?);
         token_file.hash_tokens(&token_hasher);
         // Tokens of the token file count as accepted until the upstream answers 401.
         token_file.token_hashes().for_each(|token_hash| {
@@ -204,14 +209,70 @@ impl RequestAuthenticator {
                 .accepted_tokens()
                 .record(token_hash, true)
         });
+        let trust = Arc::new(client_trust(front_proxies.as_ref(), certificate_verifier));
         Ok(Self {
             front_proxies,
-            certificate_verifier,
+            trust_publisher: TrustPublisher::new(Arc::clone(&trust)),
+            trust,
             token_file,
             token_hasher,
             token_authenticator,
             anonymous: Arc::new(UserInfo::anonymous()),
         })
+    }
+
+    /// An authenticator with new settings, around the same token authenticator, whose settings
+    /// [`TokenAuthenticator::replace`] changes. Tokens that are no longer in the file are not
+    /// accepted any more; the others keep what is known about them. Call
+    /// [`announce_trust`](Self::announce_trust) once all requests come to the new authenticator.
+    #[must_use]
+    pub fn rebuild(
+        &self,
+        mut front_proxies: Option<FrontProxyAuthenticator>,
+        certificate_verifier: Option<CertificateVerifier>,
+        mut token_file: TokenFile,
+    ) -> Self {
+        token_file.hash_tokens(&self.token_hasher);
+        let before: HashSet<TokenHash> = self.token_file.token_hashes().collect();
+        let now: HashSet<TokenHash> = token_file.token_hashes().collect();
+        let record = |token_hash: &TokenHash, accepted| {
+            self.accepted_tokens().record(*token_hash, accepted);
+        };
+        before.difference(&now).for_each(|gone| record(gone, false));
+        now.difference(&before).for_each(|new| record(new, true));
+        let trust = client_trust(front_proxies.as_ref(), certificate_verifier);
+        let trust = trust.replacing(&self.trust);
+        if let (Some(proxies), Some(verifier)) = (&mut front_proxies, &trust.front_proxies) {
+            proxies.verifier = Arc::clone(verifier);
+        }
+        Self {
+            front_proxies,
+            trust,
+            trust_publisher: self.trust_publisher.clone(),
+            token_file,
+            token_hasher: Arc::clone(&self.token_hasher),
+            token_authenticator: Arc::clone(&self.token_authenticator),
+            anonymous: Arc::clone(&self.anonymous),
+        }
+    }
+
+    /// Announces to all connections which client certificates this authenticator trusts. Those
+    /// whose certificate gave an identity under the CAs before, and gives none now, are closed
+    /// within [`TRUST_LOSS_TIMEOUT`](client_certificate::trust::TRUST_LOSS_TIMEOUT).
+    pub fn announce_trust(&self) {
+        self.trust_publisher.publish(&self.trust);
+    }
+
+    /// Observes which client certificates are trusted, for a new connection.
+    #[must_use]
+    pub fn trust_observer(&self) -> TrustObserver<ClientTrust> {
+        self.trust_publisher.observer()
+    }
+
+    /// Verifies tokens that are in no file.
+    #[must_use]
+    pub const fn token_authenticator(&self) -> &Arc<TokenAuthenticator> {
+        &self.token_authenticator
     }
 
     /// The tokens whose requests may share connections.
@@ -342,7 +403,7 @@ impl RequestAuthenticator {
             Err(error @ CertificateError::InvalidProxyHeaders) => return Err(error),
             Err(error) => Some(error),
         };
-        let (Some(verifier), Some(certificate)) = (&self.certificate_verifier, client.certificate)
+        let (Some(verifier), Some(certificate)) = (&self.trust.certificates, client.certificate)
         else {
             return error.map_or(Ok(None), Err);
         };
@@ -379,7 +440,7 @@ impl RequestAuthenticator {
         let authenticated = move |verified: TokenOutcome, at| Authentication {
             credential: match verified.verified_by {
                 Some(VerifiedBy::ApiServer) => RequestCredential::ReviewedToken,
-                Some(VerifiedBy::Signature) => RequestCredential::LocallyVerifiedToken,
+                Some(VerifiedBy::Signature(_)) => RequestCredential::LocallyVerifiedToken,
                 None => RequestCredential::UnverifiedToken,
             },
             user: match verified.verified_by {
@@ -418,6 +479,16 @@ impl RequestAuthenticator {
     pub fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
         self.token_authenticator
             .record_unauthorized(token_hash, now);
+    }
+}
+
+fn client_trust(
+    front_proxies: Option<&FrontProxyAuthenticator>,
+    certificate_verifier: Option<CertificateVerifier>,
+) -> ClientTrust {
+    ClientTrust {
+        certificates: certificate_verifier.map(Arc::new),
+        front_proxies: front_proxies.map(|proxies| Arc::clone(&proxies.verifier)),
     }
 }
 

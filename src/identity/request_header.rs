@@ -24,6 +24,7 @@ use http::HeaderValue;
 use crate::api::UserInfo;
 use crate::identity::client_certificate::CertificateError;
 use crate::identity::client_certificate::CertificateVerifier;
+use crate::identity::client_certificate::FrontProxyVerifier;
 use crate::identity::client_certificate::PeerCertificate;
 use crate::percent;
 use crate::percent::PlusMode;
@@ -35,9 +36,7 @@ const STANDARD_PREFIX: &str = "x-remote-";
 /// Authenticates requests of front proxies.
 #[derive(Debug)]
 pub struct FrontProxyAuthenticator {
-    verifier: CertificateVerifier,
-    /// `--requestheader-allowed-names`. Empty for any name.
-    allowed_names: Vec<String>,
+    pub(super) verifier: Arc<FrontProxyVerifier>,
     headers: Arc<IdentityHeaders>,
 }
 
@@ -51,8 +50,7 @@ impl FrontProxyAuthenticator {
         headers: Arc<IdentityHeaders>,
     ) -> Self {
         Self {
-            verifier,
-            allowed_names,
+            verifier: Arc::new(FrontProxyVerifier::new(verifier, allowed_names)),
             headers,
         }
     }
@@ -65,10 +63,7 @@ impl FrontProxyAuthenticator {
         headers: &HeaderMap,
         wall: SystemTime,
     ) -> Result<Option<UserInfo>, CertificateError> {
-        certificate.verify_front_proxy(&self.verifier, wall, |name| {
-            self.allowed_names.is_empty()
-                || self.allowed_names.iter().any(|allowed| allowed == name)
-        })?;
+        certificate.verify_front_proxy(&self.verifier, wall)?;
         let user = self.headers.parse_user(headers)?;
         Ok(user.map(UserInfo::with_authenticated_group))
     }

@@ -7,6 +7,7 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use http::StatusCode;
+use rustls_pki_types::TrustAnchor;
 
 /// A request to the API server.
 #[derive(Clone, Debug)]
@@ -82,4 +83,7 @@ pub trait ApiTransport: fmt::Debug + Send + Sync {
 pub trait UrlFetcher: fmt::Debug + Send + Sync {
     /// Gets `url` without credentials. Completes within seconds, with a response or an error.
     fn get(&self, url: &str) -> RemoteFuture;
+
+    /// The roots that verify the servers.
+    fn roots(&self) -> &[TrustAnchor<'static>];
 }

@@ -11,6 +11,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
+use prometheus::IntGaugeVec;
+
 use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
@@ -18,7 +20,6 @@ use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::request_info::RequestKind;
 
 /// The limits of the two request kinds.
@@ -46,53 +47,72 @@ impl From<u32> for InFlightLimit {
     }
 }
 
+impl InFlightLimit {
+    /// Zero means "no limit".
+    fn as_number(self) -> u32 {
+        match self {
+            Self::Limited(limit) => limit.get(),
+            Self::Unlimited => 0,
+        }
+    }
+}
+
 /// Counts the requests in flight and rejects those above the limit.
 #[derive(Debug)]
 pub struct MaxInFlight {
     read_only: Arc<InFlightSlots>,
     mutating: Arc<InFlightSlots>,
     in_flight: Arc<InFlightMetrics>,
+    limit_gauge: IntGaugeVec,
 }
 
 impl MaxInFlight {
     /// A limiter that registers its metrics in `registry`.
     #[must_use]
     pub fn new(config: MaxInFlightConfig, registry: &Registry) -> Self {
-        let MaxInFlightConfig {
-            read_only,
-            mutating,
-        } = config;
         let metrics = InFlightMetrics::new(registry);
         let limit_gauge = registry.gauges(
             "weir_requests_inflight_limit",
             "Most requests in flight per request kind, where max-in-flight is what limits; 0 is no limit.",
             &["request_kind"],
         );
-        let slots = |kind: RequestKind, limit| {
-            let executing = match limit {
-                InFlightLimit::Limited(limit) => limit.get().into(),
-                InFlightLimit::Unlimited => 0,
-            };
-            let limits = UtilizationLimits {
-                executing: Some(executing),
-                waiting: None,
-            };
-            metrics.set_limits(kind, Clock.now(), limits);
-            let limit_gauge = limit_gauge.with_label_values(&[kind.label()]);
-            limit_gauge.set(saturating_i64(executing));
+        let slots = |kind| {
             Arc::new(InFlightSlots {
                 kind,
-                limit,
+                limit: AtomicU32::new(0),
                 in_use: AtomicU32::new(0),
                 admitted: AtomicU64::new(0),
                 rejected: AtomicU64::new(0),
                 in_flight: Arc::clone(&metrics),
             })
         };
-        Self {
-            read_only: slots(RequestKind::ReadOnly, read_only),
-            mutating: slots(RequestKind::Mutating, mutating),
-            in_flight: metrics,
+        let limiter = Self {
+            read_only: slots(RequestKind::ReadOnly),
+            mutating: slots(RequestKind::Mutating),
+            in_flight: Arc::clone(&metrics),
+            limit_gauge,
+        };
+        limiter.set_limits(config);
+        limiter
+    }
+
+    /// Changes the limits. Requests in flight keep their slots: with a lower limit, none starts
+    /// until fewer are in flight. Requests that started without a limit are not counted.
+    pub fn set_limits(&self, config: MaxInFlightConfig) {
+        let MaxInFlightConfig {
+            read_only,
+            mutating,
+        } = config;
+        for (slots, limit) in [(&self.read_only, read_only), (&self.mutating, mutating)] {
+            let executing = limit.as_number();
+            slots.limit.store(executing, Ordering::Relaxed);
+            let limits = UtilizationLimits {
+                executing: Some(executing.into()),
+                waiting: None,
+            };
+            self.in_flight.set_limits(slots.kind, Clock.now(), limits);
+            let limit_gauge = self.limit_gauge.with_label_values(&[slots.kind.label()]);
+            limit_gauge.set(executing.into());
         }
     }
 
@@ -111,7 +131,7 @@ impl MaxInFlight {
             RequestKind::Mutating => &self.mutating,
             RequestKind::ReadOnly => &self.read_only,
         };
-        let InFlightLimit::Limited(limit) = slots.limit else {
+        let InFlightLimit::Limited(limit) = slots.limit() else {
             return Ok(None);
         };
         match slots.try_acquire(limit.get()) {
@@ -133,7 +153,7 @@ impl MaxInFlight {
         [&self.read_only, &self.mutating].map(|slots| MaxInFlightSnapshot {
             kind: slots.kind,
             in_use: slots.in_use.load(Ordering::Relaxed),
-            limit: match slots.limit {
+            limit: match slots.limit() {
                 InFlightLimit::Limited(limit) => Some(limit),
                 InFlightLimit::Unlimited => None,
             },
@@ -168,7 +188,8 @@ pub struct MaxInFlightSnapshot {
 #[derive(Debug)]
 struct InFlightSlots {
     kind: RequestKind,
-    limit: InFlightLimit,
+    /// Zero is no limit. Relaxed: no other memory depends on it.
+    limit: AtomicU32,
     in_use: AtomicU32,
     /// For the snapshot only, hence relaxed.
     admitted: AtomicU64,
@@ -179,6 +200,10 @@ struct InFlightSlots {
 }
 
 impl InFlightSlots {
+    fn limit(&self) -> InFlightLimit {
+        self.limit.load(Ordering::Relaxed).into()
+    }
+
     fn try_acquire(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
         // Acquire and Release pair with the release of a slot: the next holder sees that the
         // previous one is gone.
@@ -328,6 +353,41 @@ mod tests {
         assert!(
             !text.contains("phase=\"waiting\"") && !text.contains("inqueue"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn limits_can_change_while_slots_are_held() {
+        let (limiter, registry) = limiter(2, 1);
+        let read = || admit(&limiter, "GET", "/api/v1/pods", &[]);
+        let held = [read().unwrap(), read().unwrap()];
+        let set = |read_only: u32| {
+            limiter.set_limits(MaxInFlightConfig {
+                read_only: read_only.into(),
+                mutating: 1.into(),
+            });
+        };
+        set(3);
+        let third = read().unwrap();
+        assert!(third.is_some());
+        set(1);
+        assert!(matches!(
+            read().unwrap_err(),
+            Rejection::MaxInFlight { limit: 1, .. }
+        ));
+        drop(third);
+        drop(held);
+        let one = read().unwrap();
+        assert!(one.is_some() && read().is_err());
+        set(0);
+        assert!(read().unwrap().is_none(), "no limit");
+        drop(one);
+        set(1);
+        assert_eq!(limiter.snapshot()[0].in_use, 0);
+        assert!(
+            registry
+                .render()
+                .contains("weir_requests_inflight_limit{request_kind=\"readOnly\"} 1")
         );
     }
 }

@@ -150,6 +150,11 @@ impl<T> RejectionHolds<T> {
         }
     }
 
+    /// Changes the longest hold. Rejections that are held keep their times.
+    pub fn set_max_hold(&mut self, max_hold: Duration) {
+        self.max_hold = max_hold;
+    }
+
     /// Decides when the rejection of a request of `flow` at `now` is sent.
     ///
     /// `connection` has the retry times of its connection, on which at most `max_concurrent`

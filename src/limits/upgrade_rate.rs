@@ -62,6 +62,18 @@ impl UpgradeRateLimit {
         })
     }
 
+    /// The limit of `per_second` requests, which replaces this one: the same if the rate is the
+    /// same. With another rate, all buckets are full.
+    #[must_use]
+    pub fn replaced_by(self: &Arc<Self>, per_second: u32, registry: &Registry) -> Arc<Self> {
+        let new = Self::new(per_second, registry);
+        if new.rate == self.rate {
+            Arc::clone(self)
+        } else {
+            new
+        }
+    }
+
     /// Admits a request from this network. `None` is the address of a trusted proxy, which many
     /// clients share: it has no limit.
     ///
@@ -123,6 +135,19 @@ mod tests {
         assert!(upgrades.admit(network(1), later).is_err());
         let count = "weir_unproven_upgrades_rejected_total 2";
         assert!(registry.render().contains(count));
+    }
+
+    #[test]
+    fn the_buckets_stay_unless_the_rate_changes() {
+        let registry = Registry::new();
+        let (first, now) = (UpgradeRateLimit::new(1, &registry), Instant::now());
+        for _ in 0..UPGRADE_BURST_SECONDS {
+            first.admit(network(1), now).unwrap();
+        }
+        let same = first.replaced_by(1, &registry);
+        same.admit(network(1), now).unwrap_err();
+        let faster = same.replaced_by(2, &registry);
+        faster.admit(network(1), now).unwrap();
     }
 
     #[test]

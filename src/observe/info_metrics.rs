@@ -45,13 +45,6 @@ impl InfoMetrics {
             )
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
-        // No configuration is reloaded: the first one stays in force.
-        registry
-            .gauge(
-                "weir_config_generation",
-                "Which configuration is in force, counted from 1 at the start: 1, as none is read while weir runs.",
-            )
-            .set(1);
         let ready = IntGauge::new(
             "weir_ready",
             "0 while weir shuts down, while the API server does not answer /readyz (probed at least every ten seconds), while that probe loops back to weir itself, or while the API server does not accept weir's front-proxy certificate; 1 otherwise.",

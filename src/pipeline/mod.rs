@@ -36,6 +36,8 @@ use http::request;
 use hyper::body::Incoming;
 
 use crate::clock::Clock;
+use crate::identity::client_certificate::ClientTrust;
+use crate::identity::client_certificate::trust::TrustObserver;
 use crate::limits::AdmissionAttributes;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::peer::ReceivedHead;
@@ -90,6 +92,12 @@ impl Pipeline {
         }
     }
 
+    /// Observes which client certificates are trusted, for a new connection.
+    #[must_use]
+    pub fn trust_observer(&self) -> TrustObserver<ClientTrust> {
+        self.authentication.trust_observer()
+    }
+
     /// Responds to a request. The head is boxed, since each step would otherwise move it and keep
     /// its memory long after.
     pub async fn handle(
@@ -137,7 +145,7 @@ impl Pipeline {
             self.arrival.check_loop_and_readiness(received, &info)?;
             let deadline = deadline?;
             let asserted = self.authentication.asserted_user(received, arrival.wall);
-            let upgrade = take_upgrade(&mut head).filter(|_| info.is_resource_request());
+            let upgrade = take_upgrade(&mut head, peer).filter(|_| info.is_resource_request());
             self.arrival.propagate_trace(&mut head.headers, trace);
             let received = ReceivedHead { peer, head: &head };
             let auth = self

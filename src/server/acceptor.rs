@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use socket2::Domain;
 use socket2::Protocol;
 use socket2::SockRef;
@@ -18,11 +19,11 @@ use tracing::warn;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::metrics::GaugeGuard;
-use crate::numeric::saturating_i64;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakes;
+use crate::server::settings::ListenerSettings;
 use crate::server::worker::AcceptedConnection;
 use crate::server::worker::Worker;
 
@@ -79,8 +80,8 @@ pub struct Acceptor {
     pub listener: TcpListener,
     /// The workers that serve the connections; at least one.
     pub workers: Vec<Worker>,
-    /// The most open connections (`--max-connections`).
-    pub max_connections: usize,
+    /// The settings of new connections.
+    pub settings: Arc<ArcSwap<ListenerSettings>>,
     /// The stages of the shutdown; the loop ends at [`DrainStage::Closing`].
     pub drain: Arc<Drain>,
     /// The connections whose TLS handshake is not complete.
@@ -93,8 +94,6 @@ impl Acceptor {
     /// Accepts connections until [`DrainStage::Closing`]. Returns the workers, which continue to
     /// serve their connections.
     pub async fn run(self) -> Vec<Worker> {
-        let limit = saturating_i64(self.max_connections);
-        self.metrics.max_connections.set(limit);
         let mut closing = std::pin::pin!(self.drain.reached(DrainStage::Closing));
         loop {
             let accepted = tokio::select! {
@@ -141,7 +140,8 @@ impl Acceptor {
     }
 
     async fn ensure_below_limit(&self, source: ConnectionSource) -> bool {
-        while self.drain.open_connections() >= self.max_connections {
+        let max_connections = self.settings.load().max_connections;
+        while self.drain.open_connections() >= max_connections {
             if !self.pending_handshakes.evict_for(source).await {
                 return false;
             }

@@ -7,6 +7,7 @@ use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
 use crate::metrics::Registry;
+use crate::numeric::saturating_i64;
 
 /// The metrics of the listener and its workers.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ impl ServerMetrics {
             ),
             closed_connections: registry.counters(
                 "weir_client_connections_closed_total",
-                "Client connections that weir closed because of the client's behavior, by reason: an incomplete request head took too long (head_timeout) or too much memory (head_budget), too many requests were reset (resets), no request for too long (idle), or no data after the handshake (silence).",
+                "Client connections that weir closed, by reason: the CA of the client's certificate was removed (ca_removed), an incomplete request head took too long (head_timeout) or too much memory (head_budget), too many requests were reset (resets), no request for too long (idle), or no data after the handshake (silence).",
                 &["reason"],
             ),
             pending_connections: registry.gauge(
@@ -79,5 +80,10 @@ impl ServerMetrics {
                 &["worker"],
             ),
         }
+    }
+
+    /// Shows `--max-connections`.
+    pub fn set_max_connections(&self, max: usize) {
+        self.max_connections.set(saturating_i64(max));
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `handshake_limiter` `keepalive` `metrics` `proxy_protocol` `tls` |
+//! | 0 | `handshake_limiter` `keepalive` `metrics` `proxy_protocol` `settings` `tls` |
 //! | 1 | `handshake_queue` `pending_handshakes` |
 //! | 2 | `connection` |
 //! | 3 | `worker` |
@@ -22,5 +22,6 @@ mod keepalive;
 pub mod metrics;
 pub mod pending_handshakes;
 mod proxy_protocol;
+pub mod settings;
 pub mod tls;
 pub mod worker;

@@ -31,7 +31,7 @@ use rustls_pki_types::UnixTime;
 const MAX_CACHED_SESSIONS: usize = 4096;
 
 /// The TLS configuration of the listener.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ListenerTlsConfig {
     /// The serving certificate (`--tls-cert-file`, `--tls-private-key-file`).
     pub certificate: Arc<CertifiedKey>,
@@ -42,13 +42,18 @@ pub struct ListenerTlsConfig {
     pub tls13_only: bool,
 }
 
-/// The rustls configuration of the listener.
+/// The rustls configuration of the listener. With `resumable`, clients can resume the sessions of
+/// that configuration; without it, they cannot resume any.
+///
+/// A session contains the client's certificate. After a change of the client CAs, it must not be
+/// resumed.
 ///
 /// # Errors
 /// The provider has no cipher suite for one of the versions.
 pub fn server_config(
     config: ListenerTlsConfig,
     provider: Arc<CryptoProvider>,
+    resumable: Option<&ServerConfig>,
 ) -> Result<ServerConfig, Error> {
     let ListenerTlsConfig {
         certificate,
@@ -71,8 +76,16 @@ pub fn server_config(
     };
     let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    tls.session_storage = ServerSessionMemoryCache::new(MAX_CACHED_SESSIONS);
-    tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
+    match resumable {
+        Some(previous) => {
+            tls.session_storage = Arc::clone(&previous.session_storage);
+            tls.ticketer = Arc::clone(&previous.ticketer);
+        }
+        None => {
+            tls.session_storage = ServerSessionMemoryCache::new(MAX_CACHED_SESSIONS);
+            tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
+        }
+    }
     Ok(tls)
 }
 

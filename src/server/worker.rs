@@ -15,7 +15,6 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio_rustls::TlsAcceptor;
 use tracing::warn;
 
 use crate::clock::Clock;
@@ -58,18 +57,14 @@ impl Worker {
     ///
     /// # Errors
     /// The system provides no thread or no runtime.
-    pub fn start(
-        number: usize,
-        tls: TlsAcceptor,
-        context: Arc<ConnectionContext>,
-    ) -> io::Result<Self> {
+    pub fn start(number: usize, context: Arc<ConnectionContext>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
-            .spawn(move || runtime.block_on(run_worker(number, accepted, tls, context)))?;
+            .spawn(move || runtime.block_on(run_worker(number, accepted, context)))?;
         Ok(Self {
             connections,
             load: Arc::new(()),
@@ -108,7 +103,6 @@ impl Worker {
 async fn run_worker(
     number: usize,
     mut accepted: mpsc::UnboundedReceiver<(AcceptedConnection, Arc<()>)>,
-    tls: TlsAcceptor,
     context: Arc<ConnectionContext>,
 ) {
     tokio::spawn(run_maintenance(number, Arc::clone(&context)));
@@ -132,7 +126,6 @@ async fn run_worker(
             address,
             guard,
             pending_guard,
-            tls.clone(),
             Arc::clone(&context),
         ));
     }

@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
+use arc_swap::ArcSwapOption;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
@@ -80,13 +81,35 @@ pub struct UpstreamConfig {
     pub instance_id: InstanceId,
 }
 
+impl UpstreamConfig {
+    /// Whether connections go to the same server, which is verified by the same roots.
+    #[must_use]
+    pub fn has_same_server(&self, other: &Self) -> bool {
+        self.address == other.address && self.roots.roots == other.roots.roots
+    }
+
+    /// Whether connections present the same front-proxy certificate.
+    #[must_use]
+    pub fn has_same_front_proxy(&self, other: &Self) -> bool {
+        let certificate = |config: &Self| config.front_proxy.as_ref().map(|key| key.cert.clone());
+        certificate(self) == certificate(other)
+    }
+
+    fn front_proxy_resolver(&self) -> Option<Arc<dyn ResolvesClientCert>> {
+        let key = self.front_proxy.as_ref()?;
+        Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
+    }
+}
+
 /// The API server: one connection pool for each [`AuthMode`] that is configured.
 #[derive(Debug)]
 pub struct Upstream {
-    front_proxy: Option<Arc<Pool<FrontProxy>>>,
-    impersonating: Option<ImpersonationPool>,
+    front_proxy: ArcSwapOption<Pool<FrontProxy>>,
+    impersonating: ArcSwapOption<ImpersonationPool>,
     pass_through: Arc<Pool<PassThrough>>,
     unverified: Arc<Pool<Unverified>>,
+    /// For pools that a reload adds.
+    budget: ConnectionBudget,
     metrics: Arc<UpstreamMetrics>,
 }
 
@@ -115,41 +138,93 @@ impl Upstream {
         impersonator: Option<&Arc<OwnCredentials>>,
         metrics: &Arc<UpstreamMetrics>,
     ) -> Self {
-        let resolver = config.front_proxy.as_ref().map(|key| {
-            let resolver: Arc<dyn ResolvesClientCert> =
-                Arc::new(SingleCertAndKey::from(Arc::clone(key)));
-            resolver
+        let upstream = Self {
+            front_proxy: ArcSwapOption::empty(),
+            impersonating: ArcSwapOption::empty(),
+            pass_through: new_pool(config, None, Some(budget.clone()), metrics),
+            unverified: new_pool(config, None, Some(budget.for_unverified()), metrics),
+            budget: budget.clone(),
+            metrics: Arc::clone(metrics),
+        };
+        upstream.set_front_proxy(config);
+        upstream.set_impersonator(config, impersonator);
+        upstream
+    }
+
+    /// Opens connections as `config` says from now on. Retires those that `earlier`, which was in
+    /// force, has opened otherwise: their requests finish.
+    pub fn reconfigure(
+        &self,
+        config: &UpstreamConfig,
+        earlier: &UpstreamConfig,
+        impersonator: Option<&Arc<OwnCredentials>>,
+    ) {
+        let same_server = config.has_same_server(earlier);
+        if !same_server {
+            reconfigure_pool(&self.pass_through, config, None);
+            reconfigure_pool(&self.unverified, config, None);
+        }
+        if !same_server || !config.has_same_front_proxy(earlier) {
+            match (&*self.front_proxy.load(), config.front_proxy_resolver()) {
+                (Some(pool), Some(resolver)) => reconfigure_pool(pool, config, Some(resolver)),
+                _ => self.set_front_proxy(config),
+            }
+        }
+        let impersonating = self.impersonating.load();
+        match (&*impersonating, impersonator) {
+            (Some(own), Some(_)) if same_server => {
+                own.pool
+                    .set_max_http2_connections(config.max_http2_connections);
+            }
+            (Some(own), Some(impersonator)) => {
+                let resolver = impersonator.certificate_resolver();
+                reconfigure_pool(&own.pool, config, Some(resolver));
+            }
+            (None, None) => {}
+            _ => self.set_impersonator(config, impersonator),
+        }
+        let max = config.max_http2_connections;
+        self.pass_through.set_max_http2_connections(max);
+        self.unverified.set_max_http2_connections(max);
+        if let Some(pool) = &*self.front_proxy.load() {
+            pool.set_max_http2_connections(max);
+        }
+    }
+
+    fn set_front_proxy(&self, config: &UpstreamConfig) {
+        let pool = config.front_proxy_resolver().map(|resolver| {
+            let budget = Some(self.budget.clone());
+            new_pool(config, Some(resolver), budget, &self.metrics)
         });
-        let client_budget = || Some(budget.clone());
-        Self {
-            front_proxy: resolver
-                .map(|resolver| new_pool(config, Some(resolver), client_budget(), metrics)),
-            impersonating: impersonator.map(|own| ImpersonationPool {
-                pool: new_pool(
-                    config,
-                    Some(own.certificate_resolver()),
-                    client_budget(),
-                    metrics,
-                ),
+        self.front_proxy.store(pool);
+    }
+
+    fn set_impersonator(
+        &self,
+        config: &UpstreamConfig,
+        impersonator: Option<&Arc<OwnCredentials>>,
+    ) {
+        let pool = impersonator.map(|own| {
+            let (resolver, budget) = (own.certificate_resolver(), Some(self.budget.clone()));
+            Arc::new(ImpersonationPool {
+                pool: new_pool(config, Some(resolver), budget, &self.metrics),
                 certificate_changes: Mutex::new(own.certificate_changes()),
                 credentials: Arc::clone(own),
-            }),
-            pass_through: new_pool(config, None, client_budget(), metrics),
-            unverified: new_pool(config, None, Some(budget.for_unverified()), metrics),
-            metrics: Arc::clone(metrics),
-        }
+            })
+        });
+        self.impersonating.store(pool);
     }
 
     /// Whether weir can assert a user: by the front-proxy certificate or by impersonation.
     #[must_use]
     pub fn can_assert(&self) -> bool {
-        self.front_proxy.is_some() || self.impersonating.is_some()
+        self.front_proxy.load().is_some() || self.impersonates()
     }
 
     /// Whether weir asserts users by impersonation.
     #[must_use]
     pub fn impersonates(&self) -> bool {
-        self.impersonating.is_some()
+        self.impersonating.load().is_some()
     }
 
     /// The `Authorization` header of a request that impersonates.
@@ -157,7 +232,7 @@ impl Upstream {
     /// # Errors
     /// weir's own credential has expired, and no new one was obtained.
     pub fn impersonation_credential(&self) -> Result<Option<HeaderValue>, ForwardError> {
-        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
+        let own = self.impersonating.load_full().ok_or(ForwardError::Closed)?;
         own.credentials
             .authorization()
             .map_err(|error| ForwardError::NoCredential(Arc::new(error)))
@@ -166,7 +241,7 @@ impl Upstream {
     /// Records that the API server answered 401 to a request that impersonates: weir's own
     /// credential is not accepted.
     pub fn record_impersonation_unauthorized(&self) {
-        if let Some(own) = &self.impersonating {
+        if let Some(own) = &*self.impersonating.load() {
             own.credentials.record_response(StatusCode::UNAUTHORIZED);
         }
     }
@@ -239,30 +314,31 @@ impl Upstream {
 
     /// Closes connections that have been idle for 45 s.
     pub fn close_idle(&self, now: Instant) {
-        if let Some(front_proxy) = &self.front_proxy {
+        if let Some(front_proxy) = &*self.front_proxy.load() {
             front_proxy.close_idle(now);
         }
-        if let Some(impersonating) = &self.impersonating {
+        if let Some(impersonating) = &*self.impersonating.load() {
             impersonating.pool.close_idle(now);
         }
         self.pass_through.close_idle(now);
         self.unverified.close_idle(now);
     }
 
-    fn front_proxy(&self) -> Result<&Arc<Pool<FrontProxy>>, ForwardError> {
+    fn front_proxy(&self) -> Result<Arc<Pool<FrontProxy>>, ForwardError> {
         // The pipeline checks `can_assert` before it builds the head. A head whose pool does not
         // exist is not sent.
-        self.front_proxy.as_ref().ok_or(ForwardError::Closed)
+        self.front_proxy.load_full().ok_or(ForwardError::Closed)
     }
 
-    fn refreshed_impersonation_pool(&self) -> Result<&Arc<Pool<Impersonating>>, ForwardError> {
-        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
+    fn refreshed_impersonation_pool(&self) -> Result<Arc<Pool<Impersonating>>, ForwardError> {
+        let own = self.impersonating.load();
+        let own = own.as_ref().ok_or(ForwardError::Closed)?;
         let mut changes = own.certificate_changes.lock();
         if changes.has_changed().unwrap_or(false) {
             changes.mark_unchanged();
             own.pool.retire_all();
         }
-        Ok(&own.pool)
+        Ok(Arc::clone(&own.pool))
     }
 }
 
@@ -281,8 +357,7 @@ pub fn front_proxy_pool(
     config: &UpstreamConfig,
     metrics: &Arc<UpstreamMetrics>,
 ) -> Option<Arc<Pool<FrontProxy>>> {
-    let key = config.front_proxy.as_ref()?;
-    let resolver = Arc::new(SingleCertAndKey::from(Arc::clone(key)));
+    let resolver = config.front_proxy_resolver()?;
     Some(new_pool(config, Some(resolver), None, metrics))
 }
 
@@ -294,6 +369,25 @@ pub fn internal_pool(
     metrics: &Arc<UpstreamMetrics>,
 ) -> Arc<Pool<Internal>> {
     new_pool(config, Some(own.certificate_resolver()), None, metrics)
+}
+
+/// Directs weir's own calls to the server of `config`.
+pub fn reconfigure_internal_pool(
+    pool: &Pool<Internal>,
+    config: &UpstreamConfig,
+    own: &Arc<OwnCredentials>,
+) {
+    reconfigure_pool(pool, config, Some(own.certificate_resolver()));
+}
+
+fn reconfigure_pool<M: AuthMode>(
+    pool: &Pool<M>,
+    config: &UpstreamConfig,
+    certificate: Option<Arc<dyn ResolvesClientCert>>,
+) {
+    let tls = tls::client_config(config.roots.clone(), certificate);
+    let connector = pool.connector().with(config.address.clone(), tls);
+    pool.reconfigure(connector);
 }
 
 fn new_pool<M: AuthMode>(

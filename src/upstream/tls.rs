@@ -82,6 +82,9 @@ impl fmt::Debug for Pem {
     }
 }
 
+/// The message of a key that belongs to another certificate, before the certificate's name.
+pub const KEY_MISMATCH: &str = "the key does not belong to the certificate in";
+
 /// PEM that cannot be used: which, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemError {
@@ -97,6 +100,15 @@ impl PemError {
             origin: origin.to_owned(),
             message: message.into(),
         }
+    }
+}
+
+impl PemError {
+    /// Whether both files are usable and do not belong together: one of them may be new already
+    /// and the other not yet.
+    #[must_use]
+    pub fn is_key_mismatch(&self) -> bool {
+        self.message.starts_with(KEY_MISMATCH)
     }
 }
 
@@ -203,7 +215,7 @@ pub fn parse_certified_key(
         Ok(pair) => Ok(Arc::new(pair)),
         Err(rustls::Error::InconsistentKeys(_)) => Err(PemError::new(
             key_origin,
-            format!("the key does not belong to the certificate in {certificate_origin}"),
+            format!("{KEY_MISMATCH} {certificate_origin}"),
         )),
         Err(rustls::Error::InvalidCertificate(why)) => Err(PemError::new(
             certificate_origin,

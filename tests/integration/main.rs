@@ -35,6 +35,7 @@ mod object_counts;
 mod rate_limits;
 mod rejected_bodies;
 mod rejection_hold;
+mod reload;
 mod request_heads;
 mod request_slots;
 mod request_targets;

@@ -225,6 +225,7 @@ fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
         connection_id: 1,
         trusted: false,
         certificate: None,
+        trust: pipeline.trust_observer(),
         unverified_user: OnceLock::new(),
         target_fragments: Arc::default(),
         hold_state: HoldState::new(100),

@@ -164,7 +164,8 @@ fn every_event_is_decided_as_upstream() {
     for case in support::cases("event_rate_limit_sequences") {
         let (name, input) = (&case["name"], &case["input"]);
         let given = limits_of(&input["limits"]);
-        let (keys, mut limits) = (LruKeyHasher::default(), EventLimits::new(&given));
+        let (keys, mut limits) = (LruKeyHasher::default(), EventLimits::default());
+        let ids: Vec<_> = given.iter().map(|limit| limits.add(limit)).collect();
         let expected = case["expected"].as_array().unwrap();
         let events = input["events"].as_array().unwrap();
         assert_eq!(expected.len(), events.len());
@@ -181,7 +182,7 @@ fn every_event_is_decided_as_upstream() {
             if EventWrite::from_request(&info, LimitedEventGroups::Core).is_some() {
                 let now = base + Duration::from_nanos(event["t_ns"].as_u64().unwrap());
                 let charge = EventBucketKeys::from_event(&described, &keys);
-                limits.charge(&charge, now, |n, response| {
+                limits.charge(&ids, &charge, now, |n, response| {
                     if response.token.is_err() {
                         rejected.push(given[n].limit_type);
                     }

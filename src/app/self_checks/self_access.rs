@@ -157,7 +157,7 @@ pub(in crate::app) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecisi
 }
 
 /// The permissions that a configuration requires, and the client that checks them.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::app) struct SelfAccess {
     required: Vec<Permission>,
 }

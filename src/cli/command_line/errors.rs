@@ -1,6 +1,6 @@
 //! All errors of a command line and its `--config` file.
 
-use std::fs;
+use std::io;
 use std::path::Path;
 
 use clap::ArgMatches;
@@ -17,6 +17,7 @@ use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::ServeArgs;
+use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin;
 use crate::document;
 use crate::document::Severity;
@@ -54,11 +55,12 @@ impl CommandLineErrors {
     pub(super) fn read_config_file(
         &mut self,
         file: &Path,
+        files: &InputFiles,
         command: &Command,
         typed: &ArgMatches,
     ) -> config_file::ConfigFile {
         let name = file.display().to_string();
-        let text = match fs::read_to_string(file) {
+        let text = match read_text(file, files) {
             Ok(text) => text,
             Err(why) => {
                 let config = Subject::Flag("config".to_owned());
@@ -103,6 +105,12 @@ impl CommandLineErrors {
             }
         }
     }
+}
+
+/// The file's text. As `std::fs::read_to_string`.
+fn read_text(file: &Path, files: &InputFiles) -> io::Result<String> {
+    let not_text = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    String::from_utf8(files.read(file)?).map_err(not_text)
 }
 
 /// The flag or other argument that an error is about.

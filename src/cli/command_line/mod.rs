@@ -17,6 +17,7 @@ mod errors;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::ArgMatches;
 use clap::Command;
@@ -34,6 +35,7 @@ use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::LoggingFormat;
+use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::process::exit::EXIT_USAGE;
 use crate::cli::process::exit::exit_with_usage_error;
@@ -62,6 +64,15 @@ pub(super) struct InvalidCommandLine {
 }
 
 impl ParseFailure {
+    /// The errors, one line each.
+    pub(super) fn into_lines(self) -> Vec<String> {
+        let text = match self {
+            Self::Output(error) => error.map_or_else(String::new, |error| error.to_string()),
+            Self::Invalid(invalid) => invalid.findings.to_string(),
+        };
+        text.lines().map(str::to_owned).collect()
+    }
+
     /// Prints it, and returns the exit code.
     pub(super) fn report(self) -> ExitCode {
         match self {
@@ -100,11 +111,14 @@ fn is_about_check_itself(finding: &Finding) -> bool {
     }
 }
 
-/// Parses the command line and its `--config` file, if it names one.
+/// Parses the command line and its `--config` file, if it names one. `files` reads it.
 ///
 /// # Errors
 /// There is no command to run.
-pub(super) fn parse(arguments: Vec<OsString>) -> Result<Cli, ParseFailure> {
+pub(super) fn parse(
+    arguments: Vec<OsString>,
+    files: &Arc<InputFiles>,
+) -> Result<Cli, ParseFailure> {
     let command = Cli::command();
     let (matches, tokens, mut clap_errors) = parse_collecting_errors(&command, arguments);
     let (Some(matches), true) = (matches, clap_errors.iter().all(Error::use_stderr)) else {
@@ -121,7 +135,7 @@ pub(super) fn parse(arguments: Vec<OsString>) -> Result<Cli, ParseFailure> {
     let is_check = name == CHECK;
     let settings = command.find_subcommand(if is_check { SERVE } else { name });
     let file = match (file, settings) {
-        (Some(file), Some(settings)) => errors.read_config_file(file, settings, submatches),
+        (Some(file), Some(settings)) => errors.read_config_file(file, files, settings, submatches),
         _ => ConfigFile::default(),
     };
     // The file's flags go after the program's name and the command, and before the typed arguments.
@@ -155,6 +169,7 @@ pub(super) fn parse(arguments: Vec<OsString>) -> Result<Cli, ParseFailure> {
         let mut origin =
             ConfigOrigin::from_matches(subcommand, submatches, file.locations, file.file_only);
         origin.warnings = file.warnings;
+        origin.files = Arc::clone(files);
         cli.command.set_origin(origin);
     }
     if !errors.findings.prevent_start() {

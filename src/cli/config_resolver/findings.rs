@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::document::Diagnostic;
 use crate::document::Severity;
 use crate::document::SourceLocation;
+use crate::upstream::tls::KEY_MISMATCH;
 
 /// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,6 +192,13 @@ impl Findings {
     /// Whether the configuration cannot be used.
     pub(in crate::cli) fn prevent_start(&self) -> bool {
         self.0.iter().any(Finding::prevents_start)
+    }
+
+    /// Whether all errors that prevent a start are keys that belong to another certificate: one
+    /// file of each pair may be new already, and the other not yet.
+    pub(in crate::cli) fn are_key_mismatches(&self) -> bool {
+        let mut errors = self.0.iter().filter(|finding| finding.prevents_start());
+        self.prevent_start() && errors.all(|finding| finding.message.starts_with(KEY_MISMATCH))
     }
 
     fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use crate::cli::config_resolver::certificates::Defect;
 use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::findings::Subject;
+use crate::cli::flags::input_files::InputFiles;
 use crate::clock::Clock;
 use crate::document;
 use crate::document::Severity;
@@ -29,6 +29,7 @@ pub(super) struct FlagResolver {
     pub(super) findings: Findings,
     /// Where the `--config` file sets a flag, by the flag's name.
     locations: BTreeMap<String, SourceLocation>,
+    files: Arc<InputFiles>,
 }
 
 /// A file and the flag that names it.
@@ -41,12 +42,18 @@ pub(super) struct FlagFile<'f> {
 
 impl FlagResolver {
     /// Nothing found yet. `locations` tells where the `--config` file sets a flag, by the flag's
-    /// name.
-    pub(super) fn new(locations: BTreeMap<String, SourceLocation>) -> Self {
+    /// name. `files` reads the files.
+    pub(super) fn new(locations: BTreeMap<String, SourceLocation>, files: Arc<InputFiles>) -> Self {
         Self {
             findings: Findings::default(),
             locations,
+            files,
         }
+    }
+
+    /// Reads the files.
+    pub(super) fn files(&self) -> &InputFiles {
+        &self.files
     }
 
     /// Adds an error of a flag.
@@ -180,20 +187,21 @@ impl FlagResolver {
 
     /// The content of a file.
     pub(super) fn read_file(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
-        let content = Self::read(file);
+        let content = self.read(file);
         self.check(flag, content)
     }
 
     /// The content of a file that a start reads again when it needs it.
     pub(super) fn read_tolerated_file(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
-        Self::read(file)
+        self.read(file)
             .map_err(|why| self.tolerate(flag, None, why))
             .ok()
     }
 
     /// The only place where a file is read.
-    fn read(file: &Path) -> Result<Vec<u8>, String> {
-        fs::read(file).map_err(|why| format!("cannot read {}: {why}", file.display()))
+    fn read(&self, file: &Path) -> Result<Vec<u8>, String> {
+        let content = self.files.read(file);
+        content.map_err(|why| format!("cannot read {}: {why}", file.display()))
     }
 
     /// The text of a file. What is not UTF-8 is replaced.

@@ -1,12 +1,12 @@
 //! `--flowcontrol-config`: reads the files, and warns about flow schemas without a priority level.
 
-use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
+use crate::cli::flags::input_files::InputFiles;
 use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
@@ -24,7 +24,10 @@ impl FlagResolver {
         let mut diagnostics = document::Diagnostics::default();
         let mut nodes = Vec::new();
         for path in paths {
-            let files = self.check(FLAG, manifest_files(path))?;
+            let files = {
+                let files = manifest_files(path, self.files());
+                self.check(FLAG, files)?
+            };
             if files.is_empty() {
                 self.warn_about_file(FLAG, path, "this folder has no .yaml, .yml or .json file");
             }
@@ -74,17 +77,11 @@ fn missing_levels<'o>(
 }
 
 /// The file itself, or the manifests of a folder, sorted by name.
-fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, String> {
+fn manifest_files(path: &Path, inputs: &InputFiles) -> Result<Vec<PathBuf>, String> {
     let cannot_read = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
-    if !fs::metadata(path).map_err(cannot_read)?.is_dir() {
+    let Some(mut files) = inputs.list(path).map_err(cannot_read)? else {
         return Ok(vec![path.to_owned()]);
-    }
-    let entries: Result<Vec<_>, _> = fs::read_dir(path).map_err(cannot_read)?.collect();
-    let mut files: Vec<_> = entries
-        .map_err(cannot_read)?
-        .into_iter()
-        .map(|entry| entry.path())
-        .collect();
+    };
     let is_manifest = |file: &PathBuf| {
         file.extension()
             .is_some_and(|found| ["json", "yaml", "yml"].iter().any(|ext| found == *ext))

@@ -83,7 +83,10 @@ pub(in crate::cli) struct Resolved {
 /// # Errors
 /// All errors of the flags and of the files that they name, with the warnings.
 pub(super) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
-    let mut resolver = FlagResolver::new(args.proxy.origin.locations.clone());
+    let mut resolver = {
+        let origin = &args.proxy.origin;
+        FlagResolver::new(origin.locations.clone(), Arc::clone(&origin.files))
+    };
     for diagnostic in args.proxy.origin.warnings.iter() {
         let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
         resolver

@@ -150,6 +150,10 @@ impl FlagResolver {
             ca,
             source,
         } = parsed?;
+        // They are read when weir connects. A change of them is a change of the configuration.
+        for file in source.files() {
+            let _ = self.files().read(file);
+        }
         let roots = match &ca {
             None => self.check(KUBECONFIG, upstream::tls::load_system_roots()),
             Some(Pem::Data {

@@ -7,8 +7,10 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `origin` `values` |
+//! | 0 | `input_files` `values` |
+//! | 1 | `origin` |
 
+pub(in crate::cli) mod input_files;
 pub mod origin;
 pub(in crate::cli) mod values;
 

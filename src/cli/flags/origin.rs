@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use clap::ArgAction;
 use clap::ArgMatches;
 use clap::Command;
 use serde_json::Value;
 
+use crate::cli::flags::input_files::InputFiles;
 use crate::document::Content;
 use crate::document::Diagnostics;
 use crate::document::Node;
@@ -30,6 +32,8 @@ pub struct ConfigOrigin {
     pub(in crate::cli) warnings: Diagnostics,
     /// The configuration that `/configz` and `/flagz` show.
     pub(in crate::cli) effective: EffectiveConfig,
+    /// Reads the files that flags name.
+    pub(in crate::cli) files: Arc<InputFiles>,
 }
 
 impl ConfigOrigin {
@@ -72,6 +76,7 @@ impl ConfigOrigin {
             locations,
             warnings: Diagnostics::default(),
             effective,
+            files: Arc::default(),
         }
     }
 }

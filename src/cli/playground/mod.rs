@@ -239,7 +239,8 @@ fn run_api_server_only(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        signals::ignore_other_signals();
+        signals::ignore_user_signals();
+        signals::ignore_hangup();
         let listener = acceptor::bind(address)
             .and_then(tokio::net::TcpListener::from_std)
             .map_err(|why| CommandError::Startup(format!("cannot listen on {address}: {why}")))?;
@@ -283,7 +284,8 @@ fn run_with_weir(
         .enable_all()
         .build()?;
     let outcome = weir_runtime.block_on(async {
-        signals::ignore_other_signals();
+        signals::ignore_user_signals();
+        signals::ignore_hangup();
         let app = App::bind(config)
             .await
             .map_err(|why| CommandError::Startup(why.to_string()))?;

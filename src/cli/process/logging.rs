@@ -27,6 +27,11 @@ pub(in crate::cli) struct Logging {
 }
 
 impl Logging {
+    /// The filter of the log.
+    pub(in crate::cli) const fn level(&self) -> &Arc<LogLevel> {
+        &self.level
+    }
+
     /// Gives the admin listener the log level, which it shows and changes, and the count of dropped
     /// lines.
     pub(in crate::cli) fn attach_to(&self, config: &mut Config) {

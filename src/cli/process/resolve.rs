@@ -52,7 +52,8 @@ pub(in crate::cli) fn resolve_and_log(args: ServeArgs) -> Result<Config, Command
     }
 }
 
-fn log_warnings(findings: &Findings) {
+/// Logs warnings and tolerated errors.
+pub(in crate::cli) fn log_warnings(findings: &Findings) {
     for finding in findings.tolerated() {
         warn!("{finding}");
     }

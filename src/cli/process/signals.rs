@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 
+use tokio::signal::unix::Signal;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 use tracing::info;
@@ -18,27 +19,58 @@ pub(in crate::cli) fn second_stop_signal() -> impl Future<Output = ()> {
     nth_stop_signal(2)
 }
 
-/// Logs SIGHUP, SIGUSR1 and SIGUSR2 from now on and otherwise ignores them. Their default action
-/// would end the process.
+/// Logs SIGUSR1 and SIGUSR2 from now on and otherwise ignores them. Their default action would end
+/// the process.
 ///
 /// Must be called within a runtime. The signals are logged as long as it runs.
-pub(in crate::cli) fn ignore_other_signals() {
-    let ignored = [
-        ("SIGHUP", SignalKind::hangup()),
-        ("SIGUSR1", SignalKind::user_defined1()),
-        ("SIGUSR2", SignalKind::user_defined2()),
-    ];
-    for (name, kind) in ignored {
-        match signal(kind) {
-            Ok(mut signals) => drop(tokio::spawn(async move {
-                while signals.recv().await.is_some() {
-                    warn!(
-                        signal = name,
-                        "signal ignored: weir does not reload its configuration yet; restart it to apply changes"
-                    );
-                }
-            })),
-            Err(why) => warn!(signal = name, %why, "the signal cannot be watched: it ends weir"),
+pub(in crate::cli) fn ignore_user_signals() {
+    ignore("SIGUSR1", SignalKind::user_defined1());
+    ignore("SIGUSR2", SignalKind::user_defined2());
+}
+
+/// Logs SIGHUP as [`ignore_user_signals`] does the others.
+#[cfg(feature = "playground")]
+pub(in crate::cli) fn ignore_hangup() {
+    ignore("SIGHUP", SignalKind::hangup());
+}
+
+fn ignore(name: &'static str, kind: SignalKind) {
+    match signal(kind) {
+        Ok(mut signals) => drop(tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                warn!(signal = name, "signal ignored");
+            }
+        })),
+        Err(why) => warn!(signal = name, %why, "the signal cannot be watched: it ends weir"),
+    }
+}
+
+/// The SIGHUPs from the call on.
+#[derive(Debug)]
+pub(in crate::cli) struct Hangups(Option<Signal>);
+
+impl Hangups {
+    /// Must be called within a runtime.
+    pub(in crate::cli) fn start() -> Self {
+        let signals = signal(SignalKind::hangup());
+        Self(
+            signals
+                .inspect_err(|why| warn!(%why, "SIGHUP cannot be watched: it ends weir"))
+                .ok(),
+        )
+    }
+
+    /// Waits for the next one.
+    ///
+    /// # Cancel safety
+    /// No signal is lost.
+    pub(in crate::cli) async fn next(&mut self) {
+        let received = match &mut self.0 {
+            Some(signals) => signals.recv().await,
+            None => None,
+        };
+        if received.is_none() {
+            std::future::pending().await
         }
     }
 }

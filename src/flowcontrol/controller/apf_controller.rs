@@ -67,7 +67,7 @@ const QUEUE_WAIT_DIVISOR: u32 = 4;
 
 /// Routes requests to all priority levels.
 pub struct Controller {
-    pub(super) config: ControllerConfig,
+    pub(super) config: ArcSwap<ControllerConfig>,
     pub(super) snapshot: ArcSwap<ConfigSnapshot>,
     /// No request takes this lock. It is held while the configuration changes and seats are
     /// allocated.
@@ -119,7 +119,7 @@ impl Controller {
         let (configuration, snapshot) =
             Configuration::new(now, seats, matcher, &in_flight, &drained);
         let controller = Arc::new(Self {
-            config,
+            config: ArcSwap::from_pointee(config),
             snapshot: ArcSwap::from_pointee(snapshot),
             configuration: Mutex::new(configuration),
             drained,
@@ -138,8 +138,17 @@ impl Controller {
 
     /// Whether decisions are only counted.
     #[must_use]
-    pub const fn is_dry_run(&self) -> bool {
-        matches!(self.config.enforcement, Enforcement::DryRun)
+    pub fn is_dry_run(&self) -> bool {
+        self.config.load().enforcement == Enforcement::DryRun
+    }
+
+    /// Replaces the settings. Requests that wait or execute keep the settings under which they
+    /// arrived.
+    pub fn set_config(&self, now: Instant, config: ControllerConfig) {
+        let before = self.config.swap(Arc::new(config));
+        if before.server_concurrency_limit != config.server_concurrency_limit {
+            self.set_server_concurrency_limit(now, config.server_concurrency_limit);
+        }
     }
 
     /// Admits a request, perhaps after a wait in a queue: a quarter of the time to its deadline at
@@ -157,9 +166,9 @@ impl Controller {
         times: RequestTimes,
     ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
-        let until = self.queue_deadline(times);
+        let (until, enforcement) = self.queue_deadline(times);
         let RoutedRequest { arrival, work } =
-            match (self.route_request(now, info, user), self.config.enforcement) {
+            match (self.route_request(now, info, user), enforcement) {
                 (Ok(routed), _) => routed,
                 (Err(rejected), Enforcement::Enforce) => return Err(rejected),
                 (Err(rejected), Enforcement::DryRun) => {
@@ -175,7 +184,7 @@ impl Controller {
                     return Ok(self.build_admitted(info, permit, dry_run, work, Duration::ZERO));
                 }
             };
-        let (permit, dry_run, queue_wait) = match (arrival, self.config.enforcement) {
+        let (permit, dry_run, queue_wait) = match (arrival, enforcement) {
             (ArrivalOutcome::Executing(permit), _) => (permit, DryRun::Admitted, Duration::ZERO),
             (ArrivalOutcome::Queued(permit), Enforcement::Enforce) => {
                 let dispatched = wait_for_dispatch_until(permit, until).await;
@@ -263,16 +272,18 @@ impl Controller {
         (configuration.all_levels(), configuration.fair_fraction())
     }
 
-    /// The end of the request's time in a queue. It counts from the request's arrival, not from the
-    /// call of [`admit`](Self::admit).
-    fn queue_deadline(&self, times: RequestTimes) -> Instant {
+    /// The end of the request's time in a queue, and whether it is enforced. The time counts from
+    /// the request's arrival, not from the call of [`admit`](Self::admit).
+    fn queue_deadline(&self, times: RequestTimes) -> (Instant, Enforcement) {
+        let config = **self.config.load();
         let RequestTimes {
             arrived, deadline, ..
         } = times;
-        let time = deadline.map_or(self.config.request_timeout, |deadline| {
+        let time = deadline.map_or(config.request_timeout, |deadline| {
             deadline.saturating_duration_since(arrived)
         });
-        arrived + (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT)
+        let until = arrived + (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT);
+        (until, config.enforcement)
     }
 
     /// Whether the request belongs to an exempt level, which neither queues nor rejects.
@@ -355,14 +366,14 @@ impl Controller {
 impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Controller")
-            .field("config", &self.config)
+            .field("config", &self.config.load())
             .finish_non_exhaustive()
     }
 }
 
 impl EstimateContext for ControllerContext<'_> {
     fn consistent_reads_from_cache(&self) -> bool {
-        self.controller.config.consistent_reads_from_cache
+        self.controller.config.load().consistent_reads_from_cache
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::time::Instant;
 
-/// The settings that do not change while the controller runs.
+/// The settings of the controller, besides its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerConfig {
     /// The seats of all levels together: the sum of `--max-requests-inflight` and

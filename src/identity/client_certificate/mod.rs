@@ -4,14 +4,24 @@
 //! request, so that an invalid certificate with a valid token works. Name, groups and uid are read
 //! like `x509.CommonNameUserConversion` (Kubernetes 1.36) reads them. A connection's chain is
 //! verified once, and again when one of its certificates expires. A certificate that has expired or
-//! is not valid yet is verified again every ten seconds at most.
+//! is not valid yet is verified again every ten seconds at most. After a reload that changes the CA,
+//! every chain is verified again with its next request.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `subject` `trust` |
 
 mod subject;
+pub mod trust;
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -34,6 +44,7 @@ use x509_parser::prelude::X509Certificate;
 use crate::api::UserInfo;
 use crate::identity::client_certificate::subject::CertificateSubject;
 use crate::identity::client_certificate::subject::SubjectError;
+use crate::identity::client_certificate::trust::TrustedCertificate;
 
 /// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
@@ -91,8 +102,20 @@ impl fmt::Display for CertificateError {
 /// Verifies certificates against the client CA (`--client-ca-file`), or that of front proxies
 /// (`--requestheader-client-ca-file`).
 pub struct CertificateVerifier {
+    /// Cached results carry the id of the verifier that they are from.
+    id: VerifierId,
     roots: RootCertStore,
     provider: Arc<CryptoProvider>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct VerifierId(u64);
+
+impl VerifierId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 impl fmt::Debug for CertificateVerifier {
@@ -113,7 +136,16 @@ impl CertificateVerifier {
         if roots.is_empty() {
             return Err(VerifierBuilderError::NoRootAnchors);
         }
-        Ok(Self { roots, provider })
+        Ok(Self {
+            id: VerifierId::new(),
+            roots,
+            provider,
+        })
+    }
+
+    /// Whether both trust the same CAs.
+    fn trusts_same(&self, other: &Self) -> bool {
+        self.roots.roots == other.roots.roots
     }
 
     fn verify(
@@ -175,14 +207,111 @@ impl CertificateVerifier {
     }
 }
 
+/// Verifies that a certificate is that of a front proxy.
+#[derive(Debug)]
+pub struct FrontProxyVerifier {
+    verifier: CertificateVerifier,
+    /// `--requestheader-allowed-names`. Empty for any name.
+    allowed_names: Vec<String>,
+}
+
+impl FrontProxyVerifier {
+    /// Trusts certificates that `verifier` accepts, with a common name of `allowed_names` (any, if
+    /// empty).
+    #[must_use]
+    pub const fn new(verifier: CertificateVerifier, allowed_names: Vec<String>) -> Self {
+        Self {
+            verifier,
+            allowed_names,
+        }
+    }
+
+    fn allows(&self, name: &str) -> bool {
+        self.allowed_names.is_empty() || self.allowed_names.iter().any(|allowed| allowed == name)
+    }
+}
+
+/// Which client certificates are trusted.
+#[derive(Debug, Default)]
+pub struct ClientTrust {
+    /// `--client-ca-file`.
+    pub certificates: Option<Arc<CertificateVerifier>>,
+    /// `--requestheader-client-ca-file` and `--requestheader-allowed-names`.
+    pub front_proxies: Option<Arc<FrontProxyVerifier>>,
+}
+
+impl ClientTrust {
+    /// This trust, which replaces `earlier`: with the verifiers of `earlier` that trust the same,
+    /// so that what is cached of their results stays valid.
+    #[must_use]
+    pub fn replacing(self, earlier: &Arc<Self>) -> Arc<Self> {
+        let certificates = match (&self.certificates, &earlier.certificates) {
+            (Some(new), Some(old)) if new.trusts_same(old) => Some(Arc::clone(old)),
+            _ => self.certificates,
+        };
+        let front_proxies = match (&self.front_proxies, &earlier.front_proxies) {
+            (Some(new), Some(old))
+                if new.verifier.trusts_same(&old.verifier)
+                    && new.allowed_names == old.allowed_names =>
+            {
+                Some(Arc::clone(old))
+            }
+            _ => self.front_proxies,
+        };
+        let certificates_id =
+            |trust: &Option<Arc<CertificateVerifier>>| trust.as_ref().map(|v| v.id);
+        let proxies_id =
+            |trust: &Option<Arc<FrontProxyVerifier>>| trust.as_ref().map(|v| v.verifier.id);
+        if certificates_id(&certificates) == certificates_id(&earlier.certificates)
+            && proxies_id(&front_proxies) == proxies_id(&earlier.front_proxies)
+        {
+            return Arc::clone(earlier);
+        }
+        Arc::new(Self {
+            certificates,
+            front_proxies,
+        })
+    }
+}
+
 /// The certificate chain that the client of a connection presented.
 pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     /// The last result, shared by the requests of the connection. The lock is not held across an
     /// await.
-    user_outcome: Mutex<Option<Result<VerifiedCertificate, CachedCertificateError>>>,
+    user_outcome: Mutex<CachedOutcome<VerifiedCertificate>>,
     /// The last result for a front proxy certificate, and the time until which it holds.
-    front_proxy_outcome: Mutex<Option<Result<SystemTime, CachedCertificateError>>>,
+    front_proxy_outcome: Mutex<CachedOutcome<SystemTime>>,
+}
+
+/// The last result of a verification.
+#[derive(Clone)]
+struct CachedOutcome<T> {
+    last: Option<(VerifierId, Result<T, CachedCertificateError>)>,
+    /// Whether any verification has succeeded.
+    has_succeeded: bool,
+}
+
+impl<T> Default for CachedOutcome<T> {
+    fn default() -> Self {
+        Self {
+            last: None,
+            has_succeeded: false,
+        }
+    }
+}
+
+impl<T: Clone> CachedOutcome<T> {
+    /// The last result, if it is from the verifier with this id.
+    fn get(&self, verifier: VerifierId) -> Option<&Result<T, CachedCertificateError>> {
+        let (from, result) = self.last.as_ref()?;
+        (*from == verifier).then_some(result)
+    }
+
+    fn set(&mut self, verifier: VerifierId, result: &Result<T, CachedCertificateError>) {
+        self.has_succeeded |= result.is_ok();
+        self.last = Some((verifier, result.clone()));
+    }
 }
 
 /// An error, and when it was found if a later verification may succeed.
@@ -229,21 +358,20 @@ impl PeerCertificate {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
         (!chain.is_empty()).then_some(Self {
             chain,
-            user_outcome: Mutex::new(None),
-            front_proxy_outcome: Mutex::new(None),
+            user_outcome: Mutex::default(),
+            front_proxy_outcome: Mutex::default(),
         })
     }
 
-    /// Checks that the certificate is that of a front proxy: signed by the CA of `verifier`, with a
-    /// common name that is `allowed`.
+    /// Checks that the certificate is that of a front proxy.
     pub(super) fn verify_front_proxy(
         &self,
-        verifier: &CertificateVerifier,
+        proxies: &FrontProxyVerifier,
         wall: SystemTime,
-        allowed: impl Fn(&str) -> bool,
     ) -> Result<(), CertificateError> {
+        let verifier = &proxies.verifier;
         let mut outcome = self.front_proxy_outcome.lock();
-        match &*outcome {
+        match outcome.get(verifier.id) {
             Some(Ok(chain_not_after)) if wall <= *chain_not_after => return Ok(()),
             Some(Err(error)) if error.is_current(wall) => return Err(error.error.clone()),
             Some(_) | None => {}
@@ -253,13 +381,13 @@ impl PeerCertificate {
                 .verify_chain(&self.chain, wall)
                 .and_then(|(_, parsed, chain_not_after)| {
                     let name = parse_subject(&parsed)?.common_name;
-                    if allowed(&name) {
+                    if proxies.allows(&name) {
                         Ok(chain_not_after)
                     } else {
                         Err(CertificateError::NotAllowed(name.into_owned()).into())
                     }
                 });
-        *outcome = Some(result.clone());
+        outcome.set(verifier.id, &result);
         result.map(|_| ()).map_err(|error| error.error)
     }
 
@@ -267,8 +395,8 @@ impl PeerCertificate {
     #[must_use]
     pub fn not_after(&self) -> Option<SystemTime> {
         let outcome = self.user_outcome.lock();
-        let verified = outcome.as_ref()?.as_ref().ok()?;
-        Some(verified.not_after)
+        let (_, verified) = outcome.last.as_ref()?;
+        Some(verified.as_ref().ok()?.not_after)
     }
 
     pub(super) fn user(
@@ -277,7 +405,7 @@ impl PeerCertificate {
         wall: SystemTime,
     ) -> Result<Arc<UserInfo>, CertificateError> {
         let mut outcome = self.user_outcome.lock();
-        match &*outcome {
+        match outcome.get(verifier.id) {
             Some(Ok(verified)) if wall <= verified.chain_not_after => {
                 return Ok(Arc::clone(&verified.user));
             }
@@ -285,10 +413,24 @@ impl PeerCertificate {
             Some(_) | None => {}
         }
         let result = verifier.verify(&self.chain, wall);
-        *outcome = Some(result.clone());
+        outcome.set(verifier.id, &result);
         result
             .map(|verified| verified.user)
             .map_err(|error| error.error)
+    }
+}
+
+impl TrustedCertificate for PeerCertificate {
+    type Trust = ClientTrust;
+
+    fn has_lost_trust(&self, trust: &ClientTrust, wall: SystemTime) -> bool {
+        let gave_user = self.user_outcome.lock().has_succeeded;
+        let gave_proxy = self.front_proxy_outcome.lock().has_succeeded;
+        let gives_user = |verifier: &Arc<CertificateVerifier>| self.user(verifier, wall).is_ok();
+        let gives_proxy =
+            |verifier: &Arc<FrontProxyVerifier>| self.verify_front_proxy(verifier, wall).is_ok();
+        (gave_user && !trust.certificates.as_ref().is_some_and(gives_user))
+            || (gave_proxy && !trust.front_proxies.as_ref().is_some_and(gives_proxy))
     }
 }
 

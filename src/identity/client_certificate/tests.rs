@@ -47,6 +47,16 @@ fn issue_alice(
     (issuer, authority, vec![own.der().clone()])
 }
 
+/// Verifies front proxies with the CA of `authority`.
+fn front_proxies(authority: &CertificateVerifier, allowed: &[&str]) -> FrontProxyVerifier {
+    let names = allowed.iter().map(|name| (*name).to_owned()).collect();
+    FrontProxyVerifier::new(with_same_ca(authority), names)
+}
+
+fn with_same_ca(authority: &CertificateVerifier) -> CertificateVerifier {
+    CertificateVerifier::new(authority.roots.clone(), Arc::clone(&authority.provider)).unwrap()
+}
+
 /// January 1st, approximately.
 fn new_year(year: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs((year - 1970) * 31_556_952)
@@ -56,6 +66,7 @@ fn new_year(year: u64) -> SystemTime {
 fn a_certificate_is_accepted_once_its_validity_period_begins() {
     let (_, authority, chain) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&chain)).unwrap();
+    let proxies = front_proxies(&authority, &[]);
     let before = new_year(2100) - Duration::from_secs(172_800);
     for since in [0, 1, 9] {
         let at = before + Duration::from_secs(since);
@@ -63,15 +74,12 @@ fn a_certificate_is_accepted_once_its_validity_period_begins() {
             presented.user(&authority, at),
             Err(CertificateError::Untrusted(_))
         ));
-        let allowed = presented.verify_front_proxy(&authority, at, |_| true);
+        let allowed = presented.verify_front_proxy(&proxies, at);
         assert!(matches!(allowed, Err(CertificateError::Untrusted(_))));
     }
     let within = new_year(2101);
     assert_eq!(presented.user(&authority, within).unwrap().name, "alice");
-    assert_eq!(
-        presented.verify_front_proxy(&authority, within, |_| true),
-        Ok(())
-    );
+    assert_eq!(presented.verify_front_proxy(&proxies, within), Ok(()));
     let after = new_year(2111);
     presented.user(&authority, after).unwrap_err();
     // The clock was wrong and is corrected.
@@ -84,13 +92,13 @@ fn a_permanent_error_is_cached_forever_and_a_validity_period_error_for_ten_secon
     let (_, _, strange) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&strange)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap_err();
-    let outcome = presented.user_outcome.lock().clone().unwrap();
+    let (_, outcome) = presented.user_outcome.lock().clone().last.unwrap();
     assert!(outcome.err().unwrap().is_current(new_year(2109)));
 
     let (_, authority, early) = issue_alice((2100, 2110));
     let presented = PeerCertificate::new(Some(&early)).unwrap();
     presented.user(&authority, new_year(2099)).unwrap_err();
-    let outcome = presented.user_outcome.lock().clone().unwrap();
+    let (_, outcome) = presented.user_outcome.lock().clone().last.unwrap();
     let outcome = outcome.err().unwrap();
     assert!(outcome.is_current(new_year(2099) + Duration::from_secs(9)));
     assert!(!outcome.is_current(new_year(2099) + Duration::from_secs(10)));
@@ -106,7 +114,7 @@ fn an_expired_extra_certificate_does_not_defeat_the_cache() {
     }
     let presented = PeerCertificate::new(Some(&chain)).unwrap();
     presented.user(&authority, new_year(2101)).unwrap();
-    let outcome = presented.user_outcome.lock().clone().unwrap();
+    let (_, outcome) = presented.user_outcome.lock().clone().last.unwrap();
     let expires = outcome.ok().unwrap().chain_not_after;
     assert!(new_year(2104) < expires && expires < new_year(2106));
 }
@@ -137,8 +145,8 @@ fn the_last_common_name_counts_in_every_string_type() {
         let (authority, presented) = issue(add_name_attribute(3, value));
         let user = presented.user(&authority, new_year(2101)).unwrap();
         assert_eq!(user.name, "alice");
-        let allowed = |name: &str| name == "kubernetes-admin";
-        let front_proxy = presented.verify_front_proxy(&authority, new_year(2101), allowed);
+        let proxies = front_proxies(&authority, &["kubernetes-admin"]);
+        let front_proxy = presented.verify_front_proxy(&proxies, new_year(2101));
         let not_allowed = CertificateError::NotAllowed("alice".to_owned());
         assert_eq!(front_proxy, Err(not_allowed));
     }
@@ -152,7 +160,7 @@ fn an_unreadable_name_or_group_rejects_the_certificate() {
         let unreadable = CertificateError::UnreadableSubject(part);
         let at = new_year(2101);
         assert_eq!(presented.user(&authority, at), Err(unreadable.clone()));
-        let front_proxy = presented.verify_front_proxy(&authority, at, |_| true);
+        let front_proxy = presented.verify_front_proxy(&front_proxies(&authority, &[]), at);
         assert_eq!(front_proxy, Err(unreadable));
     }
 }
@@ -178,4 +186,109 @@ fn a_certificate_for_any_purpose_is_valid_for_clients() {
         ExtendedKeyUsagePurpose::ClientAuth
     ]));
     assert!(!purposes(&[ExtendedKeyUsagePurpose::ServerAuth]));
+}
+
+#[test]
+fn a_cached_result_counts_for_the_verifier_that_it_is_from() {
+    let (_, authority, chain) = issue_alice((2000, 2110));
+    let (_, other, _) = issue_alice((2000, 2110));
+    let presented = PeerCertificate::new(Some(&chain)).unwrap();
+    let at = new_year(2050);
+    for _ in 0..2 {
+        assert_eq!(presented.user(&authority, at).unwrap().name, "alice");
+        presented.user(&other, at).unwrap_err();
+        let proxies = |ca| presented.verify_front_proxy(&front_proxies(ca, &["alice"]), at);
+        assert_eq!(proxies(&authority), Ok(()));
+        proxies(&other).unwrap_err();
+        presented
+            .verify_front_proxy(&front_proxies(&authority, &["bob"]), at)
+            .unwrap_err();
+    }
+}
+
+#[test]
+fn a_verifier_of_the_same_ca_is_kept_and_another_replaces_it() {
+    let (_, authority, _) = issue_alice((2000, 2110));
+    let (_, other, _) = issue_alice((2000, 2110));
+    let trust = |ca: &CertificateVerifier, allowed: &[&str]| ClientTrust {
+        certificates: Some(Arc::new(with_same_ca(ca))),
+        front_proxies: Some(Arc::new(front_proxies(ca, allowed))),
+    };
+    let first = Arc::new(trust(&authority, &[]));
+    let again = trust(&authority, &[]).replacing(&first);
+    assert!(Arc::ptr_eq(&again, &first));
+    let named = trust(&authority, &["alice"]).replacing(&first);
+    let kept = |a: &Option<Arc<_>>, b: &Option<Arc<_>>| {
+        Arc::ptr_eq(a.as_ref().unwrap(), b.as_ref().unwrap())
+    };
+    assert!(kept(&named.certificates, &first.certificates));
+    let proxies = |trust: &ClientTrust| trust.front_proxies.as_ref().unwrap().verifier.id;
+    assert_ne!(proxies(&named), proxies(&first));
+    let changed = trust(&other, &[]).replacing(&first);
+    assert!(!kept(&changed.certificates, &first.certificates));
+    let none = ClientTrust::default().replacing(&first);
+    assert!(none.certificates.is_none() && none.front_proxies.is_none());
+}
+
+#[test]
+fn only_a_certificate_that_gave_an_identity_loses_trust() {
+    let (_, authority, chain) = issue_alice((2000, 2110));
+    let (_, other, _) = issue_alice((2000, 2110));
+    let at = new_year(2050);
+    let of = |ca: &CertificateVerifier| ClientTrust {
+        certificates: Some(Arc::new(with_same_ca(ca))),
+        front_proxies: None,
+    };
+    let presented = PeerCertificate::new(Some(&chain)).unwrap();
+    assert!(!presented.has_lost_trust(&of(&other), at), "it gave none");
+    presented.user(&authority, at).unwrap();
+    assert!(!presented.has_lost_trust(&of(&authority), at));
+    presented.user(&other, at).unwrap_err(); // a request was faster
+    assert!(presented.has_lost_trust(&of(&other), at));
+    assert!(presented.has_lost_trust(&ClientTrust::default(), at));
+
+    let proxy = PeerCertificate::new(Some(&chain)).unwrap();
+    let verifier = Arc::new(front_proxies(&authority, &[]));
+    proxy.verify_front_proxy(&verifier, at).unwrap();
+    let trust = ClientTrust {
+        certificates: None,
+        front_proxies: Some(verifier),
+    };
+    assert!(!proxy.has_lost_trust(&trust, at));
+    let unnamed = ClientTrust {
+        certificates: None,
+        front_proxies: Some(Arc::new(front_proxies(&authority, &["bob"]))),
+    };
+    assert!(proxy.has_lost_trust(&unnamed, at));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_learns_of_a_removed_ca_in_time_and_others_do_not() {
+    let (_, authority, chain) = issue_alice((2000, 2200));
+    let (_, other, stranger) = issue_alice((2000, 2200));
+    let trust = Arc::new(ClientTrust {
+        certificates: Some(Arc::new(authority)),
+        front_proxies: None,
+    });
+    let publisher = trust::TrustPublisher::new(Arc::clone(&trust));
+    let observer = publisher.observer();
+    let verifier = trust.certificates.as_ref().unwrap();
+    let [alice, mallory] =
+        [chain, stranger].map(|chain| Arc::new(PeerCertificate::new(Some(&chain)).unwrap()));
+    alice.user(verifier, SystemTime::now()).unwrap();
+    mallory.user(verifier, SystemTime::now()).unwrap_err();
+    let lost = observer.loss(Some(&alice));
+    let kept = observer.loss(Some(&mallory));
+    let none = observer.loss::<PeerCertificate>(None);
+    publisher.publish(&Arc::new(ClientTrust {
+        certificates: Some(Arc::new(other)),
+        front_proxies: None,
+    }));
+    // Observed from its start, even if it is polled for the first time now.
+    let late = observer.loss(Some(&alice));
+    let limit = trust::TRUST_LOSS_TIMEOUT;
+    tokio::time::timeout(limit, lost).await.unwrap();
+    tokio::time::timeout(limit, late).await.unwrap();
+    tokio::time::timeout(limit, kept).await.unwrap_err();
+    tokio::time::timeout(limit, none).await.unwrap_err();
 }

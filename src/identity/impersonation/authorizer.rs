@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
@@ -34,6 +35,7 @@ use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::transport::ApiTransport;
+use crate::identity::transport::ReviewError;
 use crate::metrics::Registry;
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
@@ -54,7 +56,7 @@ pub enum AccessDecision {
 
 /// Authorizes impersonation by reviews, and caches the decisions for a short time.
 pub struct ImpersonationAuthorizer {
-    api_server: Arc<dyn ApiTransport>,
+    api_server: ArcSwap<Arc<dyn ApiTransport>>,
     hasher: TokenHasher,
     cache: Mutex<DecisionCache>,
     queue: ReviewQueue<AccessReviewRequest, AccessReviewResult>,
@@ -118,12 +120,23 @@ impl ImpersonationAuthorizer {
         metrics: AccessReviewMetrics,
     ) -> Result<Arc<Self>, String> {
         Ok(Arc::new(Self {
-            api_server,
+            api_server: ArcSwap::from_pointee(api_server),
             hasher: TokenHasher::new()?,
             cache: Mutex::default(),
             queue: ReviewQueue::new(per_second, Clock.now(), metrics.waiting.clone()),
             metrics,
         }))
+    }
+
+    /// Sends reviews, those that are queued as well, to `api_server` at this rate. Cached decisions
+    /// stay if it is the same API server.
+    pub fn replace(&self, api_server: Arc<dyn ApiTransport>, per_second: u32) {
+        if !Arc::ptr_eq(&**self.api_server.load(), &api_server) {
+            self.api_server.store(Arc::new(api_server));
+            *self.lock_cache() = DecisionCache::default();
+        }
+        self.queue.end_backoff();
+        self.queue.set_rate(per_second, Clock.now());
     }
 
     /// Whether `user` has all `permissions`, if that is decided within `timeout`. Cached decisions
@@ -224,11 +237,13 @@ impl ImpersonationAuthorizer {
 
     async fn review(&self, review: QueuedReview<AccessReviewRequest, AccessReviewResult>) {
         let AccessReviewRequest { user, permission } = &review.request;
-        let decision = match self
-            .api_server
-            .send(subject_access_review::request(user, permission))
-            .await
-        {
+        let api_server = self.api_server.load_full();
+        let sent = api_server.send(subject_access_review::request(user, permission));
+        let decision = match sent.await {
+            // The decision is not that of the API server whose clients these are now.
+            Ok(_) if !Arc::ptr_eq(&api_server, &self.api_server.load()) => Err(
+                ReviewError::Failed("the API server was replaced".to_owned()),
+            ),
             Ok(response) => subject_access_review::parse_response(&response),
             Err(error) => Err(error.into()),
         };

@@ -170,6 +170,32 @@ async fn both_decisions_are_cached_for_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn decisions_stay_with_their_api_server_when_settings_are_replaced() {
+    let setup = AuthorizerFixture::new(&["alice users carol"]);
+    let (alice, carol) = (user("alice", &[]), [permission("users", "carol")]);
+    let same = setup.authorizer.api_server.load_full();
+    assert_eq!(
+        setup.authorize(&alice, &carol).await,
+        AccessDecision::Allowed
+    );
+    setup.authorizer.replace(Arc::clone(&same), 1);
+    assert_eq!(
+        setup.authorize(&alice, &carol).await,
+        AccessDecision::Allowed
+    );
+    assert_eq!(setup.review_count(), 1);
+    let other = AuthorizerFixture::new(&[]);
+    let other_server: Arc<dyn ApiTransport> = Arc::new(Arc::clone(&other.server));
+    setup.authorizer.replace(other_server, 50);
+    assert_eq!(
+        setup.authorize(&alice, &carol).await,
+        denied(&carol[0]),
+        "another API server decides anew"
+    );
+    assert_eq!((setup.review_count(), other.review_count()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_decision_applies_only_to_its_user_and_permission() {
     let setup = AuthorizerFixture::new(&["alice users carol"]);
     let carol = [permission("users", "carol")];

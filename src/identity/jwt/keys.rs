@@ -25,10 +25,10 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 const MAX_KEYS: usize = 64;
 
 /// The keys of one issuer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeySet(Vec<VerificationKey>);
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct VerificationKey {
     id: String,
     /// The key's `alg` in the JWKS: the only algorithm that it may be used with.
@@ -42,6 +42,19 @@ enum KeyMaterial {
     /// The DER of a SubjectPublicKeyInfo.
     RsaDer(Vec<u8>),
     Ec(Curve, Vec<u8>),
+}
+
+impl PartialEq for KeyMaterial {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Rsa(key), Self::Rsa(other)) => key.n == other.n && key.e == other.e,
+            (Self::RsaDer(key), Self::RsaDer(other)) => key == other,
+            (Self::Ec(curve, key), Self::Ec(other_curve, other)) => {
+                curve == other_curve && key == other
+            }
+            _ => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +134,12 @@ impl KeySet {
         self.0.extend(other.0);
         self.0.truncate(MAX_KEYS);
         self
+    }
+
+    /// Whether every key of `other` is in this set, too.
+    #[must_use]
+    pub fn contains_all(&self, other: &Self) -> bool {
+        other.0.iter().all(|key| self.0.contains(key))
     }
 
     /// Whether there is a key with this id. True without an id, since any key may fit.

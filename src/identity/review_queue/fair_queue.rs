@@ -69,6 +69,13 @@ impl<T> FairQueue<T> {
         }
     }
 
+    /// Changes the rate to `rate` items per second, from `now` on.
+    pub fn set_rate(&mut self, rate: f64, now: Instant) {
+        self.reserved_rate.set_rate(rate * RESERVED_SHARE, now);
+        self.shared_rate
+            .set_rate(rate * (1.0 - RESERVED_SHARE), now);
+    }
+
     /// Queues an item.
     ///
     /// # Errors
@@ -149,6 +156,12 @@ impl ReviewRateLimit {
         let rate = Rate::from_share(per_second, per_second.max(1.0));
         let bucket = TokenBucket::full(&rate, now);
         Self { rate, bucket }
+    }
+
+    /// Changes the rate from `now` on.
+    fn set_rate(&mut self, per_second: f64, now: Instant) {
+        self.bucket.refill(&self.rate, now);
+        self.rate = Rate::from_share(per_second, per_second.max(1.0));
     }
 
     /// Takes a token; otherwise, the wait for the next one.

@@ -183,6 +183,17 @@ impl<Q, A> ReviewQueue<Q, A> {
         }
     }
 
+    /// Changes the rate to `per_second` reviews, from `now` on.
+    pub(super) fn set_rate(&self, per_second: u32, now: Instant) {
+        self.lock_state().queue.set_rate(f64::from(per_second), now);
+        self.enqueued.notify_one();
+    }
+
+    /// Allows reviews again at once, because weir's credentials or the API server have changed.
+    pub(super) fn end_backoff(&self) {
+        self.lock_state().backoff_until = None;
+    }
+
     /// Delivers the result to all requests that wait for it.
     pub(super) fn complete(&self, review: QueuedReview<Q, A>, result: A) {
         self.lock_state().pending.remove(&review.key);

@@ -6,6 +6,8 @@
 //! - An issuer's discovery document counts only if it names that issuer.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -54,11 +56,58 @@ pub enum KeyProvider {
     },
 }
 
+impl KeyProvider {
+    /// Whether both obtain the same keys from the same place.
+    fn is_same(&self, other: &Self) -> bool {
+        let same_fetcher = |web: &Arc<dyn UrlFetcher>, other: &Arc<dyn UrlFetcher>| {
+            Arc::ptr_eq(web, other) || web.roots() == other.roots()
+        };
+        match (self, other) {
+            (Self::Static(keys), Self::Static(other)) => keys == other,
+            (Self::ApiServer(server), Self::ApiServer(other)) => Arc::ptr_eq(server, other),
+            (Self::Url(url, web), Self::Url(other_url, other_web)) => {
+                url == other_url && same_fetcher(web, other_web)
+            }
+            (
+                Self::Discovery {
+                    issuer,
+                    discovery,
+                    web,
+                },
+                Self::Discovery {
+                    issuer: other_issuer,
+                    discovery: other_discovery,
+                    web: other_web,
+                },
+            ) => {
+                issuer == other_issuer
+                    && discovery == other_discovery
+                    && same_fetcher(web, other_web)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Identifies keys and the rules under which their tokens are verified. Cached results carry it,
+/// and are void once no source has it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyStamp(u64);
+
+impl KeyStamp {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// Published keys.
 #[derive(Clone, Debug)]
 pub struct PublishedKeys {
     /// The keys.
     pub keys: KeySet,
+    /// Replaced when a key is gone.
+    pub stamp: KeyStamp,
     /// The issuer that the API server's discovery document names.
     pub issuer: Option<String>,
     /// `None` for configured keys.
@@ -89,6 +138,7 @@ impl KeySource {
         let published = match &provider {
             KeyProvider::Static(keys) => Some(Arc::new(PublishedKeys {
                 keys: keys.clone(),
+                stamp: KeyStamp::new(),
                 issuer: None,
                 fetched_at: None,
             })),
@@ -101,6 +151,41 @@ impl KeySource {
             published: ArcSwapOption::new(published),
             last_attempt: Mutex::default(),
         })
+    }
+
+    /// The source to use after a reload instead of `earlier`, which was the same issuer's: `earlier`
+    /// itself if nothing has changed. Otherwise `self`, with the keys that `earlier` has fetched
+    /// from the same place. With `same_rules`, tokens are verified under the same rules as before,
+    /// and results stay valid as long as no key is gone.
+    pub(super) fn replacing(self: Arc<Self>, earlier: &Arc<Self>, same_rules: bool) -> Arc<Self> {
+        let same_provider = self.provider.is_same(&earlier.provider);
+        if same_provider && same_rules {
+            return Arc::clone(earlier);
+        }
+        let Some(before) = earlier.published_keys() else {
+            return self;
+        };
+        let kept = match self.published_keys() {
+            None if same_provider => PublishedKeys {
+                stamp: KeyStamp::new(),
+                ..(*before).clone()
+            },
+            Some(now) if same_rules && now.keys.contains_all(&before.keys) => PublishedKeys {
+                stamp: before.stamp,
+                ..(*now).clone()
+            },
+            _ => return self,
+        };
+        self.published.store(Some(Arc::new(kept)));
+        self
+    }
+
+    /// Whether the published keys have this stamp.
+    pub(super) fn has_stamp(&self, stamp: KeyStamp) -> bool {
+        self.published
+            .load()
+            .as_ref()
+            .is_some_and(|published| published.stamp == stamp)
     }
 
     /// Whether the keys are configured and never fetched.
@@ -153,8 +238,14 @@ impl KeySource {
         *last = Some(Clock.now());
         let fetched = self.provider.fetch().await;
         Some(fetched.map(|(keys, issuer)| {
+            let earlier = self.published.load();
+            let stamp = earlier
+                .as_ref()
+                .filter(|earlier| keys.contains_all(&earlier.keys))
+                .map_or_else(KeyStamp::new, |earlier| earlier.stamp);
             self.published.store(Some(Arc::new(PublishedKeys {
                 keys,
+                stamp,
                 issuer,
                 fetched_at: Some(Clock.now()),
             })));

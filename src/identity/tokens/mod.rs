@@ -15,11 +15,14 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `key_source` `token_cache` `token_file` `token_review` |
-//! | 1 | `signature` `token_store` |
-//! | 2 | `token_reviewer` |
+//! | 0 | `key_source` `token_file` `token_review` |
+//! | 1 | `signature` `token_cache` |
+//! | 2 | `token_store` |
+//! | 3 | `token_reviewer` |
+//! | 4 | `settings` |
 
 pub mod key_source;
+mod settings;
 mod signature;
 pub mod token_cache;
 pub mod token_file;
@@ -36,28 +39,29 @@ use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tracing::info;
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
 use crate::identity::jwt::Jwt;
-use crate::identity::jwt::JwtIssuer;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeySource;
+use crate::identity::tokens::settings::TokenSettings;
 use crate::identity::tokens::signature::SignatureOutcome;
-use crate::identity::tokens::signature::SignatureVerifier;
+use crate::identity::tokens::token_cache::TokenCache;
 use crate::identity::tokens::token_cache::TokenState;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::token_cache::VerifiedToken;
 use crate::identity::tokens::token_reviewer::TokenReviewResult;
-use crate::identity::tokens::token_reviewer::TokenReviewer;
 use crate::identity::tokens::token_store::TokenStore;
-use crate::identity::transport::ApiTransport;
 use crate::metrics::Registry;
 
+pub use settings::TokenConfig;
 pub use signature::ServiceAccountKeys;
 pub use token_store::TokenMetrics;
 pub use token_store::TokenOutcome;
@@ -68,30 +72,12 @@ pub use token_store::TokenOutcome;
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 const STALE_REVIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The configuration of a [`TokenAuthenticator`].
-#[derive(Debug)]
-pub struct TokenConfig {
-    /// The issuers of `--authentication-config`, and their keys.
-    pub issuers: Vec<(JwtIssuer, Arc<KeySource>)>,
-    /// The keys of service account tokens, if they can be obtained.
-    pub service_accounts: Option<ServiceAccountKeys>,
-    /// The API server that reviews tokens. `None` for no reviews.
-    pub api_server: Option<Arc<dyn ApiTransport>>,
-    /// `--token-reviews-per-second`.
-    pub reviews_per_second: u32,
-    /// `--api-audiences`.
-    pub audiences: Vec<String>,
-    /// `--authentication-token-webhook-cache-ttl`.
-    pub cache_ttl: Duration,
-}
-
 /// Authenticates bearer tokens.
 pub struct TokenAuthenticator {
     store: Arc<TokenStore>,
-    signature_verifier: SignatureVerifier,
-    /// `--authentication-token-webhook-cache-ttl`.
-    cache_ttl: Duration,
-    reviewer: Option<Arc<TokenReviewer>>,
+    settings: ArcSwap<TokenSettings>,
+    /// Announces that the reviewer may be another one.
+    replaced: Notify,
     /// Runs key fetches, which outlive the requests that wait for them.
     runtime: Handle,
 }
@@ -112,30 +98,26 @@ impl TokenAuthenticator {
     /// Outside of a Tokio runtime.
     #[must_use]
     pub fn new(config: TokenConfig, registry: &Registry) -> Arc<Self> {
-        let metrics = TokenMetrics::register(registry);
-        let reviewer = config
-            .api_server
-            .filter(|_| config.reviews_per_second > 0)
-            .map(|api_server| {
-                TokenReviewer::new(
-                    api_server,
-                    config.reviews_per_second,
-                    config.audiences.clone(),
-                    Clock.now(),
-                    metrics.waiting.clone(),
-                )
-            });
+        let store = Arc::new(TokenStore::new(TokenMetrics::register(registry)));
+        let settings = TokenSettings::new(config, &store, Clock.now());
         Arc::new(Self {
-            store: Arc::new(TokenStore::new(metrics)),
-            signature_verifier: SignatureVerifier {
-                issuers: config.issuers,
-                service_accounts: config.service_accounts,
-                audiences: config.audiences,
-            },
-            cache_ttl: config.cache_ttl,
-            reviewer,
+            store,
+            settings: ArcSwap::from_pointee(settings),
+            replaced: Notify::new(),
             runtime: Handle::current(),
         })
+    }
+
+    /// Replaces the settings. Results by signature are void at once if a key of theirs is gone or
+    /// their issuer has changed; those of reviews stay, and are reviewed again if the audiences
+    /// have changed. Rejections are forgotten. Issuers that are in both keep the keys that were
+    /// fetched for them, and queued reviews stay queued.
+    pub fn replace(&self, config: TokenConfig) {
+        let earlier = self.settings.load();
+        let settings = earlier.replaced_by(config, &self.store, Clock.now());
+        self.settings.store(Arc::new(settings));
+        self.store.for_each_shard(TokenCache::forget_unverified);
+        self.replaced.notify_one();
     }
 
     /// Sends the queued reviews until cancelled. Keys are not fetched here, but when the first
@@ -144,8 +126,18 @@ impl TokenAuthenticator {
     /// # Cancel safety
     /// Cancel safe: reviews that are still queued are not sent.
     pub async fn run(self: Arc<Self>) {
-        if let Some(reviewer) = &self.reviewer {
-            Arc::clone(reviewer).run(&self.store).await;
+        loop {
+            let reviewer = self.settings.load().reviewer.clone();
+            let sending = async {
+                match reviewer {
+                    Some(reviewer) => reviewer.run(&self.store).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.replaced.notified() => {}
+                () = sending => return,
+            }
         }
     }
 
@@ -153,7 +145,8 @@ impl TokenAuthenticator {
     /// unverified token is treated like any other.
     #[must_use]
     pub fn can_verify(&self) -> bool {
-        self.signature_verifier.can_verify() || self.reviewer.is_some()
+        let settings = self.settings.load();
+        settings.signature_verifier.can_verify() || settings.reviewer.is_some()
     }
 
     /// The tokens whose requests may share connections.
@@ -173,10 +166,13 @@ impl TokenAuthenticator {
         now: Instant,
         wall: SystemTime,
     ) -> TokenLookup {
-        let state = self
-            .store
-            .shard(token_hash)
-            .find(token_hash, self.cache_ttl, now, wall);
+        let settings = self.settings.load();
+        let state = self.store.shard(token_hash).find(
+            token_hash,
+            settings.cache_ttl,
+            (now, wall),
+            |stamp| settings.signature_verifier.has_stamp(stamp),
+        );
         match state {
             TokenState::Fresh { .. } | TokenState::Unverified(_) => {
                 self.store.metrics.cache_hits.inc()
@@ -185,7 +181,7 @@ impl TokenAuthenticator {
         }
         match state {
             TokenState::Fresh { verified, renew } => {
-                if renew && let Some(reviewer) = &self.reviewer {
+                if renew && let Some(reviewer) = &settings.reviewer {
                     // Later requests find the result in the cache.
                     drop(reviewer.submit(token_hash, token, source, true, now));
                 }
@@ -211,12 +207,13 @@ impl TokenAuthenticator {
         source: ClientSource,
         stale: Option<VerifiedToken>,
     ) -> TokenOutcome {
+        let settings = self.settings.load_full();
         let must_revalidate = stale
             .as_ref()
             .is_some_and(|verified| verified.must_revalidate)
-            && self.reviewer.is_some();
+            && settings.reviewer.is_some();
         if !must_revalidate
-            && let Some(verified) = self.verify_by_signature(token_hash, token).await
+            && let Some(verified) = self.verify_by_signature(&settings, token_hash, token).await
         {
             return verified;
         }
@@ -225,7 +222,7 @@ impl TokenAuthenticator {
         } else {
             REVIEW_TIMEOUT
         };
-        let result = match &self.reviewer {
+        let result = match &settings.reviewer {
             Some(reviewer) => {
                 let pending =
                     reviewer.submit(token_hash, token, source, stale.is_some(), Clock.now());
@@ -253,26 +250,27 @@ impl TokenAuthenticator {
     /// needed.
     async fn verify_by_signature(
         self: &Arc<Self>,
+        settings: &Arc<TokenSettings>,
         token_hash: TokenHash,
         token: &[u8],
     ) -> Option<TokenOutcome> {
         let jwt = Jwt::parse(token)?;
-        let mut outcome = self.check_signature(&jwt);
+        let mut outcome = self.check_signature(settings, &jwt);
         if let SignatureOutcome::FetchKeys(key_source) = outcome {
             if !key_source.may_fetch(Clock.now()) {
                 return None;
             }
             let fetch = self.spawn_key_fetch(key_source);
             let _ = tokio::time::timeout(REVIEW_TIMEOUT, fetch).await;
-            outcome = self.check_signature(&jwt);
+            outcome = self.check_signature(settings, &jwt);
         }
         match outcome {
-            SignatureOutcome::Valid(valid) => {
+            SignatureOutcome::Valid(valid, stamp) => {
                 let verified = VerifiedToken {
                     user: Arc::new(valid.user),
                     verified_at: Clock.now(),
                     expires_at: Some(signature::expiry_time(valid.expires_at)),
-                    verified_by: VerifiedBy::Signature,
+                    verified_by: VerifiedBy::Signature(stamp),
                     must_revalidate: false,
                 };
                 self.store
@@ -280,13 +278,20 @@ impl TokenAuthenticator {
                     .insert_verified(token_hash, verified.clone());
                 Some(verified.into())
             }
+            // The keys of a reload during the verification may verify it.
+            SignatureOutcome::Rejected if !Arc::ptr_eq(settings, &self.settings.load()) => None,
             SignatureOutcome::Rejected => Some(self.store.record_rejection(token_hash)),
             SignatureOutcome::FetchKeys(_) | SignatureOutcome::NeedsReview => None,
         }
     }
 
-    fn check_signature(&self, jwt: &Jwt<'_>) -> SignatureOutcome<'_> {
-        self.signature_verifier
+    fn check_signature<'s>(
+        &self,
+        settings: &'s TokenSettings,
+        jwt: &Jwt<'_>,
+    ) -> SignatureOutcome<'s> {
+        settings
+            .signature_verifier
             .verify(jwt, Clock.wall(), |key_source| {
                 drop(self.spawn_key_fetch(key_source))
             })
@@ -320,9 +325,10 @@ impl TokenAuthenticator {
 
 impl fmt::Debug for TokenAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = self.settings.load();
         f.debug_struct("TokenAuthenticator")
-            .field("issuers", &self.signature_verifier.issuers.len())
-            .field("reviews", &self.reviewer.is_some())
+            .field("issuers", &settings.signature_verifier.issuers.len())
+            .field("reviews", &settings.reviewer.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -11,6 +11,7 @@ use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::ServiceAccountValidator;
 use crate::identity::jwt::ValidatedUser;
 use crate::identity::tokens::key_source::KeySource;
+use crate::identity::tokens::key_source::KeyStamp;
 use crate::identity::tokens::key_source::PublishedKeys;
 
 /// The keys and issuers of service account tokens.
@@ -25,8 +26,8 @@ pub struct ServiceAccountKeys {
 /// The result of a verification by signature.
 #[derive(Debug)]
 pub(super) enum SignatureOutcome<'t> {
-    /// Signature and claims are valid.
-    Valid(ValidatedUser),
+    /// Signature and claims are valid under the keys of this stamp.
+    Valid(ValidatedUser, KeyStamp),
     /// The signature or a claim is not valid. No review is needed.
     Rejected,
     /// The keys of the issuer, or the one that the token names, have to be fetched first.
@@ -56,6 +57,41 @@ impl SignatureVerifier {
         !self.issuers.is_empty() || static_keys
     }
 
+    /// Whether a result under the keys of `stamp` still holds.
+    pub(super) fn has_stamp(&self, stamp: KeyStamp) -> bool {
+        let accounts = self.service_accounts.as_ref();
+        self.issuers.iter().any(|(_, keys)| keys.has_stamp(stamp))
+            || accounts.is_some_and(|accounts| accounts.keys.has_stamp(stamp))
+    }
+
+    /// This verifier, with the keys that `earlier` has fetched for the issuers of both.
+    pub(super) fn replacing(self, earlier: &Self) -> Self {
+        let same_audiences = self.audiences == earlier.audiences;
+        let known = |issuer: &JwtIssuer| earlier.issuers.iter().find(|(e, _)| e.url == issuer.url);
+        Self {
+            issuers: (self.issuers.into_iter())
+                .map(|(issuer, keys)| match known(&issuer) {
+                    Some((before, earlier_keys)) => {
+                        let same_rules = *before == issuer;
+                        (issuer, keys.replacing(earlier_keys, same_rules))
+                    }
+                    None => (issuer, keys),
+                })
+                .collect(),
+            service_accounts: self.service_accounts.map(|accounts| {
+                let Some(before) = &earlier.service_accounts else {
+                    return accounts;
+                };
+                let same_rules = same_audiences && accounts.issuers == before.issuers;
+                ServiceAccountKeys {
+                    keys: accounts.keys.replacing(&before.keys, same_rules),
+                    issuers: accounts.issuers,
+                }
+            }),
+            audiences: self.audiences,
+        }
+    }
+
     /// Verifies `jwt` at `wall`. Calls `refresh` with the source of the keys if they are due to be
     /// fetched again.
     pub(super) fn verify(
@@ -79,7 +115,9 @@ impl SignatureVerifier {
             };
             return issuer
                 .validate(claims, now)
-                .map_or(SignatureOutcome::Rejected, SignatureOutcome::Valid);
+                .map_or(SignatureOutcome::Rejected, |valid| {
+                    SignatureOutcome::Valid(valid, published.stamp)
+                });
         }
         match &self.service_accounts {
             Some(accounts) => {
@@ -123,7 +161,7 @@ impl SignatureVerifier {
             issuers
         };
         match ServiceAccountValidator.validate(claims, audiences, now) {
-            Ok(valid) => SignatureOutcome::Valid(valid),
+            Ok(valid) => SignatureOutcome::Valid(valid, published.stamp),
             // The signature is valid, but the kind of token or the audience is not configured here.
             // The API server decides. Forged tokens do not get this far.
             Err(ClaimError::WrongAudience) if !audiences_configured => {

@@ -15,20 +15,24 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::StatusCode;
+use rustls_pki_types::TrustAnchor;
 use serde_json::Value;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::identity::jwt::JwtIssuer;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::key_source::KeyProvider;
 use crate::identity::tokens::token_cache::STALE_IF_ERROR;
+use crate::identity::transport::ApiTransport;
 use crate::identity::transport::RemoteError;
 use crate::identity::transport::RemoteFuture;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::UrlFetcher;
 
+mod replacement;
 mod signature;
 
 const ISSUER: &str = "https://kubernetes.default.svc";
@@ -127,6 +131,10 @@ impl UrlFetcher for Arc<FakeTokenReviewServer> {
             body: body.into(),
         })))
     }
+
+    fn roots(&self) -> &[TrustAnchor<'static>] {
+        &[]
+    }
 }
 
 struct Es256Signer(EcdsaKeyPair, &'static str);
@@ -173,8 +181,23 @@ fn unix_now() -> f64 {
     since.unwrap().as_secs_f64()
 }
 
+fn default_config(reviewer: &Arc<dyn ApiTransport>) -> TokenConfig {
+    TokenConfig {
+        issuers: Vec::new(),
+        service_accounts: Some(ServiceAccountKeys {
+            keys: KeySource::new(KeyProvider::ApiServer(Arc::clone(reviewer))),
+            issuers: Vec::new(),
+        }),
+        api_server: Some(Arc::clone(reviewer)),
+        reviews_per_second: 50,
+        audiences: Vec::new(),
+        cache_ttl: Duration::from_secs(120),
+    }
+}
+
 struct TokenFixture {
     server: Arc<FakeTokenReviewServer>,
+    reviewer: Arc<dyn ApiTransport>,
     authenticator: Arc<TokenAuthenticator>,
     hasher: TokenHasher,
 }
@@ -183,22 +206,13 @@ impl TokenFixture {
     fn new(change: impl FnOnce(&mut TokenConfig, &Arc<FakeTokenReviewServer>)) -> Self {
         let server = FakeTokenReviewServer::new();
         let reviewer: Arc<dyn ApiTransport> = Arc::new(Arc::clone(&server));
-        let mut config = TokenConfig {
-            issuers: Vec::new(),
-            service_accounts: Some(ServiceAccountKeys {
-                keys: KeySource::new(KeyProvider::ApiServer(Arc::clone(&reviewer))),
-                issuers: Vec::new(),
-            }),
-            api_server: Some(reviewer),
-            reviews_per_second: 50,
-            audiences: Vec::new(),
-            cache_ttl: Duration::from_secs(120),
-        };
+        let mut config = default_config(&reviewer);
         change(&mut config, &server);
         let tokens = TokenAuthenticator::new(config, &Registry::new());
         tokio::spawn(Arc::clone(&tokens).run());
         Self {
             server,
+            reviewer,
             authenticator: tokens,
             hasher: TokenHasher::new().unwrap(),
         }

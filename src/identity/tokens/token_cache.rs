@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use crate::api::UserInfo;
 use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
+use crate::identity::tokens::key_source::KeyStamp;
 
 /// How long the last successful result stays in use while reviews fail.
 pub const STALE_IF_ERROR: Duration = Duration::from_secs(600);
@@ -38,8 +39,8 @@ const MAX_UNVERIFIED: usize = 512;
 pub enum VerifiedBy {
     /// By a review of the API server.
     ApiServer,
-    /// By its signature.
-    Signature,
+    /// By its signature, under the keys of this stamp.
+    Signature(KeyStamp),
 }
 
 /// A token that was verified.
@@ -99,13 +100,14 @@ impl Default for TokenCache {
 }
 
 impl TokenCache {
-    /// The state of a token at `now`. A successful result is fresh for `ttl`.
+    /// The state of a token at `now`. A successful result is fresh for `ttl`. A result by signature
+    /// counts only while its keys are in use.
     pub fn find(
         &mut self,
         token_hash: TokenHash,
         ttl: Duration,
-        now: Instant,
-        wall: SystemTime,
+        (now, wall): (Instant, SystemTime),
+        in_use: impl FnOnce(KeyStamp) -> bool,
     ) -> TokenState {
         let unverified = self
             .unverified
@@ -116,6 +118,10 @@ impl TokenCache {
             .verified
             .get(token_hash)
             .filter(|verified| verified.expires_at.is_none_or(|expires| wall < expires))
+            .filter(|verified| match verified.verified_by {
+                VerifiedBy::ApiServer => true,
+                VerifiedBy::Signature(stamp) => in_use(stamp),
+            })
             .cloned();
         let Some(verified) = verified else {
             return unverified.map_or(TokenState::Unknown, |unverified| {
@@ -183,6 +189,19 @@ impl TokenCache {
         }
     }
 
+    /// Forgets the rejected and unanswered tokens, which new keys may verify.
+    pub fn forget_unverified(&mut self) {
+        self.unverified = GenerationalMap::new(MAX_UNVERIFIED, usize::MAX);
+    }
+
+    /// Has every reviewed token reviewed again when it is next used. If that fails, the result
+    /// stays in use.
+    pub fn revalidate_reviewed(&mut self) {
+        for verified in self.verified.values_mut() {
+            verified.must_revalidate |= verified.verified_by == VerifiedBy::ApiServer;
+        }
+    }
+
     /// The numbers of verified and of unverified tokens.
     #[cfg(test)]
     fn len(&self) -> (usize, usize) {
@@ -233,7 +252,7 @@ mod tests {
 
         fn find(&self, cache: &mut TokenCache, n: u64, after: u64) -> &'static str {
             let after = Duration::from_secs(after);
-            match cache.find(hash(n), TTL, self.0 + after, self.1 + after) {
+            match cache.find(hash(n), TTL, (self.0 + after, self.1 + after), |_| true) {
                 TokenState::Fresh { renew: false, .. } => "good",
                 TokenState::Fresh { renew: true, .. } => "renew",
                 TokenState::Stale(_) => "stale",

@@ -15,7 +15,7 @@ use crate::identity::token_hash::TokenHasher;
 type TokenFileEntry = (Arc<UserInfo>, Option<TokenHash>);
 
 /// Tokens and their users. `Debug` shows no token.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct TokenFile {
     users: HashMap<Box<[u8]>, TokenFileEntry>,
     /// The length of the longest token, in bytes. Signed tokens are usually longer, and are not

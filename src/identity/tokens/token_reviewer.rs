@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use prometheus::IntGauge;
 
 use crate::clock::Clock;
@@ -37,11 +38,25 @@ pub(super) enum TokenReviewResult {
 }
 
 pub(super) struct TokenReviewer {
-    api_server: Arc<dyn ApiTransport>,
-    audiences: Vec<String>,
+    settings: ArcSwap<ReviewSettings>,
     /// Holds the tokens until their reviews are complete: at most 128 MiB, since a token has at most
     /// [`MAX_TOKEN_BYTES`].
     queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
+}
+
+struct ReviewSettings {
+    api_server: Arc<dyn ApiTransport>,
+    audiences: Vec<String>,
+}
+
+impl ReviewSettings {
+    async fn send_review(&self, token: &[u8]) -> Option<Result<TokenReviewOutcome, ReviewError>> {
+        let request = token_review::request(token, &self.audiences)?;
+        Some(match self.api_server.send(request).await {
+            Ok(response) => token_review::parse_response(&response, &self.audiences),
+            Err(error) => Err(error.into()),
+        })
+    }
 }
 
 impl TokenReviewer {
@@ -53,10 +68,34 @@ impl TokenReviewer {
         waiting_gauge: IntGauge,
     ) -> Arc<Self> {
         Arc::new(Self {
-            api_server,
-            audiences,
+            settings: ArcSwap::from_pointee(ReviewSettings {
+                api_server,
+                audiences,
+            }),
             queue: ReviewQueue::new(per_second, now, waiting_gauge),
         })
+    }
+
+    /// Sends reviews, those that are queued as well, by new settings from `now` on. Returns whether
+    /// the audiences have changed.
+    pub(super) fn replace(
+        &self,
+        api_server: Arc<dyn ApiTransport>,
+        per_second: u32,
+        audiences: Vec<String>,
+        now: Instant,
+    ) -> bool {
+        let earlier = self.settings.load();
+        let other_audiences = earlier.audiences != audiences;
+        if other_audiences || !Arc::ptr_eq(&earlier.api_server, &api_server) {
+            self.settings.store(Arc::new(ReviewSettings {
+                api_server,
+                audiences,
+            }));
+        }
+        self.queue.end_backoff();
+        self.queue.set_rate(per_second, now);
+        other_audiences
     }
 
     /// Queues a review of the token, or joins the pending one. `None` if the queue is full or
@@ -93,7 +132,8 @@ impl TokenReviewer {
         let expiry = Jwt::parse(token)
             .and_then(|jwt| jwt.expiry())
             .map(signature::expiry_time);
-        let result = match self.send_review(token).await {
+        let settings = self.settings.load_full();
+        let result = match settings.send_review(token).await {
             // Within the leeway that the API server allows, but expired by its own claim: not
             // cached as valid.
             Some(Ok(TokenReviewOutcome::Authenticated(_)))
@@ -109,7 +149,7 @@ impl TokenReviewer {
                     verified_at: Clock.now(),
                     expires_at: expiry,
                     verified_by: VerifiedBy::ApiServer,
-                    must_revalidate: false,
+                    must_revalidate: !Arc::ptr_eq(&settings, &self.settings.load()),
                 };
                 store
                     .shard(token_hash)
@@ -130,13 +170,5 @@ impl TokenReviewer {
             }
         };
         self.queue.complete(review, result);
-    }
-
-    async fn send_review(&self, token: &[u8]) -> Option<Result<TokenReviewOutcome, ReviewError>> {
-        let request = token_review::request(token, &self.audiences)?;
-        Some(match self.api_server.send(request).await {
-            Ok(response) => token_review::parse_response(&response, &self.audiences),
-            Err(error) => Err(error.into()),
-        })
     }
 }

@@ -112,6 +112,13 @@ impl TokenStore {
             .lock()
     }
 
+    /// Applies `change` to each shard of the cache.
+    pub(super) fn for_each_shard(&self, change: impl Fn(&mut TokenCache)) {
+        self.shards
+            .iter()
+            .for_each(|shard| change(&mut shard.lock()));
+    }
+
     pub(super) fn record_rejection(&self, token_hash: TokenHash) -> TokenOutcome {
         let user = Arc::new(token_hash.unverified_user());
         self.shard(token_hash)

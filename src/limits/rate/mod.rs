@@ -50,13 +50,28 @@ impl RateLimits {
     /// Creates the limits and registers their metrics in `registry`.
     #[must_use]
     pub fn new(config: &RateLimitsConfig, registry: &Registry) -> Self {
+        Self::default().replaced_by(config, registry)
+    }
+
+    /// The limits of `config`, which replace these. Limits and rules that have not changed keep
+    /// their state; others start anew, or go. Requests that still use these limits, and what
+    /// requests hold of them, are not lost.
+    #[must_use]
+    pub fn replaced_by(&self, config: &RateLimitsConfig, registry: &Registry) -> Self {
         let RateLimitsConfig { events, clients } = config;
-        let clients = Some(clients).filter(|rules| !rules.is_empty());
+        let rules = Some(clients).filter(|rules| !rules.is_empty());
+        if let (Some(gone), None) = (&self.events, events) {
+            gone.remove_gauges(registry);
+        }
+        if let (Some(gone), None) = (&self.clients, rules) {
+            gone.remove_gauges(registry);
+        }
         Self {
             events: events
                 .as_ref()
-                .map(|config| EventRateLimit::new(config, registry)),
-            clients: clients.map(|rules| ClientLimits::new(rules, registry)),
+                .map(|config| EventRateLimit::replacing(self.events.as_ref(), config, registry)),
+            clients: rules
+                .map(|rules| ClientLimits::replacing(self.clients.as_ref(), rules, registry)),
         }
     }
 
@@ -84,5 +99,123 @@ impl RateLimits {
         }
         lines.push(String::new());
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Instant;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::api::UserInfo;
+    use crate::api::flowcontrol::PolicyRulesWithSubjects;
+    use crate::api::flowcontrol::ResourcePolicyRule;
+    use crate::api::flowcontrol::Subject;
+    use crate::api::flowcontrol::SubjectKind;
+    use crate::limits::admission_attributes::AdmissionAttributes;
+    use crate::limits::rate::clients::config::ClientDistinguisher;
+    use crate::limits::rate::clients::config::ClientLimitResponse;
+    use crate::limits::rate::clients::config::ClientLimitRule;
+    use crate::limits::rate::clients::config::LongRunningLimits;
+    use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+    use crate::limits::rate::clients::enforcer::RequestSource;
+    use crate::request_info::RequestInfo;
+    use crate::token_bucket::Rate;
+
+    fn rule(name: &str, concurrency: u32, burst: u32) -> ClientLimitRule {
+        let any = || vec!["*".to_owned()];
+        let everything = PolicyRulesWithSubjects {
+            subjects: vec![Subject {
+                kind: SubjectKind::User,
+                user: Some("*".to_owned()),
+                ..Subject::default()
+            }],
+            resource_rules: vec![ResourcePolicyRule {
+                verbs: any(),
+                api_groups: any(),
+                resources: any(),
+                cluster_scope: true,
+                namespaces: any(),
+            }],
+            non_resource_rules: Vec::new(),
+        };
+        ClientLimitRule {
+            name: name.to_owned(),
+            rules: vec![everything],
+            distinguisher: ClientDistinguisher::User,
+            requests: Some(Rate::new(1, burst)),
+            writes: None,
+            object_backoff: None,
+            concurrency: Some(concurrency),
+            long_running: LongRunningLimits::default(),
+            response: ClientLimitResponse::Reject,
+            dry_run: false,
+            max_clients: 100,
+        }
+    }
+
+    fn clients(rules: &[ClientLimitRule]) -> RateLimitsConfig {
+        RateLimitsConfig {
+            events: None,
+            clients: rules.to_vec(),
+        }
+    }
+
+    /// `None` if the request is rejected.
+    fn admit(limits: &RateLimits, now: Instant) -> Option<Option<Box<ClientLimitPermit>>> {
+        let Some(limits) = &limits.clients else {
+            return Some(None);
+        };
+        let user = UserInfo {
+            name: "alice".to_owned(),
+            ..UserInfo::default()
+        };
+        let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+        let attributes = AdmissionAttributes {
+            info: &info,
+            user: &user,
+        };
+        let source = RequestSource {
+            address: Ipv4Addr::LOCALHOST.into(),
+            user_agent: b"",
+        };
+        let admitted = limits.admit(&attributes, source, now, None);
+        admitted.now_or_never().unwrap().ok()
+    }
+
+    #[test]
+    fn a_rule_that_stays_keeps_its_buckets_and_its_held_slots() {
+        let (registry, now) = (Registry::new(), Instant::now());
+        let first = RateLimits::new(&clients(&[rule("a", 1, 3)]), &registry);
+        let held = admit(&first, now).unwrap();
+        let second = first.replaced_by(&clients(&[rule("b", 9, 9), rule("a", 1, 3)]), &registry);
+        assert!(admit(&second, now).is_none(), "the slot is held");
+        drop(held);
+        assert!(admit(&second, now).is_some());
+        assert!(admit(&second, now).is_none(), "three tokens are spent");
+    }
+
+    #[test]
+    fn a_rule_that_changes_starts_anew_and_one_that_goes_limits_nothing() {
+        let (registry, now) = (Registry::new(), Instant::now());
+        let first = RateLimits::new(&clients(&[rule("a", 1, 1)]), &registry);
+        let held = admit(&first, now).unwrap();
+        let second = first.replaced_by(&clients(&[rule("a", 2, 9)]), &registry);
+        let both = [admit(&second, now).unwrap(), admit(&second, now).unwrap()];
+        assert!(admit(&second, now).is_none());
+        drop(held); // releases a slot of the rule before, and none of the new one
+        assert!(admit(&second, now).is_none());
+        drop(both);
+        assert!(
+            registry
+                .render()
+                .contains("weir_client_limit_keys{rule=\"a\"")
+        );
+        let none = second.replaced_by(&RateLimitsConfig::default(), &registry);
+        assert!(!none.is_configured() && admit(&none, now).is_some());
+        assert!(!registry.render().contains("weir_client_limit_keys{"));
     }
 }

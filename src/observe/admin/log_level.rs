@@ -83,15 +83,27 @@ impl LogLevel {
             Ok(filter) => filter,
             Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")),
         };
-        let mut current = self.lock_filter();
-        info!(from = %current, to = text, "what is logged changes");
-        match (self.apply)(filter) {
-            Ok(()) => {
-                text.clone_into(&mut current);
-                (StatusCode::OK, format!("{text}\n"))
-            }
+        match self.put_in_force(text, filter) {
+            Ok(()) => (StatusCode::OK, format!("{text}\n")),
             Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
         }
+    }
+
+    /// Puts another filter in force.
+    ///
+    /// # Errors
+    /// The filter does not parse, or cannot be changed.
+    pub fn set(&self, text: &str) -> Result<(), String> {
+        let filter = parse_filter(text)?;
+        self.put_in_force(text, filter)
+    }
+
+    fn put_in_force(&self, text: &str, filter: EnvFilter) -> Result<(), String> {
+        let mut current = self.lock_filter();
+        info!(from = %current, to = text, "what is logged changes");
+        (self.apply)(filter)?;
+        text.clone_into(&mut current);
+        Ok(())
     }
 
     fn lock_filter(&self) -> MutexGuard<'_, String> {

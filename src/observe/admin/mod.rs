@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::HeaderValue;
@@ -48,13 +49,13 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
-use crate::limits::rate::RateLimits;
 use crate::metrics::Registry;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::page;
+use crate::observe::status::sources::ConfiguredSources;
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::connection::request_count::RequestCount;
@@ -129,7 +130,7 @@ pub struct AdminServer {
     pub metrics: Option<Registry>,
     /// The source of `/debug/rate_limits`: the clients rejected most by client limits and event
     /// limits.
-    pub rate_limits: Option<Arc<RateLimits>>,
+    pub rate_limits: Option<Arc<ArcSwap<ConfiguredSources>>>,
     /// The source of `/debug/places`: the slots for requests to the API server.
     pub connection_budget: Option<ConnectionBudget>,
     /// The log filter, if it can be changed.
@@ -140,7 +141,7 @@ pub struct AdminServer {
     pub top_talkers: Option<Arc<TopTalkers>>,
     /// The data of the status page.
     pub status: Option<Arc<StatusFeed>>,
-    /// The configuration that weir was started with, for `/configz`, `/flagz` and `/statusz`.
+    /// The configuration in force, for `/configz`, `/flagz` and `/statusz`.
     pub zpages: Option<Arc<Zpages>>,
 }
 
@@ -214,8 +215,9 @@ impl AdminServer {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(self.handle_apf_dump(dump, query));
         }
-        if let (RATE_LIMITS_PATH, Some(rate_limits)) = (request.uri().path(), &self.rate_limits) {
-            return Ok(response(StatusCode::OK, rate_limits.dump_top_keys()));
+        if let (RATE_LIMITS_PATH, Some(sources)) = (request.uri().path(), &self.rate_limits) {
+            let text = sources.load().rate_limits.dump_top_keys();
+            return Ok(response(StatusCode::OK, text));
         }
         if let (PLACES_PATH, Some(budget)) = (request.uri().path(), &self.connection_budget) {
             return Ok(response(StatusCode::OK, budget.dump()));

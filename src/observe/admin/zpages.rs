@@ -5,21 +5,25 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header;
 use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::observe::status::sources::ConfiguredSources;
+
 /// The first lines of `/flagz` and `/statusz`.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
                        and is for debugging purposes only.\n";
 
-/// The configuration that weir was started with.
+/// The configuration in force.
 #[derive(Clone, Debug, Default)]
 pub struct EffectiveConfig {
     /// Flags with their values as text, defaults included. A flag without a value is empty.
@@ -33,10 +37,10 @@ pub struct EffectiveConfig {
 /// The data of the endpoints.
 #[derive(Debug)]
 pub struct Zpages {
-    /// The configuration that weir was started with.
-    pub effective: EffectiveConfig,
-    /// The API server as HOST:PORT.
-    pub upstream: String,
+    /// The configuration in force. A reload replaces it.
+    pub effective: Arc<ArcSwap<EffectiveConfig>>,
+    /// Names the API server.
+    pub sources: Arc<ArcSwap<ConfiguredSources>>,
     /// The time at which weir started, on both clocks.
     pub start_time: (Instant, SystemTime),
 }
@@ -45,14 +49,14 @@ impl Zpages {
     /// Returns the body of `/configz`: the settings under the component's name.
     #[must_use]
     pub fn configz(&self) -> String {
-        json!({"weir": self.effective.settings}).to_string()
+        json!({"weir": self.effective.load().settings}).to_string()
     }
 
     /// Returns the body of `/flagz`: the flags by name.
     #[must_use]
     pub fn flagz(&self) -> String {
         let mut text = format!("\nweir flags\n{WARNING}\n");
-        for (name, value) in &self.effective.flags {
+        for (name, value) in &self.effective.load().flags {
             // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{name}={value}");
         }
@@ -70,8 +74,8 @@ impl Zpages {
              /configz /debug /flagz /livez /metrics /readyz /status\n",
             wall.strftime("%a %b %e %H:%M:%S UTC %Y"),
             env!("CARGO_PKG_VERSION"),
-            self.effective.host,
-            self.upstream,
+            self.effective.load().host,
+            self.sources.load().upstream_address,
         )
     }
 }
@@ -108,11 +112,13 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::metrics::Registry;
+    use crate::pipeline::reject::delay::RejectionDelay;
 
     fn pages() -> (Zpages, Instant) {
         let began = crate::clock::Clock.now();
         let pages = Zpages {
-            effective: EffectiveConfig {
+            effective: Arc::new(ArcSwap::from_pointee(EffectiveConfig {
                 flags: [
                     ("workers", "2"),
                     ("config", ""),
@@ -122,8 +128,13 @@ mod tests {
                 .into(),
                 settings: [("workers".to_owned(), json!(2))].into(),
                 host: "node-1".to_owned(),
-            },
-            upstream: "10.0.0.1:6443".to_owned(),
+            })),
+            sources: Arc::new(ArcSwap::from_pointee(ConfiguredSources {
+                upstream_address: "10.0.0.1:6443".to_owned(),
+                rate_limits: Arc::default(),
+                rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, &Registry::new())),
+                max_connections: 1,
+            })),
             start_time: (
                 began,
                 SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),

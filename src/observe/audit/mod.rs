@@ -52,6 +52,9 @@ pub use writer::AuditMetrics;
 /// of a busy API server.
 const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
 
+/// What replaces policy and destination, until the thread takes it: once for each batch.
+type Replacement = Arc<Mutex<Option<PreparedAudit>>>;
+
 /// Longest wait for unwritten entries at shutdown. A healthy disk takes the whole queue in this
 /// time.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -65,10 +68,32 @@ pub struct AuditConfig {
     pub file: Option<LogFileConfig>,
 }
 
+/// The policy, and the destination, which is open.
+#[derive(Debug)]
+pub struct PreparedAudit {
+    policy: AuditPolicy,
+    output: AuditOutput,
+}
+
+impl PreparedAudit {
+    /// Opens the destination.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(config: AuditConfig) -> io::Result<Self> {
+        let AuditConfig { policy, file } = config;
+        Ok(Self {
+            policy,
+            output: file.map_or(Ok(AuditOutput::Stdout), AuditOutput::open)?,
+        })
+    }
+}
+
 /// Queues entries for the audit log.
 #[derive(Debug)]
 pub struct AuditLog {
     queue: Arc<BoundedQueue<AuditEntry>>,
+    replacement: Replacement,
     metrics: AuditMetrics,
     log_limiter: LogLimiter,
     /// The sender is dropped when everything is written.
@@ -76,26 +101,40 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Opens the log and starts its thread.
+    /// Starts the thread of the log.
     ///
     /// # Errors
-    /// The file cannot be opened, or the thread cannot be started.
-    pub fn start(config: AuditConfig, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
-        Self::with_capacity(config, metrics, MAX_QUEUED_BYTES)
+    /// The thread cannot be started.
+    pub fn start(prepared: PreparedAudit, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
+        Self::with_capacity(prepared, metrics, MAX_QUEUED_BYTES)
+    }
+
+    /// Replaces policy and destination. Entries that are not taken from the queue yet go by the new
+    /// ones; none is lost.
+    pub fn replace(&self, prepared: PreparedAudit) {
+        *self.replacement.lock() = Some(prepared);
     }
 
     fn with_capacity(
-        config: AuditConfig,
+        prepared: PreparedAudit,
         metrics: AuditMetrics,
         max_bytes: usize,
     ) -> io::Result<Arc<Self>> {
-        let AuditConfig { policy, file } = config;
+        let PreparedAudit { policy, output } = prepared;
         let queue = Arc::new(BoundedQueue::new(max_bytes));
+        let replacement = Replacement::default();
         let (done, done_receiver) = oneshot::channel();
         let writer = AuditWriter {
             queue: Arc::clone(&queue),
             policy,
-            output: file.map_or(Ok(AuditOutput::Stdout), AuditOutput::open)?,
+            output,
+            replaced: Box::new({
+                let replacement = Arc::clone(&replacement);
+                move || {
+                    let prepared = replacement.lock().take()?;
+                    Some((prepared.policy, prepared.output))
+                }
+            }),
             metrics: metrics.clone(),
             done,
         };
@@ -104,6 +143,7 @@ impl AuditLog {
             .spawn(move || writer.run())?;
         Ok(Arc::new(Self {
             queue,
+            replacement,
             metrics,
             log_limiter: LogLimiter::default(),
             done: Mutex::new(Some(done_receiver)),

@@ -74,6 +74,19 @@ impl AuditOutput {
         }
     }
 
+    /// Replaces the destination by one that was opened before. The last line of the same file is
+    /// continued correctly, and its size is that of now.
+    pub(super) fn replace(&mut self, mut new: Self) {
+        if let (Self::File(before), Self::File(now)) = (&*self, &mut new)
+            && before.config.path == now.config.path
+        {
+            now.has_partial_line = before.has_partial_line;
+            now.size = fs::metadata(&now.config.path).map_or(0, |metadata| metadata.len());
+            now.file = None; // it may have been renamed since
+        }
+        *self = new;
+    }
+
     /// Writes whole lines.
     ///
     /// # Errors

@@ -91,7 +91,7 @@ impl RequestAuditConfig<'_> {
 }
 
 /// The rules that select the requests to log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditPolicy {
     rules: Vec<PolicyRule>,
     omit_stages: Vec<AuditStage>,

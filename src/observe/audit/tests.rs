@@ -72,6 +72,10 @@ fn config(path: PathBuf) -> AuditConfig {
     }
 }
 
+fn prepared(path: PathBuf) -> PreparedAudit {
+    PreparedAudit::open(config(path)).unwrap()
+}
+
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     text.lines()
@@ -89,7 +93,7 @@ fn series_value(registry: &Registry, series: &str) -> Option<f64> {
 async fn events_before_shutdown_are_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let (path, registry) = (folder.path().join("audit.log"), Registry::new());
-    let log = AuditLog::start(config(path.clone()), AuditMetrics::register(&registry)).unwrap();
+    let log = AuditLog::start(prepared(path.clone()), AuditMetrics::register(&registry)).unwrap();
     let mut watch = record("/api/v1/pods?watch=true");
     log.on_response_started(&watch);
     watch.audit.as_mut().unwrap().response_started = true;
@@ -140,7 +144,7 @@ async fn a_stalled_disk_drops_events_and_blocks_no_caller() {
     let (path, registry) = (folder.path().join("pipe"), Registry::new());
     make_fifo(&path);
     let metrics = AuditMetrics::register(&registry);
-    let log = AuditLog::with_capacity(config(path.clone()), metrics, 10_000).unwrap();
+    let log = AuditLog::with_capacity(prepared(path.clone()), metrics, 10_000).unwrap();
     // The pipe has no reader: the thread blocks, and these calls return nevertheless.
     for _ in 0..1000 {
         log.on_ended(&record("/api/v1/pods"), Clock.now());
@@ -163,7 +167,7 @@ async fn shutdown_does_not_wait_for_a_stalled_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (path, registry) = (folder.path().join("pipe"), Registry::new());
     make_fifo(&path);
-    let log = AuditLog::start(config(path), AuditMetrics::register(&registry)).unwrap();
+    let log = AuditLog::start(prepared(path), AuditMetrics::register(&registry)).unwrap();
     log.on_ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
 }
@@ -171,7 +175,7 @@ async fn shutdown_does_not_wait_for_a_stalled_disk() {
 #[tokio::test]
 async fn events_that_cannot_be_written_are_counted() {
     let registry = Registry::new();
-    let full_device = config(PathBuf::from("/dev/full"));
+    let full_device = prepared(PathBuf::from("/dev/full"));
     let log = AuditLog::start(full_device, AuditMetrics::register(&registry)).unwrap();
     log.on_ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
@@ -222,4 +226,51 @@ async fn annotations_carry_the_decision() {
     assert_eq!(event["responseStatus"]["code"], 429);
     assert_eq!(event["user"]["username"], "alice");
     assert_eq!(event["sourceIPs"], serde_json::json!(["192.0.2.1"]));
+}
+
+#[tokio::test]
+async fn no_event_is_lost_while_the_destination_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Registry::new();
+    let path = |n: usize| folder.path().join(format!("audit-{}.log", n % 3));
+    let metrics = AuditMetrics::register(&registry);
+    let log = AuditLog::start(prepared(path(0)), metrics).unwrap();
+    for n in 0..300 {
+        for _ in 0..10 {
+            log.on_ended(&record("/api/v1/pods"), Clock.now());
+        }
+        log.replace(prepared(path(n)));
+    }
+    log.finish().await;
+    let written = || -> usize {
+        let files = (0..3).map(|n| fs::read_to_string(path(n)).unwrap_or_default());
+        files.map(|text| text.lines().count()).sum()
+    };
+    assert!(eventually(|| written() == 6000).await, "{}", written());
+    (0..3).for_each(|n| drop(lines(&path(n)))); // whole lines only
+}
+
+#[tokio::test]
+async fn a_policy_that_is_replaced_applies_to_later_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, registry) = (folder.path().join("audit.log"), Registry::new());
+    let metrics = AuditMetrics::register(&registry);
+    let log = AuditLog::start(prepared(path.clone()), metrics).unwrap();
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
+    let text = || fs::read_to_string(&path).unwrap_or_default();
+    assert!(eventually(|| text().lines().count() == 2).await);
+    // Another process has moved the file: the new one is opened at its path.
+    fs::rename(&path, folder.path().join("moved.log")).unwrap();
+    log.replace(prepared(path.clone()));
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
+    assert!(eventually(|| text().lines().count() == 2).await);
+    log.replace(PreparedAudit {
+        policy: AuditPolicy::default(), // logs nothing
+        ..prepared(path.clone())
+    });
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
+    log.finish().await;
+    let none = "apiserver_audit_level_total{level=\"None\"}";
+    assert!(eventually(|| series_value(&registry, none) == Some(1.0)).await);
+    assert_eq!(text().lines().count(), 2);
 }

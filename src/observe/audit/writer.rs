@@ -70,12 +70,15 @@ impl AuditMetrics {
     }
 }
 
+/// The policy and the destination that replace those in use, if there are any.
+pub(super) type TakeReplacement = Box<dyn Fn() -> Option<(AuditPolicy, AuditOutput)> + Send>;
+
 /// The state of the thread.
-#[derive(Debug)]
 pub(super) struct AuditWriter {
     pub(super) queue: Arc<BoundedQueue<AuditEntry>>,
     pub(super) policy: AuditPolicy,
     pub(super) output: AuditOutput,
+    pub(super) replaced: TakeReplacement,
     pub(super) metrics: AuditMetrics,
     /// Dropped when everything is written.
     pub(super) done: oneshot::Sender<()>,
@@ -95,14 +98,19 @@ impl AuditWriter {
     pub(super) fn run(self) {
         let Self {
             queue,
-            policy,
+            mut policy,
             mut output,
+            replaced,
             metrics,
             done,
         } = self;
         let (mut entries, mut batch) = (Vec::new(), EventBatch::default());
         let (mut line, log_limiter) = (Vec::new(), LogLimiter::default());
         while queue.pop_all(&mut entries) {
+            if let Some((new_policy, new_output)) = replaced() {
+                policy = new_policy;
+                output.replace(new_output);
+            }
             for (entry, weight) in entries.drain(..) {
                 line.clear();
                 let (events, level) = entry.append_events(&policy, &mut line);

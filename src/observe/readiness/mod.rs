@@ -4,7 +4,14 @@
 //! there are, and any response counts. The health of the API server itself is the subject of its
 //! own `/readyz`, which a load balancer requests through weir. The same probe detects whether the
 //! upstream leads back to this weir ([`loop_detection`](crate::upstream::loop_detection)).
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `config_status` `front_proxy` |
 
+pub mod config_status;
 pub mod front_proxy;
 
 use std::sync::Arc;
@@ -23,6 +30,7 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
+use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
@@ -67,7 +75,9 @@ pub struct Readiness {
     own_credentials: Arc<OwnCredentials>,
     drain: Arc<Drain>,
     /// Whether the API server accepts weir's front-proxy certificate, if there is one.
-    front_proxy: Option<Arc<FrontProxyHealth>>,
+    front_proxy: ArcSwapOption<FrontProxyHealth>,
+    /// The last attempt to replace the configuration.
+    config: Arc<ConfigStatus>,
     /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
     /// The last result. Locked during a probe, so that concurrent callers share it.
@@ -84,27 +94,27 @@ impl Readiness {
         own_credentials: Arc<OwnCredentials>,
         drain: Arc<Drain>,
         loop_detector: Arc<LoopDetector>,
+        config: Arc<ConfigStatus>,
     ) -> Self {
         Self {
             upstream,
             own_credentials,
             drain,
-            front_proxy: None,
+            front_proxy: ArcSwapOption::empty(),
+            config,
             loop_detector,
             last_probe: Mutex::default(),
             published_probe: ArcSwapOption::empty(),
         }
     }
 
-    /// Adds a check that fails while `health` does.
-    #[must_use]
-    pub fn with_front_proxy(mut self, health: Option<Arc<FrontProxyHealth>>) -> Self {
-        self.front_proxy = health;
-        self
+    /// The check of the front-proxy certificate, if there is one.
+    pub fn set_front_proxy(&self, health: Option<Arc<FrontProxyHealth>>) {
+        self.front_proxy.store(health);
     }
 
     fn front_proxy_failure(&self) -> Option<String> {
-        self.front_proxy.as_ref()?.failure()
+        self.front_proxy.load().as_ref()?.failure()
     }
 
     /// Returns whether all checks pass, and the text of `/readyz`.
@@ -125,7 +135,7 @@ impl Readiness {
                 self.loop_detector.readiness_failure().map_or(Ok(()), Err),
             ),
         ];
-        if self.front_proxy.is_some() {
+        if self.front_proxy.load().is_some() {
             let failure = self.front_proxy_failure();
             checks.push(("front-proxy", failure.map_or(Ok(()), Err)));
         }
@@ -144,6 +154,12 @@ impl Readiness {
                 Err(why) => format!("[-]own-credential failed, readiness not affected: {why}\n"),
             });
         }
+        text.push_str(&match self.config.first_error() {
+            None => "[+]config ok\n".to_owned(),
+            Some(why) => {
+                format!("[-]config refused, readiness not affected, the one before stays in force: {why}\n")
+            }
+        });
         text.push_str(if ready {
             "readyz check passed\n"
         } else {

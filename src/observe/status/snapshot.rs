@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::readiness::ReadinessStatus;
+use crate::observe::readiness::config_status::ConfigSnapshot;
 
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub struct StatusSnapshot {
     pub uptime_seconds: f64,
     /// The readiness of weir.
     pub readiness: ReadinessStatus,
+    /// Which configuration is in force.
+    pub config: ConfigSnapshot,
     /// Connections and failures towards the API server.
     pub upstream: UpstreamStatus,
     /// Requests of clients.

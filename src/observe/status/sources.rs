@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
+
 use crate::drain::Drain;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
@@ -15,6 +17,7 @@ use crate::limits::rate::RateLimits;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::saturating_u64;
 use crate::observe::readiness::Readiness;
+use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::ConnectionsStatus;
@@ -49,8 +52,6 @@ const MAX_HOLDER_NAME_CHARS: usize = 128;
 pub struct StatusSources {
     /// The name of the machine that weir runs on.
     pub host: String,
-    /// The API server as HOST:PORT.
-    pub upstream_address: String,
     /// The time at which weir started.
     pub start_time: Instant,
     /// The shutdown state, and the requests in flight.
@@ -63,14 +64,25 @@ pub struct StatusSources {
     pub connection_budget: ConnectionBudget,
     /// Priority levels or max-in-flight counters.
     pub admission: Admission,
-    /// Event limits and client limits.
-    pub rate_limits: Arc<RateLimits>,
-    /// Rejections that are delayed.
-    pub rejection_delay: Arc<RejectionDelay>,
     /// Requests by outcome.
     pub outcomes: Arc<OutcomeCounts>,
     /// The top talkers.
     pub top_talkers: Arc<TopTalkers>,
+    /// What a reload replaces.
+    pub configured: Arc<ArcSwap<ConfiguredSources>>,
+    /// Which configuration is in force.
+    pub config: Arc<ConfigStatus>,
+}
+
+/// The sources that a reload replaces.
+#[derive(Debug)]
+pub struct ConfiguredSources {
+    /// The API server as HOST:PORT.
+    pub upstream_address: String,
+    /// Event limits and client limits.
+    pub rate_limits: Arc<RateLimits>,
+    /// Rejections that are delayed.
+    pub rejection_delay: Arc<RejectionDelay>,
     /// The limit of open client connections.
     pub max_connections: usize,
 }
@@ -95,13 +107,15 @@ impl StatusSources {
             }
         };
         let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);
-        let (delayed, flows, ended) = self.rejection_delay.snapshot();
+        let configured = self.configured.load();
+        let (delayed, flows, ended) = configured.rejection_delay.snapshot();
         StatusSnapshot {
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             unix_ms: unix_ms(wall),
             uptime_seconds: now.saturating_duration_since(self.start_time).as_secs_f64(),
             readiness: self.readiness.snapshot(now),
+            config: self.config.snapshot(),
             upstream: self.upstream_status(now, wall),
             requests: RequestsStatus {
                 in_flight: saturating_u64(self.drain.open_requests()),
@@ -114,7 +128,7 @@ impl StatusSources {
             dry_run,
             would_be_rejections,
             levels,
-            rate_limits: self
+            rate_limits: configured
                 .rate_limits
                 .snapshot()
                 .into_iter()
@@ -127,7 +141,7 @@ impl StatusSources {
             },
             connections: ConnectionsStatus {
                 open: saturating_u64(self.drain.open_connections()),
-                most: saturating_u64(self.max_connections),
+                most: saturating_u64(configured.max_connections),
             },
             ..StatusSnapshot::default()
         }
@@ -137,7 +151,7 @@ impl StatusSources {
         let recorded = self.upstream.failures().snapshot();
         let failures = recorded.by_cause.into_iter();
         UpstreamStatus {
-            address: self.upstream_address.clone(),
+            address: self.configured.load().upstream_address.clone(),
             connections: self.upstream.open_connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
             places: self

@@ -12,6 +12,9 @@ use tokio::sync::Semaphore;
 use crate::api::UserInfo;
 use crate::identity::ClientContext;
 use crate::identity::PeerCertificate;
+use crate::identity::client_certificate::ClientTrust;
+use crate::identity::client_certificate::trust::TrustLoss;
+use crate::identity::client_certificate::trust::TrustObserver;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::pipeline::connection::target_fragments::TargetFragments;
@@ -32,7 +35,9 @@ pub struct Peer {
     /// Whether the address is one of `--trusted-proxies`.
     pub trusted: bool,
     /// The client certificate of the handshake.
-    pub certificate: Option<PeerCertificate>,
+    pub certificate: Option<Arc<PeerCertificate>>,
+    /// Observes whether the certificate is still trusted.
+    pub trust: TrustObserver<ClientTrust>,
     /// The user of requests whose tokens nothing verifies, created with the first of them.
     pub unverified_user: OnceLock<Arc<UserInfo>>,
     /// The HTTP/1.1 request targets that were truncated.
@@ -46,7 +51,7 @@ pub struct Peer {
 impl Peer {
     pub(in crate::pipeline) fn client(&self) -> ClientContext<'_> {
         ClientContext {
-            certificate: self.certificate.as_ref(),
+            certificate: self.certificate.as_deref(),
             source: ClientSource {
                 address: self.address.ip(),
                 connection_id: self.connection_id,
@@ -55,6 +60,13 @@ impl Peer {
             unverified_user: &self.unverified_user,
             upgrade: None,
         }
+    }
+
+    /// Completes when the client certificate has given an identity that it gives no more, because a
+    /// CA was removed.
+    #[must_use]
+    pub fn trust_loss(&self) -> TrustLoss {
+        self.trust.loss(self.certificate.as_ref())
     }
 
     /// The network whose memory and connections are limited; `None` for a trusted proxy.

@@ -12,6 +12,8 @@ use std::future::Future;
 use std::hash::BuildHasher;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -50,7 +52,8 @@ const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// All delayed rejections, of whatever limit.
 pub struct RejectionDelay {
-    max_hold: Duration,
+    /// Whether delays are enabled. Relaxed: the time is in `holds`.
+    enabled: AtomicBool,
     hasher: RandomState,
     /// Locked for one decision; nothing is awaited under it. Locked after a connection's.
     holds: Mutex<RejectionHolds<oneshot::Sender<()>>>,
@@ -67,7 +70,7 @@ impl RejectionDelay {
     #[must_use]
     pub fn new(max_hold: Duration, registry: &Registry) -> Self {
         Self {
-            max_hold,
+            enabled: AtomicBool::new(!max_hold.is_zero()),
             hasher: RandomState::new(),
             holds: Mutex::new(RejectionHolds::new(max_hold, MAX_HELD_REJECTIONS)),
             long_requests: MemoryBudget::new(LONG_REQUESTS_BUDGET),
@@ -99,11 +102,18 @@ impl RejectionDelay {
         }
     }
 
+    /// Changes the longest delay; zero disables delays. Rejections that are delayed keep their
+    /// times.
+    pub fn set_max_hold(&self, max_hold: Duration) {
+        lock(&self.holds).set_max_hold(max_hold);
+        self.enabled.store(!max_hold.is_zero(), Ordering::Relaxed);
+    }
+
     /// The key of requests of the same user and classification (`values`), and the owner to which
     /// their slots are charged, if any. `None` if delays are disabled.
     #[must_use]
     pub fn hold_key(&self, values: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
-        (!self.max_hold.is_zero()).then(|| HoldKey {
+        self.enabled.load(Ordering::Relaxed).then(|| HoldKey {
             flow: HoldFlow(self.hasher.hash_one(values)),
             owner: owner.map(|owner| HoldOwner(self.hasher.hash_one(owner))),
         })
@@ -307,5 +317,30 @@ mod tests {
         assert!(took >= Duration::from_secs(1), "{took:?}");
         let closed = hold_end(|drain| drain.advance(DrainStage::Closing)).await;
         assert_eq!(closed, (end("closing"), Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_hold_changes_for_later_rejections() {
+        let delay = RejectionDelay::new(Duration::from_secs(30), &Registry::new());
+        let (connection, drain) = (HoldState::new(4), Drain::new());
+        let flow = delay.hold_key("alice", None::<()>).unwrap();
+        let wait = HoldPolicy {
+            wait: Duration::from_secs(20),
+            sequential: false,
+            max_hold: None,
+        };
+        let reject = || delay.hold(&connection, flow, wait, &drain, &mut |_| true);
+        assert!(reject().is_none());
+        let began = Clock.now();
+        let before = reject().unwrap();
+        delay.set_max_hold(Duration::from_secs(3));
+        reject().unwrap().await;
+        let took = Clock.now().duration_since(began);
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        before.await;
+        let took = Clock.now().duration_since(began);
+        assert!(took >= Duration::from_secs(20), "{took:?}");
+        delay.set_max_hold(Duration::ZERO);
+        assert!(delay.hold_key("alice", None::<()>).is_none());
     }
 }

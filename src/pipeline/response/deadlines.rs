@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use slab::Slab;
 
@@ -85,7 +86,7 @@ impl SlowTransfers {
 
 /// Everything with a deadline or a minimum rate.
 pub struct Deadlines {
-    rate: MinimumRate,
+    rate: ArcSwap<MinimumRate>,
     slow_transfers: SlowTransfers,
     /// Locked for one insertion, removal or check; nothing is awaited and nothing expires under it.
     entries: Mutex<Slab<DeadlineEntry>>,
@@ -124,7 +125,7 @@ impl Deadlines {
     #[must_use]
     pub fn new(rate: MinimumRate, slow_transfers: SlowTransfers) -> Arc<Self> {
         Arc::new(Self {
-            rate,
+            rate: ArcSwap::from_pointee(rate),
             slow_transfers,
             entries: Mutex::default(),
         })
@@ -132,8 +133,14 @@ impl Deadlines {
 
     /// The minimum rate of a transfer.
     #[must_use]
-    pub const fn rate(&self) -> MinimumRate {
-        self.rate
+    pub fn rate(&self) -> MinimumRate {
+        **self.rate.load()
+    }
+
+    /// Changes the minimum rate, also of transfers under way. What a transfer has fallen behind
+    /// still counts.
+    pub fn set_rate(&self, rate: MinimumRate) {
+        self.rate.store(Arc::new(rate));
     }
 
     /// Registers `expirable`, which expires soon after `deadline`, if it has one, or when its
@@ -157,9 +164,9 @@ impl Deadlines {
 
     /// Expires every entry that is due by `now`.
     pub fn expire(&self, now: Instant) {
-        let mut expired = Vec::new();
+        let (mut expired, rate) = (Vec::new(), self.rate());
         for (_, entry) in self.entries().iter_mut() {
-            if let Some(slow) = entry.check(self.rate, now)
+            if let Some(slow) = entry.check(rate, now)
                 && let Some(expirable) = entry.expirable.take()
             {
                 expired.push((expirable, slow));
@@ -258,6 +265,29 @@ pub(in crate::pipeline) mod tests {
                 waiting_for_client: self.waiting_for_client.load(Ordering::Relaxed),
             })
         }
+    }
+
+    #[test]
+    fn the_minimum_rate_changes_for_transfers_under_way() {
+        let (overdue, _) = deadlines();
+        let download = Arc::new(Download::default());
+        download.waiting_for_client.store(true, Ordering::Relaxed);
+        let what: Arc<dyn Expire> = Arc::<Download>::clone(&download);
+        let _entered = overdue.register(None, what);
+        let start = Clock.now();
+        let ended_after = |seconds| {
+            overdue.expire(start + Duration::from_secs(seconds));
+            download.ended.load(Ordering::Relaxed)
+        };
+        assert!(!ended_after(0) && !ended_after(5));
+        overdue.set_rate(MinimumRate {
+            bytes_per_second: 0,
+            ..MinimumRate::default()
+        });
+        assert!(!ended_after(600), "there is no minimum");
+        overdue.set_rate(MinimumRate::default());
+        assert!(!ended_after(604));
+        assert!(ended_after(606), "it has stalled for ten seconds in all");
     }
 
     #[test]

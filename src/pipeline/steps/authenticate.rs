@@ -11,6 +11,8 @@ use crate::identity::ClientContext;
 use crate::identity::PeerCertificate;
 use crate::identity::RequestAuthenticator;
 use crate::identity::RequestCredential;
+use crate::identity::client_certificate::ClientTrust;
+use crate::identity::client_certificate::trust::TrustObserver;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::SharedDependencies;
@@ -43,6 +45,11 @@ impl AuthenticationStep {
             metrics: Arc::clone(&shared.metrics),
             upstream: Arc::clone(&worker.upstream),
         }
+    }
+
+    /// Observes which client certificates are trusted.
+    pub(in crate::pipeline) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
+        self.authenticator.trust_observer()
     }
 
     /// The identity that a front proxy asserts. It is read before the headers that `Connection`
@@ -103,7 +110,7 @@ impl AuthenticationStep {
         if authentication.credential == RequestCredential::Certificate
             && let Some(not_after) = peer
                 .certificate
-                .as_ref()
+                .as_deref()
                 .and_then(PeerCertificate::not_after)
         {
             stages

@@ -10,6 +10,8 @@ use http::header;
 use http::request;
 use hyper::upgrade::OnUpgrade;
 
+use crate::identity::client_certificate::trust::TrustLoss;
+use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
@@ -27,20 +29,34 @@ pub(in crate::pipeline) struct UpgradeRequest {
     /// The value of `Upgrade`.
     pub(in crate::pipeline) protocol: HeaderValue,
     /// The client's connection, once weir has responded 101.
-    pub(in crate::pipeline) client: OnUpgrade,
+    pub(in crate::pipeline) client: TunnelClient,
 }
 
 /// Removes the connection's own headers and with them the requested upgrade. Without `Connection`
 /// (which the HTTP library rejects on HTTP/2) there is no upgrade, and the headers stay until the
 /// request is forwarded.
-pub(in crate::pipeline) fn take_upgrade(head: &mut request::Parts) -> Option<UpgradeRequest> {
+pub(in crate::pipeline) fn take_upgrade(
+    head: &mut request::Parts,
+    peer: &Peer,
+) -> Option<UpgradeRequest> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;
     }
     let protocol = headers::strip_hop_by_hop(&mut head.headers);
-    let client = head.extensions.remove::<OnUpgrade>();
+    let connection = head.extensions.remove::<OnUpgrade>();
+    let client = connection.map(|connection| TunnelClient {
+        connection,
+        trust_loss: peer.trust_loss(),
+    });
     let (protocol, client) = protocol.zip(client)?;
     Some(UpgradeRequest { protocol, client })
+}
+
+/// The client's side of a tunnel, once there is one.
+pub(in crate::pipeline) struct TunnelClient {
+    connection: OnUpgrade,
+    /// Ends the tunnel when the client's certificate is not trusted any more.
+    trust_loss: TrustLoss,
 }
 
 /// Whether a request asks for another protocol.
@@ -59,7 +75,7 @@ pub(in crate::pipeline) enum RequestedUpgrade {
 pub(in crate::pipeline) fn tunnel_client(
     status: StatusCode,
     upgrade: Option<UpgradeRequest>,
-) -> Result<Option<OnUpgrade>, ForwardError> {
+) -> Result<Option<TunnelClient>, ForwardError> {
     if status != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(None);
     }
@@ -70,10 +86,14 @@ pub(in crate::pipeline) fn tunnel_client(
 /// Responds 101 and copies bytes in both directions from then on.
 pub(in crate::pipeline) fn start_tunnel(
     mut response: Response<ResponseBody>,
-    client: OnUpgrade,
+    client: TunnelClient,
     mut guard: ResponseGuard,
     deadlines: &Arc<Deadlines>,
 ) -> Response<Body> {
+    let TunnelClient {
+        connection,
+        trust_loss,
+    } = client;
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
     let progress = Arc::<TunnelProgress>::default();
@@ -81,7 +101,11 @@ pub(in crate::pipeline) fn start_tunnel(
     let deadline_guard = deadlines.register(None, expirable);
     tokio::spawn(async move {
         let record_sent = |bytes| guard.trace.record_sent(bytes);
-        upgrade::run_tunnel(client, upstream, &progress, record_sent).await;
+        let tunnel = upgrade::run_tunnel(connection, upstream, &progress, record_sent);
+        tokio::select! {
+            () = tunnel => {}
+            () = trust_loss => {}
+        }
         drop((guard, deadline_guard));
     });
     let mut response = response.map(|_| Body::fixed(Bytes::new()));

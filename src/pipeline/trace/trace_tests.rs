@@ -2,6 +2,7 @@ use std::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 
 use super::*;
+use crate::identity::client_certificate::trust::TrustPublisher;
 use crate::limits::Rejection;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::BodyDrainSlots;
@@ -332,6 +333,7 @@ fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
         connection_id: 0,
         trusted: false,
         certificate: None,
+        trust: TrustPublisher::new(Arc::default()).observer(),
         target_fragments: Arc::default(),
         hold_state: HoldState::new(1),
         body_drain_slots: BodyDrainSlots::default(),

@@ -249,12 +249,31 @@ pub(in crate::server) struct Http2InspectedStream<S> {
 #[derive(Debug, Default)]
 pub(in crate::server) struct LastStreamId(AtomicU32);
 
+/// Why a connection is closed at once.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::server) enum Http2Error {
+    /// The client may connect again.
+    NoError,
+    /// The client has exceeded a limit.
+    EnhanceYourCalm,
+}
+
+impl Http2Error {
+    /// The error code (RFC 9113, 7).
+    const fn code(self) -> u32 {
+        match self {
+            Self::NoError => 0,
+            Self::EnhanceYourCalm => ENHANCE_YOUR_CALM,
+        }
+    }
+}
+
 impl LastStreamId {
-    /// The GOAWAY frame for a client that exceeds a limit. Streams after the last one were not
+    /// The GOAWAY frame of a connection that is closed at once. Streams after the last one were not
     /// processed.
-    pub(in crate::server) fn goaway_frame(&self) -> Vec<u8> {
+    pub(in crate::server) fn goaway_frame(&self, error: Http2Error) -> Vec<u8> {
         let last = self.0.load(Ordering::Relaxed).to_be_bytes();
-        let payload = [last, ENHANCE_YOUR_CALM.to_be_bytes()].concat();
+        let payload = [last, error.code().to_be_bytes()].concat();
         let header = [0, 0, 8, GOAWAY, 0, 0, 0, 0, 0];
         [&header[..], &payload].concat()
     }

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use futures_util::FutureExt;
 use futures_util::TryFutureExt;
 use http::HeaderValue;
@@ -45,7 +46,6 @@ use hyper::server::conn::http1;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -78,6 +78,7 @@ use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::HeadTimer;
 use crate::server::connection::head_monitor::IncompleteHeadError;
 use crate::server::connection::idle_timeout::wait_for_idle_timeout;
+use crate::server::connection::inspected_stream::Http2Error;
 use crate::server::connection::inspected_stream::Http2InspectedStream;
 use crate::server::connection::inspected_stream::InspectedStream;
 use crate::server::connection::inspected_stream::LastStreamId;
@@ -92,6 +93,7 @@ use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::proxy_protocol;
+use crate::server::settings::ListenerSettings;
 use crate::write_coalescing::coalesce_writes;
 
 /// The longest handshake: enough for two lost packets. Go's server uses `ReadHeaderTimeout`, which
@@ -137,37 +139,20 @@ const MAX_PENDING_RESET_STREAMS: usize = 1000;
 /// What all connections of a worker share.
 #[derive(Debug)]
 pub struct ConnectionContext {
-    /// Handles the requests.
-    pub pipeline: Arc<Pipeline>,
+    /// Handles the requests. A request loads it once and keeps it to its end; a reload replaces it.
+    pub pipeline: ArcSwap<Pipeline>,
     /// What the worker keeps for its pipelines.
     pub worker: WorkerDependencies,
     /// Memory for request heads that are incomplete.
     pub head_budget: Arc<HeadBudget>,
+    /// The settings of new connections, shared by all workers.
+    pub settings: Arc<ArcSwap<ListenerSettings>>,
     /// The stages of the shutdown.
     pub drain: Arc<Drain>,
-    /// `--http2-max-streams-per-connection`.
-    pub max_streams: u32,
-    /// `--trusted-proxies`.
-    pub trusted_proxies: Arc<[IpNet]>,
-    /// `--proxy-protocol`.
-    pub proxy_protocol: bool,
     /// The queue for TLS handshakes.
     pub handshake_queue: Arc<HandshakeQueue>,
-    /// `--goaway-chance`, 0 to 0.02.
-    pub goaway_chance: f64,
-    /// `--request-header-timeout`; zero is no timeout.
-    pub header_timeout: Duration,
-    /// `--http2-max-resets-per-second`; 0 is no limit.
-    pub max_resets_per_second: u32,
     /// The metrics of the server.
     pub metrics: ServerMetrics,
-}
-
-impl ConnectionContext {
-    fn is_trusted_proxy(&self, address: SocketAddr) -> bool {
-        let ip = address.ip().to_canonical();
-        self.trusted_proxies.iter().any(|net| net.contains(&ip))
-    }
 }
 
 /// Serves a connection until it is closed.
@@ -176,12 +161,12 @@ pub async fn serve(
     mut address: SocketAddr,
     guard: ConnectionGuard,
     mut pending_guard: PendingHandshakeGuard,
-    tls: TlsAcceptor,
     context: Arc<ConnectionContext>,
 ) {
     let evicted = pending_guard.wait_for_eviction();
+    let settings = context.settings.load_full();
     let peer_address = address;
-    let handshaking = handshake(tcp, &mut address, &mut pending_guard, &tls, &context);
+    let handshaking = handshake(tcp, &mut address, &mut pending_guard, &settings, &context);
     let result = tokio::select! {
         biased;
         result = timeout(HANDSHAKE_TIMEOUT, handshaking) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
@@ -199,20 +184,21 @@ pub async fn serve(
     drop(pending_guard);
     let (_, session) = stream.get_ref();
     let http2 = session.alpn_protocol() == Some(b"h2");
-    let certificate = PeerCertificate::new(session.peer_certificates());
+    let certificate = PeerCertificate::new(session.peer_certificates()).map(Arc::new);
     let fragments = Arc::new(TargetFragments::default());
     // An address from the PROXY protocol is the client's, even if it is in `--trusted-proxies`: the
     // proxy passes bytes on without checking identity headers.
-    let trusted = address == peer_address && context.is_trusted_proxy(peer_address);
+    let trusted = address == peer_address && settings.is_trusted_proxy(peer_address);
     let peer = Arc::new(Peer {
         address,
         connection_id: fastrand::u64(..),
         trusted,
         certificate,
+        trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
         target_fragments: Arc::clone(&fragments),
         hold_state: HoldState::new(if http2 {
-            saturating_usize(context.max_streams)
+            saturating_usize(settings.max_streams)
         } else {
             1
         }),
@@ -220,9 +206,9 @@ pub async fn serve(
     });
     let open = GaugeGuard::new(context.metrics.open_connections.clone());
     let budget = &context.head_budget;
-    let head_monitor = HeadMonitor::new(context.header_timeout, budget, peer.source_network());
+    let head_monitor = HeadMonitor::new(settings.header_timeout, budget, peer.source_network());
     if http2 {
-        serve_http2(stream, peer, &head_monitor, &context).await;
+        serve_http2(stream, peer, &head_monitor, &settings, &context).await;
         drop((guard, open));
     } else {
         let stream = InspectedStream {
@@ -235,7 +221,7 @@ pub async fn serve(
             response_suppressed: false,
             _guard: (guard, open),
         };
-        serve_http1(stream, peer, &context).await;
+        serve_http1(stream, peer, &settings, &context).await;
     }
 }
 
@@ -245,13 +231,13 @@ async fn handshake(
     mut tcp: TcpStream,
     address: &mut SocketAddr,
     pending_guard: &mut PendingHandshakeGuard,
-    tls: &TlsAcceptor,
+    settings: &ListenerSettings,
     context: &ConnectionContext,
 ) -> io::Result<TlsStream<TcpIo>> {
     let mut source = ConnectionSource::from_address(address.ip());
-    if context.is_trusted_proxy(*address) {
+    if settings.is_trusted_proxy(*address) {
         source = ConnectionSource::TrustedProxy(address.ip());
-        if context.proxy_protocol
+        if settings.proxy_protocol
             && let Some(client) = proxy_protocol::read_client_address(&mut tcp).await?
         {
             *address = client;
@@ -262,6 +248,8 @@ async fn handshake(
     tcp.readable().await?; // a silent client takes no permit
     let permit = context.handshake_queue.acquire(source).await;
     let permit = permit.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
+    // Loaded here, since a client may be silent for long before its handshake.
+    let tls = TlsAcceptor::from(Arc::clone(&context.settings.load().tls));
     let mut accepting = pin!(tls.accept(TcpIo::new(tcp, ())));
     tokio::select! {
         result = accepting.as_mut() => return result,
@@ -273,6 +261,7 @@ async fn handshake(
 async fn serve_http1(
     stream: InspectedStream<TlsStream<TcpIo>>,
     peer: Arc<Peer>,
+    settings: &ListenerSettings,
     context: &Arc<ConnectionContext>,
 ) {
     let requests = Arc::clone(&stream.requests);
@@ -287,7 +276,7 @@ async fn serve_http1(
     });
     let mut connection = http1::Builder::new()
         .timer(HeadTimer::new(&head_monitor))
-        .header_read_timeout(context.header_timeout) // ignored by `HeadTimer`
+        .header_read_timeout(settings.header_timeout) // ignored by `HeadTimer`
         .max_headers(MAX_HTTP1_HEADERS)
         .max_buf_size(MAX_HTTP1_BUFFER)
         .serve_connection(TokioIo::new(stream), service)
@@ -297,16 +286,18 @@ async fn serve_http1(
             error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
+            () = peer.trust_loss() => ClientCloseReason::Untrusted,
         }
     });
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
     if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
         Pin::new(&mut connection).graceful_shutdown();
-        let error = pin!(
-            head_monitor
-                .wait_for_error()
-                .map(ClientCloseReason::IncompleteHead)
-        );
+        let error = pin!(async {
+            tokio::select! {
+                error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
+                () = peer.trust_loss() => ClientCloseReason::Untrusted,
+            }
+        });
         first = poll_with_rare_event(Pin::new(&mut connection), error).await;
     }
     let end = match first {
@@ -340,7 +331,7 @@ async fn finish_http1(
             && let Err(why) = &result
         {
             let why = InvalidHead::from_parse_error(why.to_string());
-            let rejection = context.pipeline.reject_unparsed(peer, why);
+            let rejection = context.pipeline.load().reject_unparsed(peer, why);
             let _ = timeout(LINGER_TIMEOUT, stream.reject(&rejection)).await;
         }
     }
@@ -351,16 +342,17 @@ async fn serve_http2(
     stream: TlsStream<TcpIo>,
     peer: Arc<Peer>,
     head_monitor: &Arc<HeadMonitor>,
+    settings: &ListenerSettings,
     context: &Arc<ConnectionContext>,
 ) {
     let go_away = Arc::new(Notify::new());
     let close_stage = context.drain.close_stage();
     let requests = Arc::new(RequestCount::with_reset_limit(
-        context.max_resets_per_second,
+        settings.max_resets_per_second,
         Clock.now(),
     ));
     let service = service_fn(|request| {
-        if context.goaway_chance > 0.0 && fastrand::f64() < context.goaway_chance {
+        if settings.goaway_chance > 0.0 && fastrand::f64() < settings.goaway_chance {
             go_away.notify_one();
         }
         respond(Arc::clone(context), Arc::clone(&peer), &requests, request)
@@ -371,7 +363,7 @@ async fn serve_http2(
     let (stream, coalescer) = coalesce_writes(stream);
     // Boxed, so that it can be dropped with its requests before the connection is closed.
     let mut connection = Box::pin(
-        http2_builder(StreamExecutor(Arc::clone(&requests)), context)
+        http2_builder(StreamExecutor(Arc::clone(&requests)), settings.max_streams)
             .serve_connection(TokioIo::new(stream), service),
     );
     let preface = saturating_u64(PREFACE_LENGTH);
@@ -381,7 +373,7 @@ async fn serve_http2(
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = go_away.notified() => ClientCloseReason::Drain,
-            end = wait_for_client_violation(head_monitor, &requests) => end,
+            end = wait_for_client_violation(&peer, head_monitor, &requests) => end,
         }
     });
     let driven = head_monitor.with_block_limit(coalescer.drive(connection.as_mut()));
@@ -395,7 +387,7 @@ async fn serve_http2(
         connection.as_mut().graceful_shutdown();
         let drain_timeout = end.drain_timeout();
         let draining = pin!(head_monitor.with_block_limit(coalescer.drive(connection.as_mut())));
-        let violation = pin!(wait_for_client_violation(head_monitor, &requests));
+        let violation = pin!(wait_for_client_violation(&peer, head_monitor, &requests));
         let draining = poll_with_rare_event(draining, violation);
         end = match timeout(drain_timeout, draining).await {
             Ok(FirstReady::Main(result)) => return log_connection_error(&peer, result),
@@ -406,39 +398,38 @@ async fn serve_http2(
     record_close(&peer, context, end);
     if end != ClientCloseReason::Silence {
         drop(connection);
-        let goaway = last_stream.goaway_frame();
+        let goaway = last_stream.goaway_frame(end.http2_error());
         let _ = timeout(LINGER_TIMEOUT, coalescer.finish(&goaway)).await;
     }
 }
 
-/// Completes when the client violates a limit so that its HTTP/2 connection has to be closed.
+/// Completes when the client violates a limit so that its HTTP/2 connection has to be closed, or
+/// when its certificate is not trusted any more.
 ///
 /// # Cancel safety
 /// Nothing is lost.
 async fn wait_for_client_violation(
+    peer: &Peer,
     head_monitor: &HeadMonitor,
     requests: &RequestCount,
 ) -> ClientCloseReason {
     tokio::select! {
         error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
         () = requests.reset_limit_exceeded() => ClientCloseReason::TooManyResets,
+        () = peer.trust_loss() => ClientCloseReason::Untrusted,
     }
 }
 
-fn http2_builder(
-    streams: StreamExecutor,
-    context: &ConnectionContext,
-) -> http2::Builder<StreamExecutor> {
+fn http2_builder(streams: StreamExecutor, max_streams: u32) -> http2::Builder<StreamExecutor> {
     let mut builder = http2::Builder::new(streams);
     builder
-        .max_concurrent_streams(context.max_streams)
+        .max_concurrent_streams(max_streams)
         .max_header_list_size(MAX_HEADER_BYTES)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW)
         // The window has room for all streams, so that uploads to a slow upstream cannot block the
         // other streams of their connection.
         .initial_connection_window_size(
-            context
-                .max_streams
+            max_streams
                 .saturating_mul(HTTP2_STREAM_WINDOW)
                 .min(MAX_HTTP2_WINDOW),
         )
@@ -460,6 +451,8 @@ enum ClientCloseReason {
     IncompleteHead(IncompleteHeadError),
     /// The client has reset too many requests.
     TooManyResets,
+    /// The CA of the client's certificate was removed.
+    Untrusted,
 }
 
 impl ClientCloseReason {
@@ -472,16 +465,28 @@ impl ClientCloseReason {
             Self::IncompleteHead(IncompleteHeadError::Timeout) => "head_timeout",
             Self::IncompleteHead(IncompleteHeadError::BudgetExceeded) => "head_budget",
             Self::TooManyResets => "resets",
+            Self::Untrusted => "ca_removed",
         })
+    }
+
+    /// The error of the GOAWAY with which the connection is closed at once.
+    fn http2_error(self) -> Http2Error {
+        if self == Self::Untrusted {
+            Http2Error::NoError
+        } else {
+            Http2Error::EnhanceYourCalm
+        }
     }
 
     /// How long active requests may take after GOAWAY.
     const fn drain_timeout(self) -> Duration {
         match self {
             Self::Idle => DRAIN_TIMEOUT,
-            Self::Silence | Self::Drain | Self::IncompleteHead(_) | Self::TooManyResets => {
-                Duration::MAX
-            }
+            Self::Silence
+            | Self::Drain
+            | Self::IncompleteHead(_)
+            | Self::TooManyResets
+            | Self::Untrusted => Duration::MAX,
         }
     }
 }
@@ -509,13 +514,14 @@ fn respond(
     let (head, body) = request.into_parts();
     let http1 = head.version < Version::HTTP_2;
     let head = Box::new(head);
+    let pipeline = context.pipeline.load_full();
     Box::pin(async move {
-        let handled = AssertUnwindSafe(context.pipeline.handle(&peer, head, body));
+        let handled = AssertUnwindSafe(pipeline.handle(&peer, head, body));
         let response = in_flight.track(pin!(handled.catch_unwind())).await;
         let response = response.unwrap_or_else(|_| {
             context.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
-            context.pipeline.panic_response()
+            pipeline.panic_response()
         });
         let mut response = response.map(|body| body.with_end_guards(in_flight, reset_guard));
         let closes = http1 && context.drain.is_draining();

@@ -97,6 +97,12 @@ impl<M: AuthMode> Connector<M> {
         }
     }
 
+    /// Connects to another address or with other TLS settings, within the same budget.
+    #[must_use]
+    pub(in crate::upstream) fn with(&self, address: ServerAddress, tls: ClientConfig) -> Self {
+        Self::new(address, tls, self.connection_budget.clone())
+    }
+
     /// The budget for clients' requests; weir's own need none.
     pub(in crate::upstream) const fn connection_budget(&self) -> Option<&ConnectionBudget> {
         self.connection_budget.as_ref()

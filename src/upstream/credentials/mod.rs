@@ -28,6 +28,7 @@ mod source;
 
 pub use own_credentials::CredentialExpired;
 pub use own_credentials::OwnCredentials;
+pub use own_credentials::PreparedCredentials;
 pub use refresh_task::RefreshTask;
 pub use source::BearerToken;
 pub use source::ClientCertificate;

@@ -1,6 +1,7 @@
 //! weir's current credential: what connections and requests use, and whether the API server accepts
 //! it.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +18,9 @@ use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
 use crate::upstream::credentials::source::CredentialError;
+use crate::upstream::credentials::source::CredentialSource;
 use crate::upstream::credentials::source::LoadedCredential;
 
 /// The credential has expired and there is no other.
@@ -51,7 +54,24 @@ pub struct OwnCredentials {
     /// Whether the API server's last response to it was 401.
     unauthorized: AtomicBool,
     certificate_changes: watch::Sender<u64>,
+    /// The source after a reload. Locked to replace the credential, never by a request.
+    source: Mutex<SourceSlot>,
+    pub(super) source_replaced: Notify,
     pub(super) clock: Clock,
+}
+
+/// The number of sources so far, and the last one until the refresh task takes it.
+#[derive(Default)]
+struct SourceSlot {
+    number: u64,
+    replacement: Option<PreparedCredentials>,
+}
+
+/// A source and the credential that it has given.
+pub struct PreparedCredentials {
+    pub(super) source: CredentialSource,
+    pub(super) schedule: RefreshSchedule,
+    pub(super) credential: LoadedCredential,
 }
 
 impl OwnCredentials {
@@ -65,6 +85,8 @@ impl OwnCredentials {
             refresh_requested: Notify::new(),
             unauthorized: AtomicBool::new(false),
             certificate_changes: watch::Sender::new(0),
+            source: Mutex::default(),
+            source_replaced: Notify::new(),
             clock,
         })
     }
@@ -171,7 +193,33 @@ impl OwnCredentials {
         self.certificate_changes.subscribe()
     }
 
-    pub(super) fn replace(&self, credential: LoadedCredential) {
+    /// Uses `prepared` from now on, and its source for later credentials: the refresh task follows.
+    pub fn replace_source(&self, prepared: PreparedCredentials) {
+        let mut source = self.source.lock();
+        source.number += 1;
+        self.unauthorized.store(false, Ordering::Release);
+        self.replace(prepared.credential.clone());
+        source.replacement = Some(prepared);
+        drop(source);
+        self.source_replaced.notify_one();
+    }
+
+    /// The source that replaces the one with an earlier number, and its number.
+    pub(super) fn take_replacement(&self) -> Option<(u64, PreparedCredentials)> {
+        let mut source = self.source.lock();
+        let prepared = source.replacement.take()?;
+        Some((source.number, prepared))
+    }
+
+    /// Replaces the credential by one from the source with this number, unless that was replaced.
+    pub(super) fn renew(&self, number: u64, credential: LoadedCredential) {
+        let source = self.source.lock();
+        if source.number == number {
+            self.replace(credential);
+        }
+    }
+
+    fn replace(&self, credential: LoadedCredential) {
         let previous = self.current.swap(Arc::new(CredentialState {
             credential,
             failure: None,
@@ -190,7 +238,12 @@ impl OwnCredentials {
         }
     }
 
-    pub(super) fn record_failure(&self, error: CredentialError) {
+    /// Records that the source with this number has failed, unless it was replaced.
+    pub(super) fn record_failure(&self, number: u64, error: CredentialError) {
+        let source = self.source.lock();
+        if source.number != number {
+            return;
+        }
         let credential = self.current.load().credential.clone();
         if credential.is_expired(self.clock.now()) {
             tracing::error!("weir's own credential has expired, and there is no new one: {error}");
@@ -201,6 +254,13 @@ impl OwnCredentials {
             credential,
             failure: Some(Arc::new(error)),
         }));
+    }
+}
+
+impl fmt::Debug for PreparedCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedCredentials")
+            .finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::upstream::credentials::own_credentials::OwnCredentials;
+use crate::upstream::credentials::own_credentials::PreparedCredentials;
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
 use crate::upstream::credentials::source::BearerToken;
 use crate::upstream::credentials::source::ClientCertificate;
@@ -23,21 +24,20 @@ use crate::upstream::credentials::source::run_plugin;
 pub struct RefreshTask {
     pub(super) credentials: Arc<OwnCredentials>,
     pub(super) source: CredentialSource,
+    /// The number of the source: what an earlier one gives does not count any more.
+    pub(super) number: u64,
     pub(super) schedule: RefreshSchedule,
 }
 
-impl OwnCredentials {
-    /// Loads the first credential. The caller has to run the [`RefreshTask`].
+impl PreparedCredentials {
+    /// Loads the first credential of `source`.
     ///
     /// # Errors
     /// There is no credential. The error says why, and what to do.
     ///
     /// # Cancel safety
     /// Dropping the future kills a running plugin.
-    pub async fn start(
-        source: CredentialSource,
-        clock: Clock,
-    ) -> Result<(Arc<Self>, RefreshTask), CredentialError> {
+    pub async fn load(source: CredentialSource, clock: Clock) -> Result<Self, CredentialError> {
         let credential = match &source {
             CredentialSource::Configured { certificate, token } => LoadedCredential {
                 authorization: initial_token(token.as_ref()).await?,
@@ -52,12 +52,38 @@ impl OwnCredentials {
         let now = clock.now();
         let schedule =
             RefreshSchedule::after_success(now, source.refresh_due(now, credential.expires));
+        Ok(Self {
+            source,
+            schedule,
+            credential,
+        })
+    }
+}
+
+impl OwnCredentials {
+    /// Loads the first credential. The caller has to run the [`RefreshTask`].
+    ///
+    /// # Errors
+    /// There is no credential. The error says why, and what to do.
+    ///
+    /// # Cancel safety
+    /// Dropping the future kills a running plugin.
+    pub async fn start(
+        source: CredentialSource,
+        clock: Clock,
+    ) -> Result<(Arc<Self>, RefreshTask), CredentialError> {
+        let PreparedCredentials {
+            source,
+            schedule,
+            credential,
+        } = PreparedCredentials::load(source, clock).await?;
         let credentials = Self::new(credential, clock);
         Ok((
             Arc::clone(&credentials),
             RefreshTask {
                 credentials,
                 source,
+                number: 0,
                 schedule,
             },
         ))
@@ -70,13 +96,31 @@ impl RefreshTask {
     /// # Cancel safety
     /// Dropping the future kills a running plugin; the credentials stay as they are.
     pub async fn run(mut self) {
+        let credentials = Arc::clone(&self.credentials);
+        loop {
+            tokio::select! {
+                biased;
+                () = credentials.source_replaced.notified() => self.follow_replacement(),
+                () = self.refresh_when_due() => {}
+            }
+        }
+    }
+
+    /// Continues with the source of a reload.
+    fn follow_replacement(&mut self) {
+        if let Some((number, prepared)) = self.credentials.take_replacement() {
+            self.number = number;
+            self.source = prepared.source;
+            self.schedule = prepared.schedule;
+        }
+    }
+
+    async fn refresh_when_due(&mut self) {
         if !self.source.can_change() {
             return std::future::pending().await;
         }
-        loop {
-            self.wait_until_due().await;
-            self.refresh().await;
-        }
+        self.wait_until_due().await;
+        self.refresh().await;
     }
 
     /// Waits until the source is due.
@@ -101,15 +145,13 @@ impl RefreshTask {
         let (credentials, clock) = (&self.credentials, self.credentials.clock);
         let outcome = match &self.source {
             CredentialSource::Configured { certificate, token } => {
-                credentials.replace(
-                    self.reread_files(certificate.as_ref(), token.as_ref())
-                        .await,
-                );
+                let reread = self.reread_files(certificate.as_ref(), token.as_ref());
+                credentials.renew(self.number, reread.await);
                 Ok(())
             }
             CredentialSource::Plugin(plugin) => run_plugin(plugin, clock)
                 .await
-                .map(|credential| credentials.replace(credential)),
+                .map(|credential| credentials.renew(self.number, credential)),
         };
         let now = clock.now();
         self.schedule = match outcome {
@@ -118,7 +160,7 @@ impl RefreshTask {
                 RefreshSchedule::after_success(now, self.source.refresh_due(now, expires))
             }
             Err(why) => {
-                credentials.record_failure(why);
+                credentials.record_failure(self.number, why);
                 self.schedule.after_failure(now)
             }
         };

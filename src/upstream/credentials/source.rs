@@ -91,6 +91,14 @@ impl fmt::Display for CredentialError {
     }
 }
 
+impl CredentialError {
+    /// Whether the key belongs to another certificate.
+    #[must_use]
+    pub fn is_key_mismatch(&self) -> bool {
+        matches!(self, Self::Certificate(error) if error.is_key_mismatch())
+    }
+}
+
 impl std::error::Error for CredentialError {}
 
 #[derive(Clone)]
@@ -139,6 +147,32 @@ impl CredentialSource {
                 token: None,
             }
         )
+    }
+
+    /// Whether the credential is in files, which may have other contents at any time.
+    #[must_use]
+    pub fn is_in_files(&self) -> bool {
+        matches!(self, Self::Configured { .. }) && self.can_change()
+    }
+
+    /// The files of the certificate, the key and the token.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let (certificate, token) = match self {
+            Self::Configured { certificate, token } => (certificate.as_ref(), token.as_ref()),
+            Self::Plugin(_) => (None, None),
+        };
+        let pems = certificate
+            .into_iter()
+            .flat_map(|pair| [&pair.certificate, &pair.key]);
+        let pems = pems.filter_map(|pem| match pem {
+            Pem::File(path) => Some(path.as_path()),
+            Pem::Data { .. } => None,
+        });
+        let token = token.and_then(|token| match token {
+            BearerToken::File { path, .. } => Some(path.as_path()),
+            BearerToken::Inline(_) => None,
+        });
+        pems.chain(token)
     }
 
     pub(super) fn can_change(&self) -> bool {

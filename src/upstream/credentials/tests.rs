@@ -2,6 +2,7 @@ use parking_lot::Mutex;
 use std::fs;
 use std::io;
 
+use http::StatusCode;
 use jiff::Timestamp;
 use rustls::ClientConnection;
 use rustls::RootCertStore;
@@ -472,4 +473,64 @@ async fn one_tls_configuration_presents_the_current_certificate() {
     assert_eq!(seen(&TLS13), None);
     assert_eq!(seen(&TLS12), None);
     assert!(own.authorization().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replaced_source_counts_at_once_and_is_the_one_that_is_refreshed() {
+    let scene = CredentialFixture::new();
+    let inline = |token: &str| CredentialSource::Configured {
+        certificate: None,
+        token: Some(BearerToken::Inline(bearer_header(token).unwrap())),
+    };
+    let (own, renewal) = OwnCredentials::start(inline("one"), Clock).await.unwrap();
+    let running = tokio::spawn(renewal.run());
+    let changes = own.certificate_changes();
+    let load = |source| PreparedCredentials::load(source, Clock);
+    own.record_response(StatusCode::UNAUTHORIZED);
+    own.replace_source(load(inline("two")).await.unwrap());
+    assert_eq!(authorization_text(&own), "Bearer two");
+    own.health().unwrap();
+    // A file is reread every minute, although the source before could not change.
+    scene.write("token", "three");
+    let (certificate, key) = self_signed_pair("one");
+    scene.write("weir.crt", &certificate);
+    scene.write("weir.key", &key);
+    let files = CredentialSource::Configured {
+        certificate: Some(ClientCertificate {
+            certificate: Pem::File(scene.path("weir.crt")),
+            key: Pem::File(scene.path("weir.key")),
+        }),
+        token: scene.token_file(),
+    };
+    assert!(!changes.has_changed().unwrap());
+    own.replace_source(load(files.clone()).await.unwrap());
+    assert_eq!(authorization_text(&own), "Bearer three");
+    assert!(changes.has_changed().unwrap() && own.certificate().is_some());
+    scene.write("token", "four");
+    tokio::time::sleep(REREAD_INTERVAL + Duration::from_secs(1)).await;
+    assert_eq!(authorization_text(&own), "Bearer four");
+    // The file does not count any more once another source has replaced it.
+    own.replace_source(load(inline("five")).await.unwrap());
+    scene.write("token", "six");
+    tokio::time::sleep(2 * REREAD_INTERVAL).await;
+    assert_eq!(authorization_text(&own), "Bearer five");
+    assert!(own.certificate().is_none());
+    fs::remove_file(scene.path("token")).unwrap();
+    assert!(load(files).await.is_err(), "a bad source changes nothing");
+    assert_eq!(authorization_text(&own), "Bearer five");
+    running.abort();
+}
+
+#[tokio::test]
+async fn a_refresh_under_way_does_not_bring_back_the_source_before() {
+    let scene = CredentialFixture::new();
+    scene.write("token", "old");
+    let (own, mut renewal) = scene.configured(false, scene.token_file()).await.unwrap();
+    let new = CredentialSource::Configured {
+        certificate: None,
+        token: Some(BearerToken::Inline(bearer_header("new").unwrap())),
+    };
+    own.replace_source(PreparedCredentials::load(new, Clock).await.unwrap());
+    renewal.refresh().await; // it has not learned of the new source yet
+    assert_eq!(authorization_text(&own), "Bearer new");
 }

@@ -199,7 +199,7 @@ impl Pool<Internal> {
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()
             .internal_requests
-            .with_label_values(&[code, self.authority(), method.as_str()])
+            .with_label_values(&[code, self.connector().authority().as_str(), method.as_str()])
             .inc();
         result.map(|response| (response, guard))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::Uri;
 use http::uri::PathAndQuery;
 use rustls::RootCertStore;
+use rustls_pki_types::TrustAnchor;
 
 use crate::identity::transport::RemoteError;
 use crate::identity::transport::RemoteFuture;
@@ -76,6 +77,10 @@ impl UrlFetcher for ExternalClient {
     fn get(&self, url: &str) -> RemoteFuture {
         let (client, url) = (self.clone(), url.to_owned());
         Box::pin(async move { with_timeout(client.fetch(url)).await })
+    }
+
+    fn roots(&self) -> &[TrustAnchor<'static>] {
+        &self.roots.roots
     }
 }
 

@@ -57,7 +57,8 @@ impl<M: AuthMode> Pool<M> {
             sent_at,
         }: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
-        let budget = self.connector().connection_budget();
+        let connector = self.connector();
+        let budget = connector.connection_budget();
         let slot = budget
             .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;

@@ -44,6 +44,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
+use arc_swap::Guard;
 use hyper::client::conn::http1;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -84,9 +86,10 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The connections of one [`AuthMode`].
 pub struct Pool<M> {
-    connector: Connector<M>,
+    /// Replaced by [`Pool::reconfigure`].
+    connector: ArcSwap<Connector<M>>,
     /// Most HTTP/2 connections for short requests (`--upstream-max-connections`).
-    max_http2_connections: usize,
+    max_http2_connections: AtomicUsize,
     /// The id that requests list in `CDN-Loop`; none for servers other than the API server.
     instance_id: Option<InstanceId>,
     /// The lock is held for list operations, never across an await.
@@ -126,8 +129,8 @@ impl<M: AuthMode> Pool<M> {
         metrics: Arc<UpstreamMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            connector,
-            max_http2_connections: max_http2_connections.max(1),
+            connector: ArcSwap::from_pointee(connector),
+            max_http2_connections: AtomicUsize::new(max_http2_connections.max(1)),
             instance_id,
             state: Mutex::default(),
             queues: Arc::default(),
@@ -139,8 +142,20 @@ impl<M: AuthMode> Pool<M> {
         })
     }
 
-    pub(in crate::upstream) fn connector(&self) -> &Connector<M> {
-        &self.connector
+    pub(in crate::upstream) fn connector(&self) -> Guard<Arc<Connector<M>>> {
+        self.connector.load()
+    }
+
+    /// Opens connections with `connector` from now on, and retires those that are open.
+    pub(in crate::upstream) fn reconfigure(&self, connector: Connector<M>) {
+        self.connector.store(Arc::new(connector));
+        self.retire_all();
+    }
+
+    /// Changes the number of HTTP/2 connections for short requests. Open ones stay.
+    pub(in crate::upstream) fn set_max_http2_connections(&self, max: usize) {
+        self.max_http2_connections
+            .store(max.max(1), Ordering::Relaxed);
     }
 
     /// Lists this weir in `CDN-Loop`, before the first attempt.
@@ -170,14 +185,11 @@ impl<M: AuthMode> Pool<M> {
                     .map_err(|_| ForwardError::Closed)?
             }
         };
-        let opened = self.connector.connect_http1().await;
+        let connector = self.connector.load_full();
+        let opened = connector.connect_http1().await;
         let outcome = opened.as_ref().map(|_| Protocol::Http1);
         self.metrics.record_connect(M::NAME, outcome);
         opened
-    }
-
-    pub(in crate::upstream) fn authority(&self) -> &str {
-        self.connector.authority().as_str()
     }
 
     pub(in crate::upstream) fn metrics(&self) -> &UpstreamMetrics {
@@ -244,7 +256,8 @@ impl<M: AuthMode> Pool<M> {
         http1: bool,
         requester: &Requester,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let Some(budget) = self.connector.connection_budget() else {
+        let connector = self.connector.load();
+        let Some(budget) = connector.connection_budget() else {
             return Ok(None);
         };
         match class {
@@ -345,7 +358,9 @@ impl<M: AuthMode> Pool<M> {
     /// The most shared connections of a class.
     fn max_connections(&self, class: ConnectionClass) -> usize {
         match class {
-            ConnectionClass::Shared | ConnectionClass::Dedicated => self.max_http2_connections,
+            ConnectionClass::Shared | ConnectionClass::Dedicated => {
+                self.max_http2_connections.load(Ordering::Relaxed)
+            }
             // Each takes a long-running slot.
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX,
         }
@@ -361,7 +376,8 @@ impl<M: AuthMode> Pool<M> {
 
     /// Opens a connection. Returns it with the protocol that was negotiated.
     async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
-        let opened = self.connector.connect().await;
+        let connector = self.connector.load_full();
+        let opened = connector.connect().await;
         self.metrics
             .record_connect(M::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
         opened
@@ -372,8 +388,8 @@ impl<M: AuthMode> Pool<M> {
         &self,
         class: ConnectionClass,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let budget = self
-            .connector
+        let connector = self.connector.load();
+        let budget = connector
             .connection_budget()
             .filter(|_| class.is_long_running());
         budget
@@ -510,7 +526,7 @@ impl<M: AuthMode> Pool<M> {
 
 impl<M: AuthMode> std::fmt::Debug for Pool<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pool of {:?}", self.connector)
+        write!(f, "Pool of {:?}", self.connector.load())
     }
 }
 

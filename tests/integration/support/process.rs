@@ -103,7 +103,8 @@ pub(crate) struct WeirProcess {
     log_lines: mpsc::UnboundedReceiver<String>,
     /// Notified to stop reading the log.
     stop_reading: Arc<Notify>,
-    _files: ConfigDir,
+    /// The folder that weir runs in.
+    pub(crate) files: ConfigDir,
 }
 
 impl WeirProcess {
@@ -172,7 +173,7 @@ impl WeirProcess {
             startup_lines,
             log_lines: lines,
             stop_reading: deaf,
-            _files: files,
+            files,
         }
     }
 

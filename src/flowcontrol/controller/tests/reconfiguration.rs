@@ -232,3 +232,44 @@ async fn a_mandatory_level_whose_object_is_deleted_keeps_its_spec() {
     let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"}";
     assert_eq!(fixture.metric_value(limit), Some(10.0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn enforcement_and_the_longest_wait_change_with_the_settings() {
+    let fixture = one_level(1, queue(1, 10));
+    let enforced = **fixture.controller.config.load();
+    let set = |config| fixture.controller.set_config(Clock.now(), config);
+    let first = fixture.get_now("a");
+    let waiting = tokio::spawn({
+        let controller = Arc::clone(&fixture.controller);
+        async move {
+            let info = RequestInfo::parse("GET", POD.as_bytes()).unwrap();
+            let user = UserInfo::default();
+            let times = RequestTimes::at(Clock.now());
+            controller.admit(&info, &user, times).await.is_ok()
+        }
+    });
+    run_ready_tasks().await;
+    assert_eq!(fixture.load("work"), (1, 1, 1));
+    set(ControllerConfig {
+        enforcement: Enforcement::DryRun,
+        ..enforced
+    });
+    assert!(fixture.controller.is_dry_run());
+    let free = fixture.get_now("c"); // executes at once
+    drop(free);
+    run_ready_tasks().await;
+    assert!(
+        !waiting.is_finished(),
+        "it arrived while limits were enforced"
+    );
+    set(ControllerConfig {
+        request_timeout: 400 * MS,
+        ..enforced
+    });
+    let before = Clock.now();
+    let rejected = fixture.admit("d", "GET", POD).await;
+    assert!(rejected.is_err());
+    assert_eq!(Clock.now() - before, 100 * MS, "a quarter of the time");
+    drop(first);
+    assert!(waiting.await.unwrap());
+}

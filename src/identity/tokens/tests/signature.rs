@@ -17,7 +17,10 @@ async fn a_service_account_token_is_verified_by_signature_without_a_review() {
             verified.user.name,
             format!("system:serviceaccount:team:sa-{n}")
         );
-        assert_eq!(verified.verified_by, Some(VerifiedBy::Signature));
+        assert!(matches!(
+            verified.verified_by,
+            Some(VerifiedBy::Signature(_))
+        ));
     }
     assert_eq!(
         (setup.server.fetch_count(), setup.server.review_count()),

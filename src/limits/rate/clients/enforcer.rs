@@ -149,6 +149,15 @@ impl ClientLimitMetrics {
     }
 }
 
+impl ClientLimitMetrics {
+    /// Removes the gauges of a rule that is gone or starts anew.
+    fn remove_gauges(&self, rule: &str) {
+        for table in ["clients", "objects"] {
+            let _ = self.keys.remove_label_values(&[rule, table]);
+        }
+    }
+}
+
 impl ClientRuleMetrics {
     fn increment(counters: &[IntCounter; ClientLimitKind::ALL.len()], limit: ClientLimitKind) {
         let index = ClientLimitKind::ALL.iter().position(|kind| *kind == limit);
@@ -191,8 +200,26 @@ impl ClientLimits {
     /// Creates the rules and registers their metrics in `registry`.
     #[must_use]
     pub fn new(rules: &[ClientLimitRule], registry: &Registry) -> Self {
+        Self::replacing(None, rules, registry)
+    }
+
+    /// The rules, which replace those of `earlier`. A rule that is in both keeps its state.
+    /// Requests release what they hold of other rules as before.
+    #[must_use]
+    pub fn replacing(
+        earlier: Option<&Self>,
+        rules: &[ClientLimitRule],
+        registry: &Registry,
+    ) -> Self {
         let metrics = ClientLimitMetrics::register(registry);
+        let known = earlier.map(|earlier| &*earlier.rules).unwrap_or_default();
+        for gone in known.iter().filter(|known| !rules.contains(&known.rule)) {
+            metrics.remove_gauges(&gone.rule.name);
+        }
         let enforcer = |rule: &ClientLimitRule| {
+            if let Some(known) = known.iter().find(|known| known.rule == *rule) {
+                return Arc::clone(known);
+            }
             Arc::new(ClientRuleEnforcer {
                 name: rule.name.as_str().into(),
                 tables: Mutex::new(ClientRuleTables::new(rule)),
@@ -207,7 +234,7 @@ impl ClientLimits {
         Self {
             rule_matchers: Policies::new(rules.iter().map(|rule| &rule.rules[..])),
             rules: rules.iter().map(enforcer).collect(),
-            keys: LruKeyHasher::default(),
+            keys: earlier.map_or_else(LruKeyHasher::default, |earlier| earlier.keys),
         }
     }
 
@@ -283,6 +310,13 @@ impl ClientLimits {
         }
         permit.admitted_at = delayed.then(|| Clock.now());
         Ok(Some(permit))
+    }
+
+    /// Removes the gauges of all rules, when there are no rules any more.
+    pub(in crate::limits::rate) fn remove_gauges(&self, registry: &Registry) {
+        let metrics = ClientLimitMetrics::register(registry);
+        let names = self.rules.iter().map(|rule| &rule.name);
+        names.for_each(|name| metrics.remove_gauges(name));
     }
 
     /// The state of each rule.

@@ -109,15 +109,21 @@ pub struct EventLimitResult {
     pub token: Result<(), Duration>,
 }
 
-/// All limits with their buckets.
-#[derive(Debug)]
+/// Limits with their buckets. A reload adds and removes limits; those that stay keep their buckets.
+#[derive(Debug, Default)]
 pub struct EventLimits {
-    limits: Box<[EventLimit]>,
+    limits: Vec<EventLimit>,
+    next_id: u64,
 }
+
+/// Identifies a limit, also after others were removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLimitId(u64);
 
 /// A limit with its buckets.
 #[derive(Debug)]
 struct EventLimit {
+    id: EventLimitId,
     limit_type: LimitType,
     rate: Rate,
     /// The tokens that only warnings may take.
@@ -151,32 +157,47 @@ impl EventBucketKeys {
 }
 
 impl EventLimits {
-    /// The limits without any buckets.
-    #[must_use]
-    pub fn new(limits: &[EventLimitConfig]) -> Self {
-        let limit = |limit: &EventLimitConfig| {
-            let rate = Rate::new(limit.qps, limit.burst);
-            EventLimit {
-                limit_type: limit.limit_type,
-                rate,
-                warning_reserve: rate
-                    .reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
-                buckets: Lru::new(saturating_usize(limit.cache_size)),
-            }
-        };
-        Self {
-            limits: limits.iter().map(limit).collect(),
-        }
+    /// Adds a limit without any buckets.
+    pub fn add(&mut self, limit: &EventLimitConfig) -> EventLimitId {
+        let id = EventLimitId(self.next_id);
+        self.next_id += 1;
+        let rate = Rate::new(limit.qps, limit.burst);
+        self.limits.push(EventLimit {
+            id,
+            limit_type: limit.limit_type,
+            rate,
+            warning_reserve: rate.reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
+            buckets: Lru::new(saturating_usize(limit.cache_size)),
+        });
+        id
     }
 
-    /// Charges every limit that has a token. The results are reported in the order of the limits.
+    /// Removes all limits but these.
+    pub fn retain(&mut self, kept: &[EventLimitId]) {
+        self.limits.retain(|limit| kept.contains(&limit.id));
+    }
+
+    /// The number of buckets of a limit.
+    #[must_use]
+    pub fn bucket_count(&self, id: EventLimitId) -> usize {
+        let limit = self.limits.iter().find(|limit| limit.id == id);
+        limit.map_or(0, |limit| limit.buckets.len())
+    }
+
+    /// Charges each of these limits that has a token. The results are reported in the order of
+    /// `ids`. A limit that was removed has no result.
     pub fn charge(
         &mut self,
+        ids: &[EventLimitId],
         keys: &EventBucketKeys,
         now: Instant,
         mut report: impl FnMut(usize, EventLimitResult),
     ) {
-        for (n, limit) in self.limits.iter_mut().enumerate() {
+        for (n, id) in ids.iter().enumerate() {
+            // There are a few limits at most.
+            let Some(limit) = self.limits.iter_mut().find(|limit| limit.id == *id) else {
+                continue;
+            };
             let key = match limit.limit_type {
                 LimitType::Namespace => keys.namespace,
                 LimitType::Server => keys.server,

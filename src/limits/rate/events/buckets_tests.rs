@@ -39,6 +39,12 @@ impl EventLimitModel {
     }
 }
 
+fn with_limits(configs: &[EventLimitConfig]) -> (EventLimits, Vec<EventLimitId>) {
+    let mut limits = EventLimits::default();
+    let ids = configs.iter().map(|limit| limits.add(limit)).collect();
+    (limits, ids)
+}
+
 #[test]
 fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
     let seed = fastrand::u64(..);
@@ -69,7 +75,7 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
             keys: Vec::new(),
         };
         let mut models: Vec<EventLimitModel> = limits.iter().map(model).collect();
-        let (mut real, keys) = (EventLimits::new(&limits), LruKeyHasher::default());
+        let ((mut real, ids), keys) = (with_limits(&limits), LruKeyHasher::default());
         let mut now = Duration::from_secs(100);
         for step in 0..400 {
             match random.u8(..20) {
@@ -87,7 +93,7 @@ fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
             };
             let mut results = Vec::new();
             let bucket_keys = EventBucketKeys::from_event(&event, &keys);
-            real.charge(&bucket_keys, base + now, |n, result| {
+            real.charge(&ids, &bucket_keys, base + now, |n, result| {
                 assert_eq!(n, results.len());
                 results.push(result.token.is_ok());
             });
@@ -112,15 +118,16 @@ fn the_proposal_s_example_is_reproduced_exactly() {
         cache_size,
         warning_reserve_percent: 0,
     };
-    let limits = [
-        limit(LimitType::Server, 100, 1000, 1),
-        limit(LimitType::Namespace, 10, 100, 50),
-    ];
     let (mut limits, keys, start) = (
-        EventLimits::new(&limits),
+        EventLimits::default(),
         LruKeyHasher::default(),
         Instant::now(),
     );
+    let ids = [
+        limit(LimitType::Server, 100, 1000, 1),
+        limit(LimitType::Namespace, 10, 100, 50),
+    ]
+    .map(|limit| limits.add(&limit));
     let mut accepted = |events: usize, now: Instant| {
         let mut accepted = 0;
         for n in 0..events {
@@ -133,6 +140,7 @@ fn the_proposal_s_example_is_reproduced_exactly() {
             };
             let mut allowed = true;
             limits.charge(
+                &ids,
                 &EventBucketKeys::from_event(&event, &keys),
                 now,
                 |_, result| allowed &= result.token.is_ok(),

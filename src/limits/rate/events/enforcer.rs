@@ -3,6 +3,7 @@
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use prometheus::IntGaugeVec;
 use crate::limits::rate::events::body;
 use crate::limits::rate::events::body::EventEncoding;
 use crate::limits::rate::events::buckets::EventBucketKeys;
+use crate::limits::rate::events::buckets::EventLimitId;
 use crate::limits::rate::events::buckets::EventLimits;
 use crate::limits::rate::events::buckets::EventWrite;
 use crate::limits::rate::events::buckets::LimitedEvent;
@@ -40,7 +42,7 @@ const MAX_TRACKED_EVENTS: usize = 16_384;
 const MAX_TRACKED_KEY_BYTES: usize = 512;
 
 /// The configuration of EventRateLimit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRateLimitConfig {
     /// The limits of `--event-rate-limit-config`, in their order.
     pub limits: Vec<config::EventLimitConfig>,
@@ -81,8 +83,9 @@ impl EventRequest {
 /// The limits with their state.
 #[derive(Debug)]
 pub struct EventRateLimit {
-    /// Locked for one decision.
-    limits: Mutex<EventLimits>,
+    /// Shared with the limits before and after a reload. Locked for one decision.
+    limits: Arc<Mutex<EventLimits>>,
+    ids: Box<[EventLimitId]>,
     keys: LruKeyHasher,
     types: Box<[LimitType]>,
     limit_configs: Box<[config::EventLimitConfig]>,
@@ -93,8 +96,8 @@ pub struct EventRateLimit {
     counters: Box<[EventLimitCounters]>,
     /// The rejected keys of each limit. Locked for one rejection.
     top_keys: Mutex<Box<[TopKeys]>>,
-    /// The keys of events by namespace and name. Locked for one lookup.
-    tracked_keys: Mutex<Lru<TrackedEventKey>>,
+    /// The keys of events by namespace and name, shared like `limits`. Locked for one lookup.
+    tracked_keys: Arc<Mutex<Lru<TrackedEventKey>>>,
 }
 
 #[derive(Debug)]
@@ -157,33 +160,93 @@ impl EventLimitMetrics {
             keys: self.keys.with_label_values(&[&n, name]),
         }
     }
+
+    /// Removes the gauges of limits whose index or type is gone.
+    fn remove_gone(&self, before: &[LimitType], now: &[LimitType]) {
+        for (n, limit_type) in before.iter().enumerate() {
+            if now.get(n) != Some(limit_type) {
+                let labels = [&*n.to_string(), limit_type.name()];
+                let _ = self.keys.remove_label_values(&labels);
+            }
+        }
+    }
 }
 
 impl EventRateLimit {
     /// Creates the limits and registers their metrics in `registry`.
     #[must_use]
     pub fn new(config: &EventRateLimitConfig, registry: &Registry) -> Self {
+        Self::replacing(None, config, registry)
+    }
+
+    /// The limits of `config`, which replace `earlier`. A limit that is in both keeps its buckets,
+    /// which requests that still use `earlier` are charged to as well.
+    #[must_use]
+    pub fn replacing(
+        earlier: Option<&Self>,
+        config: &EventRateLimitConfig,
+        registry: &Registry,
+    ) -> Self {
         let metrics = EventLimitMetrics::register(registry);
-        let limits = &config.limits;
+        let configs = &config.limits;
         let looks_inside = |limit: &config::EventLimitConfig| {
             limit.limit_type == LimitType::SourceAndObject || limit.warning_reserve_percent > 0
         };
+        let table = earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.limits));
+        let mut limits = spin_lock(&table);
+        let mut known = earlier.map_or_else(Vec::new, Self::identified_limits);
+        let (mut ids, mut top_keys, mut counters) = (Vec::new(), Vec::new(), Vec::new());
+        for (n, limit) in configs.iter().enumerate() {
+            let same = known.iter().position(|(known, ..)| known == limit);
+            let (id, top) = match same.map(|at| known.swap_remove(at)) {
+                Some((_, id, top)) => (id, top),
+                None => (limits.add(limit), TopKeys::default()),
+            };
+            let counter = metrics.for_limit(n, limit);
+            let buckets = limits.bucket_count(id);
+            counter.keys.set(i64::try_from(buckets).unwrap_or(i64::MAX));
+            counters.push(counter);
+            ids.push(id);
+            top_keys.push(top);
+        }
+        limits.retain(&ids);
+        drop(limits);
+        let types: Box<[LimitType]> = configs.iter().map(|limit| limit.limit_type).collect();
+        if let Some(earlier) = earlier {
+            metrics.remove_gone(&earlier.types, &types);
+        }
+        let tracked_keys = earlier.map_or_else(
+            || Arc::new(Mutex::new(Lru::new(MAX_TRACKED_EVENTS))),
+            |earlier| Arc::clone(&earlier.tracked_keys),
+        );
         Self {
-            limits: Mutex::new(EventLimits::new(limits)),
-            keys: LruKeyHasher::default(),
-            types: limits.iter().map(|limit| limit.limit_type).collect(),
-            limit_configs: limits.clone().into(),
+            limits: table,
+            ids: ids.into(),
+            keys: earlier.map_or_else(LruKeyHasher::default, |earlier| earlier.keys),
+            types,
+            limit_configs: configs.clone().into(),
             groups: config.groups,
             retry_after: config.retry_after,
-            needs_body: limits.iter().any(looks_inside),
-            counters: limits
-                .iter()
-                .enumerate()
-                .map(|(n, limit)| metrics.for_limit(n, limit))
-                .collect(),
-            top_keys: Mutex::new(limits.iter().map(|_| TopKeys::default()).collect()),
-            tracked_keys: Mutex::new(Lru::new(MAX_TRACKED_EVENTS)),
+            needs_body: configs.iter().any(looks_inside),
+            counters: counters.into(),
+            top_keys: Mutex::new(top_keys.into()),
+            tracked_keys,
         }
+    }
+
+    /// Each limit with its id and its rejected keys.
+    fn identified_limits(&self) -> Vec<(config::EventLimitConfig, EventLimitId, TopKeys)> {
+        let top = spin_lock(&self.top_keys).clone();
+        let limits = self.limit_configs.iter().copied();
+        let identified = limits.zip(self.ids.iter().copied()).zip(top);
+        identified
+            .map(|((limit, id), top)| (limit, id, top))
+            .collect()
+    }
+
+    /// Removes the gauges of all limits, when EventRateLimit is switched off.
+    pub(in crate::limits::rate) fn remove_gauges(&self, registry: &Registry) {
+        EventLimitMetrics::register(registry).remove_gone(&self.types, &[]);
     }
 
     /// Parses what matters of a request; `None` if it writes no event that is limited.
@@ -292,7 +355,7 @@ impl EventRateLimit {
     fn charge(&self, event: &LimitedEvent<'_>, now: Instant) -> Result<(), EventRejection> {
         let bucket_keys = EventBucketKeys::from_event(event, &self.keys);
         let mut rejected_by: Vec<(usize, Duration)> = Vec::new();
-        spin_lock(&self.limits).charge(&bucket_keys, now, |n, result| {
+        spin_lock(&self.limits).charge(&self.ids, &bucket_keys, now, |n, result| {
             let Some(counters) = self.counters.get(n) else {
                 return; // unreachable: each limit has its counters
             };
@@ -353,180 +416,5 @@ impl EventRateLimit {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const POST: &str = "/api/v1/namespaces/default/events";
-
-    fn new_limits(limits: &[(LimitType, u32, u32, u8)]) -> (EventRateLimit, Registry) {
-        let registry = Registry::new();
-        let limit = |&(limit_type, qps, burst, reserve): &(LimitType, u32, u32, u8)| {
-            config::EventLimitConfig {
-                limit_type,
-                qps,
-                burst,
-                cache_size: 2,
-                warning_reserve_percent: reserve,
-            }
-        };
-        let config = EventRateLimitConfig {
-            limits: limits.iter().map(limit).collect(),
-            groups: LimitedEventGroups::All,
-            retry_after: true,
-        };
-        (EventRateLimit::new(&config, &registry), registry)
-    }
-
-    fn send(
-        limits: &EventRateLimit,
-        method: &str,
-        target: &str,
-        content_type: Option<&[u8]>,
-        body: &str,
-        now: Instant,
-    ) -> Result<(), EventRejection> {
-        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let request = limits.event_request(&info, content_type).unwrap();
-        limits.admit(request, &info, "alice", body.as_bytes(), now)
-    }
-
-    fn event(source: &str, name: &str, event_type: &str) -> String {
-        format!(
-            r#"{{"metadata":{{"name":"{name}"}},"source":{{"component":"{source}"}},"type":"{event_type}"}}"#
-        )
-    }
-
-    #[test]
-    fn a_patch_is_charged_to_the_key_tracked_for_its_name() {
-        let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 3, 0)]);
-        let now = Instant::now();
-        let patch = "/api/v1/namespaces/default/events/a.1";
-        let strategic = Some(&b"application/strategic-merge-patch+json"[..]);
-        send(
-            &limits,
-            "POST",
-            POST,
-            None,
-            &event("kubelet", "a.1", "Normal"),
-            now,
-        )
-        .unwrap();
-        send(&limits, "PATCH", patch, strategic, "", now).unwrap();
-        // The other group writes the same objects.
-        let other = "/apis/events.k8s.io/v1/namespaces/default/events/a.1";
-        send(&limits, "PATCH", other, strategic, "", now).unwrap();
-        let rejection = send(&limits, "PATCH", patch, strategic, "", now).unwrap_err();
-        assert_eq!(
-            rejection.message,
-            "Too many requests: limit reached on type SourceAndObject for key kubelet"
-        );
-        assert_eq!(rejection.retry_after, Some(1));
-        let unknown = "/api/v1/namespaces/default/events/b.2";
-        for _ in 0..3 {
-            send(&limits, "PATCH", unknown, strategic, "", now).unwrap();
-        }
-        let rejection = send(&limits, "PATCH", unknown, strategic, "", now).unwrap_err();
-        assert!(
-            rejection.message.ends_with("for key default/b.2"),
-            "{rejection:?}"
-        );
-    }
-
-    #[test]
-    fn an_invalid_event_has_the_empty_key() {
-        let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 2, 0)]);
-        let now = Instant::now();
-        send(&limits, "POST", POST, None, "{", now).unwrap();
-        send(&limits, "POST", POST, Some(b"text/plain"), "", now).unwrap();
-        let foreign = r#"{"apiVersion":"events.k8s.io/v1","deprecatedSource":{"component":"x"}}"#;
-        let rejection = send(&limits, "POST", POST, None, foreign, now).unwrap_err();
-        assert!(rejection.message.ends_with("for key "), "{rejection:?}");
-    }
-
-    #[test]
-    fn normal_events_leave_the_reserve_to_warnings() {
-        let (limits, _registry) = new_limits(&[(LimitType::Server, 1, 10, 50)]);
-        let now = Instant::now();
-        let count = |event_type| {
-            let body = event("c", "n", event_type);
-            (0..20)
-                .take_while(|_| send(&limits, "POST", POST, None, &body, now).is_ok())
-                .count()
-        };
-        assert_eq!(count("Normal"), 6);
-        assert_eq!(count("Warning"), 4);
-        assert_eq!(count("Normal"), 0);
-    }
-
-    #[test]
-    fn retry_after_is_whole_seconds_until_the_slowest_rejecting_limit_has_a_token() {
-        let (limits, _registry) =
-            new_limits(&[(LimitType::Server, 100, 1, 0), (LimitType::User, 1, 1, 0)]);
-        let now = Instant::now();
-        send(&limits, "POST", POST, None, "{}", now).unwrap();
-        let later = now + Duration::from_millis(1);
-        let rejection = send(&limits, "POST", POST, None, "{}", later).unwrap_err();
-        assert_eq!(rejection.retry_after, Some(1));
-        assert_eq!(
-            rejection.message,
-            "Too many requests: [limit reached on type Server for key , limit reached on type User for key alice]"
-        );
-        let later = now + Duration::from_millis(20);
-        let rejection = send(&limits, "POST", POST, None, "{}", later).unwrap_err();
-        assert!(
-            !rejection.message.contains('['),
-            "the server's has one: {rejection:?}"
-        );
-    }
-
-    #[test]
-    fn decisions_evictions_and_keys_are_counted() {
-        let (limits, registry) = new_limits(&[(LimitType::Namespace, 1, 1, 0)]);
-        let now = Instant::now();
-        for namespace in ["a", "b", "b", "c"] {
-            let target = format!("/api/v1/namespaces/{namespace}/events");
-            let _ = send(&limits, "POST", &target, None, "{}", now);
-        }
-        let text = registry.render();
-        for line in [
-            "weir_event_rate_limit_requests_total{decision=\"allowed\",limit=\"0\",type=\"Namespace\"} 3",
-            "weir_event_rate_limit_requests_total{decision=\"rejected\",limit=\"0\",type=\"Namespace\"} 1",
-            "weir_event_rate_limit_evictions_total{limit=\"0\",type=\"Namespace\"} 1",
-            "weir_event_rate_limit_keys{limit=\"0\",type=\"Namespace\"} 2",
-        ] {
-            assert!(text.contains(line), "{text}");
-        }
-        let (_, top) = &limits.top_keys()[0];
-        assert_eq!((top[0].key.as_str(), top[0].rejections), ("b", 1));
-    }
-
-    #[test]
-    fn only_writes_of_events_in_a_namespace_are_limited() {
-        let (limits, _registry) = new_limits(&[(LimitType::Server, 1, 1, 0)]);
-        let is_limited = |method: &str, target: &str| {
-            let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-            limits.event_request(&info, None).is_some()
-        };
-        assert!(is_limited("POST", POST));
-        assert!(is_limited(
-            "POST",
-            "/apis/events.k8s.io/v1/namespaces/a/events"
-        ));
-        assert!(is_limited("PUT", "/api/v1/namespaces/a/events/x"));
-        assert!(is_limited("PATCH", "/api/v1/namespaces/a/events/x?dryRun="));
-        for (method, target) in [
-            ("POST", "/api/v1/events"),
-            ("POST", "/api/v1/namespaces/a/events/x"),
-            ("POST", "/api/v1/namespaces/a/events?dryRun=All"),
-            ("POST", "/api/v1/namespaces/a/pods"),
-            ("POST", "/apis/example.org/v1/namespaces/a/events"),
-            ("GET", "/api/v1/namespaces/a/events/x"),
-            ("DELETE", "/api/v1/namespaces/a/events/x"),
-            ("DELETE", "/api/v1/namespaces/a/events"),
-            ("PUT", "/api/v1/namespaces/a/events"),
-            ("PUT", "/api/v1/namespaces/a/events/x/status"),
-        ] {
-            assert!(!is_limited(method, target), "{method} {target}");
-        }
-    }
-}
+#[path = "enforcer_tests.rs"]
+mod tests;

@@ -1,5 +1,13 @@
 //! Polls the API server's metrics for the number and size of its objects. Once the metrics were
 //! tried, lists of one object count what they lack.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `list_counter` |
+
+mod list_counter;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -7,11 +15,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http::uri::PathAndQuery;
+use tokio::sync::watch;
 use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
-use crate::app::list_counter::ListCounter;
+use crate::app::object_counts::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -29,7 +38,8 @@ const PERIODS_AFTER_DENIAL: u32 = 10;
 pub(super) struct ObjectCountPolls {
     calls: ApiServerClient,
     controller: Arc<Controller>,
-    period: Duration,
+    /// Zero pauses the polls.
+    period: watch::Receiver<Duration>,
 }
 
 /// The result of a poll.
@@ -46,7 +56,7 @@ impl ObjectCountPolls {
     pub(super) const fn new(
         calls: ApiServerClient,
         controller: Arc<Controller>,
-        period: Duration,
+        period: watch::Receiver<Duration>,
     ) -> Self {
         Self {
             calls,
@@ -56,23 +66,51 @@ impl ObjectCountPolls {
     }
 
     /// Runs until it is dropped.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
+        if self
+            .period
+            .wait_for(|period| !period.is_zero())
+            .await
+            .is_err()
+        {
+            return; // nothing enables the polls any more
+        }
         self.controller.enable_object_counting();
         let polled = self.poll().await;
         log_outcome(polled);
         let calls = ListCounter::new(self.calls.clone(), Arc::clone(&self.controller));
-        tokio::join!(self.poll_periodically(polled), calls.run());
+        let period = self.period.clone();
+        tokio::join!(self.poll_periodically(period, polled), calls.run());
     }
 
-    async fn poll_periodically(&self, mut polled: PollOutcome) {
+    async fn poll_periodically(
+        &self,
+        mut period: watch::Receiver<Duration>,
+        mut polled: PollOutcome,
+    ) {
         loop {
             let periods = match polled {
                 PollOutcome::Counted | PollOutcome::NoCounts | PollOutcome::Failed => 1,
                 PollOutcome::Denied(_) => PERIODS_AFTER_DENIAL,
             };
             // Jitter, as kube-apiserver's own polls have.
-            let time = self.period * periods;
-            tokio::time::sleep(time + time.mul_f64(fastrand::f64() * 0.2)).await;
+            let every = *period.borrow_and_update();
+            let time = every * periods;
+            let elapsed = async {
+                if every.is_zero() {
+                    std::future::pending().await
+                } else {
+                    tokio::time::sleep(time + time.mul_f64(fastrand::f64() * 0.2)).await;
+                }
+            };
+            tokio::select! {
+                () = elapsed => {}
+                Ok(()) = period.changed() => {} // the first poll of the new period is now
+                else => return,
+            }
+            if period.borrow().is_zero() {
+                continue;
+            }
             let before = std::mem::replace(&mut polled, self.poll().await);
             if before != polled {
                 log_outcome(polled);

@@ -1,45 +1,77 @@
 //! `weir serve`: runs weir in front of an API server.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `restart` `watched_paths` |
+//! | 1 | `file_watcher` |
+//! | 2 | `reload` |
+
+mod file_watcher;
+mod reload;
+mod restart;
+mod watched_paths;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use tracing::info;
 
 use crate::api::flowcontrol::Object;
 use crate::app::App;
 use crate::cli::flags::ServeArgs;
+use crate::cli::flags::input_files::InputFiles;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::exit::exit_code;
 use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::signals;
+use crate::cli::process::signals::Hangups;
+use crate::cli::serve::reload::ParseAgain;
+use crate::cli::serve::reload::ReloadTask;
 use crate::config::AdmissionConfig;
 use crate::limits::max_in_flight::InFlightLimit;
 
 /// Runs the command until shutdown has ended.
-pub(super) fn run(args: ServeArgs) -> ExitCode {
+///
+/// `parse_again` parses the command line with the `--config` file as it is then.
+pub(super) fn run(
+    args: ServeArgs,
+    parse_again: impl Fn(&Arc<InputFiles>) -> Result<ServeArgs, Vec<String>> + Send + Sync + 'static,
+) -> ExitCode {
     let format = args.proxy.operation.logging_format;
     let logging = match logging::start(&args.proxy.operation) {
         Ok(logging) => logging,
         Err(why) => return why.report(format),
     };
-    let result = serve(args, &logging);
+    let result = serve(args, Arc::new(parse_again), &logging);
     drop(logging); // prints all log lines before the error
     result.unwrap_or_else(|why| why.report(format))
 }
 
-fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, CommandError> {
+fn serve(
+    args: ServeArgs,
+    parse_again: ParseAgain,
+    logging: &Logging,
+) -> Result<ExitCode, CommandError> {
+    let files = Arc::clone(&args.proxy.origin.files);
     let mut config = resolve_and_log(args)?;
+    let digests = files.digests();
+    drop(files); // they contain keys
+    let effective = config.admin.effective.clone();
     logging.attach_to(&mut config);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     runtime.block_on(async {
-        signals::ignore_other_signals();
+        signals::ignore_user_signals();
+        let hangups = Hangups::start();
         let upstream = config.upstream.address.authority.clone();
         let (seats, levels) = seats_and_levels(&config.admission);
-        let app = App::bind(config)
+        let mut app = App::bind(config)
             .await
             .map_err(|why| CommandError::Startup(why.to_string()))?;
         let addresses = app.addresses();
@@ -53,6 +85,11 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, CommandError> {
             levels,
             "serving"
         );
+        if let Some(reloader) = app.take_reloader() {
+            let level = Arc::clone(logging.level());
+            let task = ReloadTask::new(parse_again, reloader, level, digests, effective);
+            tokio::spawn(task.run(hangups));
+        }
         Ok(exit_code(
             app.run(signals::stop_signal(), signals::second_stop_signal())
                 .await,

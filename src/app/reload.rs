@@ -1,0 +1,300 @@
+//! Replaces the configuration of a running proxy.
+//!
+//! Everything that can fail is done first. Then each part is replaced in place, or a new one is
+//! built that takes over what the old one has counted. Last, each worker gets a new pipeline.
+//! Requests under way keep the pipeline that they started with.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+
+use crate::app::admin_listeners::ShownConfig;
+use crate::app::api_server_tasks::OwnCallSettings;
+use crate::app::api_server_tasks::OwnCalls;
+use crate::app::authentication::AuthDependencies;
+use crate::app::authentication::PreparedAuth;
+use crate::app::info_metrics;
+use crate::app::observers::Observers;
+use crate::app::observers::PreparedObservers;
+use crate::app::shared_components::ConfiguredWorker;
+use crate::app::shared_components::SharedComponents;
+use crate::app::shared_components::listener_settings;
+use crate::app::shutdown::ShutdownTimes;
+use crate::app::start_error::StartError;
+use crate::clock::Clock;
+use crate::config::AdmissionConfig;
+use crate::config::Config;
+use crate::config::ShutdownConfig;
+use crate::limits::Admission;
+use crate::metrics::Registry;
+use crate::observe::readiness::config_status::ConfigStatus;
+use crate::pipeline::Pipeline;
+use crate::server::settings::ListenerSettings;
+use crate::upstream::UpstreamConfig;
+use crate::upstream::credentials::CredentialSource;
+use crate::upstream::credentials::PreparedCredentials;
+
+/// The configuration in force, as far as a new one is compared with it.
+#[derive(Debug)]
+pub(super) struct InForce {
+    /// The CAs of clients and of front proxies.
+    client_ca: Option<RootCertStore>,
+    own_credentials: CredentialSource,
+    shutdown: ShutdownConfig,
+    request_timeout: Duration,
+}
+
+impl InForce {
+    pub(super) fn from_config(config: &Config) -> Self {
+        Self {
+            client_ca: config.serving.tls.client_ca.clone(),
+            own_credentials: config.own_credentials.clone(),
+            shutdown: config.shutdown,
+            request_timeout: config.request_timeout,
+        }
+    }
+
+    pub(super) const fn shutdown_times(&self) -> ShutdownTimes {
+        ShutdownTimes {
+            config: self.shutdown,
+            request_timeout: self.request_timeout,
+        }
+    }
+
+    /// Whether the sessions of clients may be resumed: a session contains a client certificate.
+    fn has_same_client_ca(&self, other: &Self) -> bool {
+        let roots = |in_force: &Self| in_force.client_ca.as_ref().map(|ca| ca.roots.clone());
+        roots(self) == roots(other)
+    }
+}
+
+/// Replaces the configuration of a running proxy.
+pub struct Reloader {
+    pub(super) in_force: InForce,
+    pub(super) shared: SharedComponents,
+    pub(super) workers: Vec<ConfiguredWorker>,
+    pub(super) settings: Arc<ArcSwap<ListenerSettings>>,
+    pub(super) shown: ShownConfig,
+    pub(super) own_calls: Arc<OwnCalls>,
+    pub(super) own_call_settings: OwnCallSettings,
+    pub(super) registry: Registry,
+    pub(super) provider: Arc<CryptoProvider>,
+    pub(super) observers: Arc<ArcSwap<Observers>>,
+    pub(super) shutdown: Arc<ArcSwap<ShutdownTimes>>,
+}
+
+/// The parts of a new configuration that can fail.
+struct Prepared {
+    settings: ListenerSettings,
+    auth: PreparedAuth,
+    observers: PreparedObservers,
+    /// `None` if weir's own credentials stay.
+    credentials: Option<PreparedCredentials>,
+}
+
+/// Why a configuration is not in force.
+#[derive(Debug)]
+pub struct ReloadError {
+    /// What is wrong.
+    pub message: String,
+    /// Whether a key belongs to another certificate: one of the two files may be new already, and
+    /// the other not yet.
+    pub is_key_mismatch: bool,
+}
+
+impl From<StartError> for ReloadError {
+    fn from(error: StartError) -> Self {
+        Self {
+            message: error.to_string(),
+            is_key_mismatch: false,
+        }
+    }
+}
+
+impl Reloader {
+    /// Where attempts are recorded.
+    #[must_use]
+    pub fn status(&self) -> &Arc<ConfigStatus> {
+        &self.shared.config_status
+    }
+
+    /// Puts `config` in force, except for the addresses, the number of workers and the mode of
+    /// admission.
+    ///
+    /// # Errors
+    /// What is wrong. Nothing has changed.
+    pub async fn apply(&mut self, mut config: Config) -> Result<(), ReloadError> {
+        // Requests list the same id before and after.
+        config.upstream.instance_id = self.shared.upstream.instance_id.clone();
+        let in_force = InForce::from_config(&config);
+        let own_call_settings = OwnCallSettings::from_config(&config);
+        let prepared = self.prepare(&mut config, &in_force, &own_call_settings);
+        let prepared = prepared.await?;
+        let observers = &self.shared.observers;
+        self.shared.observers = observers.replaced_by(prepared.observers, &self.registry)?;
+        self.replace_auth(prepared.auth);
+        if let Some(credentials) = prepared.credentials {
+            self.own_calls.credentials.replace_source(credentials);
+        }
+        self.replace_upstream(&config);
+        self.replace_limits(&config);
+        self.shared.request_timeout = config.request_timeout;
+        self.publish(prepared.settings, &config);
+        self.restart_own_calls(own_call_settings, &config.upstream);
+        self.shared.upstream = config.upstream;
+        self.in_force = in_force;
+        self.shutdown
+            .store(Arc::new(self.in_force.shutdown_times()));
+        Ok(())
+    }
+
+    async fn prepare(
+        &self,
+        config: &mut Config,
+        in_force: &InForce,
+        own_call_settings: &OwnCallSettings,
+    ) -> Result<Prepared, ReloadError> {
+        let credentials = self.load_credentials(&config.own_credentials).await?;
+        let current = self.settings.load();
+        let resumable = self.in_force.has_same_client_ca(in_force);
+        let resumable = resumable.then_some(&**current);
+        let dependencies = AuthDependencies::new(
+            self.own_calls.api_server(own_call_settings),
+            &self.shared.upstream_metrics,
+            &self.registry,
+            &self.provider,
+        );
+        let identity = config.identity.clone();
+        let auth = &self.shared.auth;
+        Ok(Prepared {
+            settings: listener_settings(&config.serving, &self.provider, resumable)?,
+            auth: auth.prepare(identity, config.assert_by_impersonation, &dependencies)?,
+            observers: PreparedObservers::open(std::mem::take(&mut config.reporting))?,
+            credentials,
+        })
+    }
+
+    /// The credentials of another source, or those that files have now. The credentials of a plugin
+    /// stay until they are due.
+    async fn load_credentials(
+        &self,
+        source: &CredentialSource,
+    ) -> Result<Option<PreparedCredentials>, ReloadError> {
+        if *source == self.in_force.own_credentials && !source.is_in_files() {
+            return Ok(None);
+        }
+        let loaded = PreparedCredentials::load(source.clone(), Clock).await;
+        loaded.map(Some).map_err(|why| ReloadError {
+            message: format!("weir's own credentials: {why}"),
+            is_key_mismatch: why.is_key_mismatch(),
+        })
+    }
+
+    fn replace_auth(&mut self, prepared: PreparedAuth) {
+        let (auth, authorizer) = self.shared.auth.replaced_by(prepared);
+        if let Some(authorizer) = authorizer {
+            tokio::spawn(authorizer.run());
+        }
+        self.shared.auth = auth;
+    }
+
+    fn replace_upstream(&mut self, config: &Config) {
+        let own = &self.own_calls.credentials;
+        self.shared.impersonator = config.assert_by_impersonation.then(|| Arc::clone(own));
+        let (new, earlier) = (&config.upstream, &self.shared.upstream);
+        for worker in &self.workers {
+            let upstream = &worker.context.worker.upstream;
+            upstream.reconfigure(new, earlier, self.shared.impersonator.as_ref());
+        }
+        if !new.has_same_server(earlier) {
+            self.own_calls.reconfigure(new);
+        }
+    }
+
+    fn replace_limits(&mut self, config: &Config) {
+        let now = Clock.now();
+        let registry = &self.registry;
+        match (&self.shared.admission, &config.admission) {
+            (Admission::Fairness(controller), AdmissionConfig::Fairness { config, objects }) => {
+                controller.set_config(now, *config);
+                controller.configure(now, objects);
+            }
+            (Admission::MaxInFlight(limits), AdmissionConfig::MaxInFlight(config)) => {
+                limits.set_limits(*config);
+            }
+            (Admission::Fairness(_), AdmissionConfig::MaxInFlight(_))
+            | (Admission::MaxInFlight(_), AdmissionConfig::Fairness { .. }) => {} // needs a restart
+        }
+        self.shared.rates = Arc::new(self.shared.rates.replaced_by(&config.rates, registry));
+        let delay = &self.shared.rejection_delay;
+        delay.set_max_hold(config.rejection_hold);
+        let budgets = &mut self.shared.budgets;
+        let upgrades = config.transfers.upgrades_per_second;
+        budgets.upgrade_rate = budgets.upgrade_rate.replaced_by(upgrades, registry);
+        budgets.transfers = config.transfers;
+        for worker in &self.workers {
+            let deadlines = &worker.context.worker.deadlines;
+            deadlines.set_rate(config.transfers.minimum_rate);
+        }
+    }
+
+    /// Gives new requests and connections the new settings, and operators the new values.
+    fn publish(&self, settings: ListenerSettings, config: &Config) {
+        let pipelines: Vec<Pipeline> = self
+            .workers
+            .iter()
+            .map(|worker| self.shared.pipeline(worker))
+            .collect();
+        let max_connections = settings.max_connections;
+        self.settings.store(Arc::new(settings));
+        for (worker, pipeline) in self.workers.iter().zip(pipelines) {
+            worker.context.pipeline.store(Arc::new(pipeline));
+            worker.context.metrics.set_max_connections(max_connections);
+        }
+        self.shared.auth.authenticator.announce_trust();
+        let (sources, effective) = &self.shown;
+        let mut configured = self.shared.configured_sources(max_connections);
+        configured.upstream_address = config.upstream.address.authority.to_string();
+        sources.store(Arc::new(configured));
+        effective.store(Arc::new(config.admin.effective.clone()));
+        self.observers
+            .store(Arc::new(self.shared.observers.clone()));
+        let certificate = &config.serving.tls.certificate;
+        info_metrics::register_dry_run(&config.admission, &self.registry);
+        info_metrics::register(
+            (certificate, config.upstream.front_proxy.as_ref()),
+            &self.own_calls.credentials,
+            &self.own_calls.readiness,
+            &self.registry,
+        );
+    }
+
+    /// Restarts the tasks of weir's own calls whose settings have changed.
+    fn restart_own_calls(&mut self, settings: OwnCallSettings, upstream: &UpstreamConfig) {
+        let earlier = std::mem::replace(&mut self.own_call_settings, settings);
+        let (calls, settings) = (&self.own_calls, &self.own_call_settings);
+        let same_server = upstream.has_same_server(&self.shared.upstream);
+        calls.set_poll_period(settings);
+        if settings.is_anonymous() != earlier.is_anonymous() {
+            calls.start_polls(settings, &self.shared.admission);
+        }
+        let same_certificate = upstream.has_same_front_proxy(&self.shared.upstream);
+        if !same_server || !same_certificate || !settings.has_same_probe(&earlier) {
+            calls.start_probe(settings, upstream);
+        }
+        if !same_server || !settings.has_same_access(&earlier) {
+            calls.start_access_check(settings);
+        }
+    }
+}
+
+impl std::fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reloader")
+            .field("in_force", &self.in_force)
+            .finish_non_exhaustive()
+    }
+}
