@@ -4,6 +4,7 @@
 //! apart.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
 use crate::api::flowcontrol::Object;
+use crate::document::SourceLocation;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::JwtIssuer;
@@ -198,11 +200,42 @@ pub enum AdmissionConfig {
     Fairness {
         /// The total and the enforcement.
         config: controller::ControllerConfig,
-        /// Flow schemas and priority levels, including the built-in ones.
-        objects: Vec<Object>,
+        /// The sources of flow schemas and priority levels besides the built-in ones.
+        sources: FlowcontrolConfig,
     },
     /// `--enable-priority-and-fairness=false`.
     MaxInFlight(max_in_flight::MaxInFlightConfig),
+}
+
+/// The sources of flow schemas and priority levels besides the built-in ones. The default has none.
+#[derive(Clone, Debug, Default)]
+pub struct FlowcontrolConfig {
+    /// `--flowcontrol-config`: the objects of files, with their locations.
+    pub files: Vec<(Object, SourceLocation)>,
+    /// The reading of the cluster's objects, by `--flowcontrol-source`. `None` does not read them.
+    pub cluster: Option<ClusterSourceConfig>,
+}
+
+impl FlowcontrolConfig {
+    /// Objects as if from a file of this name.
+    #[must_use]
+    pub fn from_objects(file: &str, objects: Vec<Object>) -> Self {
+        let location = SourceLocation::whole_file(file);
+        let files = objects.into_iter();
+        Self {
+            files: files.map(|object| (object, location.clone())).collect(),
+            cluster: None,
+        }
+    }
+}
+
+/// The reading of the cluster's objects.
+#[derive(Clone, Debug)]
+pub struct ClusterSourceConfig {
+    /// `--state-dir`.
+    pub state_dir: Option<PathBuf>,
+    /// How long weir waits before it tries again if it may not read them. No flag.
+    pub retry_after_denial: Duration,
 }
 
 /// The shutdown.

@@ -17,10 +17,11 @@ use std::time::Duration;
 use clap::Command;
 use clap::CommandFactory;
 use weir::cli::commands::Cli;
-use weir::flowcontrol::bootstrap;
+use weir::clock::Clock;
 use weir::flowcontrol::controller;
-use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
+use weir::flowcontrol::sources::FlowcontrolSources;
+use weir::flowcontrol::sources::LiveObjects;
 use weir::identity::review_queue::fair_queue::MAX_QUEUED as WAITING_REVIEWS;
 use weir::identity::review_queue::fair_queue::MAX_QUEUED_PER_SOURCE;
 use weir::limits::MaxInFlight;
@@ -379,7 +380,8 @@ fn the_metrics_page_matches_the_program() {
         consistent_reads_from_cache: true,
     };
     let apart = Registry::new(); // separate: the two limiters share names and never run together
-    let _controller = Controller::new(fairness, &bootstrap::add_missing(Vec::new()), &apart);
+    let files = FlowcontrolSources::from_files(Vec::new());
+    let _objects = LiveObjects::start(Clock.now(), fairness, files, &apart);
     let _server = weir::server::metrics::ServerMetrics::register(&registry);
     let _heads = HeadBudget::new(&registry);
     let _skipped = BodyDrainBudget::new(&registry);

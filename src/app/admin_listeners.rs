@@ -67,6 +67,7 @@ impl AdminListeners {
                     top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
                     flow_controller: dumps,
+                    flowcontrol: shared.flowcontrol.clone().filter(|_| operators),
                     status: operators.then(|| Arc::clone(&status)),
                     zpages: operators.then(|| Arc::clone(&zpages)),
                 }),

@@ -8,12 +8,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use crate::app::cluster_flowcontrol::ClusterFlowcontrol;
 use crate::app::object_counts::ObjectCountPolls;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::drain::Drain;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::ApiTransport;
 use crate::limits::Admission;
@@ -87,6 +89,18 @@ impl OwnCallSettings {
     }
 }
 
+/// What weir's own calls are started with.
+pub(super) struct OwnCallsConfig {
+    /// The credentials of the calls.
+    pub(super) credentials: CredentialSource,
+    pub(super) drain: Arc<Drain>,
+    pub(super) config_status: Arc<ConfigStatus>,
+    /// The flow schemas and priority levels, if there are any.
+    pub(super) flowcontrol: Option<Arc<LiveObjects>>,
+    /// Reads the cluster's flow schemas and priority levels.
+    pub(super) cluster: Option<ClusterFlowcontrol>,
+}
+
 /// weir's own calls to the API server.
 #[derive(Debug)]
 pub(super) struct OwnCalls {
@@ -100,6 +114,9 @@ pub(super) struct OwnCalls {
     transport: Arc<dyn ApiTransport>,
     metrics: Arc<UpstreamMetrics>,
     registry: Registry,
+    /// Reads the cluster's flow schemas and priority levels, if weir has credentials.
+    cluster: Option<Arc<ClusterFlowcontrol>>,
+    cluster_task: TaskSlot,
     polls: TaskSlot,
     /// Changes the period of the polls; zero pauses them.
     poll_period: watch::Sender<Duration>,
@@ -109,25 +126,32 @@ pub(super) struct OwnCalls {
 
 impl OwnCalls {
     pub(super) async fn start(
-        credentials: CredentialSource,
+        config: OwnCallsConfig,
         upstream: &UpstreamConfig,
         metrics: &Arc<UpstreamMetrics>,
-        (drain, config_status): (&Arc<Drain>, &Arc<ConfigStatus>),
         registry: &Registry,
     ) -> Result<(Arc<Self>, RefreshTask), StartError> {
+        let OwnCallsConfig {
+            credentials,
+            drain,
+            config_status,
+            flowcontrol,
+            cluster,
+        } = config;
         let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
             .await
             .map_err(|why| StartError::new("weir's own credentials", why))?;
         let pool = upstream::internal_pool(upstream, &credentials, metrics);
         let client = ApiServerClient::new(Arc::clone(&pool), Arc::clone(&credentials));
         let loop_detector = LoopDetector::register(upstream.instance_id.clone(), registry);
-        let readiness = Arc::new(Readiness::new(
+        let readiness = Readiness::new(
             Arc::clone(&pool),
             Arc::clone(&credentials),
-            Arc::clone(drain),
+            drain,
             Arc::clone(&loop_detector),
-            Arc::clone(config_status),
-        ));
+            config_status,
+        );
+        let readiness = Arc::new(readiness.with_flowcontrol(flowcontrol));
         let calls = Self {
             credentials,
             loop_detector,
@@ -137,6 +161,8 @@ impl OwnCalls {
             client,
             metrics: Arc::clone(metrics),
             registry: registry.clone(),
+            cluster: cluster.map(Arc::new),
+            cluster_task: TaskSlot::default(),
             polls: TaskSlot::default(),
             poll_period: watch::Sender::default(),
             probe: TaskSlot::default(),
@@ -159,6 +185,7 @@ impl OwnCalls {
         admission: &Admission,
     ) {
         self.start_polls(settings, admission);
+        self.start_cluster(settings);
         self.start_probe(settings, upstream);
         self.start_access_check(settings);
         let (pool, mut changes) = (
@@ -188,6 +215,14 @@ impl OwnCalls {
             Admission::Fairness(_) | Admission::MaxInFlight(_) => None,
         };
         self.polls.start(polls);
+    }
+
+    /// Reads the cluster's flow schemas and priority levels, unless weir is anonymous.
+    pub(super) fn start_cluster(&self, settings: &OwnCallSettings) {
+        let cluster = self.cluster.as_ref().filter(|_| !settings.is_anonymous);
+        let calls = || self.client.clone();
+        self.cluster_task
+            .start(cluster.map(|cluster| Arc::clone(cluster).run(calls())));
     }
 
     /// Changes the period of the polls.

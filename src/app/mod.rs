@@ -6,7 +6,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `info_metrics` `self_checks` `shutdown` `start_error` |
+//! | 0 | `cluster_flowcontrol` `info_metrics` `self_checks` `shutdown` `start_error` |
 //! | 1 | `authentication` `object_counts` `observers` |
 //! | 2 | `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
@@ -15,6 +15,7 @@
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
+mod cluster_flowcontrol;
 mod info_metrics;
 mod object_counts;
 mod observers;
@@ -34,9 +35,11 @@ use tokio::time::timeout;
 use crate::app::admin_listeners::AdminListeners;
 use crate::app::api_server_tasks::OwnCallSettings;
 use crate::app::api_server_tasks::OwnCalls;
+use crate::app::api_server_tasks::OwnCallsConfig;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::ReviewTasks;
 use crate::app::authentication::build_authenticator;
+use crate::app::cluster_flowcontrol::ClusterFlowcontrol;
 use crate::app::observers::Observers;
 use crate::app::reload::InForce;
 use crate::app::shared_components::Budgets;
@@ -51,8 +54,9 @@ use crate::config::AdmissionConfig;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
-use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::metrics::in_flight::PEAK_UPDATE_PERIOD;
+use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::limits::rate::RateLimits;
@@ -253,16 +257,18 @@ impl Components {
         let drain = Drain::new();
         let config_status = Arc::new(ConfigStatus::register(registry, Clock.wall()));
         let upstream = config.upstream;
-        let admission = build_admission(config.admission, registry);
+        let limits = AdmissionComponents::build(config.admission, registry);
+        let admission = limits.admission;
         let upstream_metrics = upstream::UpstreamMetrics::register(registry);
-        let (own_calls, renewal) = OwnCalls::start(
-            config.own_credentials,
-            &upstream,
-            &upstream_metrics,
-            (&drain, &config_status),
-            registry,
-        )
-        .await?;
+        let calls = OwnCallsConfig {
+            credentials: config.own_credentials,
+            drain: Arc::clone(&drain),
+            config_status: Arc::clone(&config_status),
+            flowcontrol: limits.flowcontrol.clone(),
+            cluster: limits.cluster,
+        };
+        let (own_calls, renewal) =
+            OwnCalls::start(calls, &upstream, &upstream_metrics, registry).await?;
         let credentials = &own_calls.credentials;
         let certificates = (
             &config.serving.tls.certificate,
@@ -286,6 +292,7 @@ impl Components {
             outcome_counts: Arc::default(),
             talkers: top_talkers(&admission),
             admission,
+            flowcontrol: limits.flowcontrol,
             observers: Observers::start(config.reporting, registry)?,
             upstream_log_limiter: Arc::default(),
             request_timeout: config.request_timeout,
@@ -328,14 +335,37 @@ async fn maintain_limits(admission: Admission) {
     }
 }
 
-fn build_admission(limits: AdmissionConfig, registry: &Registry) -> Admission {
-    info_metrics::register_dry_run(&limits, registry);
-    match limits {
-        AdmissionConfig::Fairness { config, objects } => {
-            Admission::Fairness(Controller::new(config, &objects, registry))
-        }
-        AdmissionConfig::MaxInFlight(config) => {
-            Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, registry)))
+/// The limits of concurrency, and what priority and fairness has besides.
+struct AdmissionComponents {
+    admission: Admission,
+    /// The flow schemas and priority levels. `None` without priority and fairness.
+    flowcontrol: Option<Arc<LiveObjects>>,
+    /// Reads the cluster's objects. `None` if weir does not read them.
+    cluster: Option<ClusterFlowcontrol>,
+}
+
+impl AdmissionComponents {
+    fn build(limits: AdmissionConfig, registry: &Registry) -> Self {
+        info_metrics::register_dry_run(&limits, registry);
+        let (config, sources) = match limits {
+            AdmissionConfig::Fairness { config, sources } => (config, sources),
+            AdmissionConfig::MaxInFlight(config) => {
+                return Self {
+                    admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, registry))),
+                    flowcontrol: None,
+                    cluster: None,
+                };
+            }
+        };
+        let files = FlowcontrolSources::from_files(sources.files);
+        let live = LiveObjects::start(Clock.now(), config, files, registry);
+        let cluster = sources
+            .cluster
+            .map(|cluster| ClusterFlowcontrol::restore(Arc::clone(&live), cluster));
+        Self {
+            admission: Admission::Fairness(Arc::clone(live.controller())),
+            flowcontrol: Some(live),
+            cluster,
         }
     }
 }

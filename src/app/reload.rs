@@ -28,6 +28,7 @@ use crate::clock::Clock;
 use crate::config::AdmissionConfig;
 use crate::config::Config;
 use crate::config::ShutdownConfig;
+use crate::identity::request_header::IdentityHeaders;
 use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -45,6 +46,8 @@ pub(super) struct InForce {
     own_credentials: CredentialSource,
     shutdown: ShutdownConfig,
     request_timeout: Duration,
+    assert_by_impersonation: bool,
+    identity_headers: IdentityHeaders,
 }
 
 impl InForce {
@@ -54,6 +57,8 @@ impl InForce {
             own_credentials: config.own_credentials.clone(),
             shutdown: config.shutdown,
             request_timeout: config.request_timeout,
+            assert_by_impersonation: config.assert_by_impersonation,
+            identity_headers: config.identity.headers.clone(),
         }
     }
 
@@ -62,6 +67,14 @@ impl InForce {
             config: self.shutdown,
             request_timeout: self.request_timeout,
         }
+    }
+
+    /// Keeps in `config` what a request decides more than once by: how users are asserted, and the
+    /// names of the identity headers. A request that waits while they change would be sent as
+    /// another user.
+    fn keep_assertion(&self, config: &mut Config) {
+        config.assert_by_impersonation = self.assert_by_impersonation;
+        config.identity.headers = self.identity_headers.clone();
     }
 
     /// Whether the sessions of clients may be resumed: a session contains a client certificate.
@@ -129,6 +142,8 @@ impl Reloader {
     pub async fn apply(&mut self, mut config: Config) -> Result<(), ReloadError> {
         // Requests list the same id before and after.
         config.upstream.instance_id = self.shared.upstream.instance_id.clone();
+        self.check_server(&config.upstream)?;
+        self.in_force.keep_assertion(&mut config);
         let in_force = InForce::from_config(&config);
         let own_call_settings = OwnCallSettings::from_config(&config);
         let prepared = self.prepare(&mut config, &in_force, &own_call_settings);
@@ -149,6 +164,23 @@ impl Reloader {
         self.shutdown
             .store(Arc::new(self.in_force.shutdown_times()));
         Ok(())
+    }
+
+    /// Rejects another API server: what was learned of one cluster (verified tokens, keys, decisions
+    /// about impersonation, flow schemas) is not true of another, and requests that wait would be
+    /// sent there with credentials for the old one.
+    fn check_server(&self, config: &UpstreamConfig) -> Result<(), ReloadError> {
+        let (old, new) = (&self.shared.upstream.address, &config.address);
+        if old == new {
+            return Ok(());
+        }
+        Err(ReloadError {
+            message: format!(
+                "another API server needs a restart: {} is in use, {} is configured",
+                old.authority, new.authority
+            ),
+            is_key_mismatch: false,
+        })
     }
 
     async fn prepare(
@@ -218,9 +250,11 @@ impl Reloader {
         let now = Clock.now();
         let registry = &self.registry;
         match (&self.shared.admission, &config.admission) {
-            (Admission::Fairness(controller), AdmissionConfig::Fairness { config, objects }) => {
+            (Admission::Fairness(controller), AdmissionConfig::Fairness { config, sources }) => {
                 controller.set_config(now, *config);
-                controller.configure(now, objects);
+                if let Some(live) = &self.shared.flowcontrol {
+                    live.set_files(now, sources.files.clone());
+                }
             }
             (Admission::MaxInFlight(limits), AdmissionConfig::MaxInFlight(config)) => {
                 limits.set_limits(*config);
@@ -280,6 +314,7 @@ impl Reloader {
         calls.set_poll_period(settings);
         if settings.is_anonymous() != earlier.is_anonymous() {
             calls.start_polls(settings, &self.shared.admission);
+            calls.start_cluster(settings);
         }
         let same_certificate = upstream.has_same_front_proxy(&self.shared.upstream);
         if !same_server || !same_certificate || !settings.has_same_probe(&earlier) {

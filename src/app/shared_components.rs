@@ -16,6 +16,7 @@ use crate::app::start_error::StartError;
 use crate::clock::Clock;
 use crate::config;
 use crate::drain::Drain;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::rate::RateLimits;
@@ -101,6 +102,8 @@ pub(super) struct SharedComponents {
     pub(super) rates: Arc<RateLimits>,
     pub(super) budgets: Budgets,
     pub(super) admission: Admission,
+    /// The flow schemas and priority levels. `None` without priority and fairness.
+    pub(super) flowcontrol: Option<Arc<LiveObjects>>,
     pub(super) rejection_responses: Arc<RejectionResponseCache>,
     pub(super) rejection_delay: Arc<RejectionDelay>,
     pub(super) metrics: Arc<RequestMetrics>,
@@ -145,6 +148,10 @@ impl SharedComponents {
             head_budget: Arc::clone(&self.budgets.head_budget),
             request_body_budget: Arc::clone(&self.budgets.request_body_budget),
             body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
+            drift: self
+                .flowcontrol
+                .as_ref()
+                .map(|live| Arc::clone(live.drift())),
             loop_detector: Arc::clone(&self.loop_detector),
             rejection_responses: Arc::clone(&self.rejection_responses),
             rejection_delay: Arc::clone(&self.rejection_delay),
@@ -225,6 +232,7 @@ impl SharedComponents {
             upstream: Arc::clone(&self.upstream_metrics),
             connection_budget: self.budgets.connection_budget.clone(),
             admission: self.admission.clone(),
+            flowcontrol: self.flowcontrol.clone(),
             outcomes: Arc::clone(&self.outcome_counts),
             top_talkers: Arc::clone(&self.talkers),
             configured: Arc::clone(configured),

@@ -10,6 +10,7 @@ use crate::cli::check::CheckArgs;
 use crate::cli::check::CheckOptions;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::flowcontrol::FlowcontrolArgs;
 #[cfg(feature = "playground")]
 use crate::cli::playground::PlaygroundArgs;
 use crate::cli::top::TopArgs;
@@ -34,6 +35,8 @@ pub enum Command {
     Check(Box<CheckArgs>),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
+    /// Show the flow schemas and priority levels of a running weir.
+    Flowcontrol(FlowcontrolArgs),
     /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
     #[cfg(feature = "playground")]
     Playground(Box<PlaygroundArgs>),
@@ -52,7 +55,11 @@ impl Command {
         match self {
             Self::Serve(args) => (Some(*args), None),
             Self::Check(args) => (Some(args.serve), Some(args.options)),
-            Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => (None, None),
+            Self::Flowcontrol(_)
+            | Self::Top(_)
+            | Self::Version(_)
+            | Self::Completions(_)
+            | Self::Man(_) => (None, None),
             #[cfg(feature = "playground")]
             Self::Playground(_) => (None, None),
         }
@@ -63,7 +70,11 @@ impl Command {
         match self {
             Self::Serve(args) => args.proxy.origin = origin,
             Self::Check(args) => args.serve.proxy.origin = origin,
-            Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => {}
+            Self::Top(_)
+            | Self::Flowcontrol(_)
+            | Self::Version(_)
+            | Self::Completions(_)
+            | Self::Man(_) => {}
             #[cfg(feature = "playground")]
             Self::Playground(args) => args.proxy.origin = origin,
         }

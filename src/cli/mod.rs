@@ -8,8 +8,9 @@
 //! | 1 | `config_resolver` |
 //! | 2 | `process` |
 //! | 3 | `about` `check` `playground` `serve` `top` |
-//! | 4 | `commands` |
-//! | 5 | `command_line` |
+//! | 4 | `flowcontrol` |
+//! | 5 | `commands` |
+//! | 6 | `command_line` |
 
 pub mod about;
 pub mod check;
@@ -17,6 +18,7 @@ mod command_line;
 pub mod commands;
 mod config_resolver;
 pub mod flags;
+pub mod flowcontrol;
 #[cfg(feature = "playground")]
 pub mod playground;
 pub mod process;
@@ -50,6 +52,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
         Command::Check(args) => check::run(*args),
         Command::Top(args) => top::run(args),
+        Command::Flowcontrol(args) => flowcontrol::run(args),
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
         Command::Version(args) => version::run(args),

@@ -94,6 +94,7 @@
 //! | 3 | `level` |
 //! | 4 | `collector` |
 //! | 5 | `controller` |
+//! | 6 | `sources` |
 
 pub mod bootstrap;
 mod collector;
@@ -104,4 +105,5 @@ pub mod level;
 pub mod matching;
 pub mod metrics;
 pub mod retry_after;
+pub mod sources;
 pub mod work_estimator;

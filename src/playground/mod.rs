@@ -50,6 +50,8 @@ pub use server::PlaygroundStartError;
 pub use serving::fairness::BoxFuture;
 pub use serving::fairness::ClassificationUids;
 pub use serving::fairness::Fairness;
+pub use serving::fairness::InvalidField;
+pub use serving::fairness::ObjectError;
 pub use serving::fairness::SeatGuard;
 pub use serving::fairness::TooManyRequests;
 pub use serving::request_log::RequestRecord;

@@ -271,6 +271,30 @@ impl StatusError {
         }
     }
 
+    /// Several fields of the object are invalid.
+    pub(crate) fn invalid_fields(subject: ResourceRef<'_>, causes: Vec<StatusCause>) -> Self {
+        let described = causes
+            .iter()
+            .map(|StatusCause { field, message, .. }| format!("{field}: {message}"));
+        let described: Vec<String> = described.collect();
+        let kind = qualify(subject.kind, subject.group);
+        let list = match &*described {
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        let message = format!("{kind} {:?} is invalid: {list}", subject.name);
+        Self {
+            details: Some(Box::new(StatusDetails {
+                name: subject.name.to_owned(),
+                group: subject.group,
+                kind: subject.kind,
+                causes,
+                ..StatusDetails::default()
+            })),
+            ..Self::new(422, "Invalid", message)
+        }
+    }
+
     /// The patch is well-formed and cannot be applied.
     pub(crate) fn unprocessable() -> Self {
         let message = "the server rejected our request due to an error in our request".to_owned();

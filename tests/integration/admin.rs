@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::weir::config::AdmissionConfig;
-use ::weir::flowcontrol::bootstrap;
+use ::weir::config::FlowcontrolConfig;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::admin::log_level::LogLevel;
@@ -97,7 +97,7 @@ async fn a_metric_distinguishes_enforced_from_dry_run_rejections() {
                 enforcement,
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::add_missing(Vec::new()),
+            sources: FlowcontrolConfig::default(),
         };
         let weir = weir::builder(upstream.address)
             .with(|config| config.admission = fairness)

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use ::weir::config::AdmissionConfig;
+use ::weir::config::FlowcontrolConfig;
 use ::weir::config::ReportingConfig;
 use ::weir::document;
-use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::audit;
@@ -102,7 +102,7 @@ fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
                 enforcement: Enforcement::Enforce,
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::add_missing(objects),
+            sources: FlowcontrolConfig::from_objects("test", objects),
         };
     })
 }

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use ::weir::cli::playground::fairness::ServerFairness;
 use ::weir::clock::Clock;
 use ::weir::config::AdmissionConfig;
 use ::weir::config::Config;
+use ::weir::config::FlowcontrolConfig;
 use ::weir::config::FrontProxyConfig;
 use ::weir::config::IssuerKeys;
-use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::ClaimMapping;
@@ -76,7 +77,9 @@ impl PlaygroundCluster {
             max_recorded_requests: 10_000,
             ..settings
         };
-        let server = PlaygroundServer::new(settings, &made).unwrap();
+        // It classifies requests by its objects, and limits none.
+        let fairness = Arc::new(ServerFairness::new(None));
+        let server = PlaygroundServer::with_fairness(settings, &made, Some(fairness)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let running = server.clone();
@@ -148,7 +151,7 @@ impl PlaygroundCluster {
                         enforcement: Enforcement::Enforce,
                         consistent_reads_from_cache: true,
                     },
-                    objects: bootstrap::add_missing(Vec::new()),
+                    sources: FlowcontrolConfig::default(),
                 };
                 config.identity.front_proxies = Some(FrontProxyConfig {
                     ca: pki().front_proxy_ca.roots(),

@@ -40,7 +40,9 @@ pub(crate) fn kubeconfig_flags(others: &[&str]) -> Vec<String> {
     let mut flags = process::required_flags(([127, 0, 0, 1], 1).into());
     flags.retain(|flag| !flag.starts_with("--upstream"));
     flags.push("--kubeconfig=kubeconfig".to_owned());
-    flags.push("--object-count-poll-period=0s".to_owned()); // no requests of its own to the upstream
+    // No requests of its own to the upstream.
+    flags.push("--object-count-poll-period=0s".to_owned());
+    flags.push("--flowcontrol-source=files".to_owned());
     flags.extend(others.iter().map(|flag| (*flag).to_owned()));
     flags
 }

@@ -18,6 +18,8 @@ mod auth_modes;
 mod authentication;
 mod back_pressure;
 mod check;
+#[cfg(feature = "playground")]
+mod cluster_flowcontrol;
 mod configuration;
 mod connection_pool;
 mod deadlines;

@@ -9,8 +9,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use ::weir::config::AdmissionConfig;
+use ::weir::config::FlowcontrolConfig;
 use ::weir::document;
-use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::flowcontrol::work_estimator::EstimateContext;
@@ -440,7 +440,7 @@ pub(crate) fn wide_limits() -> AdmissionConfig {
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         },
-        objects: bootstrap::add_missing(objects),
+        sources: FlowcontrolConfig::from_objects("test", objects),
     }
 }
 

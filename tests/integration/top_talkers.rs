@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ::weir::config::AdmissionConfig;
 use ::weir::config::Config;
-use ::weir::flowcontrol::bootstrap;
+use ::weir::config::FlowcontrolConfig;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::KeySet;
@@ -57,7 +57,7 @@ async fn start_fair_with(upstream: &FakeUpstream, change: impl FnOnce(&mut Confi
                 enforcement: Enforcement::Enforce,
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::add_missing(Vec::new()),
+            sources: FlowcontrolConfig::default(),
         };
     });
     setup.start().await

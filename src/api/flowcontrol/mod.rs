@@ -11,7 +11,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `field_error` `names` `types` |
-//! | 1 | `defaults` |
+//! | 1 | `defaults` `write` |
 //! | 2 | `fields` |
 //! | 3 | `manifest` |
 //! | 4 | `mandatory` `read` |
@@ -30,6 +30,7 @@ mod rules;
 mod tests;
 mod types;
 mod validation;
+mod write;
 
 pub use field_error::ErrorType;
 pub use field_error::FieldError;
@@ -63,3 +64,4 @@ pub use types::ServiceAccountSubject;
 pub use types::Subject;
 pub use types::SubjectKind;
 pub use types::Version;
+pub use write::to_manifest;

@@ -80,6 +80,28 @@ impl Object {
         }
     }
 
+    /// Takes the UID of `other`, if the object has none.
+    pub(crate) fn adopt_uid(&mut self, other: &Self) {
+        let metadata = self.metadata_mut();
+        if metadata.uid.is_empty() {
+            metadata.uid.clone_from(&other.metadata().uid);
+        }
+    }
+
+    /// Whether weir would treat requests alike with either object: only status and version differ.
+    #[must_use]
+    pub fn is_equivalent(&self, other: &Self) -> bool {
+        let (own, others) = (self.metadata(), other.metadata());
+        (&own.name, &own.uid) == (&others.name, &others.uid)
+            && match (self, other) {
+                (Self::FlowSchema(a), Self::FlowSchema(b)) => a.spec == b.spec,
+                (Self::PriorityLevelConfiguration(a), Self::PriorityLevelConfiguration(b)) => {
+                    a.spec == b.spec
+                }
+                _ => false,
+            }
+    }
+
     pub(super) fn metadata_mut(&mut self) -> &mut ObjectMeta {
         match self {
             Self::FlowSchema(schema) => &mut schema.metadata,

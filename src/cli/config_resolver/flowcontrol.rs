@@ -1,17 +1,28 @@
-//! `--flowcontrol-config`: reads the files, and warns about flow schemas without a priority level.
+//! `--flowcontrol-config`, `--flowcontrol-source` and `--state-dir`: the sources of flow schemas and
+//! priority levels.
 
 use std::path::Path;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
+use crate::cli::flags::FlowcontrolSource;
+use crate::cli::flags::LimitArgs;
 use crate::cli::flags::input_files::InputFiles;
+use crate::config::AdmissionConfig;
+use crate::config::ClusterSourceConfig;
 use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
+use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::upstream::credentials::CredentialSource;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
+
+/// A permission that an operator adds is found within minutes.
+const RETRY_AFTER_DENIAL: Duration = Duration::from_secs(60);
 
 impl FlagResolver {
     /// The flow schemas and priority levels of files and folders, each with the location that
@@ -24,10 +35,8 @@ impl FlagResolver {
         let mut diagnostics = document::Diagnostics::default();
         let mut nodes = Vec::new();
         for path in paths {
-            let files = {
-                let files = manifest_files(path, self.files());
-                self.check(FLAG, files)?
-            };
+            let files = manifest_files(path, self.files());
+            let files = self.check(FLAG, files)?;
             if files.is_empty() {
                 self.warn_about_file(FLAG, path, "this folder has no .yaml, .yml or .json file");
             }
@@ -44,36 +53,63 @@ impl FlagResolver {
         self.merge(FLAG, &diagnostics).then_some(objects)
     }
 
-    /// Warns about each flow schema that is left out because `all` does not have its priority
-    /// level.
-    pub(super) fn warn_about_missing_levels(
+    /// Adds the cluster to the sources, if it is one: `credentials` are weir's own.
+    pub(super) fn resolve_cluster_source(
         &mut self,
-        configured: &[(Object, SourceLocation)],
-        all: &[Object],
-    ) {
-        for (schema, level, location) in missing_levels(configured, all) {
-            let message =
-                format!("FlowSchema {schema:?} is left out: there is no priority level {level:?}");
-            self.warn_at(FLOWCONTROL, location.clone(), message);
+        admission: Option<AdmissionConfig>,
+        limits: &LimitArgs,
+        credentials: Option<&CredentialSource>,
+    ) -> Option<AdmissionConfig> {
+        let has_credentials = credentials.is_some_and(|source| !source.is_anonymous());
+        let reads_cluster = match limits.flowcontrol_source {
+            FlowcontrolSource::Auto => has_credentials,
+            FlowcontrolSource::Cluster => true,
+            FlowcontrolSource::Files => false,
+        };
+        if reads_cluster && credentials.is_some() && !has_credentials {
+            self.add(
+                "flowcontrol-source",
+                "cluster needs credentials of weir's own: a --kubeconfig whose user may list and watch flowschemas and prioritylevelconfigurations",
+            );
+        }
+        if let Some(folder) = &limits.state_dir
+            && std::fs::metadata(folder).is_ok_and(|found| !found.is_dir())
+        {
+            self.add("state-dir", format!("{} is not a folder", folder.display()));
+        }
+        let mut admission = admission?;
+        if let AdmissionConfig::Fairness { sources, .. } = &mut admission {
+            if reads_cluster {
+                // The cluster may have the levels that files do not have.
+                sources.cluster = Some(ClusterSourceConfig {
+                    state_dir: limits.state_dir.clone(),
+                    retry_after_denial: RETRY_AFTER_DENIAL,
+                });
+            } else {
+                self.warn_about_missing_levels(&sources.files);
+            }
+        }
+        Some(admission)
+    }
+
+    /// Warns about each flow schema that is left out because there is no such priority level.
+    fn warn_about_missing_levels(&mut self, files: &[(Object, SourceLocation)]) {
+        let all = FlowcontrolSources::from_files(files.to_vec()).merge();
+        let matcher = Matcher::new(all.iter().map(|one| &one.object));
+        for (object, location) in files {
+            let Object::FlowSchema(schema) = object else {
+                continue;
+            };
+            let name = &schema.metadata.name;
+            if matcher.dangling().contains(name) {
+                let level = &schema.spec.priority_level_configuration;
+                let message = format!(
+                    "FlowSchema {name:?} is left out: there is no priority level {level:?}"
+                );
+                self.warn_at(FLOWCONTROL, location.clone(), message);
+            }
         }
     }
-}
-
-/// The flow schemas whose priority level is not in `all`: schema, level, location of the reference.
-fn missing_levels<'o>(
-    configured: &'o [(Object, SourceLocation)],
-    all: &[Object],
-) -> Vec<(&'o str, &'o str, &'o SourceLocation)> {
-    let matcher = Matcher::new(all);
-    let missing = |(object, location): &'o (Object, SourceLocation)| match object {
-        Object::FlowSchema(schema) if matcher.dangling().contains(&schema.metadata.name) => Some((
-            &*schema.metadata.name,
-            &*schema.spec.priority_level_configuration,
-            location,
-        )),
-        Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
-    };
-    configured.iter().filter_map(missing).collect()
 }
 
 /// The file itself, or the manifests of a folder, sorted by name.

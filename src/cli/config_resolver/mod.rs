@@ -33,6 +33,7 @@ use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::findings::Subject;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::FlowcontrolEnforcement;
+use crate::cli::flags::FlowcontrolSource;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::OperationArgs;
@@ -43,7 +44,6 @@ use crate::config;
 use crate::config::Config;
 use crate::document;
 use crate::document::Severity;
-use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::limits::max_in_flight;
@@ -191,6 +191,8 @@ impl FlagResolver {
         let rates = self.resolve_rate_limits(&limits, file.as_deref());
         let spans = self.resolve_tracing(operation.tracing_config_file.as_deref());
         let upstream = self.resolve_upstream(&upstream, &limits, connection_budget);
+        let credentials = upstream.as_ref().map(|(_, credentials)| credentials);
+        let admission = self.resolve_cluster_source(admission, &limits, credentials);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, upstream?);
@@ -263,6 +265,9 @@ impl FlagResolver {
             if !limits.flowcontrol_config.is_empty() {
                 self.add("flowcontrol-config", NEEDS_FAIRNESS);
             }
+            if limits.flowcontrol_source == FlowcontrolSource::Cluster {
+                self.add("flowcontrol-source", NEEDS_FAIRNESS);
+            }
             return Some(config::AdmissionConfig::MaxInFlight(
                 max_in_flight::MaxInFlightConfig {
                     read_only: limits.max_requests_inflight.into(),
@@ -279,14 +284,7 @@ impl FlagResolver {
                 "with --enable-priority-and-fairness it and --max-mutating-requests-inflight must not both be 0: their sum is the total",
             );
         }
-        let objects_read = self.read_flowcontrol_objects(&limits.flowcontrol_config)?;
-        let objects = bootstrap::add_missing(
-            objects_read
-                .iter()
-                .map(|(object, _)| object.clone())
-                .collect(),
-        );
-        self.warn_about_missing_levels(&objects_read, &objects);
+        let files = self.read_flowcontrol_objects(&limits.flowcontrol_config)?;
         Some(config::AdmissionConfig::Fairness {
             config: controller::ControllerConfig {
                 server_concurrency_limit: total,
@@ -297,7 +295,10 @@ impl FlagResolver {
                 },
                 consistent_reads_from_cache: true,
             },
-            objects,
+            sources: config::FlowcontrolConfig {
+                files,
+                cluster: None, // set by `resolve_cluster_source`
+            },
         })
     }
 

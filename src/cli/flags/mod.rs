@@ -299,6 +299,15 @@ pub struct LimitArgs {
     /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
     #[arg(long, value_name = "PATH")]
     pub flowcontrol_config: Vec<PathBuf>,
+    /// Where FlowSchemas and PriorityLevelConfigurations come from, besides the built-in ones and --flowcontrol-config, which lies
+    /// over all others by name: cluster watches those of the API server with the credentials of --kubeconfig, which need the verbs
+    /// list and watch for both; files does not; auto is cluster where there are credentials.
+    #[arg(long, value_name = "SOURCE", value_enum, default_value_t = FlowcontrolSource::Auto)]
+    pub flowcontrol_source: FlowcontrolSource,
+    /// A folder in which weir keeps the API server's last known FlowSchemas and PriorityLevelConfigurations, so that they are in
+    /// force after a restart while the API server is away. Created if it is not there.
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
     /// client limits still reject; max-in-flight has no dry run.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
@@ -351,6 +360,17 @@ pub struct LimitArgs {
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub upstream_max_connections: u32,
+}
+
+/// Where flow schemas and priority levels come from, besides files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FlowcontrolSource {
+    /// The API server, where weir has credentials.
+    Auto,
+    /// The API server.
+    Cluster,
+    /// Files only.
+    Files,
 }
 
 /// What becomes of the decisions of priority and fairness.

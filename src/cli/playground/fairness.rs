@@ -1,5 +1,5 @@
 //! Priority and fairness of the playground's API server: weir's own flow controller, inside the
-//! server instead of in front of it.
+//! server instead of in front of it, and weir's own reading of its objects.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -7,9 +7,16 @@ use std::time::Duration;
 
 use http::Method;
 use http::Uri;
+use serde_json::Value;
 
 use crate::api::UserInfo;
+use crate::api::flowcontrol;
+use crate::api::flowcontrol::Manifest;
+use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
+use crate::document;
+use crate::document::Diagnostics;
+use crate::document::Strictness;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::ControllerConfig;
@@ -21,6 +28,8 @@ use crate::playground::ApiUser;
 use crate::playground::BoxFuture;
 use crate::playground::ClassificationUids;
 use crate::playground::Fairness;
+use crate::playground::InvalidField;
+use crate::playground::ObjectError;
 use crate::playground::SeatGuard;
 use crate::playground::TooManyRequests;
 use crate::request_info::RequestInfo;
@@ -29,22 +38,31 @@ use crate::request_info::Verb;
 /// kube-apiserver's default `--request-timeout`. A request may wait a quarter of it in a queue.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The flow controller with the mandatory and the suggested objects.
+/// The flow controller, with the objects that the server stores.
 #[derive(Debug)]
-pub(super) struct ServerFairness(Arc<Controller>);
+pub struct ServerFairness {
+    controller: Arc<Controller>,
+    /// Whether requests take seats. Otherwise they are only classified, for the headers of their
+    /// responses.
+    limits: bool,
+}
 
 impl ServerFairness {
-    /// `seats` is the total of all priority levels.
-    pub(super) fn new(seats: NonZeroU32) -> Self {
+    /// `seats` is the total of all priority levels. `None`: nothing is limited.
+    #[must_use]
+    pub fn new(seats: Option<NonZeroU32>) -> Self {
         let config = ControllerConfig {
-            server_concurrency_limit: seats.get(),
+            server_concurrency_limit: seats.map_or(1, NonZeroU32::get),
             request_timeout: REQUEST_TIMEOUT,
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         };
         let objects = bootstrap::add_missing(Vec::new());
-        // Its metrics are not served. The playground has counters of its own.
-        Self(Controller::new(config, &objects, &Registry::new()))
+        Self {
+            // Its metrics are not served. The playground has counters of its own.
+            controller: Controller::new(config, &objects, &Registry::new()),
+            limits: seats.is_some(),
+        }
     }
 
     async fn acquire_seat(
@@ -60,19 +78,25 @@ impl ServerFairness {
         if info.long_running() && *info.verb() != Verb::Watch {
             return Ok(None);
         }
-        let now = Clock.now();
-        let limit = info.timeout(REQUEST_TIMEOUT).ok().flatten();
-        let times = RequestTimes {
-            deadline: Some(now + limit.unwrap_or(REQUEST_TIMEOUT)),
-            ..RequestTimes::at(now)
-        };
         let user = UserInfo {
             name: user.name.clone(),
             uid: user.uid.clone(),
             groups: user.groups.clone(),
             extra: user.extra.clone().into_iter().collect(),
         };
-        let admitted = self.0.admit(&info, &user, times).await;
+        if !self.limits {
+            return Ok(Some(SeatGuard {
+                classification: classification(&self.controller.classify(&info, &user)),
+                permit: Box::new(()),
+            }));
+        }
+        let now = Clock.now();
+        let limit = info.timeout(REQUEST_TIMEOUT).ok().flatten();
+        let times = RequestTimes {
+            deadline: Some(now + limit.unwrap_or(REQUEST_TIMEOUT)),
+            ..RequestTimes::at(now)
+        };
+        let admitted = self.controller.admit(&info, &user, times).await;
         let admitted = admitted.map_err(|rejected| TooManyRequests {
             classification: classification(&rejected.decision()),
             retry_after: rejected.retry_after,
@@ -82,6 +106,17 @@ impl ServerFairness {
             permit: Box::new(admitted),
         }))
     }
+}
+
+/// Decodes a manifest of one object, and gives it to `read`.
+fn with_manifest<T>(value: &Value, read: impl FnOnce(&Manifest<'_>) -> T) -> Result<T, String> {
+    let mut diagnostics = Diagnostics::default();
+    let node = document::parse_json("the object", &value.to_string(), &mut diagnostics);
+    let decoded = node
+        .as_ref()
+        .map(|node| flowcontrol::decode(node, Strictness::Lenient, &mut diagnostics));
+    let found = decoded.iter().flatten().next().map(read);
+    found.ok_or_else(|| diagnostics.to_string())
 }
 
 fn classification(decision: &FlowControlDecision) -> ClassificationUids {
@@ -101,8 +136,40 @@ impl Fairness for ServerFairness {
         Box::pin(self.acquire_seat(method, uri, user))
     }
 
+    fn built_in_objects(&self) -> Vec<Value> {
+        let objects = bootstrap::add_missing(Vec::new());
+        objects.iter().map(flowcontrol::to_manifest).collect()
+    }
+
+    fn check_object(&self, object: &Value) -> Result<Value, ObjectError> {
+        let checked = with_manifest(object, |manifest| {
+            let spec = flowcontrol::to_manifest(&manifest.object)
+                .get_mut("spec")
+                .map(Value::take);
+            (spec.unwrap_or_default(), manifest.validate())
+        });
+        let (spec, errors) = checked.map_err(ObjectError::Malformed)?;
+        if errors.is_empty() {
+            return Ok(spec);
+        }
+        let invalid = errors.into_iter().map(|error| InvalidField {
+            reason: error.error_type.reason(),
+            message: error.body(),
+            field: error.field,
+        });
+        Err(ObjectError::Invalid(invalid.collect()))
+    }
+
+    fn configure(&self, objects: &[Value]) {
+        let objects: Vec<Object> = objects
+            .iter()
+            .filter_map(|object| with_manifest(object, |one| one.object.clone()).ok())
+            .collect();
+        self.controller.configure(Clock.now(), &objects);
+    }
+
     fn run(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.0.run())
+        Box::pin(self.controller.run())
     }
 }
 
@@ -136,7 +203,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_flow_fills_its_seats_and_then_its_queues_and_is_rejected_after_that() {
         // 20 of the 245 shares of the built-in levels are those of global-default: 49 of 600 seats.
-        let fairness = ServerFairness::new(NonZeroU32::new(600).unwrap());
+        let fairness = ServerFairness::new(NonZeroU32::new(600));
         let pods = Uri::from_static("/api/v1/namespaces/default/pods/p");
         let log = Uri::from_static("/api/v1/namespaces/default/pods/p/log");
         let alice = user("alice", &["dev", "system:authenticated"]);

@@ -2,7 +2,7 @@
 //!
 //! As in a real installation, weir and the API server share only an address and files.
 
-mod fairness;
+pub mod fairness;
 
 use std::fs;
 use std::fs::DirBuilder;
@@ -84,7 +84,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     pub max_in_flight: Option<usize>,
     /// Seats of the API server's own priority and fairness, for comparisons; queues and refuses as kube-apiserver does, by the
-    /// built-in flow schemas and priority levels. kube-apiserver has 600: its --max-requests-inflight and
+    /// flow schemas and priority levels that it stores. kube-apiserver has 600: its --max-requests-inflight and
     /// --max-mutating-requests-inflight together. None if not given.
     #[arg(long, value_name = "SEATS", conflicts_with = "max_in_flight")]
     pub apiserver_concurrency_limit: Option<NonZeroU32>,
@@ -169,11 +169,9 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         rejection_cpu: args.refusal_cpu,
         ..PlaygroundSettings::default()
     };
-    let fairness = args.apiserver_concurrency_limit.map(|seats| {
-        let fairness: Arc<dyn Fairness> = Arc::new(ServerFairness::new(seats));
-        fairness
-    });
-    let server = PlaygroundServer::with_fairness(settings, &certificates, fairness)
+    let seats = args.apiserver_concurrency_limit;
+    let fairness: Arc<dyn Fairness> = Arc::new(ServerFairness::new(seats));
+    let server = PlaygroundServer::with_fairness(settings, &certificates, Some(fairness))
         .map_err(|why| CommandError::startup_error("cannot make the API server")(&why))?;
     Ok(PreparedPlayground {
         folder,

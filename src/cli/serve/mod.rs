@@ -32,6 +32,8 @@ use crate::cli::process::signals::Hangups;
 use crate::cli::serve::reload::ParseAgain;
 use crate::cli::serve::reload::ReloadTask;
 use crate::config::AdmissionConfig;
+use crate::flowcontrol::sources::EffectiveObject;
+use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::limits::max_in_flight::InFlightLimit;
 
 /// Runs the command until shutdown has ended.
@@ -101,9 +103,11 @@ fn serve(
 /// limits, and 0.
 fn seats_and_levels(admission: &AdmissionConfig) -> (u64, usize) {
     match admission {
-        AdmissionConfig::Fairness { config, objects } => {
-            let levels = objects.iter();
-            let levels = levels.filter(|o| matches!(o, Object::PriorityLevelConfiguration(_)));
+        AdmissionConfig::Fairness { config, sources } => {
+            let objects = FlowcontrolSources::from_files(sources.files.clone()).merge();
+            let is_level =
+                |one: &EffectiveObject| matches!(one.object, Object::PriorityLevelConfiguration(_));
+            let levels = objects.into_iter().filter(is_level);
             (config.server_concurrency_limit.into(), levels.count())
         }
         AdmissionConfig::MaxInFlight(config) => {

@@ -7,14 +7,21 @@ use crate::document::SourceLocation;
 use crate::observe::admin::zpages::EffectiveConfig;
 
 /// The flags of these settings. docs/reload.md lists them, too.
-pub(super) const RESTART_ONLY: [&str; 8] = [
+pub(super) const RESTART_ONLY: [&str; 15] = [
     "admin-address",
+    "assert-by",
     "bind-address",
     "enable-priority-and-fairness",
+    "flowcontrol-source",
     "health-address",
     "health-metrics",
     "logging-format",
+    "requestheader-extra-headers-prefix",
+    "requestheader-group-headers",
+    "requestheader-uid-headers",
+    "requestheader-username-headers",
     "secure-port",
+    "state-dir",
     "workers",
 ];
 

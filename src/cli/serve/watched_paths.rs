@@ -123,7 +123,7 @@ mod tests {
         let watched = watched(&[&root.join("elsewhere/tls.crt")]);
         assert_eq!(
             watched.folders,
-            [root.clone(), mount.clone(), version.clone()].into()
+            [root.clone(), mount.clone(), version].into()
         );
         for counts in [
             "elsewhere",

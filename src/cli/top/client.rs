@@ -16,6 +16,7 @@ use http_body_util::Limited;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -103,6 +104,20 @@ pub async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
     serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not a status: {why}"))
+}
+
+/// Fetches a JSON document of the admin listener.
+///
+/// # Errors
+/// The reason, if there is no response, or if the response is not JSON.
+///
+/// # Cancel safety
+/// The connection ends with the future. Nothing is lost.
+pub async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, String> {
+    let response = with_timeout(get(address, path)).await?;
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect();
+    let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not JSON: {why}"))
 }
 
 /// Sends updates and connection failures to `updates`, until its receiver is dropped.

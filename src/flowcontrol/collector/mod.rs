@@ -2,8 +2,8 @@
 //! same labels and buckets.
 //!
 //! All values are read from the levels at each scrape. The values of one level are of one instant.
-//! As upstream, a series begins with the first event that it counts, and does not end with its
-//! level. The metrics that upstream deprecates and hides by default are left out.
+//! As upstream, a series begins with the first event that it counts. Other than upstream, it ends
+//! some minutes after its level or schema was removed. The metrics that upstream deprecates and hides by default are left out.
 //! `metrics::in_flight` exposes `read_vs_write_current_requests`.
 //!
 //! # Layers

@@ -26,6 +26,7 @@ use super::dry_run::SimulatedRequest;
 use super::outcome::AdmissionPermit;
 use super::outcome::AdmissionRejection;
 use super::outcome::DryRun;
+use super::outcome::FlowControlDecision;
 use super::outcome::WatchGuard;
 use super::snapshot::ConfigSnapshot;
 use crate::api::UserInfo;
@@ -213,6 +214,12 @@ impl Controller {
         lock(&self.configuration).set_matcher(now, matcher, &self.snapshot);
     }
 
+    /// The flow schemas that are left out because their priority level does not exist.
+    #[must_use]
+    pub fn dangling_schemas(&self) -> Vec<String> {
+        self.snapshot.load().matcher.dangling().to_vec()
+    }
+
     /// Changes the number of seats that the levels share.
     pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
         lock(&self.configuration).set_server_concurrency_limit(now, seats, &self.snapshot);
@@ -292,6 +299,15 @@ impl Controller {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         classification.level.is_exempt()
+    }
+
+    /// The objects that classify a request, without a seat for it.
+    #[must_use]
+    pub fn classify(&self, info: &RequestInfo<'_>, user: &UserInfo) -> FlowControlDecision {
+        let snapshot = self.snapshot.load();
+        let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
+        let route = route_for(&snapshot, classification.index);
+        FlowControlDecision::new(route, WorkEstimate::default(), Duration::ZERO)
     }
 
     /// Classifies and estimates a request, and lets it arrive at its level.

@@ -2,8 +2,8 @@
 //!
 //! This is the digest of `apf_controller.go` (Kubernetes 1.36). The controller keeps it under a
 //! lock that no request takes. Levels that stay keep their queues and statistics. A level that is
-//! removed from the objects first drains, and keeps its seats meanwhile. Then it is closed, and
-//! only its counters remain.
+//! removed from the objects first drains, and keeps its seats meanwhile. Then it is closed. Its
+//! counters remain until they were surely scraped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,9 @@ use crate::flowcontrol::concurrency::ConcurrencyLimits;
 use crate::flowcontrol::concurrency::allocation::AllocationError;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+use crate::flowcontrol::level::MAX_RETAINED;
 use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::level::RETENTION;
 use crate::flowcontrol::matching::CompiledLevel;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
@@ -31,7 +33,7 @@ use crate::request_info::RequestKind;
 pub(super) struct Configuration {
     matcher: Arc<Matcher>,
     concurrency: ConcurrencyLimits,
-    /// All levels that exist or have existed, by name.
+    /// All levels that exist or have existed until some time ago, by name.
     levels: BTreeMap<String, LevelEntry>,
     in_flight: Arc<InFlightMetrics>,
     drained: Arc<Notify>,
@@ -86,17 +88,51 @@ impl Configuration {
     /// closed level.
     pub(super) fn digest(&mut self, now: Instant, published: &ArcSwap<ConfigSnapshot>) {
         self.allocate_seats(now);
-        published.store(Arc::new(ConfigSnapshot::new(&self.matcher, &self.levels)));
+        let snapshot = Arc::new(ConfigSnapshot::new(&self.matcher, &self.levels));
+        published.store(Arc::clone(&snapshot));
         let mut is_stale = false;
-        for entry in self.levels.values() {
-            if entry.level.is_in_use() && !self.is_configured(entry.level.name()) {
-                let was_idle = !self.has_seats(entry.level.name());
-                is_stale |= !entry.level.close(now) && was_idle;
+        let mut closed = Vec::new();
+        for (name, entry) in &self.levels {
+            entry
+                .level
+                .retain_schemas(now, &snapshot.slots_of(&entry.level));
+            if entry.level.is_in_use() && !self.is_configured(name) {
+                let was_idle = !self.has_seats(name);
+                if entry.level.close(now) {
+                    closed.push(name.clone());
+                } else {
+                    is_stale |= was_idle;
+                }
+            }
+        }
+        for name in closed {
+            if let Some(entry) = self.levels.get_mut(&name) {
+                entry.closed_at = Some(now);
             }
         }
         if is_stale {
             self.allocate_seats(now); // a request arrived at a level that was taken to be idle
         }
+        self.forget_closed_levels(now);
+    }
+
+    /// Forgets levels that were closed some time ago, with their counters. A request that was
+    /// classified long before finds its level closed and is classified again.
+    fn forget_closed_levels(&mut self, now: Instant) {
+        let mut closed: Vec<Instant> = self
+            .levels
+            .values()
+            .filter_map(|entry| entry.closed_at)
+            .collect();
+        closed.sort_unstable();
+        let excess = closed.len().saturating_sub(MAX_RETAINED);
+        let cut_off = excess.checked_sub(1).and_then(|last| closed.get(last));
+        let cut_off = cut_off.copied();
+        self.levels.retain(|_, entry| {
+            entry.closed_at.is_none_or(|at| {
+                now.saturating_duration_since(at) < RETENTION && cut_off.is_none_or(|end| at > end)
+            })
+        });
     }
 
     /// Ends a borrowing period.
@@ -106,6 +142,10 @@ impl Configuration {
             .concurrency
             .adjust(|name| end_demand_period(levels, now, name));
         self.apply_limits(now, adjusted);
+        for entry in self.levels.values() {
+            entry.level.drop_old_counters(now);
+        }
+        self.forget_closed_levels(now);
     }
 
     /// The levels that are in use, by name.
@@ -159,6 +199,7 @@ impl Configuration {
             Some(entry) if level.imagined && entry.level.is_in_use() => {}
             Some(entry) => {
                 entry.level.open(now, spec.queuing);
+                entry.closed_at = None;
                 (entry.uid, entry.spec) = (level.uid.clone(), spec.clone());
             }
             None => {
@@ -169,6 +210,7 @@ impl Configuration {
                     level: PriorityLevel::new(&spec.name, now, spec.queuing, in_flight, drained),
                     uid: level.uid.clone(),
                     spec: spec.clone(),
+                    closed_at: None,
                 };
                 self.levels.insert(spec.name.clone(), entry);
             }

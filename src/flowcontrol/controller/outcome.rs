@@ -49,7 +49,7 @@ pub struct FlowControlDecision {
 }
 
 impl FlowControlDecision {
-    fn new(route: &Arc<SchemaRoute>, work: WorkEstimate, queue_wait: Duration) -> Self {
+    pub(super) fn new(route: &Arc<SchemaRoute>, work: WorkEstimate, queue_wait: Duration) -> Self {
         Self {
             route: Arc::clone(route),
             seats: work.initial_seats.max(work.final_seats),

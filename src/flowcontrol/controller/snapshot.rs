@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::HeaderValue;
 use sha2::Digest;
@@ -13,6 +14,7 @@ use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::level::ObjectId;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::SchemaRoute;
+use crate::flowcontrol::level::SchemaSlot;
 use crate::flowcontrol::matching::Matcher;
 
 /// The compiled schemas and their routes.
@@ -30,6 +32,8 @@ pub(super) struct LevelEntry {
     pub(super) uid: String,
     /// The spec of the level's object, or of its last one.
     pub(super) spec: LevelSpec,
+    /// When the level was closed.
+    pub(super) closed_at: Option<Instant>,
 }
 
 impl ConfigSnapshot {
@@ -46,7 +50,7 @@ impl ConfigSnapshot {
                     &level.spec.name,
                     &entry.uid,
                 ),
-                counters_index: entry.level.register_schema(&schema.name),
+                counters: entry.level.register_schema(&schema.name),
                 level: Arc::clone(&entry.level),
             }))
         });
@@ -54,6 +58,15 @@ impl ConfigSnapshot {
             routes: routes.collect(),
             matcher: Arc::clone(matcher),
         }
+    }
+}
+
+impl ConfigSnapshot {
+    /// The counters of the schemas that lead to a level.
+    pub(super) fn slots_of(&self, level: &Arc<PriorityLevel>) -> Vec<SchemaSlot> {
+        let routes = self.routes.iter();
+        let own = routes.filter(|route| Arc::ptr_eq(&route.level, level));
+        own.map(|route| route.counters).collect()
     }
 }
 

@@ -25,7 +25,7 @@ pub struct ArrivingRequest<'a> {
 /// The errors of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalError {
-    /// The level was closed after the request was classified.
+    /// The level was closed, or the schema removed, after the request was classified.
     Closed,
     /// The level rejects the request.
     Rejected {

@@ -1,7 +1,8 @@
 //! The counters of a priority level: plain numbers, changed under the level's lock.
 //!
-//! Most of them exist per flow schema, at an index, so that a request needs no lookup. The counters
-//! of a schema stay when the schema is removed, as a metric's series does.
+//! Most of them exist per flow schema, in a row, so that a request needs no lookup. The row of a
+//! schema that was removed stays until its last counts were surely scraped. Then another schema gets
+//! it: schemas that come and go take no more memory and no more series.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -28,10 +29,24 @@ const SEAT_UTILIZATION_BUCKETS: &[f64] = &[
 ];
 const DEMAND_BUCKETS: &[f64] = &[0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8, 4.0, 6.0];
 
+/// How long the counters of a removed schema or level stay: several scrapes of Prometheus.
+pub const RETENTION: Duration = Duration::from_secs(300);
+
+/// The most removed schemas of a level, and the most removed levels, whose counters stay.
+pub const MAX_RETAINED: usize = 32;
+
+/// The row of a schema's counters. A row that was given to another schema has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchemaSlot {
+    pub(super) index: usize,
+    generation: u64,
+}
+
 /// The counters of a level.
 #[derive(Clone, Debug)]
 pub struct LevelCounters {
-    /// One for each schema that has ever led to the level.
+    /// One for each schema that leads to the level, and for removed ones. A row without a name is
+    /// free.
     pub schemas: Vec<SchemaCounters>,
     /// Epoch advances of virtual time: without and with success.
     pub epoch_advances: [u64; 2],
@@ -57,8 +72,11 @@ pub struct Utilization {
 /// The counters of one schema's requests in a level.
 #[derive(Clone, Debug)]
 pub struct SchemaCounters {
-    /// The name of the schema.
+    /// The name of the schema. Empty if the row is free.
     pub flow_schema: String,
+    generation: u64,
+    /// When the schema was removed.
+    removed_at: Option<Instant>,
     /// Requests that started.
     pub dispatched: u64,
     /// Executing requests.
@@ -105,19 +123,65 @@ impl LevelCounters {
         }
     }
 
-    /// Returns the index of a schema's counters. Adds them if there are none.
-    pub(super) fn register_schema(&mut self, flow_schema: &str) -> usize {
-        let index = self
-            .schemas
-            .iter()
-            .position(|schema| schema.flow_schema == flow_schema);
-        index.unwrap_or_else(|| {
-            self.schemas.push(SchemaCounters::new(flow_schema));
+    /// Returns the row of a schema. Takes a free one if it has none.
+    pub(super) fn register_schema(&mut self, flow_schema: &str) -> SchemaSlot {
+        let position = |name: &str| {
+            let mut rows = self.schemas.iter();
+            rows.position(|row| row.flow_schema == name)
+        };
+        let index = position(flow_schema).or_else(|| position(""));
+        let index = index.unwrap_or_else(|| {
+            self.schemas.push(SchemaCounters::new(String::new(), 0));
             self.schemas.len() - 1
-        })
+        });
+        let row = self.schema_mut(index);
+        flow_schema.clone_into(&mut row.flow_schema);
+        row.removed_at = None;
+        SchemaSlot {
+            index,
+            generation: row.generation,
+        }
     }
 
-    #[expect(clippy::indexing_slicing, reason = "rows are only ever added")]
+    /// Whether the row still belongs to the schema that it was registered for.
+    pub(super) fn is_current(&self, slot: SchemaSlot) -> bool {
+        let row = self.schemas.get(slot.index);
+        row.is_some_and(|row| row.generation == slot.generation)
+    }
+
+    /// Only these schemas lead to the level from now on.
+    pub(super) fn retain_schemas(&mut self, now: Instant, current: &[SchemaSlot]) {
+        for (index, row) in self.schemas.iter_mut().enumerate() {
+            let is_current = current.iter().any(|slot| slot.index == index);
+            if !is_current && !row.flow_schema.is_empty() {
+                row.removed_at.get_or_insert(now);
+            }
+        }
+        self.free_rows(now);
+    }
+
+    /// Frees the rows of schemas that were removed some time ago, if no request is counted there.
+    pub(super) fn free_rows(&mut self, now: Instant) {
+        let mut removed: Vec<_> = self
+            .schemas
+            .iter()
+            .filter_map(|row| row.removed_at)
+            .collect();
+        removed.sort_unstable();
+        let excess = removed.len().saturating_sub(MAX_RETAINED);
+        let cut_off = excess.checked_sub(1).and_then(|last| removed.get(last));
+        for row in &mut self.schemas {
+            let is_over = row.removed_at.is_some_and(|at| {
+                now.saturating_duration_since(at) >= RETENTION
+                    || cut_off.is_some_and(|end| at <= *end)
+            });
+            if is_over && row.is_idle() {
+                *row = SchemaCounters::new(String::new(), row.generation + 1);
+            }
+        }
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "rows are never taken away")]
     pub(super) fn schema_mut(&mut self, index: usize) -> &mut SchemaCounters {
         &mut self.schemas[index]
     }
@@ -171,9 +235,11 @@ impl LevelCounters {
 }
 
 impl SchemaCounters {
-    fn new(flow_schema: &str) -> Self {
+    fn new(flow_schema: String, generation: u64) -> Self {
         Self {
-            flow_schema: flow_schema.to_owned(),
+            flow_schema,
+            generation,
+            removed_at: None,
             dispatched: 0,
             executing: 0,
             executing_seats: 0,
@@ -193,6 +259,14 @@ impl SchemaCounters {
             watch_counts: Histogram::new(WATCH_COUNT_BUCKETS),
             estimated_seats: Histogram::new(SEAT_BUCKETS),
         }
+    }
+
+    /// Whether no request waits, executes or lingers.
+    const fn is_idle(&self) -> bool {
+        self.executing == 0
+            && self.executing_seats == 0
+            && self.waiting == 0
+            && self.waiting_seats == 0
     }
 
     pub(super) fn record_rejection(&mut self, reason: RejectReason) {

@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use super::arrival::ArrivalError;
 use super::arrival::ArrivingRequest;
 use super::counters::LevelCounters;
+use super::counters::SchemaSlot;
 use super::request_details::RequestDetails;
 use super::state::LevelInner;
 use super::state::LevelState;
@@ -160,10 +161,20 @@ impl PriorityLevel {
         self.lock().end_demand_period(now)
     }
 
-    /// The index of a schema's counters.
+    /// The row of a schema's counters.
     #[must_use]
-    pub fn register_schema(&self, flow_schema: &str) -> usize {
+    pub fn register_schema(&self, flow_schema: &str) -> SchemaSlot {
         self.lock().counters.register_schema(flow_schema)
+    }
+
+    /// Only these schemas lead to the level from now on. The counters of others are dropped later.
+    pub fn retain_schemas(&self, now: Instant, current: &[SchemaSlot]) {
+        self.lock().counters.retain_schemas(now, current);
+    }
+
+    /// Drops the counters of schemas that were removed some time ago.
+    pub fn drop_old_counters(&self, now: Instant) {
+        self.lock().counters.free_rows(now);
     }
 
     /// The values for the metrics.
@@ -221,10 +232,10 @@ impl PriorityLevel {
     pub(super) fn arrive(
         &self,
         now: Instant,
-        counters_index: usize,
+        slot: SchemaSlot,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<(RequestKey, bool), ArrivalError> {
-        self.with_lock(|inner| inner.arrive(now, counters_index, arriving))
+        self.with_lock(|inner| inner.arrive(now, slot, arriving))
     }
 
     pub(super) fn leave(&self, now: Instant, key: RequestKey) -> Option<Duration> {

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::arrival::ArrivalError;
 use super::arrival::ArrivingRequest;
+use super::counters::SchemaSlot;
 use super::priority_level::PriorityLevel;
 use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
@@ -38,8 +39,8 @@ pub struct SchemaRoute {
     pub priority_level: ObjectId,
     /// The priority level.
     pub level: Arc<PriorityLevel>,
-    /// The index of the schema's counters: [`PriorityLevel::register_schema`].
-    pub counters_index: usize,
+    /// The row of the schema's counters: [`PriorityLevel::register_schema`].
+    pub counters: SchemaSlot,
 }
 
 /// The outcome of an arrival that was not rejected.
@@ -73,7 +74,7 @@ impl SchemaRoute {
         now: Instant,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<ArrivalOutcome, ArrivalError> {
-        let (key, waits) = self.level.arrive(now, self.counters_index, arriving)?;
+        let (key, waits) = self.level.arrive(now, self.counters, arriving)?;
         let permit = SeatPermit {
             route: Arc::clone(self),
             key: Some(key),

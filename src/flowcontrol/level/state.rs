@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::arrival::ArrivalError;
 use super::arrival::ArrivingRequest;
 use super::counters::LevelCounters;
+use super::counters::SchemaSlot;
 use super::request_details::RequestDetails;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::LevelSeats;
@@ -131,12 +132,13 @@ impl LevelInner {
     pub(super) fn arrive(
         &mut self,
         now: Instant,
-        counters_index: usize,
+        slot: SchemaSlot,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<(RequestKey, bool), ArrivalError> {
-        if self.state == LevelState::Closed {
+        if self.state == LevelState::Closed || !self.counters.is_current(slot) {
             return Err(ArrivalError::Closed);
         }
+        let counters_index = slot.index;
         let ArrivingRequest { info, work, .. } = *arriving;
         let entry = RequestEntry {
             counters_index,

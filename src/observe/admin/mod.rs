@@ -49,6 +49,7 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::metrics::Registry;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
@@ -102,7 +103,7 @@ const TOP_TALKERS_PATH: &str = "/debug/top_talkers";
 
 /// The response body for an unknown path.
 const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
-                       and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
+                       and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues, dump_requests and objects; \
                        /debug/rate_limits /debug/places /debug/top_talkers /debug/log_level; /configz /flagz /statusz\n";
 
 /// The response body for a request to a loopback listener by a foreign host name.
@@ -137,6 +138,8 @@ pub struct AdminServer {
     pub log_level: Option<Arc<LogLevel>>,
     /// The source of the dumps. Present only with API Priority and Fairness.
     pub flow_controller: Option<Arc<Controller>>,
+    /// The flow schemas and priority levels, for `objects` among the dumps and for `/configz`.
+    pub flowcontrol: Option<Arc<LiveObjects>>,
     /// The source of `/debug/top_talkers`.
     pub top_talkers: Option<Arc<TopTalkers>>,
     /// The data of the status page.
@@ -232,7 +235,7 @@ impl AdminServer {
             return Ok(response);
         }
         if let Some(zpages) = &self.zpages
-            && let Some(response) = Self::handle_zpage(zpages, &request)
+            && let Some(response) = self.handle_zpage(zpages, &request)
         {
             return Ok(response);
         }
@@ -264,10 +267,15 @@ impl AdminServer {
     }
 
     /// Responds to `/configz`, `/flagz` and `/statusz`. `None` for any other path.
-    fn handle_zpage(zpages: &Zpages, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
+    fn handle_zpage(
+        &self,
+        zpages: &Zpages,
+        request: &Request<Incoming>,
+    ) -> Option<Response<AdminBody>> {
         let path = request.uri().path();
         if path == "/configz" {
-            return Some(typed_response(APPLICATION_JSON, zpages.configz()));
+            let objects = self.flowcontrol.as_ref().map(|live| live.summary());
+            return Some(typed_response(APPLICATION_JSON, zpages.configz(objects)));
         }
         let text = match path {
             "/flagz" => zpages.flagz(),
@@ -279,6 +287,14 @@ impl AdminServer {
             return Some(response(StatusCode::NOT_ACCEPTABLE, why));
         }
         Some(response(StatusCode::OK, text))
+    }
+
+    /// Responds with the flow schemas and priority levels in force, and where each comes from.
+    fn handle_objects(&self) -> Response<AdminBody> {
+        match &self.flowcontrol {
+            Some(live) => typed_response(APPLICATION_JSON, live.dump().to_string()),
+            None => response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
+        }
     }
 
     /// Responds with a dump of kube-apiserver's format (`apf_controller_debug.go`).
@@ -296,6 +312,7 @@ impl AdminServer {
             "dump_priority_levels" => controller.dump_priority_levels(),
             "dump_queues" => controller.dump_queues(),
             "dump_requests" => controller.dump_requests(details),
+            "objects" => return self.handle_objects(),
             _ => return response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         };
         response(StatusCode::OK, text)

@@ -46,10 +46,15 @@ pub struct Zpages {
 }
 
 impl Zpages {
-    /// Returns the body of `/configz`: the settings under the component's name.
+    /// Returns the body of `/configz`: the settings under the component's name, and the flow schemas
+    /// and priority levels in force, if there are any.
     #[must_use]
-    pub fn configz(&self) -> String {
-        json!({"weir": self.effective.load().settings}).to_string()
+    pub fn configz(&self, flowcontrol: Option<Value>) -> String {
+        let mut configz = json!({"weir": self.effective.load().settings});
+        if let (Some(objects), Some(configz)) = (flowcontrol, configz.as_object_mut()) {
+            configz.insert("flowcontrol".to_owned(), objects);
+        }
+        configz.to_string()
     }
 
     /// Returns the body of `/flagz`: the flags by name.
@@ -146,7 +151,7 @@ mod tests {
     #[test]
     fn the_pages_have_the_forms_of_kubernetes_components() {
         let (pages, began) = pages();
-        assert_eq!(pages.configz(), r#"{"weir":{"workers":2}}"#);
+        assert_eq!(pages.configz(None), r#"{"weir":{"workers":2}}"#);
         let flags = pages.flagz();
         assert!(flags.starts_with(
             "\nweir flags\nWarning: This endpoint is not meant to be machine parseable, "

@@ -30,6 +30,8 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
+use crate::flowcontrol::sources::ClusterStatus;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::upstream::body::request_body::RequestBody;
@@ -78,6 +80,8 @@ pub struct Readiness {
     front_proxy: ArcSwapOption<FrontProxyHealth>,
     /// The last attempt to replace the configuration.
     config: Arc<ConfigStatus>,
+    /// The flow schemas and priority levels. `None` without priority and fairness.
+    flowcontrol: Option<Arc<LiveObjects>>,
     /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
     /// The last result. Locked during a probe, so that concurrent callers share it.
@@ -102,6 +106,7 @@ impl Readiness {
             drain,
             front_proxy: ArcSwapOption::empty(),
             config,
+            flowcontrol: None,
             loop_detector,
             last_probe: Mutex::default(),
             published_probe: ArcSwapOption::empty(),
@@ -111,6 +116,42 @@ impl Readiness {
     /// The check of the front-proxy certificate, if there is one.
     pub fn set_front_proxy(&self, health: Option<Arc<FrontProxyHealth>>) {
         self.front_proxy.store(health);
+    }
+
+    /// Adds warnings about the cluster's flow schemas and priority levels, which never fail
+    /// readiness.
+    #[must_use]
+    pub fn with_flowcontrol(mut self, objects: Option<Arc<LiveObjects>>) -> Self {
+        self.flowcontrol = objects;
+        self
+    }
+
+    /// The lines of checks that do not affect readiness.
+    fn warnings(&self) -> String {
+        let mut checks = Vec::new();
+        if self.own_credentials.is_configured() {
+            // Requests with tokens that need no review still succeed.
+            checks.push(("own-credential", self.own_credentials.health()));
+        }
+        let config = self
+            .config
+            .first_error()
+            .map(|why| format!("refused, the one before stays in force: {why}"));
+        checks.push(("config", config.map_or(Ok(()), Err)));
+        if let Some(live) = &self.flowcontrol {
+            let status = live.cluster_status();
+            if status != ClusterStatus::NotRead {
+                let failure = status.failure().map(str::to_owned);
+                checks.push(("flowcontrol-source", failure.map_or(Ok(()), Err)));
+                let drift = live.drift().recent(Clock.now());
+                checks.push(("flowcontrol-drift", drift.map_or(Ok(()), Err)));
+            }
+        }
+        let line = |(name, check)| match check {
+            Ok(()) => format!("[+]{name} ok\n"),
+            Err(why) => format!("[-]{name} failed, readiness not affected: {why}\n"),
+        };
+        checks.into_iter().map(line).collect()
     }
 
     fn front_proxy_failure(&self) -> Option<String> {
@@ -147,19 +188,7 @@ impl Readiness {
                 Err(why) => format!("[-]{name} failed: {why}\n"),
             });
         }
-        if self.own_credentials.is_configured() {
-            text.push_str(&match self.own_credentials.health() {
-                Ok(()) => "[+]own-credential ok\n".to_owned(),
-                // Requests with tokens that need no review still succeed.
-                Err(why) => format!("[-]own-credential failed, readiness not affected: {why}\n"),
-            });
-        }
-        text.push_str(&match self.config.first_error() {
-            None => "[+]config ok\n".to_owned(),
-            Some(why) => {
-                format!("[-]config refused, readiness not affected, the one before stays in force: {why}\n")
-            }
-        });
+        text.push_str(&self.warnings());
         text.push_str(if ready {
             "readyz check passed\n"
         } else {

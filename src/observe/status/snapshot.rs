@@ -46,6 +46,8 @@ pub struct StatusSnapshot {
     pub would_be_rejections: BTreeMap<String, u64>,
     /// Priority levels by name; with max-in-flight, its two kinds of requests.
     pub levels: Vec<LevelStatus>,
+    /// The flow schemas and priority levels in force. Empty with max-in-flight.
+    pub flowcontrol: FlowcontrolStatus,
     /// Event limits and client limits, in the order of the configuration.
     pub rate_limits: Vec<RateLimitSnapshot>,
     /// Rejections that are delayed.
@@ -54,6 +56,32 @@ pub struct StatusSnapshot {
     pub connections: ConnectionsStatus,
     /// The top talkers by window and dimension.
     pub talkers: Vec<TopTalkersStatus>,
+}
+
+/// The flow schemas and priority levels in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FlowcontrolStatus {
+    /// What weir knows about the cluster's objects: `not-read`, `pending`, `synced`, `failed`.
+    pub cluster: String,
+    /// Why they cannot be read.
+    pub failure: Option<String>,
+    /// What the API server and weir disagreed about in the last minute.
+    pub drift: Option<String>,
+    /// The objects, sorted by kind and name.
+    pub objects: Vec<FlowcontrolObjectStatus>,
+}
+
+/// A flow schema or priority level in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FlowcontrolObjectStatus {
+    /// `FlowSchema` or `PriorityLevelConfiguration`.
+    pub kind: String,
+    /// The name.
+    pub name: String,
+    /// `built-in`, `cluster`, or the location in a file.
+    pub origin: String,
 }
 
 /// Connections and failures towards the API server.

@@ -11,6 +11,8 @@ use arc_swap::ArcSwap;
 use crate::drain::Drain;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
+use crate::flowcontrol::sources::EffectiveObject;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::limits::Admission;
 use crate::limits::max_in_flight;
 use crate::limits::rate::RateLimits;
@@ -22,6 +24,8 @@ use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::ConnectionsStatus;
 use crate::observe::status::snapshot::FailureStatus;
+use crate::observe::status::snapshot::FlowcontrolObjectStatus;
+use crate::observe::status::snapshot::FlowcontrolStatus;
 use crate::observe::status::snapshot::HoldsStatus;
 use crate::observe::status::snapshot::LevelKind;
 use crate::observe::status::snapshot::LevelStatus;
@@ -44,6 +48,9 @@ const MAX_TOP_KEYS: usize = 5;
 /// Listed holders of slots per kind.
 const MAX_TOP_HOLDERS: usize = 10;
 
+/// Listed flow schemas and priority levels. A cluster has some tens.
+const MAX_OBJECTS: usize = 500;
+
 /// Characters of a holder's name that are kept: a token can have a user name of any length.
 const MAX_HOLDER_NAME_CHARS: usize = 128;
 
@@ -64,6 +71,8 @@ pub struct StatusSources {
     pub connection_budget: ConnectionBudget,
     /// Priority levels or max-in-flight counters.
     pub admission: Admission,
+    /// The flow schemas and priority levels. `None` without priority and fairness.
+    pub flowcontrol: Option<Arc<LiveObjects>>,
     /// Requests by outcome.
     pub outcomes: Arc<OutcomeCounts>,
     /// The top talkers.
@@ -128,6 +137,11 @@ impl StatusSources {
             dry_run,
             would_be_rejections,
             levels,
+            flowcontrol: self
+                .flowcontrol
+                .as_ref()
+                .map(|live| flowcontrol_status(live, now))
+                .unwrap_or_default(),
             rate_limits: configured
                 .rate_limits
                 .snapshot()
@@ -167,6 +181,25 @@ impl StatusSources {
                 }
             }),
         }
+    }
+}
+
+fn flowcontrol_status(live: &LiveObjects, now: Instant) -> FlowcontrolStatus {
+    let cluster = live.cluster_status();
+    let object = |one: &EffectiveObject| {
+        let (kind, name) = one.key();
+        FlowcontrolObjectStatus {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            origin: one.origin.to_string(),
+        }
+    };
+    let objects = live.objects();
+    FlowcontrolStatus {
+        cluster: cluster.name().to_owned(),
+        failure: cluster.failure().map(str::to_owned),
+        drift: live.drift().recent(now),
+        objects: objects.iter().take(MAX_OBJECTS).map(object).collect(),
     }
 }
 

@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::DrainGuard;
 use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::sources::DriftMonitor;
 use crate::identity::Authentication;
 use crate::identity::request_header::IdentityHeaders;
 use crate::limits::Admission;
@@ -89,6 +90,8 @@ pub(in crate::pipeline) struct ForwardingStep {
     abandoned_backlog: Arc<AbandonedBacklog>,
     deadlines: Arc<Deadlines>,
     drain: Arc<Drain>,
+    /// Compares the API server's flow schemas with weir's. `None` without priority and fairness.
+    drift: Option<Arc<DriftMonitor>>,
     /// Estimates later lists by the responses to lists. `None` without priority and fairness.
     controller: Option<Arc<Controller>>,
     request_timeout: Duration,
@@ -109,6 +112,7 @@ impl ForwardingStep {
             abandoned_backlog: Arc::clone(&shared.abandoned_backlog),
             deadlines: Arc::clone(&worker.deadlines),
             drain: Arc::clone(&shared.drain),
+            drift: shared.drift.clone(),
             controller: match &shared.admission {
                 Admission::Fairness(controller) => Some(Arc::clone(controller)),
                 Admission::MaxInFlight(_) => None,
@@ -146,6 +150,14 @@ impl ForwardingStep {
         body: &mut RequestBodyState,
     ) -> OutgoingBody {
         OutgoingBody::new(prefix, body, &self.identity_headers)
+    }
+
+    /// Records what the headers of a response say, before weir's own are added.
+    fn observe_response_headers(&self, now: Instant, headers: &HeaderMap, trace: &mut Trace) {
+        trace.record_response_headers(headers);
+        if let (Some(drift), Some(decision)) = (&self.drift, trace.decision()) {
+            drift.check(now, decision, headers);
+        }
     }
 
     /// Sends the request and returns the response of the API server.
@@ -186,7 +198,7 @@ impl ForwardingStep {
         })?;
         let switched = tunnel_client(response.status(), upgrade)?;
         let responded_at = trace.record_response(subject, response.status(), size);
-        trace.record_response_headers(response.headers());
+        self.observe_response_headers(responded_at, response.headers(), trace);
         self.builder.record_feedback(response.status(), feedback);
         in_flight.record_response(responded_at, response.status());
         let mut watch = None;

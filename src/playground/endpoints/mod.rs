@@ -240,7 +240,9 @@ async fn handle_resource(
     if target.subresource == "eviction" && request.method() != Method::POST {
         return Err(StatusError::method_not_allowed());
     }
-    match target.verb(request.method(), query) {
+    let verb = target.verb(request.method(), query);
+    let changes_fairness = kind.is_flowcontrol() && !matches!(verb, "get" | "list" | "watch");
+    let result = match verb {
         "get" => compress(read::get(&resource_request)?, request).await,
         "list" => compress(read::list(&resource_request)?, request).await,
         "watch" => watch::handle(&resource_request),
@@ -257,5 +259,9 @@ async fn handle_resource(
             write::delete_collection(&resource_request, request).await
         }
         _ => Err(StatusError::method_not_allowed()),
+    };
+    if changes_fairness && result.is_ok() {
+        state.apply_flowcontrol();
     }
+    result
 }

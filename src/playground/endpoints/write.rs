@@ -189,6 +189,9 @@ fn create_in(
         namespace,
         &assigned,
     )?;
+    resource_request
+        .state
+        .check_flowcontrol(resource_request.kind, &mut value, None)?;
     let value = to_stored_form(resource_request.resource(), value);
     if !namespace.is_empty() && store.get(ObjectKind::Namespace, "", namespace).is_none() {
         let subject = ApiResource::find("", "v1", "namespaces").map(|r| r.resource_ref(namespace));
@@ -285,6 +288,13 @@ fn replace_object(
         &before,
         status,
     )?;
+    if !status {
+        resource_request.state.check_flowcontrol(
+            resource_request.kind,
+            &mut value,
+            Some(&before),
+        )?;
+    }
     let mut value = to_stored_form(resource_request.resource(), value);
     if let Some(object) = value.as_object_mut() {
         object.remove("apiVersion");

@@ -10,10 +10,12 @@ use crate::playground::status::ResourceRef;
 pub(crate) enum ObjectKind {
     ConfigMap,
     Event,
+    FlowSchema,
     Lease,
     Namespace,
     Node,
     Pod,
+    PriorityLevelConfiguration,
     Secret,
     Service,
     ServiceAccount,
@@ -99,6 +101,7 @@ pub(crate) const GROUPS: &[(&str, &str)] = &[
     ("authentication.k8s.io", "v1"),
     ("authorization.k8s.io", "v1"),
     ("coordination.k8s.io", "v1"),
+    ("flowcontrol.apiserver.k8s.io", "v1"),
     // Has no resources of its own; `kubectl drain` looks for the group before it evicts.
     ("policy", "v1"),
 ];
@@ -124,6 +127,19 @@ const fn core_resource(
         },
         namespaced: !matches!(kind, ObjectKind::Namespace | ObjectKind::Node),
         backend: ResourceBackend::Objects(kind),
+    }
+}
+
+const fn flowcontrol_resource(
+    plural: &'static str,
+    singular: &'static str,
+    name: &'static str,
+    kind: ObjectKind,
+) -> ApiResource {
+    ApiResource {
+        group: "flowcontrol.apiserver.k8s.io",
+        namespaced: false,
+        ..core_resource(plural, singular, name, &[], kind)
     }
 }
 
@@ -217,17 +233,31 @@ pub(crate) static RESOURCES: &[ApiResource] = &[
         group: "coordination.k8s.io",
         ..core_resource("leases", "lease", "Lease", &[], ObjectKind::Lease)
     },
+    flowcontrol_resource(
+        "flowschemas",
+        "flowschema",
+        "FlowSchema",
+        ObjectKind::FlowSchema,
+    ),
+    flowcontrol_resource(
+        "prioritylevelconfigurations",
+        "prioritylevelconfiguration",
+        "PriorityLevelConfiguration",
+        ObjectKind::PriorityLevelConfiguration,
+    ),
 ];
 
 impl ObjectKind {
     /// Every kind, in the order of [`ObjectKind::index`].
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::ConfigMap,
         Self::Event,
+        Self::FlowSchema,
         Self::Lease,
         Self::Namespace,
         Self::Node,
         Self::Pod,
+        Self::PriorityLevelConfiguration,
         Self::Secret,
         Self::Service,
         Self::ServiceAccount,
@@ -238,13 +268,15 @@ impl ObjectKind {
         match self {
             Self::ConfigMap => 0,
             Self::Event => 1,
-            Self::Lease => 2,
-            Self::Namespace => 3,
-            Self::Node => 4,
-            Self::Pod => 5,
-            Self::Secret => 6,
-            Self::Service => 7,
-            Self::ServiceAccount => 8,
+            Self::FlowSchema => 2,
+            Self::Lease => 3,
+            Self::Namespace => 4,
+            Self::Node => 5,
+            Self::Pod => 6,
+            Self::PriorityLevelConfiguration => 7,
+            Self::Secret => 8,
+            Self::Service => 9,
+            Self::ServiceAccount => 10,
         }
     }
 
@@ -257,8 +289,18 @@ impl ObjectKind {
     pub(crate) const fn has_status(self) -> bool {
         matches!(
             self,
-            Self::Namespace | Self::Node | Self::Pod | Self::Service
+            Self::FlowSchema
+                | Self::Namespace
+                | Self::Node
+                | Self::Pod
+                | Self::PriorityLevelConfiguration
+                | Self::Service
         )
+    }
+
+    /// Whether priority and fairness is configured by objects of this kind.
+    pub(crate) const fn is_flowcontrol(self) -> bool {
+        matches!(self, Self::FlowSchema | Self::PriorityLevelConfiguration)
     }
 
     /// The subresources of this kind.
@@ -267,6 +309,8 @@ impl ObjectKind {
             Self::ConfigMap | Self::Event | Self::Lease | Self::Secret | Self::ServiceAccount => {
                 &[]
             }
+            Self::FlowSchema => FLOW_SCHEMA_SUBRESOURCES,
+            Self::PriorityLevelConfiguration => PRIORITY_LEVEL_SUBRESOURCES,
             Self::Namespace => NAMESPACE_SUBRESOURCES,
             Self::Node => NODE_SUBRESOURCES,
             Self::Pod => POD_SUBRESOURCES,
@@ -277,7 +321,11 @@ impl ObjectKind {
     /// The selectable fields of a kind, besides the name and the namespace.
     pub(crate) const fn selectable_fields(self) -> &'static [&'static str] {
         match self {
-            Self::ConfigMap | Self::Lease | Self::ServiceAccount => &[],
+            Self::ConfigMap
+            | Self::FlowSchema
+            | Self::Lease
+            | Self::PriorityLevelConfiguration
+            | Self::ServiceAccount => &[],
             Self::Event => &[
                 "involvedObject.apiVersion",
                 "involvedObject.fieldPath",
@@ -308,6 +356,13 @@ impl ObjectKind {
     }
 }
 
+const FLOW_SCHEMA_SUBRESOURCES: &[Subresource] =
+    &[subresource("status", "FlowSchema", STATUS_VERBS)];
+const PRIORITY_LEVEL_SUBRESOURCES: &[Subresource] = &[subresource(
+    "status",
+    "PriorityLevelConfiguration",
+    STATUS_VERBS,
+)];
 const NAMESPACE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Namespace", STATUS_VERBS)];
 const NODE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Node", STATUS_VERBS)];
 const SERVICE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Service", STATUS_VERBS)];
@@ -329,6 +384,14 @@ impl ApiResource {
         RESOURCES
             .iter()
             .find(|r| r.group == group && r.version == version && r.plural == plural)
+    }
+
+    /// The first resource that serves a kind.
+    pub(crate) fn of_kind(kind: ObjectKind) -> Option<&'static Self> {
+        let backend = ResourceBackend::Objects(kind);
+        RESOURCES
+            .iter()
+            .find(|resource| resource.backend == backend)
     }
 
     /// `v1`, or `coordination.k8s.io/v1`.

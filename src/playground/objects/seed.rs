@@ -68,6 +68,30 @@ pub(crate) fn seed_store(store: &mut Store, nodes: usize, pods: usize, now: &str
     store.clear_history();
 }
 
+/// Adds the objects that priority and fairness begins with. Each has a `kind`.
+pub(crate) fn seed_flowcontrol(store: &mut Store, objects: Vec<Value>, now: &str) {
+    let mut rng = Rng::with_seed(0x66_6c_6f_77);
+    for mut object in objects {
+        let kind = match object.get("kind").and_then(Value::as_str) {
+            Some("FlowSchema") => ObjectKind::FlowSchema,
+            _ => ObjectKind::PriorityLevelConfiguration,
+        };
+        let assigned = [
+            ("uid", Value::from(uuid(&mut rng))),
+            ("creationTimestamp", now.into()),
+            ("generation", 1.into()),
+        ];
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.extend(assigned.map(|(key, value)| (key.to_owned(), value)));
+        }
+        if let Some(object) = object.as_object_mut() {
+            object.insert("status".to_owned(), json!({}));
+        }
+        store.put(kind, object);
+    }
+    store.clear_history();
+}
+
 fn namespace(rng: &mut Rng, name: &str, now: &str) -> Value {
     json!({
         "metadata": {

@@ -105,6 +105,15 @@ pub(crate) fn prepare_update(
     Ok(())
 }
 
+/// Sets `metadata.generation` of an object that replaces `old`: it counts the changes of the spec.
+pub(crate) fn set_generation(value: &mut Value, old: &Value) {
+    let generation = old.pointer("/metadata/generation").and_then(Value::as_u64);
+    let generation = generation.unwrap_or(1) + u64::from(value.get("spec") != old.get("spec"));
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert("generation".to_owned(), generation.into());
+    }
+}
+
 /// A resource version in the written object must be the stored one: no other write came in between.
 fn check_resource_version(
     resource: &'static ApiResource,
@@ -252,6 +261,13 @@ fn add_defaults(kind: ObjectKind, object: &mut Map<String, Value>, assigned: &As
         | ObjectKind::Lease
         | ObjectKind::Node
         | ObjectKind::ServiceAccount => {}
+        // Its other defaults are those of the engine: see `serving::fairness`.
+        ObjectKind::FlowSchema | ObjectKind::PriorityLevelConfiguration => {
+            object.insert("status".to_owned(), json!({}));
+            if let Some(metadata) = object_entry(object, "metadata") {
+                metadata.insert("generation".to_owned(), 1.into());
+            }
+        }
         ObjectKind::Namespace => default_namespace(object),
         ObjectKind::Pod => default_pod(object, assigned),
         ObjectKind::Secret => {

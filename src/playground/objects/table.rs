@@ -14,6 +14,25 @@ pub(crate) type Column = (&'static str, bool);
 const NONE: &str = "<none>";
 const UNKNOWN: &str = "<unknown>";
 
+const FLOW_SCHEMA_COLUMNS: &[Column] = &[
+    ("Name", false),
+    ("PriorityLevel", false),
+    ("MatchingPrecedence", false),
+    ("DistinguisherMethod", false),
+    ("Age", false),
+    ("MissingPL", false),
+];
+
+const PRIORITY_LEVEL_COLUMNS: &[Column] = &[
+    ("Name", false),
+    ("Type", false),
+    ("NominalConcurrencyShares", false),
+    ("Queues", false),
+    ("HandSize", false),
+    ("QueueLengthLimit", false),
+    ("Age", false),
+];
+
 /// The columns of a kind.
 pub(crate) const fn columns(kind: ObjectKind) -> &'static [Column] {
     match kind {
@@ -30,6 +49,8 @@ pub(crate) const fn columns(kind: ObjectKind) -> &'static [Column] {
             ("Count", true),
             ("Name", true),
         ],
+        ObjectKind::FlowSchema => FLOW_SCHEMA_COLUMNS,
+        ObjectKind::PriorityLevelConfiguration => PRIORITY_LEVEL_COLUMNS,
         ObjectKind::Lease => &[("Name", false), ("Holder", false), ("Age", false)],
         ObjectKind::Namespace => &[("Name", false), ("Status", false), ("Age", false)],
         ObjectKind::Node => &[
@@ -74,6 +95,41 @@ pub(crate) const fn columns(kind: ObjectKind) -> &'static [Column] {
     }
 }
 
+fn flow_schema_cells(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let level = string_at(object, &["spec", "priorityLevelConfiguration", "name"]);
+    let method = string_at(object, &["spec", "distinguisherMethod", "type"]);
+    let precedence = object.pointer("/spec/matchingPrecedence").cloned();
+    vec![
+        name.into(),
+        level.into(),
+        precedence.unwrap_or_default(),
+        if method.is_empty() { NONE } else { method }.into(),
+        age.into(),
+        "False".into(), // no controller computes it
+    ]
+}
+
+fn priority_level_cells(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let number = |path: &str| match object.pointer(path) {
+        Some(number) => number.clone(),
+        None => NONE.into(),
+    };
+    let shares = object.pointer("/spec/limited/nominalConcurrencyShares");
+    let queuing = "/spec/limited/limitResponse/queuing";
+    vec![
+        name.into(),
+        string_at(object, &["spec", "type"]).into(),
+        match shares {
+            Some(shares) => shares.clone(),
+            None => number("/spec/exempt/nominalConcurrencyShares"),
+        },
+        number(&format!("{queuing}/queues")),
+        number(&format!("{queuing}/handSize")),
+        number(&format!("{queuing}/queueLengthLimit")),
+        age.into(),
+    ]
+}
+
 /// `metav1.TableColumnDefinition`s of a kind.
 pub(crate) fn column_definitions(kind: ObjectKind) -> Value {
     columns(kind)
@@ -100,6 +156,8 @@ pub(crate) fn cells(kind: ObjectKind, object: &Value, now: Timestamp) -> Vec<Val
             vec![name.into(), count.into(), age.into()]
         }
         ObjectKind::Event => event_cells(object, now),
+        ObjectKind::FlowSchema => flow_schema_cells(object, name, age),
+        ObjectKind::PriorityLevelConfiguration => priority_level_cells(object, name, age),
         ObjectKind::Lease => {
             let holder = string_at(object, &["spec", "holderIdentity"]);
             vec![name.into(), holder.into(), age.into()]

@@ -38,6 +38,7 @@ use crate::playground::serving::request_log::ServerCounters;
 use crate::playground::settings::PlaygroundSettings;
 use crate::playground::state::ServerState;
 use crate::playground::time;
+use parking_lot::Mutex;
 use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
@@ -107,6 +108,8 @@ impl PlaygroundServer {
         let mut store = Store::new(settings.watch_history);
         let now = time::wall_time().to_string();
         seed::seed_store(&mut store, settings.nodes, settings.pods, &now);
+        let built_in = fairness.as_ref().map(|one| one.built_in_objects());
+        seed::seed_flowcontrol(&mut store, built_in.unwrap_or_default(), &now);
         let capacity = (!settings.service_time.is_zero()).then(|| {
             let unshared = NonZeroUsize::MAX;
             Capacity::new(settings.capacity.unwrap_or(unshared), settings.service_time)
@@ -117,10 +120,12 @@ impl PlaygroundServer {
             authenticator,
             policy: RwLock::default(),
             fairness,
+            flowcontrol_changes: Mutex::default(),
             capacity,
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
         };
+        state.apply_flowcontrol();
         Ok(Self {
             state: Arc::new(state),
             tls: Arc::new(tls),

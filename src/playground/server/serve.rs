@@ -156,9 +156,14 @@ async fn admit(
     time::burn_cpu_in_slices(state.settings.service_cpu).await;
     let result = endpoints::handle(state, user, &route, &query, request).await;
     let mut response = result.unwrap_or_else(|status| endpoints::status_error(&status));
-    let classified = seat.as_ref().map(|seat| seat.classification.clone());
-    let classified = classified.unwrap_or(ClassificationUids::PLACEHOLDER);
-    classified.insert_headers(response.headers_mut());
+    let classified = match (&seat, &state.fairness) {
+        (Some(seat), _) => Some(seat.classification.clone()),
+        (None, Some(_)) => None,
+        (None, None) => Some(ClassificationUids::PLACEHOLDER),
+    };
+    if let Some(classified) = classified {
+        classified.insert_headers(response.headers_mut());
+    }
     // A watch that has begun occupies no seat; other long-running requests never do.
     guard.seat = seat.take_if(|_| class == ServingClass::InFlight);
     tracked(response, guard)

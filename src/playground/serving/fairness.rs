@@ -7,6 +7,7 @@ use http::HeaderName;
 use http::HeaderValue;
 use http::Method;
 use http::Uri;
+use serde_json::Value;
 use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
@@ -34,11 +35,47 @@ pub trait Fairness: fmt::Debug + Send + Sync {
         user: &'a ApiUser,
     ) -> BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>>;
 
+    /// The objects that the server creates at its start, as manifests.
+    fn built_in_objects(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Validates a FlowSchema or PriorityLevelConfiguration, and returns its spec with all defaults.
+    ///
+    /// # Errors
+    /// The server would reject the object.
+    fn check_object(&self, object: &Value) -> Result<Value, ObjectError> {
+        Ok(object.get("spec").cloned().unwrap_or_default())
+    }
+
+    /// Replaces the objects by which requests are classified. Each is a manifest.
+    fn configure(&self, _objects: &[Value]) {}
+
     /// Moves seats between priority levels periodically. Runs until it is dropped.
     ///
     /// # Cancel safety
     /// No adjustment is left incomplete.
     fn run(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Why an object is rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObjectError {
+    /// It is not an object of its kind.
+    Malformed(String),
+    /// Its fields break rules.
+    Invalid(Vec<InvalidField>),
+}
+
+/// A field of a rejected object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidField {
+    /// The reason in a Status: `FieldValueInvalid`.
+    pub reason: &'static str,
+    /// The path of the field.
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
 }
 
 /// The seats of a request, until dropped.

@@ -76,18 +76,37 @@ impl ApiServerClient {
         accept: Option<HeaderValue>,
         sink: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
-        timeout(STREAM_TIMEOUT, self.stream_inner(target, accept, sink))
-            .await
-            .unwrap_or_else(|_| {
-                let limit = STREAM_TIMEOUT.as_secs();
-                Err(RemoteError(format!("no complete response within {limit}s")))
-            })
+        let class = ConnectionClass::Shared;
+        let response = self.stream_inner(target, accept, class, || {}, sink);
+        within(STREAM_TIMEOUT, response).await
+    }
+
+    /// Sends GET for `target`, a watch that the API server ends within `limit`. Calls `opened` once
+    /// the response is a 200, whose body is passed to `sink` as for [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// The response is missing, or did not end in order.
+    ///
+    /// # Cancel safety
+    /// Dropping the future affects no other request.
+    pub async fn watch(
+        &self,
+        target: PathAndQuery,
+        limit: Duration,
+        opened: impl FnOnce(),
+        sink: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
+        let class = ConnectionClass::SharedWatch;
+        let response = self.stream_inner(target, None, class, opened, sink);
+        within(limit, response).await
     }
 
     async fn stream_inner(
         &self,
         target: PathAndQuery,
         accept: Option<HeaderValue>,
+        class: ConnectionClass,
+        opened: impl FnOnce(),
         mut sink: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
         let authorization = self
@@ -98,7 +117,8 @@ impl ApiServerClient {
         if let Some(accept) = accept {
             request = request.with_accept(accept);
         }
-        let result = self.pool.send_internal(request, RequestBody::empty()).await;
+        let body = RequestBody::empty();
+        let result = self.pool.send_internal_by(class, request, body).await;
         let (response, mut guard) = result.map_err(|error| RemoteError(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
@@ -107,6 +127,7 @@ impl ApiServerClient {
         if status != StatusCode::OK {
             return Ok((status, ControlFlow::Continue(())));
         }
+        opened();
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             let frame =
@@ -157,6 +178,16 @@ impl ApiTransport for ApiServerClient {
     }
 }
 
+async fn within<T>(
+    limit: Duration,
+    response: impl Future<Output = Result<T, RemoteError>>,
+) -> Result<T, RemoteError> {
+    timeout(limit, response).await.unwrap_or_else(|_| {
+        let limit = limit.as_secs();
+        Err(RemoteError(format!("no complete response within {limit}s")))
+    })
+}
+
 pub(super) async fn with_timeout(
     response: impl Future<Output = Result<RemoteResponse, RemoteError>>,
 ) -> Result<RemoteResponse, RemoteError> {
@@ -185,6 +216,16 @@ impl Pool<Internal> {
         request: RequestHead<Internal>,
         body: RequestBody,
     ) -> InternalResponse {
+        self.send_internal_by(ConnectionClass::Shared, request, body)
+            .await
+    }
+
+    async fn send_internal_by(
+        self: &Arc<Self>,
+        class: ConnectionClass,
+        request: RequestHead<Internal>,
+        body: RequestBody,
+    ) -> InternalResponse {
         let method = request.method().clone();
         let mut guard = None;
         let context = SendContext {
@@ -192,9 +233,7 @@ impl Pool<Internal> {
             guard: &mut guard,
             sent_at: &mut None,
         };
-        let result = self
-            .send(request, body, ConnectionClass::Shared, context)
-            .await;
+        let result = self.send(request, body, class, context).await;
         let code = result.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()

@@ -129,6 +129,8 @@ pub(crate) struct FakeUpstream {
     accepted: Arc<AtomicUsize>,
     /// Whether the test responds to weir's own requests.
     self_checks_exposed: Arc<AtomicBool>,
+    /// Whether the test responds to weir's lists and watches of flow schemas and priority levels.
+    flowcontrol_exposed: Arc<AtomicBool>,
     /// Dropping it ends every connection that no exchange holds.
     _tasks: JoinSet<()>,
 }
@@ -166,12 +168,21 @@ impl FakeUpstream {
         let connection_count = Arc::new(AtomicUsize::new(0));
         let sees_self_checks = Arc::new(AtomicBool::new(false));
         let sees = Arc::clone(&sees_self_checks);
+        let flowcontrol_exposed = Arc::new(AtomicBool::new(false));
+        let sees_flowcontrol = Arc::clone(&flowcontrol_exposed);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Some(exchange) = all.recv().await {
                 match exchange.request.self_check_response() {
                     Some(response) if !sees.load(Ordering::SeqCst) => {
                         tokio::spawn(exchange.respond(201, response));
+                    }
+                    // weir reads flow schemas from an upstream of its own: see
+                    // `cluster_flowcontrol`.
+                    None if exchange.request.reads_flowcontrol()
+                        && !sees_flowcontrol.load(Ordering::SeqCst) =>
+                    {
+                        tokio::spawn(exchange.respond(403, "{}"));
                     }
                     _ => drop(kept.send(exchange)), // the test may have ended
                 }
@@ -190,6 +201,7 @@ impl FakeUpstream {
             exchanges,
             accepted: connection_count,
             self_checks_exposed: sees_self_checks,
+            flowcontrol_exposed,
             _tasks: tasks,
         }
     }
@@ -197,6 +209,13 @@ impl FakeUpstream {
     /// From now on the test responds to weir's own requests. Before, they succeed automatically.
     pub(crate) fn expose_self_checks(self) -> Self {
         self.self_checks_exposed.store(true, Ordering::SeqCst);
+        self
+    }
+
+    /// From now on the test responds to weir's lists and watches of flow schemas and priority
+    /// levels. Before, they are forbidden.
+    pub(crate) fn expose_flowcontrol(self) -> Self {
+        self.flowcontrol_exposed.store(true, Ordering::SeqCst);
         self
     }
 

@@ -94,6 +94,13 @@ impl ReceivedRequest {
         }
     }
 
+    /// Whether weir itself reads flow schemas or priority levels.
+    pub(crate) fn reads_flowcontrol(&self) -> bool {
+        let group = "/apis/flowcontrol.apiserver.k8s.io/";
+        let agent = self.headers.get("user-agent");
+        self.target.starts_with(group) && agent.is_some_and(|agent| agent.starts_with("weir/"))
+    }
+
     /// The response of a healthy API server to weir's own request. `None` for other requests.
     pub(crate) fn self_check_response(&self) -> Option<String> {
         if !self.headers.get("user-agent")?.starts_with("weir/") {

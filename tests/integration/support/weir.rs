@@ -15,7 +15,7 @@ use weir::app::App;
 use weir::config;
 use weir::config::AdmissionConfig;
 use weir::config::Config;
-use weir::flowcontrol::bootstrap;
+use weir::config::FlowcontrolConfig;
 use weir::flowcontrol::controller::ControllerConfig;
 use weir::flowcontrol::controller::Enforcement;
 use weir::identity::TokenFile;
@@ -162,7 +162,7 @@ impl WeirBuilder {
                 enforcement: Enforcement::Enforce,
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::add_missing(Vec::new()),
+            sources: FlowcontrolConfig::default(),
         };
         self
     }

@@ -273,3 +273,89 @@ async fn enforcement_and_the_longest_wait_change_with_the_settings() {
     drop(first);
     assert!(waiting.await.unwrap());
 }
+
+fn named_objects(n: usize) -> Vec<Object> {
+    let mut objects = vec![
+        level("work", 100, queue(1, 10)),
+        level(&format!("level-{n}"), 10, queue(1, 10)),
+        schema(&format!("schema-{n}"), "work", "a"),
+        schema(&format!("other-{n}"), &format!("level-{n}"), "b"),
+    ];
+    objects.push(schema("all", "work", "*"));
+    objects
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_changes_keep_the_counters_of_the_last_removed_objects_only() {
+    let fixture = controller_fixture(600, Enforcement::Enforce, &named_objects(0));
+    let mut most = 0;
+    for n in 0..1000 {
+        fixture.controller.configure(Clock.now(), &named_objects(n));
+        let schema = |user| fixture.get_now(user).flow_schema().name.clone();
+        assert_eq!(schema("a"), format!("schema-{n}"));
+        assert_eq!(schema("b"), format!("other-{n}"));
+        advance(MS).await;
+        if n % 50 == 0 {
+            most = most.max(fixture.registry.render().lines().count());
+        }
+        if n == 100 {
+            let rows = fixture.registry.render();
+            assert!(
+                rows.contains("flow_schema=\"schema-99\""),
+                "the last counts"
+            );
+            assert!(!rows.contains("schema-10\""), "those of long ago");
+        }
+        if n == 200 {
+            most = 0;
+        }
+    }
+    let bounded = fixture.registry.render().lines().count();
+    assert!(most <= bounded + 100, "{most} and then {bounded}");
+    let closed = lock(&fixture.controller.configuration).all_levels().len();
+    assert!(
+        closed <= 4 + crate::flowcontrol::level::MAX_RETAINED,
+        "{closed}"
+    );
+
+    advance(crate::flowcontrol::level::RETENTION).await;
+    fixture.controller.adjust(Clock.now());
+    let rows = fixture.registry.render();
+    assert!(!rows.contains("998"), "{rows}");
+    assert!(rows.contains("flow_schema=\"schema-999\""), "still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_counters_of_a_removed_schema_stay_while_a_request_is_counted_there() {
+    let fixture = controller_fixture(600, Enforcement::Enforce, &named_objects(0));
+    let held = fixture.get_now("a");
+    let before = fixture.controller.snapshot.load_full();
+    for n in 1..=200 {
+        fixture.controller.configure(Clock.now(), &named_objects(n));
+        drop(fixture.get_now("a"));
+        advance(MS).await;
+    }
+    let executing = "apiserver_flowcontrol_current_executing_requests\
+                     {flow_schema=\"schema-0\",priority_level=\"work\"}";
+    assert_eq!(fixture.metric_value(executing), Some(1.0));
+    drop(held);
+    fixture
+        .controller
+        .configure(Clock.now(), &named_objects(201));
+    assert_eq!(fixture.metric_value(executing), None);
+    drop(fixture.get_now("a")); // another schema may have the row now
+
+    let mut routes = before.routes.iter();
+    let route = routes.find(|route| route.flow_schema.name == "schema-0");
+    let info = RequestInfo::parse("GET", POD.as_bytes()).unwrap();
+    let arriving = ArrivingRequest {
+        info: &info,
+        user: &UserInfo::default(),
+        flow_distinguisher: b"",
+        flow_hash: 0,
+        work: WorkEstimate::default(),
+        interested_watches: None,
+    };
+    let late = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
+    assert_eq!(late, ArrivalError::Closed, "it is classified again");
+}

@@ -1,0 +1,59 @@
+//! Reads the cluster's flow schemas and priority levels: lists and watches them with weir's own
+//! credentials, and keeps them over a restart. weir writes none of them.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `backoff` `state_file` |
+//! | 1 | `shared_store` |
+//! | 2 | `reflector` |
+
+mod backoff;
+mod reflector;
+mod shared_store;
+mod state_file;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::app::cluster_flowcontrol::reflector::Reflector;
+use crate::app::cluster_flowcontrol::shared_store::SharedStore;
+use crate::app::cluster_flowcontrol::state_file::StateFile;
+use crate::config::ClusterSourceConfig;
+use crate::flowcontrol::sources::ClusterResource;
+use crate::flowcontrol::sources::LiveObjects;
+use crate::upstream::forward::api_server_client::ApiServerClient;
+
+/// Watches both resources.
+#[derive(Debug)]
+pub(super) struct ClusterFlowcontrol {
+    store: Arc<SharedStore>,
+    retry_after_denial: Duration,
+}
+
+impl ClusterFlowcontrol {
+    /// Puts the objects of the state folder in force, if there are any.
+    pub(super) fn restore(live: Arc<LiveObjects>, config: ClusterSourceConfig) -> Self {
+        let ClusterSourceConfig {
+            state_dir,
+            retry_after_denial,
+        } = config;
+        let store = SharedStore::restore(live, state_dir.map(StateFile::new));
+        Self {
+            store: Arc::new(store),
+            retry_after_denial,
+        }
+    }
+
+    /// Runs until it is dropped.
+    pub(super) async fn run(self: Arc<Self>, calls: ApiServerClient) {
+        let [levels, schemas] = ClusterResource::ALL.map(|resource| Reflector {
+            calls: calls.clone(),
+            resource,
+            store: Arc::clone(&self.store),
+            retry_after_denial: self.retry_after_denial,
+        });
+        tokio::join!(levels.run(), schemas.run(), self.store.save_changes());
+    }
+}

@@ -1,0 +1,226 @@
+//! The store of both resources: applies its changes to the live objects, reports its status, and
+//! saves it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tracing::info;
+use tracing::warn;
+
+use crate::api::flowcontrol::GROUP;
+use crate::app::cluster_flowcontrol::state_file::StateFile;
+use crate::clock::Clock;
+use crate::flowcontrol::sources::ClusterResource;
+use crate::flowcontrol::sources::ClusterStatus;
+use crate::flowcontrol::sources::ClusterStore;
+use crate::flowcontrol::sources::ListedObjects;
+use crate::flowcontrol::sources::LiveObjects;
+use crate::flowcontrol::sources::StoreChange;
+use crate::flowcontrol::sources::WatchEvent;
+
+/// Changes within this time are saved once.
+const SAVE_DELAY: Duration = Duration::from_secs(1);
+
+/// What both reflectors share.
+#[derive(Debug)]
+pub(super) struct SharedStore {
+    live: Arc<LiveObjects>,
+    /// Held for one change; nothing is awaited under it.
+    state: Mutex<StoreState>,
+    file: Option<StateFile>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct StoreState {
+    store: ClusterStore,
+    /// What keeps each resource from being watched; `None` while it is watched.
+    failures: [Option<String>; 2],
+    /// What the last incomplete set lacks.
+    missing: Vec<String>,
+    /// Whether a missing permission was logged.
+    denial_is_logged: bool,
+}
+
+impl SharedStore {
+    /// Puts the objects of the file in force. A damaged file is reported and ignored.
+    pub(super) fn restore(live: Arc<LiveObjects>, file: Option<StateFile>) -> Self {
+        let mut state = StoreState::default();
+        for failure in &mut state.failures {
+            *failure = Some(String::new());
+        }
+        let restored = file.as_ref().map_or(Ok(None), StateFile::read);
+        match restored {
+            Ok(Some(objects)) => {
+                info!(
+                    objects = objects.len(),
+                    "the cluster's last known flow schemas and priority levels are in force"
+                );
+                live.set_cluster(Clock.now(), objects.clone());
+                state.store.restore(objects);
+            }
+            Ok(None) => {}
+            Err(why) => warn!("--state-dir: {why}: it is ignored"),
+        }
+        live.set_cluster_status(ClusterStatus::Pending);
+        Self {
+            live,
+            state: Mutex::new(state),
+            file,
+            changed: Notify::new(),
+        }
+    }
+
+    /// A list has arrived.
+    pub(super) fn replace(&self, resource: ClusterResource, listed: ListedObjects) {
+        for why in &listed.unreadable {
+            warn!("an object of {} is left out: {why}", resource.plural());
+        }
+        let mut state = self.state.lock();
+        let change = state.store.replace(resource, listed.objects);
+        self.settle(&mut state, change == StoreChange::Changed);
+    }
+
+    /// A watch is open.
+    pub(super) fn recover(&self, resource: ClusterResource) {
+        let mut state = self.state.lock();
+        self.set_failure(&mut state, resource, None);
+    }
+
+    /// Events of a watch have arrived, in this order. They are applied together.
+    pub(super) fn apply(
+        &self,
+        resource: ClusterResource,
+        events: impl IntoIterator<Item = WatchEvent>,
+    ) {
+        let mut state = self.state.lock();
+        let mut is_changed = false;
+        for event in events {
+            is_changed |= state.store.apply(resource, event) == StoreChange::Changed;
+        }
+        self.settle(&mut state, is_changed);
+        self.report(&state);
+    }
+
+    /// A resource cannot be read now. What is known stays in force.
+    pub(super) fn fail(&self, resource: ClusterResource, why: String) {
+        let mut state = self.state.lock();
+        self.set_failure(&mut state, resource, Some(why));
+    }
+
+    /// weir's own credentials may not read a resource. The rule that is missing is logged once.
+    pub(super) fn deny(&self, resource: ClusterResource, verb: &str) {
+        let why = format!(
+            "weir's own credentials may not {verb} {}",
+            resource.plural()
+        );
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.denial_is_logged, true) {
+            let kept = match state.store.accepted() {
+                Some(_) => "the last known objects of the cluster stay in force",
+                None => "the built-in objects and those of --flowcontrol-config are in force",
+            };
+            let rule = rule_to_add();
+            warn!("{why}: {kept} until a ClusterRole of weir has the rule {rule}");
+        }
+        self.set_failure(&mut state, resource, Some(why));
+    }
+
+    /// Puts a new complete set in force, and records what the current set lacks.
+    fn settle(&self, state: &mut StoreState, is_changed: bool) {
+        if is_changed {
+            let objects = state.store.accepted().unwrap_or_default().to_vec();
+            self.live.set_cluster(Clock.now(), objects);
+            self.changed.notify_one();
+        }
+        if !state.store.is_listed() {
+            return; // nothing is missing before the first lists
+        }
+        let missing = state.store.missing();
+        if !missing.is_empty() && state.missing != missing {
+            let missing = missing.join(", ");
+            warn!(
+                %missing,
+                "the cluster's flow schemas and priority levels are incomplete, as those of an API server that has just started: what was in force stays"
+            );
+        }
+        state.missing = missing;
+    }
+
+    fn set_failure(
+        &self,
+        state: &mut StoreState,
+        resource: ClusterResource,
+        failure: Option<String>,
+    ) {
+        let index = match resource {
+            ClusterResource::FlowSchemas => 0,
+            ClusterResource::PriorityLevels => 1,
+        };
+        if let Some(slot) = state.failures.get_mut(index) {
+            *slot = failure;
+        }
+        self.report(state);
+    }
+
+    /// Reports the status of both resources, and logs when it begins or ends to be a failure.
+    fn report(&self, state: &StoreState) {
+        let failures: Vec<&String> = state.failures.iter().flatten().collect();
+        let status = match (&*failures, &*state.missing) {
+            ([], []) => ClusterStatus::Synced,
+            ([], missing) => ClusterStatus::Failed(format!("missing: {}", missing.join(", "))),
+            (failures, _) => match failures.iter().find(|why| !why.is_empty()) {
+                Some(why) => ClusterStatus::Failed((*why).clone()),
+                None => ClusterStatus::Pending,
+            },
+        };
+        let before = self.live.cluster_status();
+        self.live.set_cluster_status(status.clone());
+        match (&before, &status) {
+            (ClusterStatus::Failed(_), ClusterStatus::Failed(_)) => {}
+            (_, ClusterStatus::Failed(why)) => {
+                warn!(%why, "the cluster's flow schemas and priority levels are not up to date");
+            }
+            (before, ClusterStatus::Synced) if *before != ClusterStatus::Synced => {
+                info!("the cluster's flow schemas and priority levels are watched");
+            }
+            _ => {}
+        }
+    }
+
+    /// Saves each change, until it is dropped.
+    ///
+    /// # Cancel safety
+    /// A write that has begun is completed.
+    pub(super) async fn save_changes(&self) {
+        let Some(file) = &self.file else {
+            return std::future::pending().await;
+        };
+        loop {
+            self.changed.notified().await;
+            tokio::time::sleep(SAVE_DELAY).await;
+            let objects = self
+                .state
+                .lock()
+                .store
+                .accepted()
+                .unwrap_or_default()
+                .to_vec();
+            let writer = file.clone();
+            let written = tokio::task::spawn_blocking(move || writer.write(&objects)).await;
+            if let Ok(Err(why)) = written {
+                let path = file.path();
+                warn!(path = %path.display(), %why, "--state-dir: cannot save the cluster's flow schemas and priority levels");
+            }
+        }
+    }
+}
+
+/// The rule that a ClusterRole of weir needs, as in its manifest.
+fn rule_to_add() -> String {
+    format!(
+        "{{apiGroups: [{GROUP}], resources: [flowschemas, prioritylevelconfigurations], verbs: [get, list, watch]}}"
+    )
+}

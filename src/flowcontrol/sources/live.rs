@@ -1,0 +1,306 @@
+//! The objects in force: applies each change of a source to the controller.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use serde_json::Value;
+use serde_json::json;
+use tracing::debug;
+use tracing::info;
+use tracing::warn;
+
+use super::drift::DriftMonitor;
+use super::merge::FlowcontrolSources;
+use super::origin::EffectiveObject;
+use super::origin::Origin;
+use crate::api::flowcontrol::Object;
+use crate::api::flowcontrol::to_manifest;
+use crate::document::SourceLocation;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::ControllerConfig;
+use crate::log_limiter::LogLimiter;
+use crate::metrics::Registry;
+
+/// What weir knows about the cluster's objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClusterStatus {
+    /// weir does not read them: by `--flowcontrol-source`, or because it has no credentials.
+    #[default]
+    NotRead,
+    /// They were not read yet.
+    Pending,
+    /// They are watched.
+    Synced,
+    /// They cannot be read now. What is known of them stays in force.
+    Failed(String),
+}
+
+impl ClusterStatus {
+    /// One word for JSON.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NotRead => "not-read",
+            Self::Pending => "pending",
+            Self::Synced => "synced",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// The reason of a failure.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed(why) => Some(why),
+            Self::NotRead | Self::Pending | Self::Synced => None,
+        }
+    }
+}
+
+/// The sources, and the controller that acts on them.
+pub struct LiveObjects {
+    controller: Arc<Controller>,
+    drift: Arc<DriftMonitor>,
+    /// Held for one change; nothing is awaited under it.
+    state: Mutex<LiveState>,
+    by_origin: IntGaugeVec,
+    changes: IntCounterVec,
+    synced: IntGauge,
+    log: LogLimiter,
+}
+
+#[derive(Debug, Default)]
+struct LiveState {
+    sources: FlowcontrolSources,
+    effective: Arc<[EffectiveObject]>,
+    cluster: ClusterStatus,
+    /// The flow schemas that are left out because their level does not exist.
+    dangling: BTreeSet<String>,
+    /// Whether the cluster's objects were among those in force before.
+    sources_had_cluster: bool,
+}
+
+impl LiveObjects {
+    /// The controller with the objects of `sources`.
+    #[must_use]
+    pub fn start(
+        now: Instant,
+        config: ControllerConfig,
+        sources: FlowcontrolSources,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        let effective = sources.merge();
+        let objects = effective.iter().map(|one| &one.object);
+        let controller = Controller::new(config, objects, registry);
+        let live = Self {
+            controller,
+            drift: DriftMonitor::new(now, registry),
+            state: Mutex::default(),
+            by_origin: registry.gauges(
+                "weir_flowcontrol_objects",
+                "Flow schemas and priority levels in force, by origin: built-in, cluster, file.",
+                &["origin"],
+            ),
+            changes: registry.counters(
+                "weir_flowcontrol_changes_total",
+                "Changes of the flow schemas and priority levels while weir runs, by the source that changed: cluster, file.",
+                &["source"],
+            ),
+            synced: registry.gauge(
+                "weir_flowcontrol_cluster_synced",
+                "1 while weir watches the cluster's flow schemas and priority levels; 0 while it cannot, or does not.",
+            ),
+            log: LogLimiter::default(),
+        };
+        for source in ["cluster", "file"] {
+            live.changes.with_label_values(&[source]);
+        }
+        live.publish(&mut live.state.lock(), sources, effective);
+        Arc::new(live)
+    }
+
+    /// The controller that the objects are applied to.
+    #[must_use]
+    pub const fn controller(&self) -> &Arc<Controller> {
+        &self.controller
+    }
+
+    /// The comparison with the API server's objects.
+    #[must_use]
+    pub const fn drift(&self) -> &Arc<DriftMonitor> {
+        &self.drift
+    }
+
+    /// Replaces the objects of files, each with its location. Levels that stay keep their queues
+    /// and seats.
+    pub fn set_files(&self, now: Instant, files: Vec<(Object, SourceLocation)>) {
+        self.change(now, "file", |sources| sources.set_files(files));
+    }
+
+    /// Replaces the objects of the cluster. Levels that stay keep their queues and seats.
+    pub fn set_cluster(&self, now: Instant, objects: Vec<Object>) {
+        self.change(now, "cluster", |sources| sources.set_cluster(objects));
+    }
+
+    /// Records what is known about the cluster's objects. Returns whether that is news.
+    pub fn set_cluster_status(&self, status: ClusterStatus) -> bool {
+        self.synced.set((status == ClusterStatus::Synced).into());
+        let mut state = self.state.lock();
+        let is_news = state.cluster != status;
+        state.cluster = status;
+        is_news
+    }
+
+    /// What is known about the cluster's objects.
+    #[must_use]
+    pub fn cluster_status(&self) -> ClusterStatus {
+        self.state.lock().cluster.clone()
+    }
+
+    /// The objects in force, sorted by kind and name.
+    #[must_use]
+    pub fn objects(&self) -> Arc<[EffectiveObject]> {
+        Arc::clone(&self.state.lock().effective)
+    }
+
+    /// The objects in force and where each comes from, without their specs.
+    #[must_use]
+    pub fn summary(&self) -> Value {
+        self.render(false)
+    }
+
+    /// As [`summary`](Self::summary), with each object as a manifest.
+    #[must_use]
+    pub fn dump(&self) -> Value {
+        self.render(true)
+    }
+
+    fn render(&self, manifests: bool) -> Value {
+        let (objects, cluster, dangling) = {
+            let state = self.state.lock();
+            let objects = Arc::clone(&state.effective);
+            (objects, state.cluster.clone(), state.dangling.clone())
+        };
+        let object = |one: &EffectiveObject| {
+            let (kind, name) = one.key();
+            let mut fields = BTreeMap::from([
+                ("kind", Value::from(kind)),
+                ("name", name.into()),
+                ("origin", one.origin.name().into()),
+            ]);
+            if let Some(location) = one.origin.location() {
+                fields.insert("location", location.to_string().into());
+            }
+            if let Some(replaced) = one.replaces {
+                fields.insert("replaces", replaced.into());
+            }
+            if matches!(one.object, Object::FlowSchema(_)) && dangling.contains(name) {
+                fields.insert("dangling", true.into());
+            }
+            if manifests {
+                fields.insert("manifest", to_manifest(&one.object));
+            }
+            json!(fields)
+        };
+        let mut value = json!({
+            "cluster": {"state": cluster.name()},
+            "objects": objects.iter().map(object).collect::<Value>(),
+        });
+        if let (Some(why), Some(cluster)) = (cluster.failure(), value.get_mut("cluster")) {
+            *cluster = json!({"state": "failed", "message": why});
+        }
+        value
+    }
+
+    fn change(
+        &self,
+        now: Instant,
+        source: &'static str,
+        change: impl FnOnce(&mut FlowcontrolSources),
+    ) {
+        let mut state = self.state.lock();
+        let mut sources = std::mem::take(&mut state.sources);
+        change(&mut sources);
+        let effective = sources.merge();
+        self.controller
+            .configure(now, effective.iter().map(|one| &one.object));
+        self.publish(&mut state, sources, effective);
+        let count = state.effective.len();
+        drop(state);
+        self.changes.with_label_values(&[source]).inc();
+        if let Some(suppressed) = self.log.try_log(now) {
+            info!(
+                source,
+                objects = count,
+                suppressed,
+                "flow schemas and priority levels have changed"
+            );
+        }
+    }
+
+    /// Makes the objects visible to all but the controller.
+    fn publish(
+        &self,
+        state: &mut LiveState,
+        sources: FlowcontrolSources,
+        effective: Vec<EffectiveObject>,
+    ) {
+        if sources.has_cluster() {
+            self.drift.set_objects(&effective);
+        }
+        for name in Origin::NAMES {
+            let count = effective.iter().filter(|one| one.origin.name() == name);
+            let count = i64::try_from(count.count()).unwrap_or(i64::MAX);
+            self.by_origin.with_label_values(&[name]).set(count);
+        }
+        let dangling: BTreeSet<String> = self.controller.dangling_schemas().into_iter().collect();
+        // Without the cluster, the reader of the files warns.
+        if sources.has_cluster() {
+            let is_new =
+                |name: &&String| !state.sources_had_cluster || !state.dangling.contains(*name);
+            let news = dangling.iter().filter(is_new).cloned().collect();
+            log_missing_levels(&effective, &news);
+        }
+        *state = LiveState {
+            sources_had_cluster: sources.has_cluster(),
+            sources,
+            effective: effective.into(),
+            cluster: std::mem::take(&mut state.cluster),
+            dangling,
+        };
+    }
+}
+
+/// Logs flow schemas that are left out and were not before. Those of files are warnings. A schema of
+/// the cluster may arrive before its level, and the API server shows it as dangling itself.
+fn log_missing_levels(effective: &[EffectiveObject], names: &BTreeSet<String>) {
+    for one in effective {
+        if let Object::FlowSchema(schema) = &one.object
+            && names.contains(&schema.metadata.name)
+        {
+            let text = format!(
+                "{}: FlowSchema {:?} is left out: there is no priority level {:?}",
+                one.origin, schema.metadata.name, schema.spec.priority_level_configuration
+            );
+            match one.origin {
+                Origin::File(_) => warn!("{text}"),
+                Origin::BuiltIn | Origin::Cluster => debug!("{text}"),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LiveObjects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveObjects")
+            .field("controller", &self.controller)
+            .finish_non_exhaustive()
+    }
+}

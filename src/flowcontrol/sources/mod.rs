@@ -1,0 +1,36 @@
+//! The sources of flow schemas and priority levels: built in, the cluster, files.
+//!
+//! [`FlowcontrolSources`] lays the sources over each other, by kind and name. [`ClusterStore`] holds
+//! what the API server lists and watches say, and keeps the last complete set. [`LiveObjects`]
+//! applies each change to the [controller](crate::flowcontrol::controller).
+//! [`DriftMonitor`] compares the objects by which the API server classified a request with weir's.
+//! The I/O is in `app::cluster_flowcontrol`.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `cluster_store` `origin` `saved_state` |
+//! | 1 | `drift` `merge` |
+//! | 2 | `live` |
+
+mod cluster_store;
+mod drift;
+mod live;
+mod merge;
+mod origin;
+pub mod saved_state;
+
+pub use self::cluster_store::ClusterResource;
+pub use self::cluster_store::ClusterStore;
+pub use self::cluster_store::ListedObjects;
+pub use self::cluster_store::StoreChange;
+pub use self::cluster_store::WatchEvent;
+pub use self::cluster_store::parse_event;
+pub use self::cluster_store::parse_list;
+pub use self::drift::DriftMonitor;
+pub use self::live::ClusterStatus;
+pub use self::live::LiveObjects;
+pub use self::merge::FlowcontrolSources;
+pub use self::origin::EffectiveObject;
+pub use self::origin::Origin;
