@@ -111,6 +111,15 @@ struct PoolState {
     http2: PerClass<SharedConnections>,
 }
 
+/// A connection that long-running or short requests are going to share.
+struct OpeningConnection {
+    class: ConnectionClass,
+    /// The generation at the start of the attempt.
+    generation: u64,
+    /// The slot of a connection that long-running requests share.
+    slot: Option<RequestSlot>,
+}
+
 enum LeaseChoice {
     Take(Lease),
     /// Open a connection for this request (HTTP/1.1).
@@ -405,7 +414,12 @@ impl<M: AuthMode> Pool<M> {
             // uses it.
             let slot = self.acquire_connection_slot(class)?;
             self.state().protocol = Some(protocol);
-            let shared = self.add_http2(connection, 1, class, slot).await?;
+            let opening = OpeningConnection {
+                class,
+                generation,
+                slot,
+            };
+            let shared = self.add_http2(connection, 1, opening).await?;
             return Ok(Lease::Http2(self.new_http2_lease(shared, class)));
         }
         let sender = self.handshake_http1(connection).await?;
@@ -436,6 +450,9 @@ impl<M: AuthMode> Pool<M> {
         let pool = Arc::clone(self);
         tokio::spawn(async move {
             let outcome = pool.open_http2(class, generation).await;
+            // A failure of an attempt that began before a retirement says nothing about the next.
+            let is_current = pool.idle.generation() == generation;
+            let outcome = outcome.or_else(|why| if is_current { Err(why) } else { Ok(()) });
             let now = Clock.now();
             let paused = pool
                 .state()
@@ -460,7 +477,12 @@ impl<M: AuthMode> Pool<M> {
         let (connection, protocol) = self.connect().await?;
         match protocol {
             Protocol::Http2 => {
-                self.add_http2(connection, 0, class, slot).await?;
+                let opening = OpeningConnection {
+                    class,
+                    generation,
+                    slot,
+                };
+                self.add_http2(connection, 0, opening).await?;
                 self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
@@ -472,19 +494,31 @@ impl<M: AuthMode> Pool<M> {
         Ok(())
     }
 
-    /// Begins HTTP/2 on `connection` and shares it; `active_streams` are in use already.
+    /// Begins HTTP/2 on `connection` and shares it; `active_streams` are in use already. A
+    /// connection whose generation was retired meanwhile is not shared.
     async fn add_http2(
         self: &Arc<Self>,
         connection: TlsConnection,
         active_streams: usize,
-        class: ConnectionClass,
-        slot: Option<RequestSlot>,
+        opening: OpeningConnection,
     ) -> Result<Arc<Http2Connection>, ForwardError> {
+        let OpeningConnection {
+            class,
+            generation,
+            slot,
+        } = opening;
         let (shared, driver) = Http2Connection::handshake(connection).await?;
         shared
             .active_streams
             .store(active_streams, Ordering::Release);
-        self.state().http2.get_mut(class).add(Arc::clone(&shared));
+        {
+            let mut state = self.state();
+            if self.idle.generation() == generation {
+                state.http2.get_mut(class).add(Arc::clone(&shared));
+            } else {
+                shared.retire();
+            }
+        }
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
         let open = self.metrics.count_open(M::NAME);
         tokio::spawn(async move {

@@ -129,5 +129,7 @@ impl SharedConnections {
         for shared in self.connections.drain(..) {
             shared.retire();
         }
+        self.last_failure = None;
+        self.paused_until = None;
     }
 }
