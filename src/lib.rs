@@ -26,7 +26,7 @@
 //! | 5 | `limits` |
 //! | 6 | `pipeline` |
 //! | 7 | `server` `observe` |
-//! | 8 | `config` |
+//! | 8 | `config` `explain` |
 //! | 9 | `app` |
 //! | 10 | `cli` |
 //!
@@ -85,3 +85,4 @@ pub mod playground;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod explain;

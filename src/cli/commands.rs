@@ -10,9 +10,10 @@ use crate::cli::check::CheckArgs;
 use crate::cli::check::CheckOptions;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::cli::flowcontrol::FlowcontrolArgs;
 #[cfg(feature = "playground")]
 use crate::cli::playground::PlaygroundArgs;
+use crate::cli::policies::explain::ExplainArgs;
+use crate::cli::policies::flowcontrol::FlowcontrolArgs;
 use crate::cli::top::TopArgs;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -33,6 +34,11 @@ pub enum Command {
     ///
     /// Takes the flags of serve. The exit code is 0 without errors, 1 with errors, and 2 for a wrong value of its own flags.
     Check(Box<CheckArgs>),
+    /// Say what the policies decide about a request, and why, without sending it.
+    ///
+    /// Takes the flags of serve, and of these reads only the limits and their files: neither certificates nor the API server's
+    /// address are needed. Without any flags the policies are the built-in ones.
+    Explain(Box<ExplainArgs>),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
     /// Show the flow schemas and priority levels of a running weir.
@@ -55,7 +61,8 @@ impl Command {
         match self {
             Self::Serve(args) => (Some(*args), None),
             Self::Check(args) => (Some(args.serve), Some(args.options)),
-            Self::Flowcontrol(_)
+            Self::Explain(_)
+            | Self::Flowcontrol(_)
             | Self::Top(_)
             | Self::Version(_)
             | Self::Completions(_)
@@ -70,6 +77,7 @@ impl Command {
         match self {
             Self::Serve(args) => args.proxy.origin = origin,
             Self::Check(args) => args.serve.proxy.origin = origin,
+            Self::Explain(args) => args.serve.proxy.origin = origin,
             Self::Top(_)
             | Self::Flowcontrol(_)
             | Self::Version(_)

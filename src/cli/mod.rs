@@ -8,7 +8,7 @@
 //! | 1 | `config_resolver` |
 //! | 2 | `process` |
 //! | 3 | `about` `check` `playground` `serve` `top` |
-//! | 4 | `flowcontrol` |
+//! | 4 | `policies` |
 //! | 5 | `commands` |
 //! | 6 | `command_line` |
 
@@ -18,9 +18,9 @@ mod command_line;
 pub mod commands;
 mod config_resolver;
 pub mod flags;
-pub mod flowcontrol;
 #[cfg(feature = "playground")]
 pub mod playground;
+pub mod policies;
 pub mod process;
 mod serve;
 pub mod top;
@@ -51,8 +51,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match parsed.command {
         Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
         Command::Check(args) => check::run(*args),
+        Command::Explain(args) => policies::explain::run(*args),
         Command::Top(args) => top::run(args),
-        Command::Flowcontrol(args) => flowcontrol::run(args),
+        Command::Flowcontrol(args) => policies::flowcontrol::run(args),
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
         Command::Version(args) => version::run(args),

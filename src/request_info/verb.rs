@@ -70,6 +70,15 @@ impl Verb {
         }
     }
 
+    /// The verb that prints as `text`.
+    #[must_use]
+    pub fn from_text(text: &str) -> Self {
+        match text {
+            "" => Self::None,
+            _ => Self::from_name(text.to_owned()),
+        }
+    }
+
     fn from_name(name: String) -> Self {
         match name.as_str() {
             "connect" => Self::Connect,

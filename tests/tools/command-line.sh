@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Version, completions in bash and zsh, manual pages in man, and `weir check` against the playground's API server.
+# Version, completions in bash and zsh, explanations of requests, manual pages in man, and `weir check` against the playground's API server.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -52,6 +52,41 @@ check 'bash completes a flag of serve' \
 check 'bash completes a value' $'json\ntext' "$(completed weir serve --logging-format '')"
 check 'bash completes a shell' 'fish' "$(completed weir completions 'fi')"
 check 'bash completes nothing where nothing fits' '' "$(completed weir serve --no-such)"
+
+explained=$("$WEIR" explain GET /api/v1/pods --user alice --group devs)
+check_match 'explain: the schema' 'flow schema: global-default' "$explained"
+check_match '... and why the others do not match' 'exempt: no subject is this user' "$explained"
+check '... within 80 columns' '' "$(LC_ALL=C.UTF-8 grep -E '.{81}' <<<"$explained")"
+check '... without colours in a pipe' '' "$(grep $'\e' <<<"$explained")"
+check 'explain -o json' 'system-nodes' \
+    "$("$WEIR" explain GET /api/v1/pods --user a --group system:nodes -o json | jq -r .flow_schema_match.flow_schema)"
+cat >"$WORK/schema.yaml" <<'END'
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: mine}
+spec:
+  priorityLevelConfiguration: {name: workload-low}
+  matchingPrecedence: 2
+  distinguisherMethod: {type: ByNamespace}
+  rules:
+  - subjects: [{kind: User, user: {name: alice}}]
+    resourceRules: [{verbs: [list], apiGroups: [''], resources: [pods], clusterScope: true, namespaces: ['*']}]
+END
+printf 'flowcontrolConfig: [%s]\nmaxRequestsInflight: 40\ntlsCertFile: /nowhere\n' "$WORK/schema.yaml" >"$WORK/weir.yaml"
+check 'explain reads the settings of serve, and no certificates' 'mine' \
+    "$("$WEIR" explain GET /api/v1/pods --user alice --config "$WORK/weir.yaml" -o json | jq -r .flow_schema_match.flow_schema)"
+code=0
+"$WEIR" explain GET /api/v1/pods --flowcontrol-config "$WORK/nowhere" >"$WORK/said" 2>&1 || code=$?
+check 'explain with a file that is not there: exit code' 2 "$code"
+code=0
+printf '{"method":"GET","url":"/healthz"}\nno request\n{"method":"GET","url":"/version"}\n' |
+    "$WEIR" explain --batch >"$WORK/lines" || code=$?
+check 'explain --batch with a line that is no request: exit code' 1 "$code"
+check '... and a line for each' $'/healthz\n2\n/version' "$(jq -r '.line // .request_info.path' "$WORK/lines")"
+seq 10000 | sed 's|.*|{"method":"GET","url":"/version?&"}|' >"$WORK/many"
+check 'explain --batch: every line' 10000 "$("$WEIR" explain --batch <"$WORK/many" | wc -l)"
+check_ok '... a reader that closes its pipe early is no failure' bash -o pipefail -c \
+    "'$WEIR' explain --batch <'$WORK/many' | head -n 1"
 
 check_ok 'manual pages' "$WEIR" man "$WORK/man/man1"
 check 'a page for the program, and one for each command' \

@@ -59,7 +59,7 @@ fn text(value: &Value) -> &str {
 }
 
 /// The objects of a case, with kind and version where they are missing.
-fn objects(input: &Value) -> Vec<Object> {
+pub(crate) fn objects(input: &Value) -> Vec<Object> {
     let kinds = [
         ("flow_schemas", "FlowSchema"),
         ("priority_levels", "PriorityLevelConfiguration"),

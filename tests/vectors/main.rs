@@ -12,6 +12,7 @@ mod apf_objects;
 mod bootstrap_objects;
 mod concurrency;
 mod event_rate_limit;
+mod explain;
 mod flow_schema_match;
 mod queue_set;
 mod request_info;

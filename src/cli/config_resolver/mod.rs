@@ -40,12 +40,16 @@ use crate::cli::flags::OperationArgs;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin;
+use crate::cli::flags::origin::ConfigOrigin;
 use crate::config;
 use crate::config::Config;
 use crate::document;
 use crate::document::Severity;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::explain::explainer::ExplainedPolicies;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
+use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::limits::max_in_flight;
 use crate::minimum_rate::MinimumRate;
 use crate::numeric::saturating_usize;
@@ -83,22 +87,65 @@ pub(in crate::cli) struct Resolved {
 /// # Errors
 /// All errors of the flags and of the files that they name, with the warnings.
 pub(super) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
-    let mut resolver = {
-        let origin = &args.proxy.origin;
-        FlagResolver::new(origin.locations.clone(), Arc::clone(&origin.files))
-    };
-    for diagnostic in args.proxy.origin.warnings.iter() {
-        let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
-        resolver
-            .findings
-            .push(Finding::from_diagnostic(setting, diagnostic));
-    }
+    let mut resolver = resolver_for(&args.proxy.origin);
     let config = resolver.resolve_config(args);
     let warnings = resolver.findings;
     match config {
         Some(config) if !warnings.prevent_start() => Ok(Resolved { config, warnings }),
         _ => Err(warnings),
     }
+}
+
+/// The policies that the flags mean, and the warnings. Reads no certificates and no address of an
+/// API server.
+///
+/// # Errors
+/// All errors of these flags and of the files that they name, with the warnings.
+pub(super) fn resolve_policies(
+    args: &ServeArgs,
+) -> Result<(ExplainedPolicies, Findings), Findings> {
+    let ProxyArgs {
+        config: file,
+        limits,
+        origin,
+        ..
+    } = &args.proxy;
+    let mut resolver = resolver_for(origin);
+    let admission = resolver.resolve_limits(limits);
+    let rates = resolver.resolve_rate_limits(limits, file.as_deref());
+    let findings = resolver.findings;
+    let (Some(admission), Some(rates), false) = (admission, rates, findings.prevent_start()) else {
+        return Err(findings);
+    };
+    let concurrency = match admission {
+        config::AdmissionConfig::MaxInFlight(config) => ConcurrencyPolicy::MaxInFlight(config),
+        config::AdmissionConfig::Fairness { config, sources } => {
+            let effective = FlowcontrolSources::from_files(sources.files).merge();
+            ConcurrencyPolicy::Fairness {
+                server_concurrency_limit: config.server_concurrency_limit,
+                objects: effective.into_iter().map(|one| one.object).collect(),
+                dry_run: config.enforcement == Enforcement::DryRun,
+            }
+        }
+    };
+    let policies = ExplainedPolicies {
+        concurrency,
+        rates,
+        request_timeout: limits.request_timeout,
+    };
+    Ok((policies, findings))
+}
+
+/// A resolver with the warnings of the `--config` file.
+fn resolver_for(origin: &ConfigOrigin) -> FlagResolver {
+    let mut resolver = FlagResolver::new(origin.locations.clone(), Arc::clone(&origin.files));
+    for diagnostic in origin.warnings.iter() {
+        let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
+        resolver
+            .findings
+            .push(Finding::from_diagnostic(setting, diagnostic));
+    }
+    resolver
 }
 
 fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {

@@ -13,6 +13,7 @@ use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals;
 use crate::config::Config;
 use crate::document::Severity;
+use crate::explain::explainer::ExplainedPolicies;
 
 /// The configuration that the flags mean, after the open-file limit was raised, on which
 /// `--max-connections` depends.
@@ -44,6 +45,25 @@ pub(in crate::cli) fn resolve_and_log(args: ServeArgs) -> Result<Config, Command
         Ok(Resolved { config, warnings }) => {
             log_warnings(&warnings);
             Ok(config)
+        }
+        Err(findings) => {
+            log_warnings(&findings);
+            Err(CommandError::Usage(findings.to_string()))
+        }
+    }
+}
+
+/// The policies that the flags mean. Logs the warnings, also if there are errors.
+///
+/// # Errors
+/// All errors, one a line.
+pub(in crate::cli) fn resolve_policies_and_log(
+    args: &ServeArgs,
+) -> Result<ExplainedPolicies, CommandError> {
+    match config_resolver::resolve_policies(args) {
+        Ok((policies, warnings)) => {
+            log_warnings(&warnings);
+            Ok(policies)
         }
         Err(findings) => {
             log_warnings(&findings);

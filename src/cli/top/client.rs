@@ -120,6 +120,20 @@ pub async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, String>
     serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not JSON: {why}"))
 }
 
+/// Fetches a text of the admin listener.
+///
+/// # Errors
+/// The reason, if there is no response.
+///
+/// # Cancel safety
+/// The connection ends with the future. Nothing is lost.
+pub async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String, String> {
+    let response = with_timeout(get(address, path)).await?;
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect();
+    let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
+    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
 /// Sends updates and connection failures to `updates`, until its receiver is dropped.
 ///
 /// # Cancel safety

@@ -5,6 +5,7 @@ use super::flow_distinguisher::FlowDistinguisher;
 use super::flow_distinguisher::FlowDistinguisherMethod;
 use super::levels;
 use super::levels::CompiledLevel;
+use super::mismatch::Mismatch;
 use super::policies::Policies;
 use crate::api::flowcontrol::CATCH_ALL;
 use crate::api::flowcontrol::EXEMPT;
@@ -125,6 +126,19 @@ impl Matcher {
             flow_distinguisher,
             flow_hash,
         }
+    }
+
+    /// Why each schema that is tried before the request's own does not match it. If no schema
+    /// matches, these are all schemas, and the request belongs to the catch-all schema.
+    ///
+    /// Slower than [`classify`](Self::classify), which finds the same schema.
+    #[must_use]
+    pub fn explain(&self, request: &RequestDigest<'_>) -> Vec<Mismatch> {
+        let mut mismatches = vec![Mismatch::NoRules; self.schemas.len()];
+        if let Some(matched) = self.policies.explain(request, &mut mismatches) {
+            mismatches.truncate(matched);
+        }
+        mismatches
     }
 
     /// The schemas, in the order of matching.

@@ -6,6 +6,8 @@
 //! and missing mandatory schemas are imagined. Classifying a request allocates nothing, and
 //! everything that can be computed in advance is.
 //!
+//! [`Matcher::explain`] tells why the schemas before the one that matched do not match.
+//!
 //! [`Policies`] and its parts do not depend on flow schemas. Other modules use them to select
 //! requests by the same kind of rules.
 //!
@@ -16,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `digest` `levels` `names` |
+//! | 0 | `digest` `levels` `mismatch` `names` |
 //! | 1 | `flow_distinguisher` `rules` `subjects` |
 //! | 2 | `policies` |
 //! | 3 | `matcher` |
@@ -25,6 +27,7 @@ mod digest;
 mod flow_distinguisher;
 mod levels;
 mod matcher;
+mod mismatch;
 mod names;
 mod policies;
 mod rules;
@@ -38,6 +41,7 @@ pub use self::levels::CompiledLevel;
 pub use self::matcher::Classification;
 pub use self::matcher::CompiledSchema;
 pub use self::matcher::Matcher;
+pub use self::mismatch::Mismatch;
 pub use self::policies::Policies;
 pub use self::rules::Rules;
 pub use self::subjects::ListBits;

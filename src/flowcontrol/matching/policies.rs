@@ -4,6 +4,7 @@
 //! evaluated.
 
 use super::digest::RequestDigest;
+use super::mismatch::Mismatch;
 use super::rules::Rules;
 use super::subjects::ListBits;
 use super::subjects::Subjects;
@@ -51,6 +52,33 @@ impl Policies {
             .iter()
             .flat_map(move |block| block.matching_entries(request))
             .filter(move |&entry| last.replace(entry) != Some(entry))
+    }
+
+    /// Why entries do not match: a mismatch for each of `mismatches`, whose length is the number of
+    /// entries. Stops at the first entry that matches, and returns it; the mismatches from there on
+    /// have no meaning.
+    pub(super) fn explain(
+        &self,
+        request: &RequestDigest<'_>,
+        mismatches: &mut [Mismatch],
+    ) -> Option<usize> {
+        mismatches.fill(Mismatch::NoRules);
+        for block in &self.blocks {
+            let lists = block.subjects.lists_of(request.user);
+            for (bit, (rules, entry)) in block.rules.iter().enumerate() {
+                let outcome = match lists >> bit & 1 {
+                    0 => Err(Mismatch::Subject),
+                    _ => rules.explain(request),
+                };
+                let Err(mismatch) = outcome else {
+                    return Some(*entry);
+                };
+                if let Some(furthest) = mismatches.get_mut(*entry) {
+                    *furthest = mismatch.max(*furthest);
+                }
+            }
+        }
+        None
     }
 }
 

@@ -5,6 +5,7 @@
 //! allocates nothing.
 
 use super::digest::RequestDigest;
+use super::mismatch::Mismatch;
 use super::names::NameSet;
 use super::names::boxed_bytes;
 use super::names::is_wildcard;
@@ -56,6 +57,17 @@ impl Rules {
             self.non_resource.iter().any(|rule| rule.matches(request))
         }
     }
+
+    /// Why none of the rules matches the request. `Ok` if one does.
+    pub(super) fn explain(&self, request: &RequestDigest<'_>) -> Result<(), Mismatch> {
+        if request.is_resource_request {
+            let rules = self.resource.iter().map(|rule| rule.explain(request));
+            Mismatch::furthest(Mismatch::NoResourceRules, rules)
+        } else {
+            let rules = self.non_resource.iter().map(|rule| rule.explain(request));
+            Mismatch::furthest(Mismatch::NoNonResourceRules, rules)
+        }
+    }
 }
 
 impl ResourceRule {
@@ -81,6 +93,29 @@ impl ResourceRule {
                 self.namespaces.contains(request.namespace)
             }
     }
+
+    /// The first check of [`matches`](Self::matches) that fails.
+    fn explain(&self, request: &RequestDigest<'_>) -> Result<(), Mismatch> {
+        let RequestDigest {
+            resource,
+            subresource,
+            namespace,
+            ..
+        } = *request;
+        if !self.verbs.contains(request.verb) {
+            Err(Mismatch::Verb)
+        } else if !self.resources.contains(resource, subresource) {
+            Err(Mismatch::Resource)
+        } else if !self.api_groups.contains(request.api_group) {
+            Err(Mismatch::ApiGroup)
+        } else if namespace.is_empty() && !self.cluster_scope {
+            Err(Mismatch::ClusterScope)
+        } else if !namespace.is_empty() && !self.namespaces.contains(namespace) {
+            Err(Mismatch::Namespace)
+        } else {
+            Ok(())
+        }
+    }
 }
 
 impl NonResourceRule {
@@ -93,6 +128,17 @@ impl NonResourceRule {
 
     fn matches(&self, request: &RequestDigest<'_>) -> bool {
         self.verbs.contains(request.verb) && self.paths.contains(request.path)
+    }
+
+    /// The first check of [`matches`](Self::matches) that fails.
+    fn explain(&self, request: &RequestDigest<'_>) -> Result<(), Mismatch> {
+        if !self.verbs.contains(request.verb) {
+            Err(Mismatch::Verb)
+        } else if !self.paths.contains(request.path) {
+            Err(Mismatch::NonResourceUrl)
+        } else {
+            Ok(())
+        }
     }
 }
 

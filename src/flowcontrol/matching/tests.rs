@@ -275,6 +275,12 @@ fn requests_are_classified_as_by_the_reference_matcher() {
                 flow_hash: found.flow_hash,
             };
             assert_eq!(outcome, slow.classify(&request), "seed {seed}, {request:?}");
+            let reasons = slow.mismatches(&request);
+            assert_eq!(
+                matcher.explain(&digest),
+                reasons,
+                "seed {seed}, {request:?}"
+            );
             let all: Vec<usize> = policies.matching_entries(&digest).collect();
             assert_eq!(all, slow.matching(&request), "seed {seed}, {request:?}");
             matched += all.len();

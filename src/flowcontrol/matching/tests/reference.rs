@@ -72,6 +72,20 @@ impl<'o> ReferenceMatcher<'o> {
         (0..self.schemas.len()).filter(matches).collect()
     }
 
+    /// The furthest mismatch of each schema before the first that matches.
+    pub(super) fn mismatches(&self, request: &OwnedRequest) -> Vec<Mismatch> {
+        let matched = self.matching(request).first().copied();
+        let tried = &self.schemas[..matched.unwrap_or(self.schemas.len())];
+        tried
+            .iter()
+            .map(|schema| {
+                let rules = schema.spec.rules.iter();
+                let all = rules.flat_map(|rules| rules_mismatches(rules, request));
+                all.max().unwrap_or(Mismatch::NoRules)
+            })
+            .collect()
+    }
+
     pub(super) fn classify<'r>(&'r self, request: &'r OwnedRequest) -> ReferenceMatch<'r> {
         let first = self.matching(request).first().copied();
         let catch_all = self
@@ -122,6 +136,63 @@ fn rules_match(rules: &PolicyRulesWithSubjects, request: &OwnedRequest) -> bool 
                 .iter()
                 .any(|rule| non_resource_rule_matches(rule, request))
         }
+}
+
+/// The first failed check of each rule, or that of all rules together.
+fn rules_mismatches(rules: &PolicyRulesWithSubjects, request: &OwnedRequest) -> Vec<Mismatch> {
+    let mut subjects = rules.subjects.iter();
+    if !subjects.any(|subject| subject_matches(subject, &request.user)) {
+        return vec![Mismatch::Subject];
+    }
+    let verb = request.verb.as_str();
+    if !request.is_resource_request {
+        let each = rules.non_resource_rules.iter().map(|rule| {
+            if list_contains(&rule.verbs, verb) {
+                Mismatch::NonResourceUrl
+            } else {
+                Mismatch::Verb
+            }
+        });
+        return each.chain([Mismatch::NoNonResourceRules]).collect();
+    }
+    let scope = match request.namespace.as_str() {
+        "" => Mismatch::ClusterScope,
+        _ => Mismatch::Namespace,
+    };
+    let each = rules.resource_rules.iter().map(|rule| {
+        // A rule without a list fails at that list.
+        let any = vec!["*".to_owned()];
+        let relaxed = |verbs: bool, resources: bool, groups: bool| ResourcePolicyRule {
+            verbs: if verbs {
+                any.clone()
+            } else {
+                rule.verbs.clone()
+            },
+            resources: if resources {
+                any.clone()
+            } else {
+                rule.resources.clone()
+            },
+            api_groups: if groups {
+                any.clone()
+            } else {
+                rule.api_groups.clone()
+            },
+            cluster_scope: true,
+            namespaces: any.clone(),
+        };
+        let passes = |rule: ResourcePolicyRule| resource_rule_matches(&rule, request);
+        if !passes(relaxed(false, true, true)) {
+            Mismatch::Verb
+        } else if !passes(relaxed(true, false, true)) {
+            Mismatch::Resource
+        } else if !passes(relaxed(true, true, false)) {
+            Mismatch::ApiGroup
+        } else {
+            scope
+        }
+    });
+    each.chain([Mismatch::NoResourceRules]).collect()
 }
 
 fn subject_matches(subject: &Subject, user: &UserInfo) -> bool {

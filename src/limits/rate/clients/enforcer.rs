@@ -339,14 +339,14 @@ impl ClientLimits {
 }
 
 /// A client in the sense of a rule, as text.
-struct LimitedClient {
+pub(crate) struct LimitedClient {
     kind: &'static [u8],
     name: Vec<u8>,
     user_agent: Vec<u8>,
 }
 
 impl LimitedClient {
-    fn from_request(
+    pub(crate) fn from_request(
         distinguisher: ClientDistinguisher,
         attributes: &AdmissionAttributes<'_>,
         source: &RequestSource<'_>,
@@ -385,7 +385,7 @@ impl LimitedClient {
     }
 
     /// The name of the client for operators.
-    fn display_name(&self) -> Vec<u8> {
+    pub(crate) fn display_name(&self) -> Vec<u8> {
         if self.user_agent.is_empty() {
             return self.name.clone();
         }
@@ -571,6 +571,6 @@ enum SlotOutcome {
 }
 
 /// Whether the request is a write that is not long-running.
-fn is_write(info: &RequestInfo<'_>) -> bool {
+pub(crate) fn is_write(info: &RequestInfo<'_>) -> bool {
     info.mutating() && !info.long_running()
 }

@@ -90,7 +90,7 @@ pub struct LimitedEvent<'e> {
 }
 
 impl LimitedEvent<'_> {
-    pub(super) fn key_text(&self, limit_type: LimitType) -> &[u8] {
+    pub(crate) fn key_text(&self, limit_type: LimitType) -> &[u8] {
         match limit_type {
             LimitType::Namespace => self.namespace,
             LimitType::Server => b"",

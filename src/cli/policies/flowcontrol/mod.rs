@@ -63,7 +63,7 @@ enum ShowFormat {
 }
 
 /// Runs the command.
-pub(super) fn run(args: FlowcontrolArgs) -> ExitCode {
+pub(in crate::cli) fn run(args: FlowcontrolArgs) -> ExitCode {
     let FlowcontrolCommand::Show(args) = args.command;
     match show(&args) {
         Ok(text) => print_stdout(text.as_bytes()),
