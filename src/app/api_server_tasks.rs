@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::app::cluster_flowcontrol::ClusterFlowcontrol;
-use crate::app::object_counts::ObjectCountPolls;
+use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
+use crate::app::cluster::object_counts::ObjectCountPolls;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::clock::Clock;

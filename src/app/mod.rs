@@ -6,8 +6,8 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `cluster_flowcontrol` `info_metrics` `self_checks` `shutdown` `start_error` |
-//! | 1 | `authentication` `object_counts` `observers` |
+//! | 0 | `cluster` `info_metrics` `self_checks` `shutdown` `start_error` |
+//! | 1 | `authentication` `observers` |
 //! | 2 | `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
 //! | 4 | `reload` |
@@ -15,9 +15,8 @@
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
-mod cluster_flowcontrol;
+mod cluster;
 mod info_metrics;
-mod object_counts;
 mod observers;
 mod reload;
 mod self_checks;
@@ -39,7 +38,7 @@ use crate::app::api_server_tasks::OwnCallsConfig;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::ReviewTasks;
 use crate::app::authentication::build_authenticator;
-use crate::app::cluster_flowcontrol::ClusterFlowcontrol;
+use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::observers::Observers;
 use crate::app::reload::InForce;
 use crate::app::shared_components::Budgets;

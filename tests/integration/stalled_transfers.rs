@@ -171,6 +171,7 @@ async fn on_http1_an_unfinished_body_closes_the_upstream_connection() {
             "{kind}"
         );
         drop(exchange);
+        assert_eq!(call.response().await.status, 502, "{kind}"); // its seat is free
         let call = client.send(TestRequest::post(PODS, "{}")).await;
         let exchange = upstream.next_exchange().await;
         assert_eq!(

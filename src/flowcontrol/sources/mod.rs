@@ -4,7 +4,7 @@
 //! what the API server lists and watches say, and keeps the last complete set. [`LiveObjects`]
 //! applies each change to the [controller](crate::flowcontrol::controller).
 //! [`DriftMonitor`] compares the objects by which the API server classified a request with weir's.
-//! The I/O is in `app::cluster_flowcontrol`.
+//! The I/O is in `app::cluster::flowcontrol`.
 //!
 //! # Layers
 //!

@@ -17,9 +17,9 @@ mod state_file;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::app::cluster_flowcontrol::reflector::Reflector;
-use crate::app::cluster_flowcontrol::shared_store::SharedStore;
-use crate::app::cluster_flowcontrol::state_file::StateFile;
+use crate::app::cluster::flowcontrol::reflector::Reflector;
+use crate::app::cluster::flowcontrol::shared_store::SharedStore;
+use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::config::ClusterSourceConfig;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::LiveObjects;
@@ -27,14 +27,14 @@ use crate::upstream::forward::api_server_client::ApiServerClient;
 
 /// Watches both resources.
 #[derive(Debug)]
-pub(super) struct ClusterFlowcontrol {
+pub(in crate::app) struct ClusterFlowcontrol {
     store: Arc<SharedStore>,
     retry_after_denial: Duration,
 }
 
 impl ClusterFlowcontrol {
     /// Puts the objects of the state folder in force, if there are any.
-    pub(super) fn restore(live: Arc<LiveObjects>, config: ClusterSourceConfig) -> Self {
+    pub(in crate::app) fn restore(live: Arc<LiveObjects>, config: ClusterSourceConfig) -> Self {
         let ClusterSourceConfig {
             state_dir,
             retry_after_denial,
@@ -47,7 +47,7 @@ impl ClusterFlowcontrol {
     }
 
     /// Runs until it is dropped.
-    pub(super) async fn run(self: Arc<Self>, calls: ApiServerClient) {
+    pub(in crate::app) async fn run(self: Arc<Self>, calls: ApiServerClient) {
         let [levels, schemas] = ClusterResource::ALL.map(|resource| Reflector {
             calls: calls.clone(),
             resource,

@@ -20,7 +20,7 @@ use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
-use crate::app::object_counts::list_counter::ListCounter;
+use crate::app::cluster::object_counts::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -35,7 +35,7 @@ const PERIODS_AFTER_DENIAL: u32 = 10;
 
 /// Polls periodically.
 #[derive(Debug)]
-pub(super) struct ObjectCountPolls {
+pub(in crate::app) struct ObjectCountPolls {
     calls: ApiServerClient,
     controller: Arc<Controller>,
     /// Zero pauses the polls.
@@ -53,7 +53,7 @@ enum PollOutcome {
 }
 
 impl ObjectCountPolls {
-    pub(super) const fn new(
+    pub(in crate::app) const fn new(
         calls: ApiServerClient,
         controller: Arc<Controller>,
         period: watch::Receiver<Duration>,
@@ -66,7 +66,7 @@ impl ObjectCountPolls {
     }
 
     /// Runs until it is dropped.
-    pub(super) async fn run(mut self) {
+    pub(in crate::app) async fn run(mut self) {
         if self
             .period
             .wait_for(|period| !period.is_zero())

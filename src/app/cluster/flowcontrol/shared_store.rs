@@ -10,7 +10,7 @@ use tracing::info;
 use tracing::warn;
 
 use crate::api::flowcontrol::GROUP;
-use crate::app::cluster_flowcontrol::state_file::StateFile;
+use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::clock::Clock;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::ClusterStatus;

@@ -13,9 +13,9 @@ use http::uri::PathAndQuery;
 use tracing::debug;
 use tracing::warn;
 
-use crate::app::cluster_flowcontrol::backoff::Backoff;
-use crate::app::cluster_flowcontrol::backoff::jittered;
-use crate::app::cluster_flowcontrol::shared_store::SharedStore;
+use crate::app::cluster::flowcontrol::backoff::Backoff;
+use crate::app::cluster::flowcontrol::backoff::jittered;
+use crate::app::cluster::flowcontrol::shared_store::SharedStore;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::WatchEvent;
 use crate::flowcontrol::sources::parse_event;
