@@ -6,8 +6,8 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `cluster` `info_metrics` `self_checks` `shutdown` `start_error` |
-//! | 1 | `authentication` `observers` |
+//! | 0 | `info_metrics` `self_checks` `shutdown` `start_error` |
+//! | 1 | `authentication` `cluster` `observers` |
 //! | 2 | `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
 //! | 4 | `reload` |

@@ -141,6 +141,10 @@ pub fn parse_event(line: &str) -> Result<WatchEvent, String> {
     let mut diagnostics = Diagnostics::default();
     let decoded = flowcontrol::decode(object, Strictness::Lenient, &mut diagnostics);
     let Some(decoded) = decoded.into_iter().next() else {
+        if kind != "ADDED" {
+            // The object is in force as it was. A list tells what is left.
+            return Ok(WatchEvent::Expired);
+        }
         let why = diagnostics.errors().map(describe).collect::<Vec<_>>();
         return Ok(WatchEvent::Unreadable(
             why.join("; "),

@@ -186,13 +186,19 @@ fn an_object_that_cannot_be_read_is_skipped_and_the_rest_is_used() {
         listed.unreadable[0].contains("items[1].spec.matchingPrecedence"),
         "{listed:?}"
     );
-    let WatchEvent::Unreadable(why, version) = event("MODIFIED", &bad) else {
+    let WatchEvent::Unreadable(why, version) = event("ADDED", &bad) else {
         panic!("it cannot be read");
     };
     assert!(why.contains("matchingPrecedence"), "{why}");
     assert_eq!(version, "5");
     assert!(parse_list(LEVELS, &list.to_string()).is_err());
     assert!(parse_list(SCHEMAS, "<html>").is_err());
+    for kind in ["MODIFIED", "DELETED"] {
+        assert!(
+            matches!(event(kind, &bad), WatchEvent::Expired),
+            "{kind}: the objects are listed again"
+        );
+    }
 }
 
 #[test]

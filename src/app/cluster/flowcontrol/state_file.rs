@@ -42,6 +42,7 @@ impl StateFile {
         let name = path.display().to_string();
         let cannot_read = |why: io::Error| format!("cannot read {name}: {why}");
         match fs::metadata(&path) {
+            Ok(found) if !found.is_file() => return Err(format!("{name}: not a regular file")),
             Ok(found) if found.len() > MAX_BYTES => {
                 return Err(format!("{name}: larger than {MAX_BYTES} bytes"));
             }
