@@ -365,7 +365,7 @@ async fn a_bad_configuration_changes_nothing_and_shows_everywhere_until_it_is_go
     assert!(
         ready
             .text()
-            .contains("[-]config refused, readiness not affected"),
+            .contains("[-]config failed, readiness not affected: refused"),
         "{}",
         ready.text()
     );
