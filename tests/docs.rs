@@ -60,6 +60,7 @@ use weir::pipeline::steps::request_body::REQUEST_BODY_BUDGET;
 use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
+use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::ConnectionBudget;
 use weir::upstream::connection::connection_budget::SlotMetrics;
 use weir::upstream::loop_detection::LoopDetector;
@@ -356,6 +357,21 @@ fn the_metrics_in_the_limits_table_are_documented() {
     }
 }
 
+fn upstream_config() -> weir::upstream::UpstreamConfig {
+    let authority = "192.0.2.1:6443".parse().unwrap();
+    let name = "192.0.2.1".try_into().unwrap();
+    weir::upstream::UpstreamConfig {
+        servers: vec![ServerAddress::new(authority, name)],
+        endpoint_slices: false,
+        roots: rustls::RootCertStore::empty(),
+        front_proxy: None,
+        max_http2_connections: 1,
+        max_connections: 1,
+        instance_id: InstanceId::from_bytes([1; 16]),
+        probe_interval: Duration::from_secs(2),
+    }
+}
+
 #[test]
 fn the_metrics_page_matches_the_program() {
     let registry = Registry::new();
@@ -395,6 +411,7 @@ fn the_metrics_page_matches_the_program() {
     DroppedLineCounter::default().register(&registry);
     let _spans = spans::SpanMetrics::register(&registry);
     let _upstream = weir::upstream::UpstreamMetrics::register(&registry);
+    let _servers = weir::upstream::server_set(&upstream_config(), &registry);
     let _loops = LoopDetector::register(InstanceId::from_bytes([1; 16]), &registry);
     let _places = ConnectionBudget::new(4, &SlotMetrics::register(&registry));
     let _slow = SlowTransfers::register(&registry);

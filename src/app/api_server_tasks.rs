@@ -1,12 +1,14 @@
 //! weir's own calls to the API server, and its checks of itself there.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::cluster::object_counts::ObjectCountPolls;
@@ -31,9 +33,16 @@ use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::credentials::RefreshTask;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use crate::upstream::forward::endpoint_slices;
+use crate::upstream::forward::server_pools::ServerPools;
+use crate::upstream::forward::server_probes::ServerProbes;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::pool::Pool;
+use crate::upstream::servers::resolver;
+use crate::upstream::servers::server_set::ServerSet;
+
+/// Longest time that the first probes delay the first request.
+const FIRST_PROBES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A task of which there is one at a time.
 #[derive(Debug, Default)]
@@ -109,7 +118,13 @@ pub(super) struct OwnCalls {
     /// Detects calls that come back to weir.
     pub(super) loop_detector: Arc<LoopDetector>,
     pub(super) readiness: Arc<Readiness>,
-    pool: Arc<Pool<Internal>>,
+    /// The API servers.
+    pub(super) servers: Arc<ServerSet>,
+    pools: Arc<ServerPools<Internal>>,
+    /// Probes of several API servers.
+    probes: Arc<ServerProbes>,
+    /// Follows the EndpointSlices, if they are followed.
+    slices: TaskSlot,
     client: ApiServerClient,
     transport: Arc<dyn ApiTransport>,
     metrics: Arc<UpstreamMetrics>,
@@ -141,22 +156,33 @@ impl OwnCalls {
         let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
             .await
             .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let pool = upstream::internal_pool(upstream, &credentials, metrics);
-        let client = ApiServerClient::new(Arc::clone(&pool), Arc::clone(&credentials));
+        let servers = upstream::server_set(upstream, registry);
+        resolver::resolve_once(&servers).await;
+        let pools = upstream::internal_pools(upstream, &servers, &credentials, metrics);
+        let client = ApiServerClient::new(Arc::clone(&pools), Arc::clone(&credentials));
         let loop_detector = LoopDetector::register(upstream.instance_id.clone(), registry);
         let readiness = Readiness::new(
-            Arc::clone(&pool),
+            Arc::clone(&pools),
             Arc::clone(&credentials),
             drain,
             Arc::clone(&loop_detector),
             config_status,
         );
         let readiness = Arc::new(readiness.with_flowcontrol(flowcontrol));
+        let probes = Arc::new(ServerProbes {
+            pools: Arc::clone(&pools),
+            credentials: Arc::clone(&credentials),
+            loop_detector: Arc::clone(&loop_detector),
+            interval: upstream.probe_interval,
+        });
         let calls = Self {
             credentials,
             loop_detector,
             readiness,
-            pool,
+            servers,
+            pools,
+            probes,
+            slices: TaskSlot::default(),
             transport: Arc::new(client.clone()),
             client,
             metrics: Arc::clone(metrics),
@@ -177,6 +203,13 @@ impl OwnCalls {
         Some(Arc::clone(&self.transport)).filter(|_| !settings.is_anonymous)
     }
 
+    /// Refuses servers at weir's own address, and probes each of several once, for at most a moment:
+    /// a server gets no request before it has answered a probe.
+    pub(super) async fn verify_servers(&self, listener: SocketAddr) {
+        self.servers.set_listener(listener);
+        let _ = timeout(FIRST_PROBES_TIMEOUT, self.probes.run_once()).await;
+    }
+
     /// Starts the tasks.
     pub(super) fn run(
         self: &Arc<Self>,
@@ -188,20 +221,24 @@ impl OwnCalls {
         self.start_cluster(settings);
         self.start_probe(settings, upstream);
         self.start_access_check(settings);
-        let (pool, mut changes) = (
-            Arc::clone(&self.pool),
+        self.start_slices(upstream);
+        tokio::spawn(resolver::run(Arc::clone(&self.servers)));
+        tokio::spawn(Arc::clone(&self.probes).run());
+        let (pools, mut changes) = (
+            Arc::clone(&self.pools),
             self.credentials.certificate_changes(),
         );
         tokio::spawn(async move {
             while changes.changed().await.is_ok() {
-                pool.retire_all();
+                pools.retire_all();
             }
         });
     }
 
-    /// Calls the server of `config` from now on.
-    pub(super) fn reconfigure(&self, config: &UpstreamConfig) {
-        upstream::reconfigure_internal_pool(&self.pool, config, &self.credentials);
+    /// Follows the EndpointSlices, if `upstream` says so.
+    pub(super) fn start_slices(&self, upstream: &UpstreamConfig) {
+        let follows = || endpoint_slices::run(self.client.clone(), Arc::clone(&self.servers));
+        self.slices.start(upstream.endpoint_slices.then(follows));
     }
 
     /// Polls the number of objects, unless weir is anonymous.
@@ -255,7 +292,7 @@ impl OwnCalls {
     ) -> Option<FrontProxyProbe> {
         let interval = settings.probe_interval?;
         Some(FrontProxyProbe {
-            pool: upstream::front_proxy_pool(upstream, &self.metrics)?,
+            pools: upstream::front_proxy_pools(upstream, &self.servers, &self.metrics)?,
             headers: Arc::new(settings.identity_headers.clone()),
             metrics: Arc::clone(&self.metrics),
             health: FrontProxyHealth::register(&self.registry),

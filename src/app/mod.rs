@@ -153,8 +153,10 @@ impl App {
         let listener = shared.listener(serving.address, &settings, workers, &registry)?;
         let shutdown = Arc::new(ArcSwap::from_pointee(in_force.shutdown_times()));
         let observers = Arc::new(ArcSwap::from_pointee(shared.observers.clone()));
+        let addresses = Addresses::new(&listener.acceptor, &admin)?;
+        own_calls.verify_servers(addresses.clients).await;
         Ok(Self {
-            addresses: Addresses::new(&listener.acceptor, &admin)?,
+            addresses,
             acceptor: listener.acceptor,
             admin,
             own_calls: Arc::clone(&own_calls),
@@ -299,6 +301,7 @@ impl Components {
             impersonator: impersonates.then(|| Arc::clone(credentials)),
             loop_detector: Arc::clone(&own_calls.loop_detector),
             upstream_metrics,
+            servers: Arc::clone(&own_calls.servers),
             upstream,
             config_status,
         };

@@ -34,6 +34,7 @@ use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::pipeline::Pipeline;
 use crate::server::settings::ListenerSettings;
+use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::PreparedCredentials;
@@ -166,18 +167,19 @@ impl Reloader {
         Ok(())
     }
 
-    /// Rejects another API server: what was learned of one cluster (verified tokens, keys, decisions
+    /// Rejects API servers of which none stays, since they may be of another cluster: what was learned of one cluster (verified tokens, keys, decisions
     /// about impersonation, flow schemas) is not true of another, and requests that wait would be
     /// sent there with credentials for the old one.
     fn check_server(&self, config: &UpstreamConfig) -> Result<(), ReloadError> {
-        let (old, new) = (&self.shared.upstream.address, &config.address);
-        if old == new {
+        let old = &self.shared.upstream;
+        if config.has_server_in_common(old) {
             return Ok(());
         }
+        let (old, new) = (old.authorities(), config.authorities());
         Err(ReloadError {
             message: format!(
-                "another API server needs a restart: {} is in use, {} is configured",
-                old.authority, new.authority
+                "other API servers need a restart, unless one of them stays: {old} is in use, {new} \
+                 is configured"
             ),
             is_key_mismatch: false,
         })
@@ -237,12 +239,12 @@ impl Reloader {
         let own = &self.own_calls.credentials;
         self.shared.impersonator = config.assert_by_impersonation.then(|| Arc::clone(own));
         let (new, earlier) = (&config.upstream, &self.shared.upstream);
+        if !new.has_same_servers(earlier) || !new.has_same_front_proxy(earlier) {
+            upstream::reconfigure(&self.shared.servers, new);
+        }
         for worker in &self.workers {
             let upstream = &worker.context.worker.upstream;
-            upstream.reconfigure(new, earlier, self.shared.impersonator.as_ref());
-        }
-        if !new.has_same_server(earlier) {
-            self.own_calls.reconfigure(new);
+            upstream.set_max_http2_connections(new.max_http2_connections);
         }
     }
 
@@ -291,7 +293,7 @@ impl Reloader {
         self.shared.auth.authenticator.announce_trust();
         let (sources, effective) = &self.shown;
         let mut configured = self.shared.configured_sources(max_connections);
-        configured.upstream_address = config.upstream.address.authority.to_string();
+        configured.upstream_address = config.upstream.authorities();
         sources.store(Arc::new(configured));
         effective.store(Arc::new(config.admin.effective.clone()));
         self.observers
@@ -310,17 +312,20 @@ impl Reloader {
     fn restart_own_calls(&mut self, settings: OwnCallSettings, upstream: &UpstreamConfig) {
         let earlier = std::mem::replace(&mut self.own_call_settings, settings);
         let (calls, settings) = (&self.own_calls, &self.own_call_settings);
-        let same_server = upstream.has_same_server(&self.shared.upstream);
+        let same_servers = upstream.has_same_servers(&self.shared.upstream);
         calls.set_poll_period(settings);
+        if upstream.endpoint_slices != self.shared.upstream.endpoint_slices {
+            calls.start_slices(upstream);
+        }
         if settings.is_anonymous() != earlier.is_anonymous() {
             calls.start_polls(settings, &self.shared.admission);
             calls.start_cluster(settings);
         }
         let same_certificate = upstream.has_same_front_proxy(&self.shared.upstream);
-        if !same_server || !same_certificate || !settings.has_same_probe(&earlier) {
+        if !same_servers || !same_certificate || !settings.has_same_probe(&earlier) {
             calls.start_probe(settings, upstream);
         }
-        if !same_server || !settings.has_same_access(&earlier) {
+        if !same_servers || !settings.has_same_access(&earlier) {
             calls.start_access_check(settings);
         }
     }

@@ -62,6 +62,7 @@ use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::SlotMetrics;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::loop_detection::LoopDetector;
+use crate::upstream::servers::server_set::ServerSet;
 
 /// The memory and connection budgets of all requests together.
 pub(super) struct Budgets {
@@ -114,6 +115,7 @@ pub(super) struct SharedComponents {
     pub(super) request_timeout: Duration,
     pub(super) drain: Arc<Drain>,
     pub(super) upstream: upstream::UpstreamConfig,
+    pub(super) servers: Arc<ServerSet>,
     /// The credentials that assert a certificate's user, if no front-proxy certificate does.
     pub(super) impersonator: Option<Arc<OwnCredentials>>,
     pub(super) loop_detector: Arc<LoopDetector>,
@@ -185,6 +187,7 @@ impl SharedComponents {
         WorkerDependencies {
             upstream: Arc::new(Upstream::new(
                 &self.upstream,
+                &self.servers,
                 &budgets.connection_budget,
                 self.impersonator.as_ref(),
                 &self.upstream_metrics,
@@ -211,7 +214,7 @@ impl SharedComponents {
     /// What a reload replaces of the sources of the status page.
     pub(super) fn configured_sources(&self, max_connections: usize) -> ConfiguredSources {
         ConfiguredSources {
-            upstream_address: self.upstream.address.authority.to_string(),
+            upstream_address: self.upstream.authorities(),
             rate_limits: Arc::clone(&self.rates),
             rejection_delay: Arc::clone(&self.rejection_delay),
             max_connections,
@@ -226,6 +229,7 @@ impl SharedComponents {
     ) -> Arc<StatusFeed> {
         StatusFeed::new(StatusSources {
             host: host.to_owned(),
+            servers: Arc::clone(&self.servers),
             start_time: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),

@@ -108,15 +108,17 @@ impl Pipeline {
     ) -> Response<Body> {
         let mut trace = self.arrival.start_trace();
         let context = RejectionContext::from_request(&head, &body);
+        let is_weirs_probe = ArrivalStep::is_weirs_probe(&head);
         let mut body = RequestBodyState::Unread(ClientBody::new(body, head.version));
         // Boxed, so that a delayed rejection does not keep the memory of all steps.
         let rejected = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
-            Ok(response) => return response,
+            Ok(response) => return self.arrival.answer_probe(is_weirs_probe, response),
             Err(rejected) => rejected,
         };
-        self.rejection
-            .respond(peer, context, body, &rejected, &mut trace)
-            .await
+        let rejection = self
+            .rejection
+            .respond(peer, context, body, &rejected, &mut trace);
+        self.arrival.answer_probe(is_weirs_probe, rejection.await)
     }
 
     /// Runs the steps of a request.

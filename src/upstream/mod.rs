@@ -11,46 +11,49 @@
 //! |---|---|
 //! | 0 | `loop_detection` `requester` `tls` |
 //! | 1 | `credentials` `headers` |
-//! | 2 | `body` `error` |
+//! | 2 | `body` |
 //! | 3 | `connection` |
-//! | 4 | `kubeconfig` `pool` |
-//! | 5 | `forward` |
+//! | 4 | `kubeconfig` `servers` |
+//! | 5 | `pool` |
+//! | 6 | `forward` |
 
 pub mod body;
 pub mod connection;
 pub mod credentials;
-pub mod error;
 pub mod forward;
 pub mod headers;
 pub mod kubeconfig;
 pub mod loop_detection;
 pub mod pool;
 pub mod requester;
+pub mod servers;
 pub mod tls;
 
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 use std::time::Instant;
 
-use arc_swap::ArcSwapOption;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
 use rustls::RootCertStore;
-use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
-use rustls::sign::SingleCertAndKey;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::metrics::Registry;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
-use crate::upstream::connection::connector::Connector;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::send::SendContext;
-use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::forward::server_pools::ClientCertificate;
+use crate::upstream::forward::server_pools::PoolSettings;
+use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers::auth_mode::FrontProxy;
 use crate::upstream::headers::auth_mode::Impersonating;
 use crate::upstream::headers::auth_mode::Internal;
@@ -58,18 +61,23 @@ use crate::upstream::headers::auth_mode::PassThrough;
 use crate::upstream::headers::auth_mode::Unverified;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
-use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::requester::SlotHolder;
+use crate::upstream::servers::server_set::ServerSet;
+use crate::upstream::servers::sources::UpstreamTls;
 
-pub use error::ForwardError;
+pub use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;
 
-/// The address of the API server, and what weir presents to it.
+/// The API servers, and what weir presents to them.
 #[derive(Clone, Debug)]
 pub struct UpstreamConfig {
-    /// Host, port, name in the certificate, and proxy.
-    pub address: ServerAddress,
-    /// The roots that its certificate is verified against.
+    /// The configured servers, at least one. A name with several addresses is as many servers.
+    pub servers: Vec<ServerAddress>,
+    /// Whether the EndpointSlices of the Service `kubernetes` name the servers
+    /// (`--upstream-endpoint-slices`).
+    pub endpoint_slices: bool,
+    /// The roots that their certificates are verified against.
     pub roots: RootCertStore,
     /// The front-proxy certificate and its key, if configured.
     pub front_proxy: Option<Arc<CertifiedKey>>,
@@ -79,13 +87,27 @@ pub struct UpstreamConfig {
     pub max_connections: usize,
     /// The id that requests list in `CDN-Loop`.
     pub instance_id: InstanceId,
+    /// The interval of probes where there are several servers. No flag.
+    pub probe_interval: Duration,
 }
 
 impl UpstreamConfig {
-    /// Whether connections go to the same server, which is verified by the same roots.
+    /// Whether connections go to the same servers, which are verified by the same roots.
     #[must_use]
-    pub fn has_same_server(&self, other: &Self) -> bool {
-        self.address == other.address && self.roots.roots == other.roots.roots
+    pub fn has_same_servers(&self, other: &Self) -> bool {
+        let sources = |config: &Self| (config.servers.clone(), config.endpoint_slices);
+        sources(self) == sources(other) && self.roots.roots == other.roots.roots
+    }
+
+    /// Whether a server is configured in both, so that both are of one cluster.
+    #[must_use]
+    pub fn has_server_in_common(&self, other: &Self) -> bool {
+        let names = |config: &Self| -> Vec<_> {
+            let servers = config.servers.iter();
+            servers.map(|server| server.authority.clone()).collect()
+        };
+        let others = names(other);
+        names(self).iter().any(|server| others.contains(server))
     }
 
     /// Whether connections present the same front-proxy certificate.
@@ -95,21 +117,60 @@ impl UpstreamConfig {
         certificate(self) == certificate(other)
     }
 
-    fn front_proxy_resolver(&self) -> Option<Arc<dyn ResolvesClientCert>> {
-        let key = self.front_proxy.as_ref()?;
-        Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
+    /// The configured servers for operators: HOST:PORT, separated by commas.
+    #[must_use]
+    pub fn authorities(&self) -> String {
+        let servers = self.servers.iter();
+        let names: Vec<_> = servers.map(|server| server.authority.as_str()).collect();
+        names.join(",")
+    }
+
+    fn tls(&self) -> UpstreamTls {
+        UpstreamTls {
+            roots: Arc::new(self.roots.clone()),
+            front_proxy: self.front_proxy.clone(),
+        }
+    }
+
+    fn pool_settings(
+        &self,
+        certificate: ClientCertificate,
+        budget: Option<ConnectionBudget>,
+        metrics: &Arc<UpstreamMetrics>,
+    ) -> PoolSettings {
+        PoolSettings {
+            certificate,
+            budget,
+            max_http2_connections: Arc::new(AtomicUsize::new(self.max_http2_connections)),
+            instance_id: self.instance_id.clone(),
+            metrics: Arc::clone(metrics),
+        }
     }
 }
 
-/// The API server: one connection pool for each [`AuthMode`] that is configured.
+/// The API servers of a configuration, which all workers share. Registers their metrics.
+#[must_use]
+pub fn server_set(config: &UpstreamConfig, registry: &Registry) -> Arc<ServerSet> {
+    ServerSet::new(
+        &config.servers,
+        config.endpoint_slices,
+        config.tls(),
+        registry,
+    )
+}
+
+/// The API servers, as one worker uses them: the pools of each [`AuthMode`].
+///
+/// [`AuthMode`]: crate::upstream::headers::auth_mode::AuthMode
 #[derive(Debug)]
 pub struct Upstream {
-    front_proxy: ArcSwapOption<Pool<FrontProxy>>,
-    impersonating: ArcSwapOption<ImpersonationPool>,
-    pass_through: Arc<Pool<PassThrough>>,
-    unverified: Arc<Pool<Unverified>>,
-    /// For pools that a reload adds.
-    budget: ConnectionBudget,
+    servers: Arc<ServerSet>,
+    front_proxy: Arc<ServerPools<FrontProxy>>,
+    impersonating: Option<ImpersonationPools>,
+    pass_through: Arc<ServerPools<PassThrough>>,
+    unverified: Arc<ServerPools<Unverified>>,
+    /// Of all these pools.
+    max_http2_connections: Arc<AtomicUsize>,
     metrics: Arc<UpstreamMetrics>,
 }
 
@@ -134,97 +195,65 @@ impl Upstream {
     #[must_use]
     pub fn new(
         config: &UpstreamConfig,
+        servers: &Arc<ServerSet>,
         budget: &ConnectionBudget,
         impersonator: Option<&Arc<OwnCredentials>>,
         metrics: &Arc<UpstreamMetrics>,
     ) -> Self {
-        let upstream = Self {
-            front_proxy: ArcSwapOption::empty(),
-            impersonating: ArcSwapOption::empty(),
-            pass_through: new_pool(config, None, Some(budget.clone()), metrics),
-            unverified: new_pool(config, None, Some(budget.for_unverified()), metrics),
-            budget: budget.clone(),
-            metrics: Arc::clone(metrics),
+        let max = Arc::new(AtomicUsize::new(config.max_http2_connections));
+        let settings = |certificate, budget| PoolSettings {
+            max_http2_connections: Arc::clone(&max),
+            ..config.pool_settings(certificate, Some(budget), metrics)
         };
-        upstream.set_front_proxy(config);
-        upstream.set_impersonator(config, impersonator);
-        upstream
-    }
-
-    /// Opens connections as `config` says from now on. Retires those that `earlier`, which was in
-    /// force, has opened otherwise: their requests finish.
-    pub fn reconfigure(
-        &self,
-        config: &UpstreamConfig,
-        earlier: &UpstreamConfig,
-        impersonator: Option<&Arc<OwnCredentials>>,
-    ) {
-        let same_server = config.has_same_server(earlier);
-        if !same_server {
-            reconfigure_pool(&self.pass_through, config, None);
-            reconfigure_pool(&self.unverified, config, None);
-        }
-        if !same_server || !config.has_same_front_proxy(earlier) {
-            match (&*self.front_proxy.load(), config.front_proxy_resolver()) {
-                (Some(pool), Some(resolver)) => reconfigure_pool(pool, config, Some(resolver)),
-                _ => self.set_front_proxy(config),
-            }
-        }
-        let impersonating = self.impersonating.load();
-        match (&*impersonating, impersonator) {
-            (Some(own), Some(_)) if same_server => {
-                own.pool
-                    .set_max_http2_connections(config.max_http2_connections);
-            }
-            (Some(own), Some(impersonator)) => {
-                let resolver = impersonator.certificate_resolver();
-                reconfigure_pool(&own.pool, config, Some(resolver));
-            }
-            (None, None) => {}
-            _ => self.set_impersonator(config, impersonator),
-        }
-        let max = config.max_http2_connections;
-        self.pass_through.set_max_http2_connections(max);
-        self.unverified.set_max_http2_connections(max);
-        if let Some(pool) = &*self.front_proxy.load() {
-            pool.set_max_http2_connections(max);
-        }
-    }
-
-    fn set_front_proxy(&self, config: &UpstreamConfig) {
-        let pool = config.front_proxy_resolver().map(|resolver| {
-            let budget = Some(self.budget.clone());
-            new_pool(config, Some(resolver), budget, &self.metrics)
-        });
-        self.front_proxy.store(pool);
-    }
-
-    fn set_impersonator(
-        &self,
-        config: &UpstreamConfig,
-        impersonator: Option<&Arc<OwnCredentials>>,
-    ) {
-        let pool = impersonator.map(|own| {
-            let (resolver, budget) = (own.certificate_resolver(), Some(self.budget.clone()));
-            Arc::new(ImpersonationPool {
-                pool: new_pool(config, Some(resolver), budget, &self.metrics),
+        let unverified = settings(ClientCertificate::None, budget.for_unverified());
+        let settings = |certificate| settings(certificate, budget.clone());
+        let set = || Arc::clone(servers);
+        Self {
+            servers: set(),
+            front_proxy: ServerPools::new(set(), settings(ClientCertificate::FrontProxy)),
+            impersonating: impersonator.map(|own| ImpersonationPools {
+                pools: ServerPools::new(
+                    set(),
+                    settings(ClientCertificate::Own(own.certificate_resolver())),
+                ),
                 certificate_changes: Mutex::new(own.certificate_changes()),
                 credentials: Arc::clone(own),
-            })
-        });
-        self.impersonating.store(pool);
+            }),
+            pass_through: ServerPools::new(set(), settings(ClientCertificate::None)),
+            unverified: ServerPools::new(set(), unverified),
+            max_http2_connections: Arc::clone(&max),
+            metrics: Arc::clone(metrics),
+        }
+    }
+
+    /// Changes the number of HTTP/2 connections for short requests. Open ones stay. The servers are
+    /// replaced by [`reconfigure`] for all workers.
+    pub fn set_max_http2_connections(&self, max: usize) {
+        self.max_http2_connections.store(max, Ordering::Relaxed);
+    }
+
+    /// Whether watches and lists wait for their turn after an outage of all API servers.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.servers.is_recovering()
+    }
+
+    /// How long a watch or a list of `holder` waits for its turn after an outage of all API servers.
+    #[must_use]
+    pub fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
+        self.servers.recovery_delay(holder)
     }
 
     /// Whether weir can assert a user: by the front-proxy certificate or by impersonation.
     #[must_use]
     pub fn can_assert(&self) -> bool {
-        self.front_proxy.load().is_some() || self.impersonates()
+        self.impersonating.is_some() || self.servers.has_front_proxy_certificate()
     }
 
     /// Whether weir asserts users by impersonation.
     #[must_use]
     pub fn impersonates(&self) -> bool {
-        self.impersonating.load().is_some()
+        self.impersonating.is_some()
     }
 
     /// The `Authorization` header of a request that impersonates.
@@ -232,7 +261,7 @@ impl Upstream {
     /// # Errors
     /// weir's own credential has expired, and no new one was obtained.
     pub fn impersonation_credential(&self) -> Result<Option<HeaderValue>, ForwardError> {
-        let own = self.impersonating.load_full().ok_or(ForwardError::Closed)?;
+        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
         own.credentials
             .authorization()
             .map_err(|error| ForwardError::NoCredential(Arc::new(error)))
@@ -241,12 +270,12 @@ impl Upstream {
     /// Records that the API server answered 401 to a request that impersonates: weir's own
     /// credential is not accepted.
     pub fn record_impersonation_unauthorized(&self) {
-        if let Some(own) = &*self.impersonating.load() {
+        if let Some(own) = &self.impersonating {
             own.credentials.record_response(StatusCode::UNAUTHORIZED);
         }
     }
 
-    /// Sends a client's request; see [`Pool::send`].
+    /// Sends a client's request; see [`ServerPools::send`].
     ///
     /// # Errors
     /// The request got no response; the error says which side failed.
@@ -259,16 +288,16 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, ForwardError> {
         let response = match request {
             UpstreamRequest::FrontProxy(head) => {
-                let response = self.front_proxy()?.send(head, body, class, context).await;
+                let response = self.front_proxy.send(head, body, class, context).await;
                 response.inspect(|response| self.metrics.record_assertion(response.status()))
             }
             UpstreamRequest::FrontProxyAnonymous(head) => {
-                let pool = self.front_proxy()?;
-                pool.send(head, body, class.dedicated(), context).await
+                let pools = &self.front_proxy;
+                pools.send(head, body, class.dedicated(), context).await
             }
             UpstreamRequest::Impersonating(head) => {
-                let pool = self.refreshed_impersonation_pool()?;
-                pool.send(head, body, class, context).await
+                let pools = self.refreshed_impersonation_pools()?;
+                pools.send(head, body, class, context).await
             }
             UpstreamRequest::PassThrough(head) => {
                 self.pass_through.send(head, body, class, context).await
@@ -280,7 +309,7 @@ impl Upstream {
         response.inspect_err(|error| self.metrics.failures.record(error, Clock.now()))
     }
 
-    /// Sends a client's request that asks for a protocol upgrade; see [`Pool::send_upgrade`].
+    /// Sends a client's request that asks for a protocol upgrade; see [`ServerPools::send_upgrade`].
     ///
     /// # Errors
     /// The request got no response; the error says which side failed.
@@ -293,20 +322,20 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, ForwardError> {
         let response = match request {
             UpstreamRequest::FrontProxy(head) | UpstreamRequest::FrontProxyAnonymous(head) => {
-                let pool = self.front_proxy()?;
-                pool.send_upgrade(head, body, protocol, context).await
+                let pools = &self.front_proxy;
+                pools.send_upgrade(head, body, protocol, context).await
             }
             UpstreamRequest::Impersonating(head) => {
-                let pool = self.refreshed_impersonation_pool()?;
-                pool.send_upgrade(head, body, protocol, context).await
+                let pools = self.refreshed_impersonation_pools()?;
+                pools.send_upgrade(head, body, protocol, context).await
             }
             UpstreamRequest::PassThrough(head) => {
-                let pool = &self.pass_through;
-                pool.send_upgrade(head, body, protocol, context).await
+                let pools = &self.pass_through;
+                pools.send_upgrade(head, body, protocol, context).await
             }
             UpstreamRequest::Unverified(head) => {
-                let pool = &self.unverified;
-                pool.send_upgrade(head, body, protocol, context).await
+                let pools = &self.unverified;
+                pools.send_upgrade(head, body, protocol, context).await
             }
         };
         response.inspect_err(|error| self.metrics.failures.record(error, Clock.now()))
@@ -314,95 +343,65 @@ impl Upstream {
 
     /// Closes connections that have been idle for 45 s.
     pub fn close_idle(&self, now: Instant) {
-        if let Some(front_proxy) = &*self.front_proxy.load() {
-            front_proxy.close_idle(now);
-        }
-        if let Some(impersonating) = &*self.impersonating.load() {
-            impersonating.pool.close_idle(now);
+        self.front_proxy.close_idle(now);
+        if let Some(impersonating) = &self.impersonating {
+            impersonating.pools.close_idle(now);
         }
         self.pass_through.close_idle(now);
         self.unverified.close_idle(now);
     }
 
-    fn front_proxy(&self) -> Result<Arc<Pool<FrontProxy>>, ForwardError> {
-        // The pipeline checks `can_assert` before it builds the head. A head whose pool does not
-        // exist is not sent.
-        self.front_proxy.load_full().ok_or(ForwardError::Closed)
-    }
-
-    fn refreshed_impersonation_pool(&self) -> Result<Arc<Pool<Impersonating>>, ForwardError> {
-        let own = self.impersonating.load();
-        let own = own.as_ref().ok_or(ForwardError::Closed)?;
+    fn refreshed_impersonation_pools(
+        &self,
+    ) -> Result<&Arc<ServerPools<Impersonating>>, ForwardError> {
+        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
         let mut changes = own.certificate_changes.lock();
         if changes.has_changed().unwrap_or(false) {
             changes.mark_unchanged();
-            own.pool.retire_all();
+            own.pools.retire_all();
         }
-        Ok(Arc::clone(&own.pool))
+        Ok(&own.pools)
     }
 }
 
-/// The pool of connections that impersonate, and the credentials that they use.
+/// Takes over a changed configuration, for all workers and weir's own calls. Servers that stay keep
+/// their connections and their health. Changed roots, and a changed front-proxy certificate, retire
+/// the connections that have used the old ones: requests on them are completed. Connections to
+/// removed servers end with their requests, too.
+pub fn reconfigure(servers: &ServerSet, config: &UpstreamConfig) {
+    servers.reconfigure(&config.servers, config.endpoint_slices, &config.tls());
+}
+
+/// The pools of connections that impersonate, and the credentials that they use.
 #[derive(Debug)]
-struct ImpersonationPool {
-    pool: Arc<Pool<Impersonating>>,
+struct ImpersonationPools {
+    pools: Arc<ServerPools<Impersonating>>,
     credentials: Arc<OwnCredentials>,
-    /// The certificate changes that the pool has followed. The lock is held for one check.
+    /// The certificate changes that the pools have followed. The lock is held for one check.
     certificate_changes: Mutex<watch::Receiver<u64>>,
 }
 
-/// A pool with the front-proxy certificate for weir's own probe of it; none without a certificate.
+/// Pools with the front-proxy certificate for weir's own probe of it; none without a certificate.
 #[must_use]
-pub fn front_proxy_pool(
+pub fn front_proxy_pools(
     config: &UpstreamConfig,
+    servers: &Arc<ServerSet>,
     metrics: &Arc<UpstreamMetrics>,
-) -> Option<Arc<Pool<FrontProxy>>> {
-    let resolver = config.front_proxy_resolver()?;
-    Some(new_pool(config, Some(resolver), None, metrics))
+) -> Option<Arc<ServerPools<FrontProxy>>> {
+    config.front_proxy.as_ref()?;
+    let settings = config.pool_settings(ClientCertificate::FrontProxy, None, metrics);
+    Some(ServerPools::new(Arc::clone(servers), settings))
 }
 
-/// A pool for weir's own calls.
+/// Pools for weir's own calls.
 #[must_use]
-pub fn internal_pool(
+pub fn internal_pools(
     config: &UpstreamConfig,
+    servers: &Arc<ServerSet>,
     own: &Arc<OwnCredentials>,
     metrics: &Arc<UpstreamMetrics>,
-) -> Arc<Pool<Internal>> {
-    new_pool(config, Some(own.certificate_resolver()), None, metrics)
-}
-
-/// Directs weir's own calls to the server of `config`.
-pub fn reconfigure_internal_pool(
-    pool: &Pool<Internal>,
-    config: &UpstreamConfig,
-    own: &Arc<OwnCredentials>,
-) {
-    reconfigure_pool(pool, config, Some(own.certificate_resolver()));
-}
-
-fn reconfigure_pool<M: AuthMode>(
-    pool: &Pool<M>,
-    config: &UpstreamConfig,
-    certificate: Option<Arc<dyn ResolvesClientCert>>,
-) {
-    let tls = tls::client_config(config.roots.clone(), certificate);
-    let connector = pool.connector().with(config.address.clone(), tls);
-    pool.reconfigure(connector);
-}
-
-fn new_pool<M: AuthMode>(
-    config: &UpstreamConfig,
-    certificate: Option<Arc<dyn ResolvesClientCert>>,
-    budget: Option<ConnectionBudget>,
-    metrics: &Arc<UpstreamMetrics>,
-) -> Arc<Pool<M>> {
-    let tls = tls::client_config(config.roots.clone(), certificate);
-    let connector = Connector::new(config.address.clone(), tls, budget);
-    let instance_id = Some(config.instance_id.clone());
-    Pool::new(
-        connector,
-        config.max_http2_connections,
-        instance_id,
-        Arc::clone(metrics),
-    )
+) -> Arc<ServerPools<Internal>> {
+    let certificate = ClientCertificate::Own(own.certificate_resolver());
+    let settings = config.pool_settings(certificate, None, metrics);
+    ServerPools::new(Arc::clone(servers), settings)
 }

@@ -302,7 +302,9 @@ async fn a_proxy_that_refuses_the_connection_is_a_503_with_its_cause() {
 async fn errors_in_a_kubeconfig_are_reported() {
     let files = ConfigDir::new();
     let good = kubeconfig_yaml(([127, 0, 0, 1], 1).into(), "", "token: t");
-    let cases: [(&str, &[&str], &[&str]); 7] = [
+    let proxy = "    proxy-url: http://127.0.0.1:1\n";
+    let proxied = kubeconfig_yaml(([127, 0, 0, 1], 1).into(), proxy, "token: t");
+    let cases: [(&str, &[&str], &[&str]); 8] = [
         (&good, &["--context=nowhere"], &["--kubeconfig", "nowhere"]),
         (
             &good,
@@ -333,6 +335,11 @@ async fn errors_in_a_kubeconfig_are_reported() {
             &good.replace("upstream-ca.crt", "absent-ca"),
             &[],
             &["--kubeconfig", "absent-ca"],
+        ),
+        (
+            &proxied,
+            &["--upstream-endpoint-slices"],
+            &["--upstream-endpoint-slices", "proxy-url"],
         ),
     ];
     for (text, others, parts) in cases {

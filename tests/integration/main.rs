@@ -44,6 +44,7 @@ mod request_targets;
 mod retries;
 mod seat_estimates;
 mod self_checks;
+mod servers;
 mod shutdown;
 mod signals;
 mod stalled_transfers;

@@ -444,7 +444,7 @@ async fn a_setting_that_needs_a_restart_is_named_and_the_others_are_applied() {
 }
 
 #[tokio::test]
-async fn the_credentials_and_the_server_of_a_new_kubeconfig_are_used() {
+async fn the_credentials_of_a_new_kubeconfig_are_used_and_another_server_is_refused() {
     let mut upstream = FakeUpstream::start().await;
     let mut other = FakeUpstream::start().await;
     let files = ConfigDir::new();
@@ -478,14 +478,42 @@ async fn the_credentials_and_the_server_of_a_new_kubeconfig_are_used() {
     };
     assert_eq!(token(&mut upstream).await.as_deref(), Some("Bearer second"));
     weir.files.write("kubeconfig", &kubeconfig(&other, "third"));
+    weir.wait_for_metric(REFUSED, 1.0).await;
+    assert_eq!(token(&mut upstream).await.as_deref(), Some("Bearer second"));
+    other.assert_no_request();
+}
+
+#[tokio::test]
+async fn api_servers_are_added_and_removed_as_long_as_one_stays() {
+    let first = FakeUpstream::start().await;
+    let mut second = FakeUpstream::start().await;
+    for server in [&first, &second] {
+        server.answer_readyz(200);
+    }
+    let config = |servers: &[&FakeUpstream]| {
+        let urls = servers.iter().map(|server| server.address);
+        let urls: Vec<_> = urls.map(|at| format!("https://{at}")).collect();
+        format!("upstream: [{}]\n", urls.join(", "))
+    };
+    let files = ConfigDir::new();
+    files.write("weir.yaml", &config(&[&first]));
+    let mut flags = required_flags(first.address);
+    flags[0] = "--config=weir.yaml".to_owned();
+    let weir = WeirProcess::start(files, &flags).await;
+    weir.files.write("weir.yaml", &config(&[&first, &second]));
+    weir.wait_for_metric(GENERATION, 2.0).await;
+    let ready = format!("[+]upstream/{} ok", second.address);
+    eventually("the second server is ready", async || {
+        let report = weir.get_admin("/readyz?verbose").await;
+        report.text().contains(&ready).then_some(())
+    })
+    .await;
+    weir.files.write("weir.yaml", &config(&[&second]));
     weir.wait_for_metric(GENERATION, 3.0).await;
-    assert_eq!(token(&mut other).await.as_deref(), Some("Bearer third"));
-    let mut client = weir.anonymous(HttpVersion::Http1);
-    let call = client.send(TestRequest::get(LIST)).await;
-    other
-        .next_exchange_except_readyz()
-        .await
-        .respond(200, "{}")
-        .await;
-    assert_eq!(call.response().await.status, 200);
+    let mut client = weir.anonymous(HttpVersion::Http2);
+    exchange(&mut client, &mut second).await;
+    weir.files.write("weir.yaml", &config(&[&first]));
+    weir.wait_for_metric(REFUSED, 1.0).await;
+    assert_eq!(weir.metric(GENERATION).await, 3.0);
+    exchange(&mut client, &mut second).await;
 }

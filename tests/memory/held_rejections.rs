@@ -156,16 +156,17 @@ async fn full_pipeline() -> FullPipeline {
     };
     let tokens = TokenAuthenticator::new(tokens, &registry);
     let upstream = upstream::UpstreamConfig {
-        address: ServerAddress {
-            authority: "127.0.0.1:1".parse().unwrap(),
-            server_name: "127.0.0.1".try_into().unwrap(),
-            proxy: None,
-        },
+        servers: vec![ServerAddress::new(
+            "127.0.0.1:1".parse().unwrap(),
+            "127.0.0.1".try_into().unwrap(),
+        )],
+        endpoint_slices: false,
         roots: rustls::RootCertStore::empty(),
         front_proxy: None,
         max_http2_connections: 1,
         max_connections: 1024,
         instance_id: InstanceId::from_bytes([1; 16]),
+        probe_interval: Duration::from_secs(2),
     };
     let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
     let metrics = upstream::UpstreamMetrics::register(&registry);
@@ -193,7 +194,13 @@ async fn full_pipeline() -> FullPipeline {
         upstream_log_limiter: Arc::default(),
     };
     let worker = WorkerDependencies {
-        upstream: Arc::new(Upstream::new(&upstream, &places, None, &metrics)),
+        upstream: Arc::new(Upstream::new(
+            &upstream,
+            &upstream::server_set(&upstream, &registry),
+            &places,
+            None,
+            &metrics,
+        )),
         abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
         deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         observers: Arc::from([witness]),

@@ -27,6 +27,7 @@ use crate::observe::readiness::front_proxy::FrontProxyProbe;
 use crate::observe::readiness::front_proxy::ProbeOutcome;
 use crate::observe::readiness::front_proxy::REQUIREMENTS;
 use crate::upstream;
+use crate::upstream::UpstreamConfig;
 use crate::upstream::UpstreamMetrics;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -115,15 +116,31 @@ impl OnlineCheck<'_> {
             };
         let registry = Registry::new();
         let metrics = UpstreamMetrics::register(&registry);
-        let pool = upstream::internal_pool(&config.upstream, &credentials, &metrics);
-        let client: Arc<dyn ApiTransport> = Arc::new(ApiServerClient::new(pool, credentials));
-        let address = config.upstream.address.authority.to_string();
-        if !self.check_reachable(&*client, &address).await {
-            return;
+        let mut reachable = None;
+        for server in &config.upstream.servers {
+            // Each by itself: of several, weir would choose one that is ready.
+            let single = UpstreamConfig {
+                servers: vec![server.clone()],
+                endpoint_slices: false,
+                ..config.upstream.clone()
+            };
+            let servers = upstream::server_set(&single, &Registry::new());
+            let pools = upstream::internal_pools(&single, &servers, &credentials, &metrics);
+            let client = ApiServerClient::new(pools, Arc::clone(&credentials));
+            let client: Arc<dyn ApiTransport> = Arc::new(client);
+            if self
+                .check_reachable(&*client, server.authority.as_str())
+                .await
+            {
+                reachable.get_or_insert((client, single, servers));
+            }
         }
-        let probe = upstream::front_proxy_pool(&config.upstream, &metrics);
-        let probe = probe.map(|pool| FrontProxyProbe {
-            pool,
+        let Some((client, upstream_config, servers)) = reachable else {
+            return;
+        };
+        let probe = upstream::front_proxy_pools(&upstream_config, &servers, &metrics);
+        let probe = probe.map(|pools| FrontProxyProbe {
+            pools,
             headers: Arc::<IdentityHeaders>::new(config.identity.headers),
             metrics: Arc::clone(&metrics),
             health: FrontProxyHealth::register(&registry),

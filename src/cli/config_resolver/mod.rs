@@ -170,11 +170,18 @@ fn fill_effective(
     upstream: &UpstreamConfig,
     workers: usize,
 ) -> EffectiveConfig {
-    let url = format!("https://{}", upstream.address.authority);
+    let urls = upstream.servers.iter();
+    let urls: Vec<_> = urls
+        .map(|server| format!("https://{}", server.authority))
+        .collect();
+    let upstream = match &*urls {
+        [url] => Value::from(url.as_str()), // as it is usually written
+        _ => urls.into(),
+    };
+    effective.settings.insert("upstream".to_owned(), upstream);
     for (name, value) in [
         ("bindAddress", Value::from(serving.address.ip().to_string())),
         ("maxConnections", serving.max_connections.into()),
-        ("upstream", url.into()),
         ("workers", workers.into()),
     ] {
         effective.settings.entry(name.to_owned()).or_insert(value);

@@ -16,6 +16,7 @@ use crate::upstream;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::credentials::CredentialSource;
+use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
@@ -32,17 +33,23 @@ impl FlagResolver {
         connection_budget: usize,
     ) -> Option<(upstream::UpstreamConfig, CredentialSource)> {
         let front_proxy = self.read_front_proxy_key(args);
-        let target = match (&args.upstream, &args.kubeconfig) {
-            (Some(url), None) => self.upstream_from_url(args, url),
-            (None, Some(file)) => self.upstream_from_kubeconfig(args, file),
-            (None, None) => {
+        if args.upstream_endpoint_slices && args.kubeconfig.is_none() {
+            self.add(
+                "upstream-endpoint-slices",
+                "only together with --kubeconfig, whose user reads the EndpointSlices",
+            );
+        }
+        let target = match (&*args.upstream, &args.kubeconfig) {
+            (urls @ [_, ..], None) => self.upstream_from_urls(args, urls),
+            ([], Some(file)) => self.upstream_from_kubeconfig(args, file),
+            ([], None) => {
                 self.add(
                     "upstream",
                     "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
                 );
                 None
             }
-            (Some(_), Some(_)) => {
+            ([_, ..], Some(_)) => {
                 self.add(
                     KUBECONFIG,
                     "not together with --upstream: each names an API server",
@@ -51,16 +58,24 @@ impl FlagResolver {
             }
         };
         let id = self.check("upstream", InstanceId::generate());
-        let (address, roots, credentials) = target?;
+        let (servers, roots, credentials) = target?;
+        if args.upstream_endpoint_slices && servers.iter().any(|server| server.proxy.is_some()) {
+            self.add(
+                "upstream-endpoint-slices",
+                "not together with a proxy-url in the kubeconfig: the listed addresses are connected to directly",
+            );
+        }
         let max_http2_connections = usize::try_from(limits.upstream_max_connections).unwrap_or(1);
         Some((
             upstream::UpstreamConfig {
-                address,
+                servers,
+                endpoint_slices: args.upstream_endpoint_slices,
                 roots,
                 front_proxy: front_proxy?,
                 max_http2_connections,
                 max_connections: connection_budget,
                 instance_id: id?,
+                probe_interval: PROBE_INTERVAL,
             },
             credentials,
         ))
@@ -100,40 +115,38 @@ impl FlagResolver {
         }
     }
 
-    fn upstream_from_url(
+    fn upstream_from_urls(
         &mut self,
         args: &UpstreamArgs,
-        url: &str,
-    ) -> Option<(ServerAddress, RootCertStore, CredentialSource)> {
+        urls: &[String],
+    ) -> Option<(Vec<ServerAddress>, RootCertStore, CredentialSource)> {
         if args.context.is_some() {
             self.add("context", "only together with --kubeconfig");
         }
-        let address = self.check("upstream", address::parse_server(url));
+        let servers: Vec<_> = urls
+            .iter()
+            .map(|url| {
+                let (authority, name) = self.check("upstream", address::parse_server(url))?;
+                Some(ServerAddress::new(authority, name))
+            })
+            .collect();
+        let servers: Option<Vec<_>> = servers.into_iter().collect();
         let roots = match &args.upstream_ca_file {
             Some(file) => self.read_root_certificates("upstream-ca-file", file),
             None => self.check("upstream-ca-file", upstream::tls::load_system_roots()),
         };
-        let (authority, server_name) = address?;
         let credentials = CredentialSource::Configured {
             certificate: None,
             token: None,
         };
-        Some((
-            ServerAddress {
-                authority,
-                server_name,
-                proxy: None,
-            },
-            roots?,
-            credentials,
-        ))
+        Some((servers?, roots?, credentials))
     }
 
     fn upstream_from_kubeconfig(
         &mut self,
         args: &UpstreamArgs,
         file: &Path,
-    ) -> Option<(ServerAddress, RootCertStore, CredentialSource)> {
+    ) -> Option<(Vec<ServerAddress>, RootCertStore, CredentialSource)> {
         if args.upstream_ca_file.is_some() {
             self.add(
                 "upstream-ca-file",
@@ -164,6 +177,6 @@ impl FlagResolver {
             Some(Pem::File(file)) => self.read_root_certificates(KUBECONFIG, file),
         };
         self.inspect_credentials(file, &source);
-        Some((address, roots?, source))
+        Some((vec![address], roots?, source))
     }
 }

@@ -47,9 +47,23 @@ pub struct ServeArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Upstream")]
 pub struct UpstreamArgs {
-    /// The API server, as https://HOST:PORT; this or --kubeconfig is required.
-    #[arg(long, value_name = "URL")]
-    pub upstream: Option<String>,
+    /// The API server, as https://HOST:PORT; this or --kubeconfig is required. Several times (or separated by commas): as many
+    /// API servers of one cluster, among which requests are balanced. A name with several addresses is as many servers.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub upstream: Vec<String>,
+    /// Whether to balance requests among the addresses that the EndpointSlices of the Service default/kubernetes list, which
+    /// weir's own user must be allowed to list and watch. Needs --kubeconfig. The configured server is used until they are known, and
+    /// where none of them is available.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub upstream_endpoint_slices: bool,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
     pub upstream_ca_file: Option<PathBuf>,

@@ -322,7 +322,7 @@ fn serve_args(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> Serv
         identity.service_account_issuer = vec![ISSUER.to_owned()];
     }
     let upstream = UpstreamArgs {
-        upstream: Some(format!("https://{upstream}")),
+        upstream: vec![format!("https://{upstream}")],
         upstream_ca_file: Some(file("ca.crt")),
         proxy_client_cert_file: Some(file("front-proxy-client.crt")),
         proxy_client_key_file: Some(file("front-proxy-client.key")),

@@ -71,7 +71,7 @@ fn serve(
     runtime.block_on(async {
         signals::ignore_user_signals();
         let hangups = Hangups::start();
-        let upstream = config.upstream.address.authority.clone();
+        let upstream = config.upstream.authorities();
         let (seats, levels) = seats_and_levels(&config.admission);
         let mut app = App::bind(config)
             .await

@@ -154,6 +154,21 @@ pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
     )
 }
 
+/// Several API servers: how many are used, and the first of the others. `None` for a single one.
+#[must_use]
+pub fn api_servers(snapshot: &StatusSnapshot) -> Option<String> {
+    let servers = &snapshot.upstream.servers;
+    if servers.len() < 2 {
+        return None;
+    }
+    let healthy = servers.iter().filter(|server| server.healthy).count();
+    let mut text = format!("{healthy}/{} servers", servers.len());
+    if let Some(unused) = servers.iter().find(|server| !server.healthy) {
+        text.push_str(&format!(" (not {})", sanitize(&unused.address)));
+    }
+    Some(text)
+}
+
 /// The connection budget with the highest usage, and its largest holder. `None` if all are unused.
 #[must_use]
 pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {

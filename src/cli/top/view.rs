@@ -220,6 +220,9 @@ fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
             format::count(failed)
         )),
     ];
+    if let Some(servers) = format::api_servers(now) {
+        line.push(Span::from(format!("  {servers}")));
+    }
     if let Some(usage) = format::fullest_connection_budget(now) {
         line.push(Span::from(format!("  places {usage}")));
     }

@@ -37,10 +37,10 @@ use crate::metrics::Registry;
 use crate::upstream;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::FrontProxy;
 use crate::upstream::headers::forwarded_for::ClientAddress;
-use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 
@@ -241,7 +241,7 @@ impl FrontProxyHealth {
 #[derive(Debug)]
 pub struct FrontProxyProbe {
     /// Connections with the front-proxy certificate.
-    pub pool: Arc<Pool<FrontProxy>>,
+    pub pools: Arc<ServerPools<FrontProxy>>,
     /// The headers that carry the user.
     pub headers: Arc<IdentityHeaders>,
     /// Reports clients' requests that got a 401.
@@ -325,7 +325,7 @@ impl FrontProxyProbe {
             sent_at: &mut None,
         };
         let response = match self
-            .pool
+            .pools
             .send(head, body, ConnectionClass::Shared, context)
             .await
         {

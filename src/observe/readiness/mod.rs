@@ -36,10 +36,10 @@ use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::pool::Pool;
 
 /// How long a probe's result is reused: probes of any frequency cost the API server one request a
 /// second.
@@ -73,7 +73,7 @@ pub struct ReadinessStatus {
 /// Probes the API server and caches the result.
 #[derive(Debug)]
 pub struct Readiness {
-    upstream: Arc<Pool<Internal>>,
+    upstream: Arc<ServerPools<Internal>>,
     own_credentials: Arc<OwnCredentials>,
     drain: Arc<Drain>,
     /// Whether the API server accepts weir's front-proxy certificate, if there is one.
@@ -94,7 +94,7 @@ impl Readiness {
     /// Creates the readiness of the API server behind `upstream`.
     #[must_use]
     pub fn new(
-        upstream: Arc<Pool<Internal>>,
+        upstream: Arc<ServerPools<Internal>>,
         own_credentials: Arc<OwnCredentials>,
         drain: Arc<Drain>,
         loop_detector: Arc<LoopDetector>,
@@ -188,6 +188,7 @@ impl Readiness {
                 Err(why) => format!("[-]{name} failed: {why}\n"),
             });
         }
+        self.push_servers(&mut text);
         text.push_str(&self.warnings());
         text.push_str(if ready {
             "readyz check passed\n"
@@ -195,6 +196,23 @@ impl Readiness {
             "readyz check failed\n"
         });
         (ready, text)
+    }
+
+    /// Adds a line for each of several API servers: one that is ready is enough.
+    fn push_servers(&self, text: &mut String) {
+        let servers = self.upstream.servers();
+        if servers.readiness().is_none() {
+            return;
+        }
+        for server in servers.states(Clock.now()) {
+            let address = &server.address;
+            text.push_str(&match server.why.filter(|_| !server.healthy) {
+                None => format!("[+]upstream/{address} ok\n"),
+                Some(why) => {
+                    format!("[-]upstream/{address} failed, others are used: {why}\n")
+                }
+            });
+        }
     }
 
     /// Whether the last result is at least `age` old, or there is none. `false` during a probe.
@@ -248,9 +266,14 @@ impl Readiness {
         {
             return result.clone();
         }
-        let result = timeout(PROBE_TIMEOUT, self.probe_upstream())
-            .await
-            .unwrap_or_else(|_| Err(format!("no response within {}s", PROBE_TIMEOUT.as_secs())));
+        let result = match self.upstream.servers().readiness() {
+            Some(result) => result, // several servers have probes of their own
+            None => timeout(PROBE_TIMEOUT, self.probe_upstream())
+                .await
+                .unwrap_or_else(|_| {
+                    Err(format!("no response within {}s", PROBE_TIMEOUT.as_secs()))
+                }),
+        };
         let now = Clock.now();
         *last = Some((now, result.clone()));
         self.published_probe

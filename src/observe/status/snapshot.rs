@@ -88,8 +88,10 @@ pub struct FlowcontrolObjectStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UpstreamStatus {
-    /// The API server as HOST:PORT.
+    /// The configured API servers as HOST:PORT, separated by commas.
     pub address: String,
+    /// The API servers by address.
+    pub servers: Vec<ServerStatus>,
     /// Open connections by class.
     pub connections: BTreeMap<String, u64>,
     /// Requests of clients without a response from the API server, by cause.
@@ -98,6 +100,28 @@ pub struct UpstreamStatus {
     pub last_failure: Option<FailureStatus>,
     /// Slots for requests by kind: long-running ones, and those without a verified credential.
     pub places: Vec<SlotsStatus>,
+}
+
+/// An API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServerStatus {
+    /// HOST:PORT.
+    pub address: String,
+    /// Whether it gets its share of the requests.
+    pub healthy: bool,
+    /// Whether a weir answers there, so that it is never used.
+    pub refused: bool,
+    /// Why it gets no requests.
+    pub why: Option<String>,
+    /// Short requests in flight.
+    pub in_flight: u64,
+    /// Long-running requests in flight.
+    pub long_running: u64,
+    /// Requests so far.
+    pub requests: u64,
+    /// How often it was ejected because requests failed on it.
+    pub ejections: u64,
 }
 
 /// Slots for requests of one kind.

@@ -31,6 +31,7 @@ use crate::observe::status::snapshot::LevelKind;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::QueueWaitStatus;
 use crate::observe::status::snapshot::RequestsStatus;
+use crate::observe::status::snapshot::ServerStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -41,6 +42,8 @@ use crate::upstream;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::SlotUsage;
 use crate::upstream::requester::SlotHolder;
+use crate::upstream::servers::server_set::ServerSet;
+use crate::upstream::servers::server_set::ServerState;
 
 /// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;
@@ -59,6 +62,8 @@ const MAX_HOLDER_NAME_CHARS: usize = 128;
 pub struct StatusSources {
     /// The name of the machine that weir runs on.
     pub host: String,
+    /// The API servers.
+    pub servers: Arc<ServerSet>,
     /// The time at which weir started.
     pub start_time: Instant,
     /// The shutdown state, and the requests in flight.
@@ -86,7 +91,7 @@ pub struct StatusSources {
 /// The sources that a reload replaces.
 #[derive(Debug)]
 pub struct ConfiguredSources {
-    /// The API server as HOST:PORT.
+    /// The configured API servers as HOST:PORT, separated by commas.
     pub upstream_address: String,
     /// Event limits and client limits.
     pub rate_limits: Arc<RateLimits>,
@@ -166,6 +171,12 @@ impl StatusSources {
         let failures = recorded.by_cause.into_iter();
         UpstreamStatus {
             address: self.configured.load().upstream_address.clone(),
+            servers: self
+                .servers
+                .states(now)
+                .into_iter()
+                .map(server_status)
+                .collect(),
             connections: self.upstream.open_connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
             places: self
@@ -224,6 +235,19 @@ fn split_rejections(
             .map(|(limit, n)| (limit.to_owned(), n)),
     );
     (rejections, would_be)
+}
+
+fn server_status(state: ServerState) -> ServerStatus {
+    ServerStatus {
+        address: state.address,
+        healthy: state.healthy,
+        refused: state.refused,
+        why: state.why,
+        in_flight: saturating_u64(state.in_flight),
+        long_running: saturating_u64(state.long_running),
+        requests: state.requests,
+        ejections: state.ejections,
+    }
 }
 
 fn level_status(summary: level::LevelSummary) -> LevelStatus {

@@ -23,6 +23,9 @@ use crate::pipeline::steps::request_body::BodyPrefix;
 use crate::pipeline::steps::request_body::RequestBodyStep;
 use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
+use crate::request_info::Verb;
+use crate::upstream::Upstream;
+use crate::upstream::requester::SlotHolder;
 
 /// The permit of an admitted request, and the part of its body that was read.
 pub(in crate::pipeline) struct Admitted {
@@ -38,6 +41,7 @@ pub(in crate::pipeline) struct AdmissionStep {
     request_body: RequestBodyStep,
     backlog: Arc<AbandonedBacklog>,
     admission: Admission,
+    upstream: Arc<Upstream>,
     request_timeout: Duration,
 }
 
@@ -53,6 +57,7 @@ impl AdmissionStep {
             request_body: RequestBodyStep::new(shared, worker, settings),
             backlog: Arc::clone(&shared.abandoned_backlog),
             admission: shared.admission.clone(),
+            upstream: Arc::clone(&worker.upstream),
             request_timeout: settings.request_timeout,
         }
     }
@@ -87,6 +92,10 @@ impl AdmissionStep {
             rates.body = read.await?;
         }
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
+        let waited = self
+            .wait_for_recovery(attributes, received.peer, deadline)
+            .await?
+            || waited;
         let waited = self.wait_for_backlog(attributes, received.peer).await? || waited;
         if self.rates.is_configured() || waited {
             times.now = Clock.now();
@@ -103,6 +112,35 @@ impl AdmissionStep {
         trace.record_admitted(&permit, Clock.now());
         let body = rates.body;
         Ok(Admitted { permit, body })
+    }
+
+    /// After an outage of all API servers, lets a watch or a list wait for its turn, before it takes
+    /// a place in a queue or a seat. Returns whether it waited.
+    async fn wait_for_recovery(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+        deadline: Option<RequestDeadline>,
+    ) -> Result<bool, RequestRejection> {
+        if !self.upstream.is_recovering()
+            || !matches!(attributes.info.verb(), Verb::Watch | Verb::List)
+            || self.admission.is_exempt(attributes)
+        {
+            return Ok(false);
+        }
+        let holder = SlotHolder::from_client(attributes.user, peer.source_network());
+        let holder = holder.unwrap_or_else(|| SlotHolder::User(attributes.user.name.clone()));
+        let delay = self.upstream.recovery_delay(&holder);
+        if delay.is_zero() {
+            return Ok(false);
+        }
+        let turn = Clock.now() + delay;
+        let late = deadline.filter(|limit| limit.deadline < turn);
+        let until = late.map_or(turn, |limit| limit.deadline);
+        Box::pin(tokio::time::sleep_until(until.into())).await;
+        late.map_or(Ok(true), |limit| {
+            Err(RequestRejection::Timeout(limit.timeout))
+        })
     }
 
     /// Lets an exempt request wait while the API server executes too many that its requester has

@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use http::HeaderMap;
 use http::Method;
+use http::Response;
+use http::request;
 use http::uri::PathAndQuery;
 use tracing::Level;
 use tracing::enabled;
@@ -31,6 +33,7 @@ use crate::pipeline::trace::trace_context::Sampler;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::upstream::loop_detection::LoopDetector;
+use crate::upstream::loop_detection::cdn_loop;
 
 /// How long a request may take, and until when.
 #[derive(Clone, Copy)]
@@ -71,6 +74,25 @@ impl ArrivalStep {
     /// Starts the trace of a request that arrives now.
     pub(in crate::pipeline) fn start_trace(&self) -> Trace {
         Trace::start(Arc::clone(&self.metrics), Clock.now())
+    }
+
+    /// Whether the request is a probe of this weir or of another.
+    pub(in crate::pipeline) fn is_weirs_probe(head: &request::Parts) -> bool {
+        head.uri.path() == "/readyz" && cdn_loop::is_probe(&head.headers)
+    }
+
+    /// Adds this weir's ID to the answer to a probe of a weir, so that it does not take this one for
+    /// an API server.
+    pub(in crate::pipeline) fn answer_probe<B>(
+        &self,
+        is_weirs_probe: bool,
+        mut response: Response<B>,
+    ) -> Response<B> {
+        if is_weirs_probe {
+            let id = self.loop_detector.instance_id().to_header_value();
+            response.headers_mut().insert(cdn_loop::INSTANCE, id);
+        }
+        response
     }
 
     /// The request's target, byte for byte as the upstream will receive it.

@@ -4,6 +4,7 @@
 //! an error and is not dropped. No error quotes a password.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -24,6 +25,9 @@ pub struct ServerAddress {
     pub server_name: ServerName<'static>,
     /// The proxy that connects there by CONNECT.
     pub proxy: Option<ProxyAddress>,
+    /// One of the addresses of `authority`'s host. `None`: the system resolves the host, or the
+    /// proxy does, for each connection.
+    pub socket: Option<SocketAddr>,
 }
 
 /// An HTTP proxy (`proxy-url`).
@@ -36,8 +40,28 @@ pub struct ProxyAddress {
 }
 
 impl ServerAddress {
+    /// The server at HOST:PORT, whose certificate names `server_name`.
+    #[must_use]
+    pub const fn new(authority: Authority, server_name: ServerName<'static>) -> Self {
+        Self {
+            authority,
+            server_name,
+            proxy: None,
+            socket: None,
+        }
+    }
+
+    /// The same server at one address.
+    #[must_use]
+    pub fn at(&self, socket: SocketAddr) -> Self {
+        Self {
+            socket: Some(socket),
+            ..self.clone()
+        }
+    }
+
     /// The port, 443 where the authority has none.
-    pub(super) fn port(authority: &Authority) -> u16 {
+    pub(in crate::upstream) fn port(authority: &Authority) -> u16 {
         authority.port_u16().unwrap_or(443)
     }
 }

@@ -19,9 +19,9 @@ use tokio::sync::Semaphore;
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::fair_shares::FairShares;
 use crate::upstream::connection::fair_shares::ShareError;
-use crate::upstream::error::ForwardError;
 use crate::upstream::requester::Requester;
 use crate::upstream::requester::SlotHolder;
 

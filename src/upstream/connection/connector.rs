@@ -5,6 +5,7 @@
 //! connection proves. Deliberately not here: keeping connections (`pool`).
 
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ use crate::upstream::connection::address::ProxyAddress;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::ConnectionPermit;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
-use crate::upstream::error::ForwardError;
 use crate::upstream::headers::auth_mode::AuthMode;
 
 /// Longest time from the first packet to the end of the TLS handshake: long enough for a lost SYN
@@ -42,6 +43,11 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = http_settings::PING_TIMEOUT;
 
 const KEEPALIVE_PROBES: u32 = 3;
+
+/// `TCP_USER_TIMEOUT`: a connection on which sent data stays unacknowledged for this long is closed,
+/// instead of after the 15 minutes that the kernel retransmits. As long as keep-alive takes: the
+/// option also bounds keep-alive, which must not close a connection earlier than intended.
+const USER_TIMEOUT: Duration = KEEPALIVE_IDLE.saturating_add(KEEPALIVE_TIMEOUT);
 
 /// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +101,6 @@ impl<M: AuthMode> Connector<M> {
             connection_budget,
             mode: PhantomData,
         }
-    }
-
-    /// Connects to another address or with other TLS settings, within the same budget.
-    #[must_use]
-    pub(in crate::upstream) fn with(&self, address: ServerAddress, tls: ClientConfig) -> Self {
-        Self::new(address, tls, self.connection_budget.clone())
     }
 
     /// The budget for clients' requests; weir's own need none.
@@ -169,7 +169,12 @@ impl<M: AuthMode> Connector<M> {
         permit: Option<ConnectionPermit>,
     ) -> Result<Box<dyn IoStream>, ForwardError> {
         match &self.address.proxy {
-            None => Ok(Box::new(dial(&self.address.authority, permit).await?)),
+            None => {
+                let address = &self.address;
+                Ok(Box::new(
+                    dial(&address.authority, address.socket, permit).await?,
+                ))
+            }
             Some(proxy) => connect_via_proxy(proxy, &self.address.authority, permit).await,
         }
     }
@@ -181,23 +186,29 @@ impl<M: AuthMode> std::fmt::Debug for Connector<M> {
     }
 }
 
+/// Connects to `socket`, or to an address that `authority` resolves to.
 async fn dial(
     authority: &Authority,
+    socket: Option<SocketAddr>,
     permit: Option<ConnectionPermit>,
 ) -> Result<TcpIo<Option<ConnectionPermit>>, ForwardError> {
     let host = authority
         .host()
         .trim_start_matches('[')
         .trim_end_matches(']');
-    let stream = TcpStream::connect((host, ServerAddress::port(authority)))
-        .await
-        .map_err(|error| ForwardError::Connect(Arc::new(error)))?;
+    let opened = match socket {
+        Some(socket) => TcpStream::connect(socket).await,
+        None => TcpStream::connect((host, ServerAddress::port(authority))).await,
+    };
+    let stream = opened.map_err(|error| ForwardError::Connect(Arc::new(error)))?;
     let _ = stream.set_nodelay(true); // without it a connection is slower, but works
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_TIMEOUT / KEEPALIVE_PROBES)
         .with_retries(KEEPALIVE_PROBES);
-    let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+    let options = SockRef::from(&stream);
+    let _ = options.set_tcp_keepalive(&keepalive);
+    let _ = options.set_tcp_user_timeout(Some(USER_TIMEOUT));
     Ok(TcpIo::new(stream, permit))
 }
 
@@ -207,7 +218,7 @@ async fn connect_via_proxy(
     target: &Authority,
     permit: Option<ConnectionPermit>,
 ) -> Result<Box<dyn IoStream>, ForwardError> {
-    let stream = dial(&proxy.authority, permit).await?;
+    let stream = dial(&proxy.authority, None, permit).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| ForwardError::Proxy(Arc::new(error)))?;
@@ -231,4 +242,21 @@ async fn connect_via_proxy(
         .await
         .map_err(|error| ForwardError::Proxy(Arc::new(error)))?;
     Ok(Box::new(TokioIo::new(upgraded)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_have_keep_alive_and_a_user_timeout() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let authority = "name.invalid:1".parse().unwrap();
+        let stream = dial(&authority, Some(at), None).await.unwrap();
+        let options = SockRef::from(stream.tcp());
+        assert_eq!(options.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
+        assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(USER_TIMEOUT.as_secs(), 45);
+    }
 }

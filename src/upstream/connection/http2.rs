@@ -39,6 +39,7 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connector;
 use crate::upstream::connection::connector::TlsConnection;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http_settings::MAX_STREAMS;
 use crate::upstream::connection::ping_schedule;
@@ -46,7 +47,6 @@ use crate::upstream::connection::ping_schedule::PingAction;
 use crate::upstream::connection::ping_schedule::PingSchedule;
 use crate::upstream::connection::reset_tracker::FlushTrackedIo;
 use crate::upstream::connection::reset_tracker::ResetTracker;
-use crate::upstream::error::ForwardError;
 
 /// Longest wait for the peer's SETTINGS, which say how many streams it allows; they are the first
 /// thing that it sends.
@@ -362,3 +362,7 @@ impl PendingHttp2 {
         has_end && response.into_body().drain().await
     }
 }
+
+#[cfg(test)]
+#[path = "http2_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `address` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
+//! | 0 | `address` `error` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
 //! | 1 | `connection_budget` |
 //! | 2 | `connector` |
 //! | 3 | `http2` |
@@ -12,6 +12,7 @@
 pub mod address;
 pub mod connection_budget;
 pub mod connector;
+pub mod error;
 pub mod fair_shares;
 pub(in crate::upstream) mod http2;
 pub(in crate::upstream) mod http_settings;

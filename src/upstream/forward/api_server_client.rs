@@ -23,13 +23,13 @@ use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::error::ForwardError;
 use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::headers::request_head::RequestHead;
-use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
@@ -47,16 +47,16 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 /// A client of the API server that uses weir's own credentials.
 #[derive(Clone, Debug)]
 pub struct ApiServerClient {
-    pool: Arc<Pool<Internal>>,
+    pools: Arc<ServerPools<Internal>>,
     credentials: Arc<OwnCredentials>,
 }
 
 impl ApiServerClient {
-    /// Sends requests over `pool`.
+    /// Sends requests over `pools`.
     #[must_use]
-    pub fn new(pool: Arc<Pool<Internal>>, own: Arc<OwnCredentials>) -> Self {
+    pub const fn new(pools: Arc<ServerPools<Internal>>, own: Arc<OwnCredentials>) -> Self {
         Self {
-            pool,
+            pools,
             credentials: own,
         }
     }
@@ -118,7 +118,7 @@ impl ApiServerClient {
             request = request.with_accept(accept);
         }
         let body = RequestBody::empty();
-        let result = self.pool.send_internal_by(class, request, body).await;
+        let result = self.pools.send_internal_by(class, request, body).await;
         let (response, mut guard) = result.map_err(|error| RemoteError(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
@@ -155,7 +155,7 @@ impl ApiServerClient {
             Some(body) => {
                 let request = headers::internal_head(Method::POST, path, authorization).with_json();
                 collect_response(
-                    self.pool
+                    self.pools
                         .send_internal(request, RequestBody::internal(body))
                         .await,
                 )
@@ -163,7 +163,12 @@ impl ApiServerClient {
             }
             None => {
                 let request = headers::internal_head(Method::GET, path, authorization);
-                collect_response(self.pool.send_internal(request, RequestBody::empty()).await).await
+                collect_response(
+                    self.pools
+                        .send_internal(request, RequestBody::empty())
+                        .await,
+                )
+                .await
             }
         }?;
         self.credentials.record_response(response.status);
@@ -203,7 +208,7 @@ pub(super) async fn with_timeout(
 type InternalResponse =
     Result<(Response<ResponseBody>, Option<Box<dyn StreamGuard>>), ForwardError>;
 
-impl Pool<Internal> {
+impl ServerPools<Internal> {
     /// Sends a request of weir's own, and counts it as client-go counts its requests.
     ///
     /// # Errors
@@ -212,7 +217,7 @@ impl Pool<Internal> {
     /// # Cancel safety
     /// The request may have been executed; it is not counted.
     pub async fn send_internal(
-        self: &Arc<Self>,
+        &self,
         request: RequestHead<Internal>,
         body: RequestBody,
     ) -> InternalResponse {
@@ -221,7 +226,7 @@ impl Pool<Internal> {
     }
 
     async fn send_internal_by(
-        self: &Arc<Self>,
+        &self,
         class: ConnectionClass,
         request: RequestHead<Internal>,
         body: RequestBody,
@@ -236,10 +241,7 @@ impl Pool<Internal> {
         let result = self.send(request, body, class, context).await;
         let code = result.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
-        self.metrics()
-            .internal_requests
-            .with_label_values(&[code, self.connector().authority().as_str(), method.as_str()])
-            .inc();
+        self.count_internal_request(code, method.as_str());
         result.map(|response| (response, guard))
     }
 }

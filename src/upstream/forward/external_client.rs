@@ -3,6 +3,7 @@
 //! Promises: a request carries no credential and nothing of a client's request.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -19,6 +20,9 @@ use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::forward::api_server_client::collect_response;
 use crate::upstream::forward::api_server_client::with_timeout;
+use crate::upstream::forward::send::Attempt;
+use crate::upstream::forward::send::AttemptError;
+use crate::upstream::forward::send::Outgoing;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::External;
@@ -54,20 +58,26 @@ impl ExternalClient {
             (Some("https"), Some(server)) => address::parse_server(&server).map_err(RemoteError)?,
             _ => return Err(RemoteError("expected https://HOST[:PORT]/PATH".to_owned())),
         };
-        let target = ServerAddress {
-            authority,
-            server_name,
-            proxy: None,
-        };
+        let target = ServerAddress::new(authority, server_name);
         let pool = external_pool(target, self.roots, &self.metrics);
         let (head, mut guard) = (headers::external_head(path), None);
-        let context = SendContext {
+        let mut context = SendContext {
             requester: &Requester::default(),
             guard: &mut guard,
             sent_at: &mut None,
         };
-        let result = pool.send(head, RequestBody::empty(), ConnectionClass::Shared, context);
-        let response = collect_response(result.await.map(|response| (response, guard))).await;
+        let request = Outgoing {
+            head,
+            body: RequestBody::empty(),
+        };
+        let attempt = Attempt {
+            class: ConnectionClass::Shared,
+            counted: None,
+            patience: None,
+        };
+        let result = pool.attempt(request, attempt, &mut context).await;
+        let result = result.map_err(AttemptError::into_error);
+        let response = collect_response(result.map(|response| (response, guard))).await;
         pool.retire_all();
         response
     }
@@ -92,5 +102,9 @@ pub fn external_pool(
     metrics: &Arc<UpstreamMetrics>,
 ) -> Arc<Pool<External>> {
     let connector = Connector::new(target, tls::client_config(roots, None), None);
-    Pool::new(connector, 1, None, Arc::clone(metrics))
+    Pool::new(
+        connector,
+        Arc::new(AtomicUsize::new(1)),
+        Arc::clone(metrics),
+    )
 }

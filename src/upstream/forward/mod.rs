@@ -5,10 +5,15 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `send` |
-//! | 1 | `api_server_client` `upgrade` |
-//! | 2 | `external_client` |
+//! | 1 | `upgrade` |
+//! | 2 | `server_pools` |
+//! | 3 | `api_server_client` |
+//! | 4 | `endpoint_slices` `external_client` `server_probes` |
 
 pub mod api_server_client;
+pub mod endpoint_slices;
 pub mod external_client;
 pub mod send;
+pub mod server_pools;
+pub mod server_probes;
 pub mod upgrade;

@@ -1,14 +1,17 @@
 //! Sends one request to the upstream and returns the head of its response.
 //!
-//! A request is sent again only if the upstream cannot have executed it. Either it never left (the
-//! connection was closing), or the upstream said so (`REFUSED_STREAM`, or a GOAWAY that names an
-//! earlier stream) and no byte of a body was sent.
+//! A request is returned for another attempt only if the upstream cannot have executed it. Either it
+//! never left (the connection was closing), or the upstream said so (`REFUSED_STREAM`, or a GOAWAY
+//! that names an earlier stream) and no byte of a body was sent. [`ServerPools`] tries again.
+//!
+//! [`ServerPools`]: crate::upstream::forward::server_pools::ServerPools
 //!
 //! # Cancel safety
 //! Dropping a future here resets the stream or closes the connection. The upstream sees that its
 //! client is gone.
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -19,12 +22,13 @@ use http::Response;
 use http::header::CONNECTION;
 use http::header::TRANSFER_ENCODING;
 use http_body::Body;
+use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http2;
-use crate::upstream::error::ForwardError;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
@@ -35,14 +39,7 @@ use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::stream_guard::ResponseHeadError;
 use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
-
-/// Attempts for one request. A second failure of this kind in a row happens while an upstream is
-/// being replaced; a third one hardly does.
-const MAX_ATTEMPTS: usize = 3;
-
-/// Closing connections in a row that one request may meet: as many as a pool has when an upstream
-/// goes away. More than that is an upstream that sends GOAWAY on every connection.
-const MAX_CLOSING_CONNECTIONS: usize = 64;
+use crate::upstream::servers::api_server::ServerRequest;
 
 /// The context of one request.
 pub struct SendContext<'a> {
@@ -55,78 +52,97 @@ pub struct SendContext<'a> {
     pub sent_at: &'a mut Option<Instant>,
 }
 
-enum ExchangeError<M: AuthMode> {
+/// A client's request, or one of weir's own.
+pub(in crate::upstream) struct Outgoing<M> {
+    pub(in crate::upstream) head: RequestHead<M>,
+    pub(in crate::upstream) body: RequestBody,
+}
+
+/// Why an attempt got no response.
+pub(in crate::upstream) enum AttemptError<M> {
+    /// There is no connection for it. Returns the request.
+    NoConnection(Box<Outgoing<M>>, ForwardError),
     /// The connection was closing, and is not chosen any more. Returns the request.
-    ConnectionClosing(Box<(RequestHead<M>, RequestBody)>),
+    ConnectionClosing(Box<Outgoing<M>>),
     /// The upstream cannot have executed the request. Returns it.
-    NotExecuted(Box<(RequestHead<M>, RequestBody)>, ForwardError),
+    NotExecuted(Box<Outgoing<M>>, ForwardError),
     Final(ForwardError),
 }
 
-impl<M: AuthMode> ExchangeError<M> {
+impl<M: AuthMode> AttemptError<M> {
     fn not_executed(head: RequestHead<M>, body: RequestBody, error: ForwardError) -> Self {
-        Self::NotExecuted(Box::new((head, body)), error)
+        Self::NotExecuted(Box::new(Outgoing { head, body }), error)
+    }
+
+    /// The error of a request that is not sent again.
+    pub(in crate::upstream) fn into_error(self) -> ForwardError {
+        match self {
+            Self::ConnectionClosing(_) => ForwardError::Closed,
+            Self::NoConnection(_, error) | Self::NotExecuted(_, error) | Self::Final(error) => {
+                error
+            }
+        }
     }
 }
 
+/// How an attempt is made.
+pub(in crate::upstream) struct Attempt {
+    pub(in crate::upstream) class: ConnectionClass,
+    /// Counts the request as in flight on its server.
+    pub(in crate::upstream) counted: Option<ServerRequest>,
+    /// Longest wait for a connection, where another server can be tried.
+    pub(in crate::upstream) patience: Option<Duration>,
+}
+
 impl<M: AuthMode> Pool<M> {
-    /// Sends the request. The caller gets the guard in `context` as soon as a connection is in use,
-    /// and keeps it until the response body has ended. If the request is cancelled, the caller
-    /// keeps it as long as [`StreamGuard::cancel`] says.
+    /// Tries to send the request once. The caller gets the guard in `context` as soon as a
+    /// connection is in use, and keeps it until the response body has ended. If the request is
+    /// cancelled, the caller keeps it as long as [`StreamGuard::cancel`] says.
     ///
     /// # Errors
-    /// The request got no response; the error says which side failed.
+    /// The request got no response; the error says whether it can be sent again.
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request.
-    pub async fn send(
+    pub(in crate::upstream) async fn attempt(
         self: &Arc<Self>,
-        mut head: RequestHead<M>,
-        mut body: RequestBody,
-        class: ConnectionClass,
-        SendContext {
-            requester,
-            guard,
-            sent_at,
-        }: SendContext<'_>,
-    ) -> Result<Response<ResponseBody>, ForwardError> {
-        self.retry_budget().deposit();
-        self.append_cdn_loop(&mut head);
-        let (mut attempts, mut closing) = (1, 0);
-        loop {
-            let lease = self.lease(class, requester).await?;
-            *sent_at = Some(Clock.now());
-            let failed = match lease {
-                Lease::Http1(lease) => self.exchange_http1(lease, head, body, class, guard).await,
-                Lease::Http2(lease) => self.exchange_http2(lease, head, body, guard).await,
-            };
-            let failed = match failed {
-                Ok(response) => return Ok(response),
-                Err(failed) => failed,
-            };
-            if !matches!(failed, ExchangeError::Final(_)) {
-                *sent_at = None; // the upstream cannot have executed it
+        Outgoing { head, body }: Outgoing<M>,
+        Attempt {
+            class,
+            counted,
+            patience,
+        }: Attempt,
+        context: &mut SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, AttemptError<M>> {
+        let lease = self.lease(class, context.requester);
+        let lease = match patience {
+            None => lease.await,
+            Some(patience) => timeout(patience, lease)
+                .await
+                .unwrap_or(Err(ForwardError::StreamTimeout(patience))),
+        };
+        let mut lease = match lease {
+            Ok(lease) => lease,
+            Err(error) => {
+                let unsent = Box::new(Outgoing { head, body });
+                return Err(if self.is_replaced() {
+                    AttemptError::ConnectionClosing(unsent)
+                } else {
+                    AttemptError::NoConnection(unsent, error)
+                });
             }
-            match failed {
-                // Not counted as an attempt: nothing was sent.
-                ExchangeError::ConnectionClosing(again) if closing < MAX_CLOSING_CONNECTIONS => {
-                    self.metrics().retries.inc();
-                    closing += 1;
-                    (head, body) = *again;
-                }
-                ExchangeError::ConnectionClosing(_) => return Err(ForwardError::Closed),
-                ExchangeError::NotExecuted(again, _)
-                    if attempts < MAX_ATTEMPTS && self.retry_budget().try_withdraw() =>
-                {
-                    self.metrics().retries.inc();
-                    attempts += 1;
-                    (head, body) = *again;
-                }
-                ExchangeError::NotExecuted(_, error) | ExchangeError::Final(error) => {
-                    return Err(error);
-                }
-            }
+        };
+        lease.count_on_server(counted);
+        *context.sent_at = Some(Clock.now());
+        let guard = &mut *context.guard;
+        let result = match lease {
+            Lease::Http1(lease) => self.exchange_http1(lease, head, body, class, guard).await,
+            Lease::Http2(lease) => self.exchange_http2(lease, head, body, guard).await,
+        };
+        if let Err(AttemptError::ConnectionClosing(_) | AttemptError::NotExecuted(..)) = &result {
+            *context.sent_at = None; // the upstream cannot have executed it
         }
+        result
     }
 
     async fn exchange_http1(
@@ -136,17 +152,13 @@ impl<M: AuthMode> Pool<M> {
         body: RequestBody,
         class: ConnectionClass,
         guard: &mut Option<Box<dyn StreamGuard>>,
-    ) -> Result<Response<ResponseBody>, ExchangeError<M>> {
+    ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         let may_finish = body.is_fully_received() && !class.is_long_running();
         let request = self.frame_http1(head, body);
         if let Err(request) = lease.send_request(request, may_finish) {
             let (parts, body) = request.into_parts();
             let head = RequestHead::from_unsent(parts);
-            return Err(ExchangeError::not_executed(
-                head,
-                body,
-                ForwardError::Closed,
-            ));
+            return Err(AttemptError::not_executed(head, body, ForwardError::Closed));
         }
         let leased = guard.insert(Box::new(Lease::Http1(lease)));
         let failed = match poll_fn(|cx| leased.poll_head(cx)).await {
@@ -157,19 +169,19 @@ impl<M: AuthMode> Pool<M> {
         let mut refused = match failed {
             ResponseHeadError::Http1(refused) => refused,
             ResponseHeadError::Http2(error) => {
-                return Err(ExchangeError::Final(ForwardError::reset(error)));
+                return Err(AttemptError::Final(ForwardError::reset(error)));
             }
         };
         match refused.take_message() {
             Some(request) => {
                 let (parts, body) = request.into_parts();
-                Err(ExchangeError::not_executed(
+                Err(AttemptError::not_executed(
                     RequestHead::from_unsent(parts),
                     body,
                     refused.into_error().into(),
                 ))
             }
-            None => Err(ExchangeError::Final(refused.into_error().into())),
+            None => Err(AttemptError::Final(refused.into_error().into())),
         }
     }
 
@@ -179,7 +191,7 @@ impl<M: AuthMode> Pool<M> {
         head: RequestHead<M>,
         body: RequestBody,
         guard: &mut Option<Box<dyn StreamGuard>>,
-    ) -> Result<Response<ResponseBody>, ExchangeError<M>> {
+    ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         // A refused stream without a body can be opened again; that takes a copy of the head.
         let spare = body.is_end_stream().then(|| head.duplicate());
         let request = head.into_http2(body, self.connector().authority());
@@ -192,7 +204,7 @@ impl<M: AuthMode> Pool<M> {
                     Ok(response) => Ok(response),
                     Err(ResponseHeadError::Http2(error)) => Err(http2::Http2SendError::Sent(error)),
                     Err(ResponseHeadError::Http1(error)) => {
-                        return Err(ExchangeError::Final(error.into_error().into()));
+                        return Err(AttemptError::Final(error.into_error().into()));
                     }
                 }
             }
@@ -207,22 +219,23 @@ impl<M: AuthMode> Pool<M> {
                 connection.retire();
                 *guard = None;
                 let (parts, body) = request.into_parts();
-                Err(ExchangeError::ConnectionClosing(Box::new((
-                    RequestHead::from_unsent(parts),
+                let head = RequestHead::from_unsent(parts);
+                Err(AttemptError::ConnectionClosing(Box::new(Outgoing {
+                    head,
                     body,
-                ))))
+                })))
             }
             http2::Http2SendError::Sent(error) if never_executed(&error) => {
                 *guard = None;
                 let refused = ForwardError::refused(error);
                 Err(match spare {
-                    Some(head) => ExchangeError::not_executed(head, RequestBody::empty(), refused),
-                    None => ExchangeError::Final(refused), // a part of its body has been sent
+                    Some(head) => AttemptError::not_executed(head, RequestBody::empty(), refused),
+                    None => AttemptError::Final(refused), // a part of its body has been sent
                 })
             }
             // The stream may have been reset by weir: the guard stays with the caller.
             http2::Http2SendError::Sent(error) => {
-                Err(ExchangeError::Final(ForwardError::reset(error)))
+                Err(AttemptError::Final(ForwardError::reset(error)))
             }
         }
     }

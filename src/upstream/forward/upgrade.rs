@@ -14,8 +14,8 @@ use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
 
-use http::HeaderValue;
 use http::Response;
+use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncRead;
@@ -28,42 +28,42 @@ use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
-use crate::upstream::error::ForwardError;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::stream_guard::Cancellation;
 use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::requester::Requester;
+use crate::upstream::servers::api_server::ServerRequest;
+
+/// A connection for one request that upgrades the protocol.
+pub(super) struct UpgradeConnection {
+    sender: http1::SendRequest<RequestBody>,
+    guard: UpgradeGuard,
+}
 
 impl<M: AuthMode> Pool<M> {
-    /// Sends a request for an upgrade to `protocol`, on a connection of its own. The caller keeps
-    /// the guard until the response body, or the other protocol, has ended.
+    /// Opens a connection for an upgrade. `counted` counts the request as in flight on its server.
     ///
     /// # Errors
-    /// The request got no response; the error says which side failed.
+    /// There is no connection. Nothing has been sent then.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
-    pub async fn send_upgrade(
+    pub(super) async fn open_upgrade(
         &self,
-        mut head: RequestHead<M>,
-        body: RequestBody,
-        protocol: HeaderValue,
-        SendContext {
-            requester,
-            guard,
-            sent_at,
-        }: SendContext<'_>,
-    ) -> Result<Response<ResponseBody>, ForwardError> {
-        let connector = self.connector();
-        let budget = connector.connection_budget();
+        requester: &Requester,
+        counted: ServerRequest,
+    ) -> Result<UpgradeConnection, ForwardError> {
+        let budget = self.connector().connection_budget();
         let slot = budget
             .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;
         let connection = self.connect_http1().await?;
-        let (mut sender, driver) = http_settings::http1_builder()
+        let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
@@ -72,18 +72,42 @@ impl<M: AuthMode> Pool<M> {
             let _ = driver.with_upgrades().await; // hyper reports the error to the request on it
             drop(open);
         });
-        self.append_cdn_loop(&mut head);
-        let request = self.frame_http1(head.with_upgrade(protocol), body);
+        let guard = UpgradeGuard(slot, counted);
+        Ok(UpgradeConnection { sender, guard })
+    }
+}
+
+impl UpgradeConnection {
+    /// Sends a request for an upgrade. The caller keeps the guard until the response body, or the
+    /// other protocol, has ended.
+    ///
+    /// # Errors
+    /// The request got no response; the error says which side failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub(super) async fn send<M: AuthMode>(
+        mut self,
+        pool: &Pool<M>,
+        head: RequestHead<M>,
+        body: RequestBody,
+        SendContext { guard, sent_at, .. }: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        let request = pool.frame_http1(head, body);
         *sent_at = Some(Clock.now());
-        let response = sender.send_request(request).await;
+        let response = self.sender.send_request(request).await;
         let response = response.map_err(ForwardError::reset)?;
-        *guard = Some(Box::new(UpgradeGuard(slot)));
+        *guard = Some(Box::new(self.guard));
         Ok(response.map(ResponseBody::from))
     }
 }
 
-/// The guard of a request on a connection of its own: its long-running slot.
-struct UpgradeGuard(#[expect(dead_code, reason = "kept for its drop")] Option<RequestSlot>);
+/// The guard of a request on a connection of its own: its long-running slot, and its count on the
+/// server.
+struct UpgradeGuard(
+    #[expect(dead_code, reason = "kept for its drop")] Option<RequestSlot>,
+    #[expect(dead_code, reason = "kept for its drop")] ServerRequest,
+);
 
 impl StreamGuard for UpgradeGuard {
     fn complete(&mut self) {}

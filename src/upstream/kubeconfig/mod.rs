@@ -307,6 +307,7 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
         authority,
         server_name: expected_name.unwrap_or(host),
         proxy,
+        socket: None,
     };
     let info = ClusterInfo {
         server,

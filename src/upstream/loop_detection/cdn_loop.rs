@@ -22,6 +22,9 @@ use http::HeaderValue;
 /// The header name.
 pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
+/// The response header in which a weir gives its ID, in answers to probes of weirs.
+pub const INSTANCE: HeaderName = HeaderName::from_static("x-weir-instance");
+
 /// Most entries of a forwarded request, this weir's included. A chain of proxies has a few.
 pub const MAX_ENTRIES: usize = 16;
 
@@ -60,6 +63,12 @@ impl InstanceId {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
+    }
+
+    /// The ID as a header value.
+    #[must_use]
+    pub fn to_header_value(&self) -> HeaderValue {
+        copy_value(&self.0)
     }
 
     /// The entry of a probe.
@@ -142,6 +151,25 @@ pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
     }
 }
 
+/// Whether the request is a probe of a weir, this one or another: an entry of a weir has a nonce. At
+/// most [`MAX_BYTES`] are read.
+#[must_use]
+pub fn is_probe(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(CDN_LOOP).iter().map(HeaderValue::as_bytes);
+    let mut entries = values
+        .flat_map(|text| {
+            text.get(..MAX_BYTES)
+                .unwrap_or(text)
+                .split(|byte| *byte == b',')
+        })
+        .take(MAX_ENTRIES);
+    entries.any(|entry| {
+        let mut parts = entry.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let id = parts.next().unwrap_or_default();
+        id.starts_with(b"weir-") && parts.any(|parameter| parameter.starts_with(PROBE_PARAMETER))
+    })
+}
+
 /// Appends `own` to the entries, unless it is listed. Without entries, the usual case, nothing is
 /// allocated for the value; with entries, the new list is.
 pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
@@ -182,6 +210,25 @@ fn copy_value(value: &HeaderValue) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_probe_has_a_nonce_beside_the_id_of_a_weir() {
+        let nonce = Nonce::from_bytes([1; ID_BYTES]);
+        let probe = own_id().probe_entry(&nonce);
+        let probe = probe.to_str().unwrap();
+        assert!(is_probe(&map(&[probe])));
+        assert!(is_probe(&map(&["cdn.example", &format!("a, {probe}, b")])));
+        for other in [
+            "",
+            "cdn.example;probe=1",
+            "weir-1",
+            "weir-1;x=probe=1",
+            ";probe=1",
+        ] {
+            assert!(!is_probe(&map(&[other])), "{other:?}");
+        }
+        assert!(!is_probe(&HeaderMap::new()));
+    }
 
     fn own_id() -> InstanceId {
         InstanceId::from_bytes([7; ID_BYTES])

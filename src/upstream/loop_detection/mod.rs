@@ -98,6 +98,9 @@ pub struct LoopDetector {
     /// The lock is held for one operation. A client's request takes it only with a nonce beside
     /// this weir's ID.
     probes: Mutex<LoopProbes>,
+    /// The probes of several servers. A returned one shows nothing about the others, so it only is
+    /// no client's request.
+    server_probes: Mutex<LoopProbes>,
     looping: IntGauge,
     rejected: IntCounterVec,
     log_limiter: LogLimiter,
@@ -110,6 +113,7 @@ impl LoopDetector {
         Arc::new(Self {
             instance_id: id,
             probes: Mutex::default(),
+            server_probes: Mutex::default(),
             looping: registry.gauge(
                 "weir_upstream_loop",
                 "1 while the upstream's address leads back to this weir: its last conclusive probe came back to it; 0 otherwise.",
@@ -134,8 +138,14 @@ impl LoopDetector {
             CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
             CdnLoopStatus::Present(nonce) => {
                 let returned = |nonce: &Nonce| {
-                    self.update(|probes| probes.record_returned(nonce, Clock.now()))
+                    let now = Clock.now();
+                    self.update(|probes| probes.record_returned(nonce, now))
                         .is_some()
+                        || self
+                            .server_probes
+                            .lock()
+                            .record_returned(nonce, now)
+                            .is_some()
                 };
                 if nonce.as_ref().is_some_and(returned) {
                     // weir's own probe: reported by its effect, not counted.
@@ -163,6 +173,20 @@ impl LoopDetector {
         self.probes().record_sent(nonce.clone(), Clock.now());
         let entry = self.instance_id.probe_entry(&nonce);
         Some((nonce, entry))
+    }
+
+    /// Starts a probe of one of several servers. Returns the first `CDN-Loop` entry that its request
+    /// must carry. `None` if the system has no randomness to give.
+    pub fn start_server_probe(&self) -> Option<HeaderValue> {
+        let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
+        let entry = self.instance_id.probe_entry(&nonce);
+        self.server_probes.lock().record_sent(nonce, Clock.now());
+        Some(entry)
+    }
+
+    /// The id of this weir.
+    pub const fn instance_id(&self) -> &InstanceId {
+        &self.instance_id
     }
 
     /// Records the response to the probe with `nonce`.

@@ -61,6 +61,10 @@ impl<T> PerClass<T> {
         }
     }
 
+    pub(in crate::upstream) const fn each(&self) -> [&T; 2] {
+        [&self.short, &self.long_running]
+    }
+
     pub(in crate::upstream) fn each_mut(&mut self) -> [&mut T; 2] {
         [&mut self.short, &mut self.long_running]
     }

@@ -5,7 +5,7 @@ use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::upstream::error::ForwardError;
+use crate::upstream::connection::error::ForwardError;
 
 /// Failures so far.
 #[derive(Debug, Default)]

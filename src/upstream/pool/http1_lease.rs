@@ -25,6 +25,7 @@ use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::pool::idle_connections::IdleConnections;
 use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
+use crate::upstream::servers::api_server::ServerRequest;
 
 /// How long a request body may continue after the response has ended. Then the connection is
 /// closed.
@@ -38,6 +39,8 @@ pub(in crate::upstream) struct Http1Lease {
     idle: Arc<IdleConnections>,
     /// The slot of the request.
     pub(in crate::upstream) slot: Option<RequestSlot>,
+    /// Counts the request as in flight on its server.
+    pub(super) counted: Option<ServerRequest>,
     /// The request, until its response begins.
     pending: Option<PendingHttp1>,
 }
@@ -67,6 +70,7 @@ impl Http1Lease {
             generation,
             idle,
             slot: None,
+            counted: None,
             pending: None,
         }
     }
@@ -109,6 +113,7 @@ impl Http1Lease {
     /// Records that the exchange has ended: the connection may serve another request.
     pub(in crate::upstream) fn complete(&mut self) {
         self.slot = None;
+        self.counted = None;
         if let Some(sender) = self.sender.take() {
             return_connection(&self.idle, sender, self.generation);
         }

@@ -14,6 +14,7 @@ use crate::upstream::pool::connection_class::PerClass;
 use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::wait_queue::WaitQueue;
+use crate::upstream::servers::api_server::ServerRequest;
 
 /// A stream of an HTTP/2 connection. Dropping it wakes one of the requests that wait for a stream.
 pub(in crate::upstream) struct Http2Lease {
@@ -22,6 +23,8 @@ pub(in crate::upstream) struct Http2Lease {
     queues: Arc<PerClass<WaitQueue>>,
     /// The slot of a watch.
     pub(super) slot: Option<RequestSlot>,
+    /// Counts the request as in flight on its server.
+    pub(super) counted: Option<ServerRequest>,
     /// The request, until its response begins.
     pub(in crate::upstream) pending: Option<PendingHttp2>,
 }
@@ -38,6 +41,7 @@ impl Http2Lease {
             class,
             queues,
             slot: None,
+            counted: None,
             pending: None,
         }
     }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
 use crate::upstream::connection::connector::Protocol;
-use crate::upstream::error::ForwardError;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::pool::failure_stats::FailureStats;
 use prometheus::core::Collector;
 

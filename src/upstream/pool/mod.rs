@@ -1,4 +1,4 @@
-//! Connections to the upstream, kept and shared: one [`Pool`] for each [`AuthMode`].
+//! Connections to an API server, kept and shared: one [`Pool`] for each [`AuthMode`] and address.
 //!
 //! HTTP/2: requests share a few connections. Each goes onto the connection with the fewest streams.
 //! When 75 % of the streams that the peer allows are in use on every connection, the pool opens
@@ -30,7 +30,7 @@ pub(in crate::upstream) mod http2_lease;
 mod idle_connections;
 pub(in crate::upstream) mod lease;
 pub mod metrics;
-mod retry_budget;
+pub(in crate::upstream) mod retry_budget;
 mod shared_connections;
 pub mod stream_guard;
 mod wait_queue;
@@ -44,8 +44,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
-use arc_swap::Guard;
 use hyper::client::conn::http1;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -58,12 +56,10 @@ use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::connector::TlsConnection;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http2::Http2Connection;
-use crate::upstream::error::ForwardError;
 use crate::upstream::headers::auth_mode::AuthMode;
-use crate::upstream::headers::request_head::RequestHead;
-use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
 use crate::upstream::pool::http1_lease::Http1Lease;
@@ -71,7 +67,6 @@ use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::idle_connections::IdleConnections;
 use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::metrics::UpstreamMetrics;
-use crate::upstream::pool::retry_budget::RetryBudget;
 use crate::upstream::pool::shared_connections::SharedConnections;
 use crate::upstream::pool::shared_connections::StreamAvailability;
 use crate::upstream::pool::wait_queue::MAX_WAITING;
@@ -86,19 +81,16 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The connections of one [`AuthMode`].
 pub struct Pool<M> {
-    /// Replaced by [`Pool::reconfigure`].
-    connector: ArcSwap<Connector<M>>,
-    /// Most HTTP/2 connections for short requests (`--upstream-max-connections`).
-    max_http2_connections: AtomicUsize,
-    /// The id that requests list in `CDN-Loop`; none for servers other than the API server.
-    instance_id: Option<InstanceId>,
+    connector: Connector<M>,
+    /// Most HTTP/2 connections for short requests (`--upstream-max-connections`), which a reload
+    /// changes.
+    max_http2_connections: Arc<AtomicUsize>,
     /// The lock is held for list operations, never across an await.
     state: Mutex<PoolState>,
     queues: Arc<PerClass<WaitQueue>>,
     idle: Arc<IdleConnections>,
     /// Requests that wait for a handshake permit.
     waiting_for_handshake: AtomicUsize,
-    retry_budget: RetryBudget,
     /// Bounds concurrent handshakes of dedicated HTTP/1.1 connections: each costs the API server a
     /// TLS handshake.
     handshake_permits: Semaphore,
@@ -107,6 +99,8 @@ pub struct Pool<M> {
 
 #[derive(Default)]
 struct PoolState {
+    /// Another pool replaces this one: it leases nothing more.
+    is_replaced: bool,
     protocol: Option<Protocol>,
     http2: PerClass<SharedConnections>,
 }
@@ -126,6 +120,8 @@ enum LeaseChoice {
     Open,
     /// Wait: a connection is being opened, or a stream will end.
     Wait,
+    /// Another pool has replaced this one.
+    Replaced,
 }
 
 impl<M: AuthMode> Pool<M> {
@@ -133,49 +129,23 @@ impl<M: AuthMode> Pool<M> {
     #[must_use]
     pub fn new(
         connector: Connector<M>,
-        max_http2_connections: usize,
-        instance_id: Option<InstanceId>,
+        max_http2_connections: Arc<AtomicUsize>,
         metrics: Arc<UpstreamMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            connector: ArcSwap::from_pointee(connector),
-            max_http2_connections: AtomicUsize::new(max_http2_connections.max(1)),
-            instance_id,
+            connector,
+            max_http2_connections,
             state: Mutex::default(),
             queues: Arc::default(),
             idle: Arc::default(),
             waiting_for_handshake: AtomicUsize::new(0),
-            retry_budget: RetryBudget::default(),
             handshake_permits: Semaphore::new(MAX_CONCURRENT_HANDSHAKES),
             metrics,
         })
     }
 
-    pub(in crate::upstream) fn connector(&self) -> Guard<Arc<Connector<M>>> {
-        self.connector.load()
-    }
-
-    /// Opens connections with `connector` from now on, and retires those that are open.
-    pub(in crate::upstream) fn reconfigure(&self, connector: Connector<M>) {
-        self.connector.store(Arc::new(connector));
-        self.retire_all();
-    }
-
-    /// Changes the number of HTTP/2 connections for short requests. Open ones stay.
-    pub(in crate::upstream) fn set_max_http2_connections(&self, max: usize) {
-        self.max_http2_connections
-            .store(max.max(1), Ordering::Relaxed);
-    }
-
-    /// Lists this weir in `CDN-Loop`, before the first attempt.
-    pub(in crate::upstream) fn append_cdn_loop(&self, head: &mut RequestHead<M>) {
-        if let Some(id) = &self.instance_id {
-            head.append_cdn_loop(id);
-        }
-    }
-
-    pub(in crate::upstream) fn retry_budget(&self) -> &RetryBudget {
-        &self.retry_budget
+    pub(in crate::upstream) const fn connector(&self) -> &Connector<M> {
+        &self.connector
     }
 
     /// Opens an HTTP/1.1 connection whatever the API server speaks, once a handshake permit is
@@ -194,8 +164,7 @@ impl<M: AuthMode> Pool<M> {
                     .map_err(|_| ForwardError::Closed)?
             }
         };
-        let connector = self.connector.load_full();
-        let opened = connector.connect_http1().await;
+        let opened = self.connector.connect_http1().await;
         let outcome = opened.as_ref().map(|_| Protocol::Http1);
         self.metrics.record_connect(M::NAME, outcome);
         opened
@@ -246,6 +215,7 @@ impl<M: AuthMode> Pool<M> {
             LeaseChoice::Wait => {
                 Box::pin(self.wait_for_lease(class, requester, requested_at)).await?
             }
+            LeaseChoice::Replaced => return Err(ForwardError::Closed),
         };
         match &mut lease {
             Lease::Http2(lease) => lease.slot = slot,
@@ -265,8 +235,7 @@ impl<M: AuthMode> Pool<M> {
         http1: bool,
         requester: &Requester,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let connector = self.connector.load();
-        let Some(budget) = connector.connection_budget() else {
+        let Some(budget) = self.connector.connection_budget() else {
             return Ok(None);
         };
         match class {
@@ -323,6 +292,10 @@ impl<M: AuthMode> Pool<M> {
                     return Box::pin(self.open_http1(class)).await;
                 }
                 LeaseChoice::Wait => {}
+                LeaseChoice::Replaced => {
+                    waiting.complete();
+                    return Err(ForwardError::Closed);
+                }
             }
             // Queued again before the check, so that no change in between is missed.
             waiting.requeue();
@@ -331,7 +304,10 @@ impl<M: AuthMode> Pool<M> {
             if let Some(failure) = shared.failure_since(requested_at, Clock.now()) {
                 return Err(failure);
             }
-            if shared.has_free_stream() || state.protocol == Some(Protocol::Http1) {
+            if shared.has_free_stream()
+                || state.protocol == Some(Protocol::Http1)
+                || state.is_replaced
+            {
                 self.queues.get(class).wake_next();
             }
         }
@@ -339,6 +315,9 @@ impl<M: AuthMode> Pool<M> {
 
     fn choose(self: &Arc<Self>, class: ConnectionClass, requested_at: Instant) -> LeaseChoice {
         let mut state = self.state();
+        if state.is_replaced {
+            return LeaseChoice::Replaced;
+        }
         let shared = state.http2.get_mut(class);
         if let StreamAvailability::Connected {
             stream,
@@ -368,7 +347,7 @@ impl<M: AuthMode> Pool<M> {
     fn max_connections(&self, class: ConnectionClass) -> usize {
         match class {
             ConnectionClass::Shared | ConnectionClass::Dedicated => {
-                self.max_http2_connections.load(Ordering::Relaxed)
+                self.max_http2_connections.load(Ordering::Relaxed).max(1)
             }
             // Each takes a long-running slot.
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX,
@@ -385,8 +364,7 @@ impl<M: AuthMode> Pool<M> {
 
     /// Opens a connection. Returns it with the protocol that was negotiated.
     async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
-        let connector = self.connector.load_full();
-        let opened = connector.connect().await;
+        let opened = self.connector.connect().await;
         self.metrics
             .record_connect(M::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
         opened
@@ -397,8 +375,8 @@ impl<M: AuthMode> Pool<M> {
         &self,
         class: ConnectionClass,
     ) -> Result<Option<RequestSlot>, ForwardError> {
-        let connector = self.connector.load();
-        let budget = connector
+        let budget = self
+            .connector
             .connection_budget()
             .filter(|_| class.is_long_running());
         budget
@@ -553,6 +531,20 @@ impl<M: AuthMode> Pool<M> {
         }
     }
 
+    /// Retires every connection, and opens no others: another pool replaces this one. Requests that
+    /// wait here are sent there.
+    pub(in crate::upstream) fn replace(&self) {
+        self.state().is_replaced = true;
+        self.retire_all();
+        for queue in self.queues.each() {
+            queue.wake_all();
+        }
+    }
+
+    pub(in crate::upstream) fn is_replaced(&self) -> bool {
+        self.state().is_replaced
+    }
+
     fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock()
     }
@@ -560,7 +552,7 @@ impl<M: AuthMode> Pool<M> {
 
 impl<M: AuthMode> std::fmt::Debug for Pool<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pool of {:?}", self.connector.load())
+        write!(f, "Pool of {:?}", self.connector)
     }
 }
 

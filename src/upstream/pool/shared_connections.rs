@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http2::Http2Connection;
-use crate::upstream::error::ForwardError;
 use crate::upstream::pool::connection_class::ConnectionClass;
 
 /// After a failure to connect, no further connection is tried for this long while others are open.

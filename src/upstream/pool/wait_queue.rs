@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::round_robin::RoundRobin;
-use crate::upstream::error::ForwardError;
+use crate::upstream::connection::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
 
 /// Most requests of a class that wait for an HTTP/2 stream or for the first connection.

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU16;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -131,6 +132,8 @@ pub(crate) struct FakeUpstream {
     self_checks_exposed: Arc<AtomicBool>,
     /// Whether the test responds to weir's lists and watches of flow schemas and priority levels.
     flowcontrol_exposed: Arc<AtomicBool>,
+    /// The status of `/readyz`, if the test does not respond itself; 0 otherwise.
+    readyz: Arc<AtomicU16>,
     /// Dropping it ends every connection that no exchange holds.
     _tasks: JoinSet<()>,
 }
@@ -170,9 +173,16 @@ impl FakeUpstream {
         let sees = Arc::clone(&sees_self_checks);
         let flowcontrol_exposed = Arc::new(AtomicBool::new(false));
         let sees_flowcontrol = Arc::clone(&flowcontrol_exposed);
+        let readyz = Arc::<AtomicU16>::default();
+        let status = Arc::clone(&readyz);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Some(exchange) = all.recv().await {
+                let status = status.load(Ordering::SeqCst);
+                if status > 0 && exchange.request.target == "/readyz" {
+                    tokio::spawn(exchange.respond(status, "as the test says"));
+                    continue;
+                }
                 match exchange.request.self_check_response() {
                     Some(response) if !sees.load(Ordering::SeqCst) => {
                         tokio::spawn(exchange.respond(201, response));
@@ -202,6 +212,7 @@ impl FakeUpstream {
             accepted: connection_count,
             self_checks_exposed: sees_self_checks,
             flowcontrol_exposed,
+            readyz,
             _tasks: tasks,
         }
     }
@@ -217,6 +228,11 @@ impl FakeUpstream {
     pub(crate) fn expose_flowcontrol(self) -> Self {
         self.flowcontrol_exposed.store(true, Ordering::SeqCst);
         self
+    }
+
+    /// From now on `/readyz` answers with this status.
+    pub(crate) fn answer_readyz(&self, status: u16) {
+        self.readyz.store(status, Ordering::SeqCst);
     }
 
     /// The next request on any connection.

@@ -54,6 +54,14 @@ pub(crate) const ALICE: (&str, &str) = ("authorization", "Bearer alice-token");
 /// `Authorization` of root, with a token of the token file.
 pub(crate) const ROOT: (&str, &str) = ("authorization", "Bearer root-token");
 
+/// The API server at `address`.
+pub(crate) fn server_address(address: SocketAddr) -> ServerAddress {
+    ServerAddress::new(
+        address.to_string().parse().unwrap(),
+        "127.0.0.1".try_into().unwrap(),
+    )
+}
+
 /// The configuration of weir.
 pub(crate) struct WeirBuilder {
     config: Config,
@@ -107,16 +115,14 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         transfers: config::TransferConfig::default(),
         object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
         upstream: upstream::UpstreamConfig {
-            address: ServerAddress {
-                authority: upstream.to_string().parse().unwrap(),
-                server_name: "127.0.0.1".try_into().unwrap(),
-                proxy: None,
-            },
+            servers: vec![server_address(upstream)],
+            endpoint_slices: false,
             roots: pki().server_ca.roots(),
             front_proxy: Some(pki().front_proxy_client.certified_key()),
             max_http2_connections: 8,
             max_connections: 1024,
             instance_id: InstanceId::generate().unwrap(),
+            probe_interval: Duration::from_millis(200),
         },
         own_credentials: CredentialSource::Configured {
             certificate: None,

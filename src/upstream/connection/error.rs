@@ -24,6 +24,8 @@ pub enum ForwardError {
     NoCredential(Arc<CredentialExpired>),
     /// The budget of this many connections has none left for such a request.
     ConnectionLimit(usize),
+    /// No address leads to an API server: each leads to a weir, or was not probed yet.
+    NoServer,
     /// No stream came free within this time.
     StreamTimeout(Duration),
     /// This user or network holds its share of the slots for such requests.
@@ -61,6 +63,7 @@ impl ForwardError {
             Self::Connect(_) => "weir/upstream-connect",
             Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
             Self::NoCredential(_) => "weir/own-credentials",
+            Self::NoServer => "weir/upstream-no-server",
             Self::Proxy(_) | Self::ProxyRejected(_) => "weir/upstream-proxy",
             Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
@@ -80,6 +83,7 @@ impl ForwardError {
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
             | Self::NoCredential(_)
+            | Self::NoServer
             | Self::ConnectionLimit(_)
             | Self::StreamTimeout(_)
             | Self::Proxy(_)
@@ -119,6 +123,7 @@ impl fmt::Display for ForwardError {
             Self::Connect(why) => write!(f, "cannot connect: {why}"),
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
             Self::NoCredential(why) => why.fmt(f),
+            Self::NoServer => f.write_str("no address is known to lead to an API server"),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
             Self::ProxyRejected(status) => {
                 write!(f, "the HTTP proxy rejected the tunnel: {status}")

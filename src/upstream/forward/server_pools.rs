@@ -1,0 +1,462 @@
+//! The connections of one [`AuthMode`] to all API servers: chooses the server of a request, and
+//! sends it to another one if the first cannot have executed it.
+//!
+//! # Cancel safety
+//! Dropping a future here cancels the request.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::HeaderValue;
+use http::Response;
+use parking_lot::Mutex;
+use rustls::RootCertStore;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use rustls::sign::SingleCertAndKey;
+
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::connection::connection_budget::ConnectionBudget;
+use crate::upstream::connection::connector::Connector;
+use crate::upstream::connection::error::ForwardError;
+use crate::upstream::forward::send::Attempt;
+use crate::upstream::forward::send::AttemptError;
+use crate::upstream::forward::send::Outgoing;
+use crate::upstream::forward::send::SendContext;
+use crate::upstream::headers::auth_mode::AuthMode;
+use crate::upstream::headers::request_head::RequestHead;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
+use crate::upstream::pool::Pool;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::metrics::UpstreamMetrics;
+use crate::upstream::pool::retry_budget::RetryBudget;
+use crate::upstream::servers::api_server::ApiServer;
+use crate::upstream::servers::balancer::Candidate;
+use crate::upstream::servers::health::ServerFailure;
+use crate::upstream::servers::server_set::ServerList;
+use crate::upstream::servers::server_set::ServerSet;
+use crate::upstream::tls;
+
+/// Attempts for one request. A second failure of this kind in a row happens while an upstream is
+/// being replaced; a third one hardly does.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Closing connections in a row that one request may meet: as many as a pool has when an upstream
+/// goes away. More than that is an upstream that sends GOAWAY on every connection.
+const MAX_CLOSING_CONNECTIONS: usize = 64;
+
+/// Longest wait for a connection to a server while another one can be tried: enough for a lost
+/// packet.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The certificate that connections present.
+#[derive(Clone, Debug)]
+pub(in crate::upstream) enum ClientCertificate {
+    /// None.
+    None,
+    /// The front-proxy certificate. Without one there are no connections.
+    FrontProxy,
+    /// weir's own, which can change.
+    Own(Arc<dyn ResolvesClientCert>),
+}
+
+/// What all pools of a [`ServerPools`] have in common.
+#[derive(Debug)]
+pub(in crate::upstream) struct PoolSettings {
+    pub(in crate::upstream) certificate: ClientCertificate,
+    pub(in crate::upstream) budget: Option<ConnectionBudget>,
+    pub(in crate::upstream) max_http2_connections: Arc<AtomicUsize>,
+    pub(in crate::upstream) instance_id: InstanceId,
+    pub(in crate::upstream) metrics: Arc<UpstreamMetrics>,
+}
+
+/// One [`Pool`] for each API server.
+pub struct ServerPools<M> {
+    servers: Arc<ServerSet>,
+    settings: PoolSettings,
+    retry_budget: RetryBudget,
+    /// The lock is held for list operations, never across an await.
+    pools: Mutex<PoolList<M>>,
+}
+
+struct PoolList<M> {
+    /// The version of the server list that the pools follow.
+    version: u64,
+    /// In the order of the server list.
+    pools: Vec<PoolEntry<M>>,
+    /// Memory for the choice of a server.
+    candidates: Vec<Candidate>,
+}
+
+struct PoolEntry<M> {
+    server: Arc<ApiServer>,
+    roots: Arc<RootCertStore>,
+    front_proxy: Option<Arc<CertifiedKey>>,
+    pool: Arc<Pool<M>>,
+}
+
+/// The chosen server.
+struct Choice<M> {
+    server: Arc<ApiServer>,
+    pool: Arc<Pool<M>>,
+    has_alternative: bool,
+}
+
+impl<M: AuthMode> ServerPools<M> {
+    /// Pools without connections.
+    pub(in crate::upstream) fn new(servers: Arc<ServerSet>, settings: PoolSettings) -> Arc<Self> {
+        Arc::new(Self {
+            servers,
+            settings,
+            retry_budget: RetryBudget::default(),
+            pools: Mutex::new(PoolList {
+                version: 0,
+                pools: Vec::new(),
+                candidates: Vec::new(),
+            }),
+        })
+    }
+
+    /// The API servers.
+    #[must_use]
+    pub const fn servers(&self) -> &Arc<ServerSet> {
+        &self.servers
+    }
+
+    /// Sends the request. The caller gets the guard in `context` as soon as a connection is in use,
+    /// and keeps it until the response body has ended. If the request is cancelled, the caller
+    /// keeps it as long as [`StreamGuard::cancel`] says.
+    ///
+    /// [`StreamGuard::cancel`]: crate::upstream::pool::stream_guard::StreamGuard::cancel
+    ///
+    /// # Errors
+    /// The request got no response; the error says which side failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the request.
+    pub async fn send(
+        &self,
+        mut head: RequestHead<M>,
+        body: RequestBody,
+        class: ConnectionClass,
+        mut context: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        self.retry_budget.deposit();
+        head.append_cdn_loop(&self.settings.instance_id);
+        let mut request = Outgoing { head, body };
+        let mut tries = Tries::default();
+        loop {
+            let choice = self.choose(class.is_long_running(), &tries.tried)?;
+            let attempt = Attempt {
+                class,
+                counted: Some(choice.server.count_request(class.is_long_running())),
+                patience: choice.has_alternative.then_some(PATIENCE),
+            };
+            let failed = match choice.pool.attempt(request, attempt, &mut context).await {
+                Ok(response) => {
+                    self.servers.record_success(&choice.server);
+                    return Ok(response);
+                }
+                Err(failed) => failed,
+            };
+            self.record_failure(&choice.server, &failed);
+            request = self.next_request(failed, choice, &mut tries)?;
+        }
+    }
+
+    /// Sends a request for an upgrade to `protocol`, on a connection of its own. The caller keeps
+    /// the guard until the response body, or the other protocol, has ended.
+    ///
+    /// # Errors
+    /// The request got no response; the error says which side failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub async fn send_upgrade(
+        &self,
+        mut head: RequestHead<M>,
+        body: RequestBody,
+        protocol: HeaderValue,
+        context: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        let mut tried = Vec::new();
+        let (choice, connection) = loop {
+            let choice = self.choose(true, &tried)?;
+            let counted = choice.server.count_request(true);
+            match choice.pool.open_upgrade(context.requester, counted).await {
+                Ok(connection) => break (choice, connection),
+                Err(error) => {
+                    self.record_error(&choice.server, &error);
+                    if !choice.has_alternative || !is_server_specific(&error) {
+                        return Err(error);
+                    }
+                    self.servers.metrics().retries_elsewhere.inc();
+                    tried.push(choice.server);
+                }
+            }
+        };
+        head.append_cdn_loop(&self.settings.instance_id);
+        let sent = connection.send(&choice.pool, head.with_upgrade(protocol), body, context);
+        let result = sent.await;
+        match &result {
+            Ok(_) => self.servers.record_success(&choice.server),
+            Err(error) => self.record_error(&choice.server, error),
+        }
+        result
+    }
+
+    /// The request for another attempt, or the error that ends it.
+    fn next_request(
+        &self,
+        failed: AttemptError<M>,
+        choice: Choice<M>,
+        tries: &mut Tries,
+    ) -> Result<Outgoing<M>, ForwardError> {
+        let again = match failed {
+            // Nothing was sent.
+            AttemptError::NoConnection(again, error)
+                if choice.has_alternative && is_server_specific(&error) =>
+            {
+                again
+            }
+            // Not counted as an attempt: nothing was sent.
+            AttemptError::ConnectionClosing(again) if tries.closing < MAX_CLOSING_CONNECTIONS => {
+                tries.closing += 1;
+                self.settings.metrics.retries.inc();
+                again
+            }
+            AttemptError::NotExecuted(again, _)
+                if tries.attempts + 1 < MAX_ATTEMPTS && self.retry_budget.try_withdraw() =>
+            {
+                tries.attempts += 1;
+                self.settings.metrics.retries.inc();
+                again
+            }
+            failed @ (AttemptError::NoConnection(..)
+            | AttemptError::ConnectionClosing(_)
+            | AttemptError::NotExecuted(..)
+            | AttemptError::Final(_)) => return Err(failed.into_error()),
+        };
+        if choice.has_alternative {
+            self.servers.metrics().retries_elsewhere.inc();
+            tries.tried.push(choice.server);
+        }
+        Ok(*again)
+    }
+
+    fn record_failure(&self, server: &ApiServer, failed: &AttemptError<M>) {
+        match failed {
+            AttemptError::ConnectionClosing(_) => server.request_probe(), // it may be shutting down
+            AttemptError::NoConnection(_, error)
+            | AttemptError::NotExecuted(_, error)
+            | AttemptError::Final(error) => self.record_error(server, error),
+        }
+    }
+
+    fn record_error(&self, server: &ApiServer, error: &ForwardError) {
+        match error {
+            ForwardError::Connect(_)
+            | ForwardError::ConnectTimeout(_)
+            | ForwardError::Proxy(_)
+            | ForwardError::ProxyRejected(_)
+            | ForwardError::Tls(_) => self.servers.record_failure(server, ServerFailure::Connect),
+            ForwardError::Reset(why) => {
+                if is_broken_connection(&**why) {
+                    self.servers
+                        .record_failure(server, ServerFailure::BrokenConnection);
+                }
+            }
+            // It may be overloaded, hang, or shut down.
+            ForwardError::Closed
+            | ForwardError::Refused(_)
+            | ForwardError::StreamTimeout(_)
+            | ForwardError::TooManyWaiting(_) => server.request_probe(),
+            ForwardError::ConnectionLimit(_)
+            | ForwardError::NoCredential(_)
+            | ForwardError::NoServer
+            | ForwardError::ShareExceeded(_)
+            | ForwardError::UnexpectedUpgrade => {}
+        }
+    }
+
+    fn choose(
+        &self,
+        long_running: bool,
+        tried: &[Arc<ApiServer>],
+    ) -> Result<Choice<M>, ForwardError> {
+        let mut pools = self.pools.lock();
+        let list = self.servers.list(); // under the lock: not older than the one that was followed
+        self.follow(&list, &mut pools);
+        let PoolList {
+            pools, candidates, ..
+        } = &mut *pools;
+        let pick = list.pick(long_running, tried, candidates, fastrand::f64);
+        let pick = pick.ok_or(ForwardError::NoServer)?;
+        let entry = pools.get(pick.index).ok_or(ForwardError::NoServer)?;
+        Ok(Choice {
+            server: Arc::clone(&entry.server),
+            pool: Arc::clone(&entry.pool),
+            has_alternative: pick.has_alternative,
+        })
+    }
+
+    /// The pool of `server`, for a probe.
+    pub(in crate::upstream) fn pool_of(&self, server: &Arc<ApiServer>) -> Option<Arc<Pool<M>>> {
+        let mut pools = self.pools.lock();
+        self.follow(&self.servers.list(), &mut pools);
+        let mut entries = pools.pools.iter();
+        let entry = entries.find(|entry| Arc::ptr_eq(&entry.server, server))?;
+        Some(Arc::clone(&entry.pool))
+    }
+
+    /// Follows a changed list: pools of servers that stay are kept, the others are retired.
+    fn follow(&self, list: &ServerList, pools: &mut PoolList<M>) {
+        if pools.version >= list.version {
+            return; // an older list would bring removed servers back
+        }
+        pools.version = list.version;
+        let mut before = std::mem::take(&mut pools.pools);
+        for server in &list.servers {
+            let kept = before.iter().position(|entry| {
+                Arc::ptr_eq(&entry.server, server) && self.has_same_tls(entry, list)
+            });
+            pools.pools.extend(match kept {
+                Some(at) => Some(before.swap_remove(at)),
+                None => self.new_entry(server, list),
+            });
+        }
+        for removed in before {
+            removed.pool.replace();
+        }
+    }
+
+    fn has_same_tls(&self, entry: &PoolEntry<M>, list: &ServerList) -> bool {
+        let same_certificate = match &self.settings.certificate {
+            ClientCertificate::None | ClientCertificate::Own(_) => true,
+            ClientCertificate::FrontProxy => {
+                let key = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(Arc::as_ptr);
+                key(&entry.front_proxy) == key(&list.tls.front_proxy)
+            }
+        };
+        same_certificate && Arc::ptr_eq(&entry.roots, &list.tls.roots)
+    }
+
+    /// `None` where the mode needs a certificate that is not configured.
+    fn new_entry(&self, server: &Arc<ApiServer>, list: &ServerList) -> Option<PoolEntry<M>> {
+        let settings = &self.settings;
+        let certificate: Option<Arc<dyn ResolvesClientCert>> = match &settings.certificate {
+            ClientCertificate::None => None,
+            ClientCertificate::Own(resolver) => Some(Arc::clone(resolver)),
+            ClientCertificate::FrontProxy => {
+                let key = list.tls.front_proxy.as_ref()?;
+                Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
+            }
+        };
+        let tls = tls::client_config(RootCertStore::clone(&list.tls.roots), certificate);
+        let connector = Connector::new(server.address().clone(), tls, settings.budget.clone());
+        let metrics = Arc::clone(&settings.metrics);
+        Some(PoolEntry {
+            server: Arc::clone(server),
+            roots: Arc::clone(&list.tls.roots),
+            front_proxy: list.tls.front_proxy.clone(),
+            pool: Pool::new(
+                connector,
+                Arc::clone(&settings.max_http2_connections),
+                metrics,
+            ),
+        })
+    }
+
+    /// Counts a request of weir's own as client-go counts its requests.
+    pub(in crate::upstream) fn count_internal_request(&self, code: &str, method: &str) {
+        let host = self.servers.authority();
+        let requests = &self.settings.metrics.internal_requests;
+        requests.with_label_values(&[code, &host, method]).inc();
+    }
+
+    /// Closes connections that have been idle for 45 s, and those to removed servers.
+    pub fn close_idle(&self, now: Instant) {
+        let mut pools = self.pools.lock();
+        self.follow(&self.servers.list(), &mut pools);
+        for entry in &pools.pools {
+            entry.pool.close_idle(now);
+        }
+    }
+
+    /// Retires every connection: their certificate has been replaced. Requests on them are
+    /// completed.
+    pub fn retire_all(&self) {
+        for entry in &self.pools.lock().pools {
+            entry.pool.retire_all();
+        }
+    }
+}
+
+impl<M: AuthMode> std::fmt::Debug for ServerPools<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ServerPools<{}>", M::NAME)
+    }
+}
+
+/// The failed attempts of a request.
+#[derive(Default)]
+struct Tries {
+    /// Servers that are not tried again while there is another.
+    tried: Vec<Arc<ApiServer>>,
+    attempts: usize,
+    closing: usize,
+}
+
+/// Whether another server may have a connection although this one has none.
+const fn is_server_specific(error: &ForwardError) -> bool {
+    match error {
+        ForwardError::Closed
+        | ForwardError::Connect(_)
+        | ForwardError::ConnectTimeout(_)
+        | ForwardError::Proxy(_)
+        | ForwardError::ProxyRejected(_)
+        | ForwardError::Refused(_)
+        | ForwardError::StreamTimeout(_)
+        | ForwardError::Tls(_)
+        | ForwardError::TooManyWaiting(_) => true,
+        ForwardError::ConnectionLimit(_)
+        | ForwardError::NoCredential(_)
+        | ForwardError::NoServer
+        | ForwardError::Reset(_)
+        | ForwardError::ShareExceeded(_)
+        | ForwardError::UnexpectedUpgrade => false,
+    }
+}
+
+/// Whether a request failed because its connection ended: an I/O error, an early end, a GOAWAY, or a
+/// PING without an answer. Not if its own body failed, or only its stream was reset.
+fn is_broken_connection(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            return error.is_io() || error.is_go_away();
+        }
+        if let Some(error) = error.downcast_ref::<hyper::Error>() {
+            if error.is_user() {
+                return false;
+            }
+            if error.is_incomplete_message() || error.is_closed() {
+                return true;
+            }
+        }
+        if error.is::<io::Error>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+#[path = "server_pools_tests.rs"]
+mod tests;

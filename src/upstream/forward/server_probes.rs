@@ -1,0 +1,261 @@
+//! Probes of `/readyz` where there are several API servers: each every two seconds, and at once
+//! after a failed request.
+//!
+//! A probe shows, too, whether a weir answers: each weir adds its ID to answers to probes of weirs.
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::Method;
+use http::Response;
+use http::StatusCode;
+use http::uri::PathAndQuery;
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use tokio::time::timeout;
+
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::response_body::ResponseBody;
+use crate::upstream::connection::error::ForwardError;
+use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::forward::send::Attempt;
+use crate::upstream::forward::send::AttemptError;
+use crate::upstream::forward::send::Outgoing;
+use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::server_pools::ServerPools;
+use crate::upstream::headers;
+use crate::upstream::headers::auth_mode::Internal;
+use crate::upstream::loop_detection::LoopDetector;
+use crate::upstream::loop_detection::cdn_loop;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::requester::Requester;
+use crate::upstream::servers::api_server::ApiServer;
+use crate::upstream::servers::health::Availability;
+use crate::upstream::servers::health::ProbeOutcome;
+use crate::upstream::servers::health::WeirServer;
+
+/// The interval of probes: no load for a server, and short enough to see a restart.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Longest time of a probe. A server that takes longer for `/readyz` hangs.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The shortest time between two probes of a server, however often its requests fail.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Longest response in bytes; more than `/readyz` has.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+
+/// Probes all API servers.
+#[derive(Debug)]
+pub struct ServerProbes {
+    /// Connections with weir's own credentials.
+    pub pools: Arc<ServerPools<Internal>>,
+    /// weir's own credentials.
+    pub credentials: Arc<OwnCredentials>,
+    /// Recognizes probes that come back.
+    pub loop_detector: Arc<LoopDetector>,
+    /// The interval of probes.
+    pub interval: Duration,
+}
+
+impl ServerProbes {
+    /// Probes each server once, if there are several.
+    ///
+    /// # Cancel safety
+    /// Probes in progress are not counted.
+    pub async fn run_once(&self) {
+        let list = self.pools.servers().list().clone();
+        if list.is_probed() {
+            join_all(list.servers.iter().map(|server| self.probe(server))).await;
+        }
+    }
+
+    /// Probes until the future is dropped.
+    ///
+    /// # Cancel safety
+    /// Probes in tasks of removed servers end by themselves.
+    pub async fn run(self: Arc<Self>) {
+        let mut changes = self.pools.servers().changes();
+        let mut tasks: Vec<Weak<ApiServer>> = Vec::new();
+        loop {
+            let list = self.pools.servers().list().clone();
+            tasks.retain(|server| server.strong_count() > 0);
+            for server in &list.servers {
+                if !tasks
+                    .iter()
+                    .any(|task| std::ptr::eq(task.as_ptr(), Arc::as_ptr(server)))
+                {
+                    tasks.push(Arc::downgrade(server));
+                    tokio::spawn(Arc::clone(&self).run_server(Arc::clone(server)));
+                }
+            }
+            drop(list);
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn run_server(self: Arc<Self>, server: Arc<ApiServer>) {
+        if server.availability() != Availability::Unverified {
+            self.wait_until_due(&server).await; // it has just been probed
+        }
+        while !server.is_removed() {
+            if self.pools.servers().list().is_probed() {
+                let responds = self.probe(&server).await;
+                tokio::time::sleep(MIN_INTERVAL.min(self.interval)).await;
+                if !responds {
+                    // A server that is back gets requests soon.
+                    tokio::time::sleep(self.interval / 4).await;
+                    continue;
+                }
+            }
+            self.wait_until_due(&server).await;
+        }
+    }
+
+    /// Waits until the next probe is due, or requested.
+    async fn wait_until_due(&self, server: &ApiServer) {
+        let wait = self.interval.mul_f64(fastrand::f64().mul_add(0.2, 0.9));
+        let _ = timeout(wait, server.wait_for_probe_request()).await;
+    }
+
+    /// Probes a server and records the outcome. Returns whether it responds.
+    async fn probe(&self, server: &Arc<ApiServer>) -> bool {
+        if server.is_own() {
+            return true;
+        }
+        let outcome = timeout(PROBE_TIMEOUT, self.send_probe(server)).await;
+        let outcome = outcome.unwrap_or_else(|_| {
+            // The connection may be stuck while the server is well: the next probe has another.
+            if let Some(pool) = self.pools.pool_of(server) {
+                pool.retire_all();
+            }
+            let limit = PROBE_TIMEOUT.as_secs();
+            ProbeOutcome::NoResponse(format!("no response within {limit}s"))
+        });
+        let responds = outcome.is_response();
+        if !server.is_removed() {
+            self.pools.servers().record_probe(server, outcome);
+        }
+        responds
+    }
+
+    async fn send_probe(&self, server: &Arc<ApiServer>) -> ProbeOutcome {
+        let Some(pool) = self.pools.pool_of(server) else {
+            return ProbeOutcome::Unreachable("it was removed".to_owned());
+        };
+        let authorization = self.credentials.authorization().unwrap_or_default();
+        let path = PathAndQuery::from_static("/readyz");
+        let mut head = headers::internal_head(Method::GET, path, authorization);
+        if let Some(entry) = self.loop_detector.start_server_probe() {
+            head = head.with_cdn_loop(entry);
+        }
+        let request = Outgoing {
+            head,
+            body: RequestBody::empty(),
+        };
+        let attempt = Attempt {
+            class: ConnectionClass::Shared,
+            counted: None,
+            patience: None,
+        };
+        let mut guard = None;
+        let mut context = SendContext {
+            requester: &Requester::default(),
+            guard: &mut guard,
+            sent_at: &mut None,
+        };
+        let result = pool.attempt(request, attempt, &mut context).await;
+        let code = result.as_ref().map(Response::status);
+        let code = code.as_ref().map_or("<error>", StatusCode::as_str);
+        self.pools
+            .count_internal_request(code, Method::GET.as_str());
+        let response = match result.map_err(AttemptError::into_error) {
+            Ok(response) => response,
+            Err(error) => return failure(&error),
+        };
+        let outcome = self.classify(&response);
+        // The body is read to its end, so that the connection can be reused.
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
+        if body.collect().await.is_ok()
+            && let Some(guard) = &mut guard
+        {
+            guard.complete();
+        }
+        outcome
+    }
+
+    fn classify(&self, response: &Response<ResponseBody>) -> ProbeOutcome {
+        match response.headers().get(cdn_loop::INSTANCE) {
+            Some(id) if id.as_bytes() == self.loop_detector.instance_id().as_bytes() => {
+                ProbeOutcome::Weir(WeirServer::OwnProbe)
+            }
+            Some(_) => ProbeOutcome::Weir(WeirServer::Peer),
+            None => classify_status(response.status()),
+        }
+    }
+}
+
+/// A single connection that breaks is no sign that the server is gone: the next one shows it.
+fn failure(error: &ForwardError) -> ProbeOutcome {
+    if matches!(
+        error,
+        ForwardError::ConnectTimeout(_) | ForwardError::Reset(_) | ForwardError::StreamTimeout(_)
+    ) {
+        ProbeOutcome::NoResponse(error.to_string())
+    } else {
+        ProbeOutcome::Unreachable(error.to_string())
+    }
+}
+
+/// What `/readyz` says. A response that is no answer of it (401 without anonymous authentication,
+/// 429) shows that the server responds, and counts as ready.
+fn classify_status(code: StatusCode) -> ProbeOutcome {
+    match code {
+        StatusCode::INTERNAL_SERVER_ERROR
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT
+        | StatusCode::LOOP_DETECTED => {
+            ProbeOutcome::NotReady(format!("its /readyz answers {code}"))
+        }
+        _ => ProbeOutcome::Ready,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_during_a_probe_is_not_a_server_that_cannot_be_reached() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let broken = failure(&ForwardError::reset(refused()));
+        assert!(matches!(broken, ProbeOutcome::NoResponse(_)));
+        let unreachable = failure(&ForwardError::Connect(Arc::new(refused())));
+        assert!(matches!(unreachable, ProbeOutcome::Unreachable(_)));
+    }
+
+    #[test]
+    fn a_server_is_ready_unless_its_readyz_fails() {
+        for (code, ready) in [
+            (200, true),
+            (401, true),
+            (403, true),
+            (404, true),
+            (429, true),
+            (500, false),
+            (502, false),
+            (503, false),
+            (504, false),
+            (508, false),
+        ] {
+            let outcome = classify_status(StatusCode::from_u16(code).unwrap());
+            assert_eq!(outcome == ProbeOutcome::Ready, ready, "{code}");
+        }
+    }
+}

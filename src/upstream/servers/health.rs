@@ -1,0 +1,368 @@
+//! Whether a server gets requests: by its probes, by the requests that failed on it, and whether it
+//! is weir itself. Pure.
+//!
+//! - A server whose `/readyz` fails gets none until it passes (active probes).
+//! - A server on which requests fail one after the other is *ejected* for a while, twice as long
+//!   each time (passive). A passed probe ends an ejection for failed connections. Broken connections
+//!   can have a cause that no probe shows, so that ejection lasts its time.
+//! - A server that returns gets a growing part of its share (*slow start*).
+
+use std::fmt;
+use std::time::Duration;
+use std::time::Instant;
+
+/// Failures to connect in a row that eject a server.
+const CONNECT_FAILURES: u32 = 3;
+
+/// Connections in a row that broke before a response and eject a server. More than
+/// [`CONNECT_FAILURES`], since the request can be the cause.
+const BROKEN_CONNECTIONS: u32 = 5;
+
+/// Connections in a row that broke and make a server count as unreachable.
+const UNREACHABLE_CONNECTIONS: u32 = 3;
+
+/// Probes in a row without a response after which a server is not ready. One is not enough: a
+/// garbage collection or a lost packet can delay one.
+const MISSED_PROBES: u32 = 2;
+
+/// The first ejection.
+const BASE_EJECTION: Duration = Duration::from_secs(1);
+
+/// The longest ejection.
+const MAX_EJECTION: Duration = Duration::from_secs(32);
+
+/// A server without an ejection for this long begins with [`BASE_EJECTION`] again.
+const EJECTION_MEMORY: Duration = Duration::from_secs(120);
+
+/// How long a server that returns gets less than its share.
+pub(in crate::upstream) const SLOW_START: Duration = Duration::from_secs(10);
+
+/// The share at the begin of a slow start.
+const FIRST_SHARE: f64 = 0.1;
+
+/// The result of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum ProbeOutcome {
+    /// The server is ready.
+    Ready,
+    /// It responds, and is not ready.
+    NotReady(String),
+    /// It cannot be reached.
+    Unreachable(String),
+    /// There was no response in time, or the connection broke.
+    NoResponse(String),
+    /// A weir responds.
+    Weir(WeirServer),
+}
+
+impl ProbeOutcome {
+    /// All values of [`ProbeOutcome::label`].
+    pub(in crate::upstream) const LABELS: [&'static str; 5] =
+        ["ready", "not-ready", "unreachable", "no-response", "weir"];
+
+    /// The value of the metric label `result`.
+    pub(in crate::upstream) const fn label(&self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::NotReady(_) => "not-ready",
+            Self::Unreachable(_) => "unreachable",
+            Self::NoResponse(_) => "no-response",
+            Self::Weir(_) => "weir",
+        }
+    }
+
+    /// Which weir responded, if one did.
+    pub(in crate::upstream) const fn weir(&self) -> Option<WeirServer> {
+        if let Self::Weir(weir) = self {
+            return Some(*weir);
+        }
+        None
+    }
+
+    /// Whether something responded.
+    pub(in crate::upstream) const fn is_response(&self) -> bool {
+        matches!(self, Self::Ready | Self::NotReady(_) | Self::Weir(_))
+    }
+}
+
+/// A server that is a weir, and never used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum WeirServer {
+    /// The address is one of this weir's own.
+    OwnAddress,
+    /// A probe came back to this weir.
+    OwnProbe,
+    /// Another weir answered a probe.
+    Peer,
+}
+
+impl WeirServer {
+    /// The value of the metric label `reason`.
+    pub(in crate::upstream) const fn label(self) -> &'static str {
+        match self {
+            Self::OwnAddress => "own-address",
+            Self::OwnProbe => "own-probe",
+            Self::Peer => "peer",
+        }
+    }
+}
+
+impl fmt::Display for WeirServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OwnAddress => "the address is one of this weir's own",
+            Self::OwnProbe => "weir's own probe came back: the address leads to this weir",
+            Self::Peer => "another weir answers there",
+        })
+    }
+}
+
+/// A request that failed because of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum ServerFailure {
+    /// No connection could be opened.
+    Connect,
+    /// The connection broke before a response.
+    BrokenConnection,
+}
+
+/// A change that is logged and counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum HealthChange {
+    /// It passes its probe again, or for the first time.
+    Ready,
+    /// Its probe fails, with the reason.
+    NotReady(String),
+    /// It is ejected for this long.
+    Ejected(Duration),
+    /// It is a weir, and never used.
+    Refused(WeirServer),
+}
+
+/// Whether, or from when on, a server gets requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum Availability {
+    /// Without restriction.
+    Always,
+    /// From this time on, with a slow start. Earlier only where no server is available.
+    From(Instant),
+    /// Only where no server is available.
+    NotReady,
+    /// Not before a probe has shown that it is no weir; a configured server before that only where
+    /// no other is available.
+    Unverified,
+    /// Never.
+    Refused,
+}
+
+impl Availability {
+    /// The part of its share that a server gets at `now`: 0 to 1. `None` if it is not available.
+    pub(in crate::upstream) fn share(self, now: Instant) -> Option<f64> {
+        match self {
+            Self::Always => Some(1.0),
+            Self::From(from) => (now >= from).then(|| slow_start_share(now - from)),
+            Self::NotReady | Self::Unverified | Self::Refused => None,
+        }
+    }
+}
+
+fn slow_start_share(since: Duration) -> f64 {
+    let progress = since.as_secs_f64() / SLOW_START.as_secs_f64();
+    progress.clamp(FIRST_SHARE, 1.0)
+}
+
+/// The probes and failures of one server.
+#[derive(Clone, Debug)]
+pub(in crate::upstream) struct Health {
+    availability: Availability,
+    /// Why the last probe failed.
+    probe_failure: Option<String>,
+    missed_probes: u32,
+    connect_failures: u32,
+    broken_connections: u32,
+    ejection: Option<Ejection>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ejection {
+    until: Instant,
+    time: Duration,
+    cause: ServerFailure,
+}
+
+impl Health {
+    /// A server that was not probed yet. If `verify`, it gets no request before a probe has shown
+    /// that it is no weir.
+    pub(in crate::upstream) const fn new(verify: bool) -> Self {
+        Self {
+            availability: if verify {
+                Availability::Unverified
+            } else {
+                Availability::Always
+            },
+            probe_failure: None,
+            missed_probes: 0,
+            connect_failures: 0,
+            broken_connections: 0,
+            ejection: None,
+        }
+    }
+
+    /// A server that is never used.
+    pub(in crate::upstream) fn refused(weir: WeirServer) -> Self {
+        Self {
+            availability: Availability::Refused,
+            probe_failure: Some(weir.to_string()),
+            ..Self::new(true)
+        }
+    }
+
+    pub(in crate::upstream) const fn availability(&self) -> Availability {
+        self.availability
+    }
+
+    /// Why the last probe failed, if it did.
+    pub(in crate::upstream) fn probe_failure(&self) -> Option<&str> {
+        self.probe_failure.as_deref()
+    }
+
+    /// Whether it is ejected at `now`.
+    pub(in crate::upstream) fn is_ejected(&self, now: Instant) -> bool {
+        self.ejection.is_some_and(|ejection| now < ejection.until)
+    }
+
+    /// Records a probe that ended at `now`.
+    pub(in crate::upstream) fn record_probe(
+        &mut self,
+        outcome: ProbeOutcome,
+        now: Instant,
+    ) -> Option<HealthChange> {
+        match outcome {
+            ProbeOutcome::Ready => self.record_ready(now),
+            ProbeOutcome::NotReady(why) => {
+                self.missed_probes = 0;
+                self.record_not_ready(why, true)
+            }
+            ProbeOutcome::Unreachable(why) => {
+                self.missed_probes = 0;
+                self.record_not_ready(why, false)
+            }
+            ProbeOutcome::NoResponse(why) => {
+                self.missed_probes = self.missed_probes.saturating_add(1);
+                if self.missed_probes < MISSED_PROBES {
+                    return None;
+                }
+                self.record_not_ready(why, false)
+            }
+            ProbeOutcome::Weir(weir) => {
+                let known = self.availability == Availability::Refused;
+                self.availability = Availability::Refused;
+                self.probe_failure = Some(weir.to_string());
+                (!known).then_some(HealthChange::Refused(weir))
+            }
+        }
+    }
+
+    fn record_ready(&mut self, now: Instant) -> Option<HealthChange> {
+        self.missed_probes = 0;
+        self.probe_failure = None;
+        self.connect_failures = 0;
+        let ejection = self.ejection.filter(|ejection| now < ejection.until);
+        let (availability, change) = match (self.availability, ejection) {
+            (_, Some(ejection)) if ejection.cause == ServerFailure::BrokenConnection => {
+                (Availability::From(ejection.until), None)
+            }
+            (_, Some(_)) => {
+                if let Some(ejection) = &mut self.ejection {
+                    ejection.until = now;
+                }
+                (Availability::From(now), Some(HealthChange::Ready))
+            }
+            (Availability::NotReady | Availability::Unverified | Availability::Refused, None) => {
+                (Availability::From(now), Some(HealthChange::Ready))
+            }
+            (unchanged, None) => (unchanged, None),
+        };
+        self.availability = availability;
+        change
+    }
+
+    /// `responds`: something that is no weir.
+    fn record_not_ready(&mut self, why: String, responds: bool) -> Option<HealthChange> {
+        let was_ready = self.probe_failure.is_none();
+        self.probe_failure = Some(why.clone());
+        let may_be_weir = matches!(
+            self.availability,
+            Availability::Unverified | Availability::Refused
+        );
+        if responds || !may_be_weir {
+            self.availability = Availability::NotReady;
+        }
+        was_ready.then_some(HealthChange::NotReady(why))
+    }
+
+    /// Whether the server counts as unreachable after another such failure: if it cannot be connected
+    /// to, or after several broken connections in a row. One of them can have any cause.
+    pub(in crate::upstream) const fn is_unreachable_after(&self, failure: ServerFailure) -> bool {
+        match failure {
+            ServerFailure::Connect => true,
+            ServerFailure::BrokenConnection => {
+                self.broken_connections.saturating_add(1) >= UNREACHABLE_CONNECTIONS
+            }
+        }
+    }
+
+    /// Records a request that failed at `now`. The server is ejected only if `may_eject`.
+    pub(in crate::upstream) fn record_failure(
+        &mut self,
+        failure: ServerFailure,
+        now: Instant,
+        may_eject: bool,
+    ) -> Option<HealthChange> {
+        let count = match failure {
+            ServerFailure::Connect => &mut self.connect_failures,
+            ServerFailure::BrokenConnection => &mut self.broken_connections,
+        };
+        *count = count.saturating_add(1);
+        let is_due = self.connect_failures >= CONNECT_FAILURES
+            || self.broken_connections >= BROKEN_CONNECTIONS;
+        if !is_due || !may_eject || self.is_ejected(now) {
+            return None;
+        }
+        self.connect_failures = 0;
+        self.broken_connections = 0;
+        let time = match self.ejection {
+            Some(last) if now < last.until + EJECTION_MEMORY => (last.time * 2).min(MAX_EJECTION),
+            _ => BASE_EJECTION,
+        };
+        let until = now + time;
+        self.ejection = Some(Ejection {
+            until,
+            time,
+            cause: failure,
+        });
+        // A server that is not ready stays so until a probe passes.
+        if matches!(
+            self.availability,
+            Availability::Always | Availability::From(_)
+        ) {
+            self.availability = Availability::From(until);
+        }
+        Some(HealthChange::Ejected(time))
+    }
+
+    /// Records a response to a request.
+    pub(in crate::upstream) const fn record_success(&mut self) {
+        self.connect_failures = 0;
+        self.broken_connections = 0;
+    }
+}
+
+/// Whether another server may be ejected: at most half of them are, and never the only one.
+pub(in crate::upstream) const fn may_eject(ejected: usize, servers: usize) -> bool {
+    (ejected + 1) * 2 <= servers
+}
+
+#[cfg(test)]
+#[path = "health_tests.rs"]
+mod tests;

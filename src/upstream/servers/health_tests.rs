@@ -1,0 +1,177 @@
+use super::*;
+use crate::clock::Clock;
+
+fn after(began: Instant, seconds: u64) -> Instant {
+    began + Duration::from_secs(seconds)
+}
+
+fn not_ready() -> ProbeOutcome {
+    ProbeOutcome::NotReady("why".to_owned())
+}
+
+fn fail(health: &mut Health, failure: ServerFailure, times: u32, now: Instant) {
+    for _ in 1..times {
+        assert_eq!(health.record_failure(failure, now, true), None);
+    }
+}
+
+#[test]
+fn a_failed_probe_ends_requests_and_a_passed_one_returns_the_server_with_a_slow_start() {
+    let now = Clock.now();
+    let mut health = Health::new(false);
+    assert_eq!(health.availability().share(now), Some(1.0));
+    let change = health.record_probe(not_ready(), now);
+    assert_eq!(change, Some(HealthChange::NotReady("why".to_owned())));
+    assert_eq!(health.availability(), Availability::NotReady);
+    assert_eq!(health.availability().share(now), None);
+    assert_eq!(health.record_probe(not_ready(), now), None, "as before");
+    let change = health.record_probe(ProbeOutcome::Ready, now);
+    assert_eq!(change, Some(HealthChange::Ready));
+    for (seconds, share) in [(0, 0.1), (1, 0.1), (5, 0.5), (10, 1.0), (100, 1.0)] {
+        let at = after(now, seconds);
+        assert_eq!(health.availability().share(at), Some(share), "{seconds} s");
+    }
+    let later = health.record_probe(ProbeOutcome::Ready, after(now, 2));
+    assert_eq!(later, None, "the slow start goes on");
+    assert_eq!(health.availability().share(after(now, 5)), Some(0.5));
+}
+
+#[test]
+fn one_missed_probe_is_not_enough() {
+    let now = Clock.now();
+    let missed = || ProbeOutcome::NoResponse("late".to_owned());
+    let mut health = Health::new(false);
+    assert_eq!(health.record_probe(missed(), now), None);
+    assert_eq!(health.record_probe(ProbeOutcome::Ready, now), None);
+    assert_eq!(health.record_probe(missed(), now), None);
+    assert_eq!(health.availability().share(now), Some(1.0));
+    let change = health.record_probe(missed(), now);
+    assert_eq!(change, Some(HealthChange::NotReady("late".to_owned())));
+}
+
+#[test]
+fn ejections_double_and_are_forgotten_after_a_while() {
+    let mut now = Clock.now();
+    let mut health = Health::new(false);
+    for seconds in [1, 2, 4, 8, 16, 32, 32] {
+        fail(&mut health, ServerFailure::BrokenConnection, 5, now);
+        let time = Duration::from_secs(seconds);
+        let change = health.record_failure(ServerFailure::BrokenConnection, now, true);
+        assert_eq!(change, Some(HealthChange::Ejected(time)));
+        assert!(health.is_ejected(now));
+        assert_eq!(health.availability().share(now), None);
+        now += time;
+        assert!(!health.is_ejected(now));
+        assert_eq!(health.availability().share(now), Some(FIRST_SHARE));
+    }
+    now += EJECTION_MEMORY;
+    fail(&mut health, ServerFailure::BrokenConnection, 5, now);
+    let change = health.record_failure(ServerFailure::BrokenConnection, now, true);
+    assert_eq!(change, Some(HealthChange::Ejected(BASE_EJECTION)));
+}
+
+#[test]
+fn a_response_between_failures_prevents_an_ejection() {
+    let now = Clock.now();
+    let mut health = Health::new(false);
+    for _ in 0..10 {
+        fail(&mut health, ServerFailure::Connect, 3, now);
+        health.record_success();
+    }
+    assert!(!health.is_ejected(now));
+}
+
+#[test]
+fn a_passed_probe_ends_an_ejection_for_failed_connections_only() {
+    let now = Clock.now();
+    for (failure, times, ends) in [
+        (ServerFailure::Connect, CONNECT_FAILURES, true),
+        (ServerFailure::BrokenConnection, BROKEN_CONNECTIONS, false),
+    ] {
+        let mut health = Health::new(false);
+        fail(&mut health, failure, times, now);
+        assert!(health.record_failure(failure, now, true).is_some());
+        health.record_probe(ProbeOutcome::Ready, now);
+        assert_eq!(health.availability().share(now).is_some(), ends);
+        let over = now + BASE_EJECTION;
+        assert!(health.availability().share(over).is_some());
+    }
+}
+
+#[test]
+fn an_ejected_server_that_is_not_ready_stays_away_when_its_time_is_over() {
+    let now = Clock.now();
+    let mut health = Health::new(false);
+    health.record_probe(not_ready(), now);
+    fail(&mut health, ServerFailure::Connect, 3, now);
+    assert!(
+        health
+            .record_failure(ServerFailure::Connect, now, true)
+            .is_some()
+    );
+    assert_eq!(health.availability().share(after(now, 60)), None);
+}
+
+#[test]
+fn at_most_half_of_the_servers_are_ejected() {
+    for (ejected, servers, may) in [
+        (0, 1, false),
+        (0, 2, true),
+        (1, 2, false),
+        (0, 3, true),
+        (1, 3, false),
+        (1, 4, true),
+        (2, 5, false),
+    ] {
+        assert_eq!(may_eject(ejected, servers), may, "{ejected} of {servers}");
+    }
+    let now = Clock.now();
+    let mut health = Health::new(false);
+    for _ in 0..100 {
+        let change = health.record_failure(ServerFailure::Connect, now, false);
+        assert_eq!(change, None);
+    }
+    assert_eq!(health.availability().share(now), Some(1.0));
+}
+
+#[test]
+fn an_unverified_server_gets_nothing_before_it_has_answered() {
+    let now = Clock.now();
+    let mut health = Health::new(true);
+    assert_eq!(health.availability().share(now), None);
+    health.record_probe(ProbeOutcome::Unreachable("no".to_owned()), now);
+    assert_eq!(health.availability(), Availability::Unverified);
+    health.record_probe(not_ready(), now);
+    assert_eq!(health.availability(), Availability::NotReady);
+    health.record_probe(ProbeOutcome::Ready, now);
+    assert!(health.availability().share(now).is_some());
+}
+
+#[test]
+fn a_weir_is_refused_until_something_else_answers() {
+    let now = Clock.now();
+    let mut health = Health::new(true);
+    let weir = ProbeOutcome::Weir(WeirServer::Peer);
+    let change = health.record_probe(weir.clone(), now);
+    assert_eq!(change, Some(HealthChange::Refused(WeirServer::Peer)));
+    assert_eq!(health.record_probe(weir, now), None);
+    health.record_probe(ProbeOutcome::Unreachable("no".to_owned()), now);
+    assert_eq!(health.availability(), Availability::Refused);
+    let change = health.record_probe(ProbeOutcome::Ready, now);
+    assert_eq!(change, Some(HealthChange::Ready));
+    assert_eq!(health.availability(), Availability::From(now));
+}
+
+#[test]
+fn one_broken_connection_does_not_make_a_server_unreachable() {
+    let now = Clock.now();
+    let mut health = Health::new(false);
+    assert!(health.is_unreachable_after(ServerFailure::Connect));
+    for _ in 1..UNREACHABLE_CONNECTIONS {
+        assert!(!health.is_unreachable_after(ServerFailure::BrokenConnection));
+        health.record_failure(ServerFailure::BrokenConnection, now, true);
+    }
+    assert!(health.is_unreachable_after(ServerFailure::BrokenConnection));
+    health.record_success();
+    assert!(!health.is_unreachable_after(ServerFailure::BrokenConnection));
+}

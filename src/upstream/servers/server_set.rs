@@ -1,0 +1,586 @@
+//! All API servers, shared by all workers: the current list, which of them gets a request, and
+//! outages of all of them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use arc_swap::Guard;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::watch;
+use tracing::error;
+use tracing::info;
+use tracing::warn;
+
+use crate::clock::Clock;
+use crate::metrics::Registry;
+use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::requester::SlotHolder;
+use crate::upstream::servers::api_server::ApiServer;
+use crate::upstream::servers::api_server::ServerOrigin;
+use crate::upstream::servers::balancer;
+use crate::upstream::servers::balancer::Candidate;
+use crate::upstream::servers::health;
+use crate::upstream::servers::health::Availability;
+use crate::upstream::servers::health::Health;
+use crate::upstream::servers::health::HealthChange;
+use crate::upstream::servers::health::ProbeOutcome;
+use crate::upstream::servers::health::ServerFailure;
+use crate::upstream::servers::health::WeirServer;
+use crate::upstream::servers::metrics::ServerMetrics;
+use crate::upstream::servers::own_address;
+use crate::upstream::servers::recovery::Recovery;
+use crate::upstream::servers::sources;
+use crate::upstream::servers::sources::FormerSource;
+use crate::upstream::servers::sources::Sources;
+use crate::upstream::servers::sources::UpstreamTls;
+
+/// Most servers that one request is tried on.
+const MAX_TRIED: usize = 3;
+
+/// The API servers.
+#[derive(Debug)]
+pub struct ServerSet {
+    list: ArcSwap<ServerList>,
+    /// Locked while the list is built, never across an await.
+    state: Mutex<SetState>,
+    recovery: Mutex<Recovery>,
+    /// Whether watches and lists wait for their turn; read without the lock.
+    is_recovering: AtomicBool,
+    version: watch::Sender<u64>,
+    resolve_request: Notify,
+    metrics: ServerMetrics,
+    /// Times of health are kept relative to it.
+    base: Instant,
+}
+
+#[derive(Debug)]
+struct SetState {
+    sources: Sources,
+    tls: UpstreamTls,
+    /// The listener for clients, once it is bound.
+    listener: Option<SocketAddr>,
+}
+
+/// The servers at one time.
+#[derive(Debug)]
+pub struct ServerList {
+    /// Grows with each change.
+    pub(in crate::upstream) version: u64,
+    pub(in crate::upstream) servers: Vec<Arc<ApiServer>>,
+    /// Where the address of each server comes from, in the order of `servers`.
+    origins: Vec<ServerOrigin>,
+    pub(in crate::upstream) tls: UpstreamTls,
+    /// Whether servers are checked for being a weir.
+    verify: bool,
+    /// Whether the address of one has vanished from its source.
+    has_former: bool,
+}
+
+/// The choice for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) struct Pick {
+    /// The index of the server.
+    pub(in crate::upstream) index: usize,
+    /// Whether the request can go to another server that was not tried.
+    pub(in crate::upstream) has_alternative: bool,
+}
+
+impl ServerSet {
+    /// The servers at `configured`. Registers their metrics.
+    pub(in crate::upstream) fn new(
+        configured: &[ServerAddress],
+        follows_slices: bool,
+        tls: UpstreamTls,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        let now = Clock.now();
+        let set = Self {
+            list: ArcSwap::from_pointee(ServerList {
+                version: 0,
+                servers: Vec::new(),
+                origins: Vec::new(),
+                tls: tls.clone(),
+                verify: false,
+                has_former: false,
+            }),
+            state: Mutex::new(SetState {
+                sources: Sources::new(configured, follows_slices),
+                tls,
+                listener: None,
+            }),
+            recovery: Mutex::default(),
+            is_recovering: AtomicBool::new(false),
+            version: watch::Sender::new(0),
+            resolve_request: Notify::new(),
+            metrics: ServerMetrics::register(registry),
+            base: now,
+        };
+        set.rebuild(&mut set.state.lock(), now);
+        Arc::new(set)
+    }
+
+    /// The current servers.
+    pub(in crate::upstream) fn list(&self) -> Guard<Arc<ServerList>> {
+        self.list.load()
+    }
+
+    /// Whether weir can use a server, or why none. `None` for a single server, which is not probed.
+    #[must_use]
+    pub fn readiness(&self) -> Option<Result<(), String>> {
+        let list = self.list();
+        list.is_probed().then(|| list.readiness())
+    }
+
+    /// The state of each server at `now`.
+    #[must_use]
+    pub fn states(&self, now: Instant) -> Vec<ServerState> {
+        self.list().states(now)
+    }
+
+    pub(in crate::upstream) const fn metrics(&self) -> &ServerMetrics {
+        &self.metrics
+    }
+
+    /// The first configured server, as HOST:PORT.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        self.state.lock().sources.authority()
+    }
+
+    /// Reports changes of the list.
+    pub(in crate::upstream) fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Takes over a changed configuration. Servers that stay keep their connections and their
+    /// health, unless the roots or the certificate have changed. Connections to the others end with
+    /// their requests.
+    pub(in crate::upstream) fn reconfigure(
+        &self,
+        configured: &[ServerAddress],
+        follows_slices: bool,
+        tls: &UpstreamTls,
+    ) {
+        let mut state = self.state.lock();
+        state.sources.reconfigure(configured, follows_slices);
+        state.tls.update(&tls.roots, tls.front_proxy.as_ref());
+        self.rebuild(&mut state, Clock.now());
+        drop(state);
+        self.request_resolve();
+    }
+
+    /// Whether there is a front-proxy certificate.
+    pub(in crate::upstream) fn has_front_proxy_certificate(&self) -> bool {
+        self.list().tls.front_proxy.is_some()
+    }
+
+    /// Sets the address of the listener for clients. Servers at the same address are refused.
+    pub fn set_listener(&self, listener: SocketAddr) {
+        let mut state = self.state.lock();
+        state.listener = Some(listener);
+        self.rebuild(&mut state, Clock.now());
+    }
+
+    pub(in crate::upstream) fn names(&self) -> Vec<ServerAddress> {
+        self.state.lock().sources.names().cloned().collect()
+    }
+
+    pub(in crate::upstream) fn record_resolved(
+        &self,
+        address: &ServerAddress,
+        resolved: Vec<SocketAddr>,
+    ) {
+        let mut state = self.state.lock();
+        if state.sources.record_resolved(address, resolved) {
+            self.rebuild(&mut state, Clock.now());
+        }
+    }
+
+    pub(in crate::upstream) fn record_discovered(&self, addresses: Vec<SocketAddr>) {
+        let mut state = self.state.lock();
+        state.sources.record_discovered(addresses);
+        self.rebuild(&mut state, Clock.now());
+    }
+
+    /// Builds the list from its sources. Servers whose address stays are kept, wherever the address
+    /// comes from.
+    fn rebuild(&self, state: &mut SetState, now: Instant) {
+        let before = self.list.load_full();
+        before.prune_former(&mut state.sources);
+        let targets = state.sources.targets();
+        let mut servers = Vec::with_capacity(targets.servers.len());
+        let mut origins = Vec::with_capacity(targets.servers.len());
+        for (address, origin) in targets.servers {
+            servers.push(self.server_at(address, &before, targets.verify));
+            origins.push(origin);
+        }
+        if targets.verify {
+            servers
+                .iter()
+                .for_each(|server| refuse_own(server, state.listener));
+        }
+        let is_kept =
+            |server: &Arc<ApiServer>| servers.iter().any(|kept| Arc::ptr_eq(kept, server));
+        for removed in before.servers.iter().filter(|server| !is_kept(server)) {
+            info!(server = removed.label(), "an API server is removed");
+            removed.remove();
+        }
+        let is_new =
+            |server: &&Arc<ApiServer>| !before.servers.iter().any(|old| Arc::ptr_eq(old, server));
+        if before.version > 0 {
+            for added in servers.iter().filter(is_new) {
+                info!(server = added.label(), "an API server is added");
+            }
+        }
+        servers.iter().for_each(|server| server.publish_health(now));
+        let version = before.version + 1;
+        self.list.store(Arc::new(ServerList {
+            version,
+            servers,
+            origins,
+            tls: state.tls.clone(),
+            verify: targets.verify,
+            has_former: targets.has_former,
+        }));
+        self.version.send_replace(version);
+    }
+
+    /// The server at `address`, with what is known about it.
+    fn server_at(
+        &self,
+        address: ServerAddress,
+        before: &ServerList,
+        verify: bool,
+    ) -> Arc<ApiServer> {
+        let mut known = before.servers.iter();
+        if let Some(known) = known.find(|known| *known.address() == address) {
+            return Arc::clone(known);
+        }
+        let mut known = before.servers.iter();
+        let known = known.find(|known| verify && sources::is_same(known.address(), &address));
+        match known {
+            Some(known) => known.renamed(address, &self.metrics),
+            None => ApiServer::new(address, Health::new(verify), &self.metrics, self.base),
+        }
+    }
+
+    /// Records a response of `server` to a request.
+    pub(in crate::upstream) fn record_success(&self, server: &ApiServer) {
+        if server.record_success() {
+            self.record_up(Clock.now());
+        }
+    }
+
+    /// Records a request that failed because of `server`.
+    pub(in crate::upstream) fn record_failure(&self, server: &ApiServer, failure: ServerFailure) {
+        let now = Clock.now();
+        let list = self.list();
+        let ejected = list.usable().filter(|other| other.is_ejected(now));
+        let may_eject = health::may_eject(ejected.count(), list.usable().count());
+        let change = server.record_failure(failure, now, may_eject);
+        log_change(server, change.as_ref());
+        if failure == ServerFailure::Connect && server.address().socket.is_some() {
+            self.request_resolve();
+        }
+        self.record_down_if_all(&list, now);
+    }
+
+    /// Records a probe of `server`.
+    pub(in crate::upstream) fn record_probe(&self, server: &ApiServer, outcome: ProbeOutcome) {
+        let now = Clock.now();
+        let responds = outcome.is_response() && !matches!(outcome, ProbeOutcome::Weir(_));
+        let change = server.record_probe(outcome, now);
+        log_change(server, change.as_ref());
+        if responds {
+            server.record_success();
+            self.record_up(now);
+        } else {
+            self.record_down_if_all(&self.list(), now);
+        }
+        if change.is_some() && self.list().has_former {
+            let mut state = self.state.lock();
+            if self.list().prune_former(&mut state.sources) {
+                self.rebuild(&mut state, now);
+            }
+        }
+    }
+
+    /// A single server is not probed: its outages are not known well enough to be paced after.
+    fn record_down_if_all(&self, list: &ServerList, now: Instant) {
+        if list.is_probed() && !list.usable().any(|server| server.is_reachable()) {
+            self.recovery.lock().record_down(now);
+        }
+    }
+
+    fn record_up(&self, now: Instant) {
+        if self.recovery.lock().record_up(now) && self.list().is_probed() {
+            self.is_recovering.store(true, Ordering::Release);
+            info!(
+                "an API server responds after an outage of all: watches and lists are admitted at a growing pace"
+            );
+        }
+    }
+
+    /// Whether watches and lists wait for their turn after an outage of all servers.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.is_recovering.load(Ordering::Acquire)
+    }
+
+    /// How long a watch or a list of `holder` waits for its turn after an outage of all servers.
+    #[must_use]
+    pub fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
+        if !self.is_recovering() {
+            return Duration::ZERO;
+        }
+        let now = Clock.now();
+        let mut recovery = self.recovery.lock();
+        let delay = recovery.take_turn(holder, now, fastrand::f64());
+        if !recovery.is_recovering(now) {
+            self.is_recovering.store(false, Ordering::Release);
+        }
+        if !delay.is_zero() {
+            self.metrics.paced.inc();
+        }
+        delay
+    }
+
+    /// Requests that names are resolved again.
+    pub(in crate::upstream) fn request_resolve(&self) {
+        self.resolve_request.notify_one();
+    }
+
+    /// Waits for a request to resolve names.
+    ///
+    /// # Cancel safety
+    /// No request is lost.
+    pub(in crate::upstream) async fn wait_for_resolve_request(&self) {
+        self.resolve_request.notified().await;
+    }
+}
+
+impl ServerList {
+    /// Whether there are several servers, so that they are probed.
+    pub(in crate::upstream) const fn is_probed(&self) -> bool {
+        self.servers.len() > 1 || self.verify
+    }
+
+    /// Chooses the server of a request that `tried` have failed.
+    pub(in crate::upstream) fn pick(
+        &self,
+        long_running: bool,
+        tried: &[Arc<ApiServer>],
+        candidates: &mut Vec<Candidate>,
+        mut random: impl FnMut() -> f64,
+    ) -> Option<Pick> {
+        if !self.is_probed() {
+            return (!self.servers.is_empty()).then_some(Pick {
+                index: 0,
+                has_alternative: false,
+            });
+        }
+        let now = Clock.now();
+        let untried =
+            |server: &Arc<ApiServer>| !tried.iter().any(|other| Arc::ptr_eq(other, server));
+        for tier in Tier::ALL {
+            candidates.clear();
+            for (index, (server, origin)) in self.with_origins().enumerate() {
+                if untried(server)
+                    && let Some(share) = tier.share(server, origin, now)
+                {
+                    let load = server.in_flight(long_running);
+                    candidates.push(Candidate { index, load, share });
+                }
+            }
+            if let Some(index) = balancer::choose(candidates, &mut random) {
+                let others = self.with_origins().enumerate();
+                let mut others = others.filter(|(other, (server, origin))| {
+                    *other != index && untried(server) && server.is_usable(*origin)
+                });
+                return Some(Pick {
+                    index,
+                    has_alternative: tried.len() + 1 < MAX_TRIED && others.next().is_some(),
+                });
+            }
+        }
+        None
+    }
+
+    /// Whether weir can use a server, or why none.
+    pub(in crate::upstream) fn readiness(&self) -> Result<(), String> {
+        if self.servers.iter().any(|server| server.is_ready()) {
+            return Ok(());
+        }
+        Err(format!(
+            "none of {} API servers is ready",
+            self.servers.len()
+        ))
+    }
+
+    fn with_origins(&self) -> impl Iterator<Item = (&Arc<ApiServer>, ServerOrigin)> {
+        self.servers.iter().zip(self.origins.iter().copied())
+    }
+
+    /// The servers that may get requests, be it as a last resort.
+    fn usable(&self) -> impl Iterator<Item = &Arc<ApiServer>> {
+        let servers = self.with_origins();
+        servers.filter_map(|(server, origin)| server.is_usable(origin).then_some(server))
+    }
+
+    /// Gives up addresses that have vanished from their source: those of EndpointSlices once another
+    /// one of them is ready, those of a name when they no longer respond and another server is
+    /// ready. Servers that were not verified are given up at once. Returns whether there were any.
+    fn prune_former(&self, sources: &mut Sources) -> bool {
+        let socket = |server: &ApiServer| sources::socket_of(server.address());
+        let mut ready = self.with_origins().filter(|(server, _)| server.is_ready());
+        let is_current = |origin| origin != ServerOrigin::FormerAddress;
+        let is_discovered = |server| socket(server).is_some_and(|at| sources.is_discovered(&at));
+        let has_discovered = ready.any(|(server, _)| is_discovered(server));
+        let mut ready = self.with_origins().filter(|(server, _)| server.is_ready());
+        let has_current = ready.any(|(_, origin)| is_current(origin));
+        sources.prune_former(|address, source| {
+            let mut servers = self.servers.iter();
+            let server = servers.find(|server| socket(server) == Some(address));
+            match (server.map(|server| server.availability()), source) {
+                (None | Some(Availability::Unverified | Availability::Refused), _) => false,
+                (Some(_), FormerSource::EndpointSlices) => !has_discovered,
+                (Some(Availability::NotReady), FormerSource::Name) => !has_current,
+                (Some(Availability::Always | Availability::From(_)), FormerSource::Name) => true,
+            }
+        })
+    }
+
+    /// The state of each server at `now`.
+    pub(in crate::upstream) fn states(&self, now: Instant) -> Vec<ServerState> {
+        let servers = self.servers.iter();
+        servers.map(|server| ServerState::of(server, now)).collect()
+    }
+}
+
+/// Which servers are chosen from. The next tier is used where the one before has none.
+#[derive(Clone, Copy)]
+enum Tier {
+    /// Available servers that the EndpointSlices list.
+    Discovered,
+    /// Available servers that have not vanished from their source.
+    Current,
+    /// Available servers.
+    Available,
+    /// All servers that may be used: where all seem to be down, each may be back.
+    LastResort,
+}
+
+impl Tier {
+    const ALL: [Self; 4] = [
+        Self::Discovered,
+        Self::Current,
+        Self::Available,
+        Self::LastResort,
+    ];
+
+    /// The part of its share that a server of this tier gets; `None` if it is of another.
+    fn share(self, server: &ApiServer, origin: ServerOrigin, now: Instant) -> Option<f64> {
+        let is_in_tier = match self {
+            Self::Discovered => origin == ServerOrigin::EndpointSlice,
+            Self::Current => origin != ServerOrigin::FormerAddress,
+            Self::Available => true,
+            Self::LastResort => return server.is_usable(origin).then_some(1.0),
+        };
+        is_in_tier
+            .then(|| server.availability().share(now))
+            .flatten()
+    }
+}
+
+/// The state of a server, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerState {
+    /// Host and port.
+    pub address: String,
+    /// Whether it gets requests.
+    pub healthy: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// Whether it is a weir, and never used.
+    pub refused: bool,
+    /// Short requests in flight.
+    pub in_flight: usize,
+    /// Long-running requests in flight.
+    pub long_running: usize,
+    /// Requests so far.
+    pub requests: u64,
+    /// Ejections so far.
+    pub ejections: u64,
+}
+
+impl ServerState {
+    fn of(server: &ApiServer, now: Instant) -> Self {
+        let availability = server.availability();
+        let why = server.probe_failure().or_else(|| match availability {
+            Availability::Unverified => Some("not probed yet".to_owned()),
+            Availability::From(from) if now < from => {
+                Some("ejected: requests failed on it".to_owned())
+            }
+            Availability::Always
+            | Availability::From(_)
+            | Availability::NotReady
+            | Availability::Refused => None,
+        });
+        Self {
+            address: server.label().to_owned(),
+            healthy: availability.share(now).is_some(),
+            why,
+            refused: availability == Availability::Refused,
+            in_flight: server.in_flight(false),
+            long_running: server.in_flight(true),
+            requests: server.requests(),
+            ejections: server.ejections(),
+        }
+    }
+}
+
+/// Refuses a server at the address of weir's own listener.
+fn refuse_own(server: &ApiServer, listener: Option<SocketAddr>) {
+    let socket = sources::socket_of(server.address());
+    let is_own = listener
+        .zip(socket)
+        .is_some_and(|(listener, socket)| own_address::is_own(listener, socket));
+    if is_own && server.availability() != Availability::Refused {
+        server.refuse(WeirServer::OwnAddress);
+        log_change(server, Some(&HealthChange::Refused(WeirServer::OwnAddress)));
+    }
+}
+
+fn log_change(server: &ApiServer, change: Option<&HealthChange>) {
+    let server = server.label();
+    match change {
+        Some(HealthChange::Ready) => info!(server, "the API server is ready"),
+        Some(HealthChange::NotReady(why)) => {
+            warn!(
+                server,
+                why, "the API server is not ready: it gets no requests while another one is"
+            );
+        }
+        Some(HealthChange::Ejected(time)) => warn!(
+            server,
+            seconds = time.as_secs(),
+            "requests fail on the API server one after the other: it is ejected"
+        ),
+        Some(HealthChange::Refused(why)) => error!(
+            server,
+            %why,
+            "the address is no API server's and is never used: give weir the addresses of API servers"
+        ),
+        None => {}
+    }
+}
+
+#[cfg(test)]
+#[path = "server_set_tests.rs"]
+mod tests;
