@@ -75,8 +75,8 @@ pub struct BacklogCharge {
 }
 
 /// The requester that an exempt request counts for. None for `system:masters`, so that nothing
-/// delays an administrator, and for anonymous requests behind a trusted proxy, which cannot be told
-/// apart.
+/// delays an administrator, and for anonymous requests behind a trusted proxy, which cannot be
+/// distinguished.
 #[must_use]
 pub fn backlog_holder(user: &UserInfo, network: Option<IpAddr>) -> Option<SlotHolder> {
     SlotHolder::from_client(user, network).filter(|_| !user.in_group(GROUP_MASTERS))

@@ -36,7 +36,7 @@ impl fmt::Display for SlotHolder {
 
 impl SlotHolder {
     /// The user, or the network of anonymous requests. None for anonymous requests behind a trusted
-    /// proxy, which cannot be told apart.
+    /// proxy, which cannot be distinguished.
     pub(crate) fn from_client(user: &UserInfo, network: Option<IpAddr>) -> Option<Self> {
         if user.is_anonymous() {
             network.map(Self::Network)
@@ -47,7 +47,7 @@ impl SlotHolder {
 }
 
 impl Requester {
-    /// The holder that takes turns where requests wait; the empty name where none can be told.
+    /// The holder that takes turns where requests wait; the empty name where there is none.
     pub(in crate::upstream) fn wait_holder(&self) -> SlotHolder {
         let nameless = || SlotHolder::User(String::new());
         self.holder().unwrap_or_else(nameless)

@@ -272,10 +272,10 @@ fn unreachable_hint(why: &RemoteError) -> &'static str {
 fn git_version(reply: &RemoteResponse) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Version {
+    struct ServerVersion {
         git_version: String,
     }
-    let version: Version = serde_json::from_slice(&reply.body).ok()?;
+    let version: ServerVersion = serde_json::from_slice(&reply.body).ok()?;
     Some(version.git_version)
 }
 

@@ -17,7 +17,7 @@ const MAX_ERRORS: usize = 20;
 /// The configuration in the status snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ConfigSnapshot {
+pub struct ConfigReport {
     /// The number of the configuration in force: 1 at the start, one more with each change.
     pub generation: u64,
     /// When it was last read without an error, in milliseconds since 1970.
@@ -34,7 +34,7 @@ pub struct ConfigSnapshot {
 #[derive(Debug)]
 pub struct ConfigStatus {
     /// Locked to read or change the snapshot only.
-    snapshot: Mutex<ConfigSnapshot>,
+    snapshot: Mutex<ConfigReport>,
     generation: IntGauge,
     last_success: IntGauge,
     last_failure: IntGauge,
@@ -102,7 +102,7 @@ impl ConfigStatus {
 
     /// The state for operators.
     #[must_use]
-    pub fn snapshot(&self) -> ConfigSnapshot {
+    pub fn snapshot(&self) -> ConfigReport {
         self.snapshot.lock().clone()
     }
 
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(status.first_error().as_deref(), Some("first"));
         assert_eq!(
             status.snapshot(),
-            ConfigSnapshot {
+            ConfigReport {
                 generation: 2,
                 last_success_unix_ms: 200_000,
                 last_failure_unix_ms: 300_000,

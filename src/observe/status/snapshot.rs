@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::readiness::ReadinessStatus;
-use crate::observe::readiness::config_status::ConfigSnapshot;
+use crate::observe::readiness::config_status::ConfigReport;
 
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub struct StatusSnapshot {
     /// The readiness of weir.
     pub readiness: ReadinessStatus,
     /// Which configuration is in force.
-    pub config: ConfigSnapshot,
+    pub config: ConfigReport,
     /// Connections and failures towards the API server.
     pub upstream: UpstreamStatus,
     /// Requests of clients.

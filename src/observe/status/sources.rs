@@ -43,7 +43,7 @@ use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::SlotUsage;
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
-use crate::upstream::servers::server_set::ServerState;
+use crate::upstream::servers::server_set::ServerSnapshot;
 
 /// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;
@@ -237,7 +237,7 @@ fn split_rejections(
     (rejections, would_be)
 }
 
-fn server_status(state: ServerState) -> ServerStatus {
+fn server_status(state: ServerSnapshot) -> ServerStatus {
     ServerStatus {
         address: state.address,
         healthy: state.healthy,

@@ -42,7 +42,7 @@ async fn tls_pair() -> (TlsConnection, ServerTlsStream<DuplexStream>) {
 }
 
 /// The peer of a connection, with the request that it has accepted.
-struct Peer {
+struct PingPeer {
     connection: h2::server::Connection<ServerTlsStream<DuplexStream>, Bytes>,
     _accepted: (Request<h2::RecvStream>, h2::server::SendResponse<Bytes>),
 }
@@ -52,7 +52,7 @@ async fn connection() -> (
     Arc<Http2Connection>,
     impl Future<Output = ()> + Unpin,
     PendingHttp2,
-    Peer,
+    PingPeer,
 ) {
     let (near, far) = tls_pair().await;
     let (mut peer, opened) = tokio::join!(
@@ -69,7 +69,7 @@ async fn connection() -> (
         accepted = peer.accept() => accepted.unwrap().unwrap(),
         () = &mut driver => panic!("the peer is there"),
     };
-    let peer = Peer {
+    let peer = PingPeer {
         connection: peer,
         _accepted: accepted,
     };

@@ -176,14 +176,14 @@ fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 #[derive(Deserialize)]
 struct SliceList {
     #[serde(default, deserialize_with = "null_as_default")]
-    metadata: ListMeta,
+    metadata: SliceListMeta,
     #[serde(default, deserialize_with = "null_as_default")]
     items: Vec<Slice>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ListMeta {
+struct SliceListMeta {
     resource_version: String,
 }
 

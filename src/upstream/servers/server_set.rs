@@ -139,7 +139,7 @@ impl ServerSet {
 
     /// The state of each server at `now`.
     #[must_use]
-    pub fn states(&self, now: Instant) -> Vec<ServerState> {
+    pub fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
         self.list().states(now)
     }
 
@@ -457,9 +457,11 @@ impl ServerList {
     }
 
     /// The state of each server at `now`.
-    pub(in crate::upstream) fn states(&self, now: Instant) -> Vec<ServerState> {
+    pub(in crate::upstream) fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
         let servers = self.servers.iter();
-        servers.map(|server| ServerState::of(server, now)).collect()
+        servers
+            .map(|server| ServerSnapshot::of(server, now))
+            .collect()
     }
 }
 
@@ -500,7 +502,7 @@ impl Tier {
 
 /// The state of a server, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerState {
+pub struct ServerSnapshot {
     /// Host and port.
     pub address: String,
     /// Whether it gets requests.
@@ -519,7 +521,7 @@ pub struct ServerState {
     pub ejections: u64,
 }
 
-impl ServerState {
+impl ServerSnapshot {
     fn of(server: &ApiServer, now: Instant) -> Self {
         let availability = server.availability();
         let why = server.probe_failure().or_else(|| match availability {

@@ -6,19 +6,19 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `backoff` `state_file` |
-//! | 1 | `shared_store` |
+//! | 1 | `persistent_store` |
 //! | 2 | `reflector` |
 
 mod backoff;
+mod persistent_store;
 mod reflector;
-mod shared_store;
 mod state_file;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::app::cluster::flowcontrol::reflector::Reflector;
-use crate::app::cluster::flowcontrol::shared_store::SharedStore;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::config::ClusterSourceConfig;
 use crate::flowcontrol::sources::ClusterResource;
@@ -28,7 +28,7 @@ use crate::upstream::forward::api_server_client::ApiServerClient;
 /// Watches both resources.
 #[derive(Debug)]
 pub(in crate::app) struct ClusterFlowcontrol {
-    store: Arc<SharedStore>,
+    store: Arc<PersistentStore>,
     retry_after_denial: Duration,
 }
 
@@ -39,7 +39,7 @@ impl ClusterFlowcontrol {
             state_dir,
             retry_after_denial,
         } = config;
-        let store = SharedStore::restore(live, state_dir.map(StateFile::new));
+        let store = PersistentStore::restore(live, state_dir.map(StateFile::new));
         Self {
             store: Arc::new(store),
             retry_after_denial,

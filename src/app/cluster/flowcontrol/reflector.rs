@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::app::cluster::flowcontrol::backoff::Backoff;
 use crate::app::cluster::flowcontrol::backoff::jittered;
-use crate::app::cluster::flowcontrol::shared_store::SharedStore;
+use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::WatchEvent;
 use crate::flowcontrol::sources::parse_event;
@@ -39,7 +39,7 @@ const WATCH_MARGIN: Duration = Duration::from_secs(15);
 pub(super) struct Reflector {
     pub(super) calls: ApiServerClient,
     pub(super) resource: ClusterResource,
-    pub(super) store: Arc<SharedStore>,
+    pub(super) store: Arc<PersistentStore>,
     /// How long to wait if weir may not read the resource, or if no version is served.
     pub(super) retry_after_denial: Duration,
 }

@@ -25,7 +25,7 @@ const SAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// What both reflectors share.
 #[derive(Debug)]
-pub(super) struct SharedStore {
+pub(super) struct PersistentStore {
     live: Arc<LiveObjects>,
     /// Held for one change; nothing is awaited under it.
     state: Mutex<StoreState>,
@@ -44,7 +44,7 @@ struct StoreState {
     denial_is_logged: bool,
 }
 
-impl SharedStore {
+impl PersistentStore {
     /// Puts the objects of the file in force. A damaged file is reported and ignored.
     pub(super) fn restore(live: Arc<LiveObjects>, file: Option<StateFile>) -> Self {
         let mut state = StoreState::default();
