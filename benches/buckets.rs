@@ -28,8 +28,8 @@ use weir::limits::rate::events::body::EventEncoding;
 use weir::limits::rate::lru::Lru;
 use weir::limits::rate::lru_key::LruKeyHasher;
 use weir::limits::rate::spin_lock::spin_lock;
-use weir::token_bucket::Rate;
-use weir::token_bucket::TokenBucket;
+use weir::throttling::token_bucket::Rate;
+use weir::throttling::token_bucket::TokenBucket;
 
 /// A limit as a worker uses it.
 struct BenchLimit {

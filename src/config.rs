@@ -22,7 +22,6 @@ use crate::identity::request_header::IdentityHeaders;
 use crate::limits::max_in_flight;
 use crate::limits::rate;
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
-use crate::minimum_rate::MinimumRate;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::audit;

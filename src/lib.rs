@@ -18,17 +18,18 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `cbor` `go_text` `numeric` `percent` `protobuf` `round_robin` `source_network` (pure) |
-//! | 1 | `clock` `document` `hash_keys` `io` `log_limiter` `memory_budget` `metrics` `minimum_rate` `token_bucket` `write_coalescing` |
+//! | 0 | `encoding` `numeric` `source_network` (pure) |
+//! | 1 | `clock` `document` `hash_keys` `io` `metrics` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
 //! | 5 | `limits` |
 //! | 6 | `pipeline` |
 //! | 7 | `server` `observe` |
-//! | 8 | `config` `explain` |
-//! | 9 | `app` |
-//! | 10 | `cli` |
+//! | 8 | `explain` |
+//! | 9 | `config` |
+//! | 10 | `app` |
+//! | 11 | `cli` |
 //!
 //! # Invariants
 //!
@@ -58,23 +59,16 @@ pub mod upstream;
 
 // Shared by all
 pub mod api;
-pub(crate) mod cbor;
 pub mod clock;
 pub mod document;
 pub mod drain;
-pub(crate) mod go_text;
+pub(crate) mod encoding;
 pub mod hash_keys;
 pub mod io;
-pub mod log_limiter;
-pub mod memory_budget;
 pub mod metrics;
-pub mod minimum_rate;
 pub(crate) mod numeric;
-pub(crate) mod percent;
-pub(crate) mod protobuf;
-pub(crate) mod round_robin;
 pub(crate) mod source_network;
-pub mod token_bucket;
+pub mod throttling;
 pub mod write_coalescing;
 
 // A simulated API server

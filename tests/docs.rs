@@ -60,6 +60,7 @@ use weir::pipeline::steps::request_body::REQUEST_BODY_BUDGET;
 use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
+use weir::throttling::memory_budget::SOURCE_FRACTION;
 use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::ConnectionBudget;
 use weir::upstream::connection::connection_budget::SlotMetrics;

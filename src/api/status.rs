@@ -8,7 +8,7 @@ use bytes::Bytes;
 use prost::Message;
 use serde::Serialize;
 
-use crate::protobuf::KUBERNETES_MAGIC;
+use crate::encoding::protobuf::KUBERNETES_MAGIC;
 
 /// A rejection or failure, before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]

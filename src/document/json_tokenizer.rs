@@ -8,7 +8,7 @@
 use std::iter::Peekable;
 use std::str::CharIndices;
 
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// A token.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ use crate::limits::rate::events::config::LimitType;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::token_bucket::Rate;
+use crate::throttling::token_bucket::Rate;
 
 /// The rate limits of a configuration.
 #[derive(Debug)]

@@ -22,12 +22,12 @@ use http::HeaderName;
 use http::HeaderValue;
 
 use crate::api::UserInfo;
+use crate::encoding::percent;
+use crate::encoding::percent::PlusMode;
 use crate::identity::client_certificate::CertificateError;
 use crate::identity::client_certificate::CertificateVerifier;
 use crate::identity::client_certificate::FrontProxyVerifier;
 use crate::identity::client_certificate::PeerCertificate;
-use crate::percent;
-use crate::percent::PlusMode;
 
 /// The prefix of the standard names. Such headers are removed from every client, whatever else is
 /// configured.

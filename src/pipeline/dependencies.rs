@@ -15,8 +15,6 @@ use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
-use crate::log_limiter::LogLimiter;
-use crate::memory_budget::MemoryBudget;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -26,6 +24,8 @@ use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::record::RequestObservers;
 use crate::pipeline::trace::trace_context::Sampler;
+use crate::throttling::log_limiter::LogLimiter;
+use crate::throttling::memory_budget::MemoryBudget;
 use crate::upstream::Upstream;
 use crate::upstream::loop_detection::LoopDetector;
 

@@ -35,8 +35,8 @@ const fn is_unescaped_in_path(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::percent;
-    use crate::percent::PlusMode;
+    use crate::encoding::percent;
+    use crate::encoding::percent::PlusMode;
 
     #[test]
     fn a_path_is_printed_as_received_unless_go_would_escape_it() {

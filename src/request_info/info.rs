@@ -20,7 +20,7 @@ use super::query::Query;
 use super::target::MalformedTarget;
 use super::target::RequestTarget;
 use super::verb::Verb;
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// The attributes of a request. Attributes that it does not have are empty.
 #[derive(Clone, Debug)]

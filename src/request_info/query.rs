@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use crate::percent;
-use crate::percent::PlusMode;
+use crate::encoding::percent;
+use crate::encoding::percent::PlusMode;
 
 /// With more pairs Go reads none (`urlmaxqueryparams`). Without this limit a client could show weir
 /// a parameter that kube-apiserver does not see.

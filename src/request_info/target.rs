@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::escape;
-use crate::percent;
-use crate::percent::PlusMode;
+use crate::encoding::percent;
+use crate::encoding::percent::PlusMode;
 
 /// A target that Go's server rejects with a plain 400, before any handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 ///
 /// Without it, the send buffer grows to some megabytes, and the socket is writable again only when
 /// a third of it is free. A client that reads steadily but slowly would then seem to read nothing
-/// for longer than the grace period of the minimum rate ([`minimum_rate`](crate::minimum_rate)),
+/// for longer than the grace period of the minimum rate ([`minimum_rate`](crate::throttling::minimum_rate)),
 /// and weir would close its connection. A smaller value would cost fast clients a wake-up for every
 /// few TLS records.
 const NOTSENT_LOWAT: u32 = 64 << 10;

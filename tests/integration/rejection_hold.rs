@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ::weir::limits::rate;
-use ::weir::token_bucket::Rate;
+use ::weir::throttling::token_bucket::Rate;
 use futures_util::future::join_all;
 use futures_util::future::select_all;
 

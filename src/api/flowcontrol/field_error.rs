@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// The type of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl FieldErrors {
 #[cfg(test)]
 mod tests {
     use super::FieldErrors;
-    use crate::go_text;
+    use crate::encoding::go_text;
 
     #[test]
     fn messages_omit_empty_parts() {

@@ -8,12 +8,12 @@
 use super::totals::ListTotals;
 use super::totals::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
+use crate::encoding::protobuf::KUBERNETES_MAGIC;
+use crate::encoding::protobuf::VarintDecoder;
+use crate::encoding::protobuf::VarintProgress;
+use crate::encoding::protobuf::wire_type;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
-use crate::protobuf::KUBERNETES_MAGIC;
-use crate::protobuf::VarintDecoder;
-use crate::protobuf::VarintProgress;
-use crate::protobuf::wire_type;
 
 const MAGIC: u32 = u32::from_be_bytes(*KUBERNETES_MAGIC);
 /// Suffix of a list's kind.

@@ -9,9 +9,9 @@ use super::visitor::ValueStart;
 use super::visitor::VisitAction;
 use super::visitor::Visitor;
 
-use crate::cbor::BREAK;
-use crate::cbor::major_type;
-use crate::cbor::simple_value;
+use crate::encoding::cbor::BREAK;
+use crate::encoding::cbor::major_type;
+use crate::encoding::cbor::simple_value;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
 

@@ -9,12 +9,12 @@ use super::totals::WatchEventType;
 use super::totals::WatchTotals;
 use crate::api::list_scan::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
+use crate::encoding::protobuf::KUBERNETES_MAGIC;
+use crate::encoding::protobuf::VarintDecoder;
+use crate::encoding::protobuf::VarintProgress;
+use crate::encoding::protobuf::wire_type;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
-use crate::protobuf::KUBERNETES_MAGIC;
-use crate::protobuf::VarintDecoder;
-use crate::protobuf::VarintProgress;
-use crate::protobuf::wire_type;
 
 /// Maximum depth of entered messages.
 const MAX_DEPTH: usize = 8;

@@ -51,13 +51,13 @@ use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::limits::max_in_flight;
-use crate::minimum_rate::MinimumRate;
 use crate::numeric::saturating_usize;
 use crate::observe::admin::is_loopback;
 use crate::observe::admin::log_level;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
+use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream::UpstreamConfig;
 
 /// File descriptors that no client connection uses: listeners, connections to the upstream, logs.

@@ -53,7 +53,6 @@ use crate::flowcontrol::work_estimator::estimate;
 use crate::flowcontrol::work_estimator::list_samples::ListSampleQueue;
 use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
 use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::numeric::saturating_u32;
 use crate::request_info::RequestInfo;

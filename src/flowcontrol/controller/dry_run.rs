@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::level::SeatPermit;
-use crate::log_limiter::LogLimiter;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// The handle of the real request. Its drop is the end of the request.
 #[derive(Debug)]

@@ -22,8 +22,8 @@ use super::origin::EffectiveObject;
 use super::origin::Origin;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::ObjectId;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::throttling::log_limiter::LogLimiter;
 
 const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");

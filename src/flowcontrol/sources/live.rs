@@ -27,6 +27,7 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::ControllerConfig;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// What weir knows about the cluster's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

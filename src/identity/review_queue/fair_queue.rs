@@ -11,10 +11,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::round_robin::RoundRobin;
 use crate::source_network::source_network;
-use crate::token_bucket::Rate;
-use crate::token_bucket::TokenBucket;
+use crate::throttling::round_robin::RoundRobin;
+use crate::throttling::token_bucket::Rate;
+use crate::throttling::token_bucket::TokenBucket;
 
 /// The most queued items in all, for each of the two classes. At the default rate of 50 per second,
 /// a request would time out before a later item is dequeued.
@@ -173,7 +173,7 @@ impl ReviewRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::round_robin::TurnQueue;
+    use crate::throttling::round_robin::TurnQueue;
 
     fn source(address: &str, connection: u64) -> ClientSource {
         ClientSource {

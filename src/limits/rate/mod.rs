@@ -123,7 +123,7 @@ mod tests {
     use crate::limits::rate::clients::enforcer::ClientLimitPermit;
     use crate::limits::rate::clients::enforcer::RequestSource;
     use crate::request_info::RequestInfo;
-    use crate::token_bucket::Rate;
+    use crate::throttling::token_bucket::Rate;
 
     fn rule(name: &str, concurrency: u32, burst: u32) -> ClientLimitRule {
         let any = || vec!["*".to_owned()];

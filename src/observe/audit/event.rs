@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
+use crate::encoding::go_text;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::go_text;
 use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::policy::AuditStage;

@@ -35,7 +35,6 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::log_limiter::LogLimiter;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::event::AuditPhase;
 use crate::observe::audit::output::AuditOutput;
@@ -45,6 +44,7 @@ use crate::observe::audit::writer::AuditWriter;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
+use crate::throttling::log_limiter::LogLimiter;
 
 pub use writer::AuditMetrics;
 

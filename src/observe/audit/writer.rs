@@ -12,13 +12,13 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::bounded_queue::BoundedQueue;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// Lines are written when they reach this many bytes, or when the queue is empty.
 const MAX_WRITE_BYTES: usize = 64 * 1024;

@@ -27,7 +27,6 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::numeric::saturating_u32;
 use crate::observe::spans::otlp;
@@ -39,6 +38,7 @@ use crate::observe::spans::otlp::OtlpResource;
 use crate::observe::spans::otlp::ResourceSpans;
 use crate::observe::spans::otlp::ScopeSpans;
 use crate::observe::spans::otlp::Span;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// Most spans per batch, and how long the first of them waits for others: OpenTelemetry's defaults
 /// for a batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).

@@ -16,10 +16,10 @@ use std::task::Poll;
 use http::HeaderMap;
 use prometheus::IntCounterVec;
 
-use crate::memory_budget::MemoryBudget;
-use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
+use crate::throttling::memory_budget::MemoryBudget;
+use crate::throttling::memory_budget::MemoryReservation;
 
 /// The budget of all of these heads, in bytes: more than ten thousand usual ones, nine of the
 /// largest. A source network may use a quarter. Trusted proxies, which stand for many clients, may

@@ -13,11 +13,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus::IntCounter;
 
-use crate::memory_budget::MemoryBudget;
-use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::throttling::memory_budget::MemoryBudget;
+use crate::throttling::memory_budget::MemoryReservation;
 use crate::upstream::body::client_body::ClientBody;
 
 /// A rejected request's body up to this size, in bytes, is read so that the connection can be

@@ -33,7 +33,6 @@ use crate::limits::rejection_hold::HoldKey;
 use crate::limits::rejection_hold::HoldOwner;
 use crate::limits::rejection_hold::HoldPolicy;
 use crate::limits::rejection_hold::RejectionHolds;
-use crate::memory_budget::MemoryBudget;
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
 use crate::pipeline::connection::peer::HoldState;

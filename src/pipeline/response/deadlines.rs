@@ -2,7 +2,7 @@
 //!
 //! A body is polled only while its client reads. A client that does not read would hold a seat and
 //! an upstream stream indefinitely. So everything with a deadline or a [minimum
-//! rate](crate::minimum_rate) is registered here, and a task checks all entries a few times a
+//! rate](crate::throttling::minimum_rate) is registered here, and a task checks all entries a few times a
 //! second. Registration and removal cost a lock and a slot each, and transfers only count their
 //! bytes. The clock is read once per check, which is linear in the number of entries.
 
@@ -18,8 +18,8 @@ use prometheus::IntCounter;
 use slab::Slab;
 
 use crate::metrics::Registry;
-use crate::minimum_rate::MinimumRate;
-use crate::minimum_rate::RateMeter;
+use crate::throttling::minimum_rate::MinimumRate;
+use crate::throttling::minimum_rate::RateMeter;
 
 /// The interval of the checks: how long after its deadline an entry may expire.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(250);

@@ -18,7 +18,6 @@ use crate::limits::Admission;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
 use crate::limits::rejection_hold::HoldKey;
-use crate::log_limiter::LogLimiter;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::PipelineSettings;
 use crate::pipeline::dependencies::SharedDependencies;

@@ -5,7 +5,7 @@
 //! it does not send, a body that fits into [`DEFAULT_BODY_BUFFER`] is read before the request takes
 //! a seat. An event's body is read completely if a limit depends on it. Small bodies, which are
 //! nearly all, arrive with their heads and need no wait. Longer bodies are streamed at the minimum
-//! rate of [`minimum_rate`](crate::minimum_rate).
+//! rate of [`minimum_rate`](crate::throttling::minimum_rate).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,7 @@ use http_body_util::BodyExt;
 
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
-use crate::memory_budget::MemoryBudget;
-use crate::memory_budget::MemoryReservation;
 use crate::metrics::Registry;
-use crate::minimum_rate::MinimumRate;
-use crate::minimum_rate::RateMeter;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
 use crate::pipeline::connection::head_budget::HeadBudget;
@@ -39,6 +35,10 @@ use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::BodyReadError;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::request_info::RequestInfo;
+use crate::throttling::memory_budget::MemoryBudget;
+use crate::throttling::memory_budget::MemoryReservation;
+use crate::throttling::minimum_rate::MinimumRate;
+use crate::throttling::minimum_rate::RateMeter;
 use crate::upstream::ForwardError;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::ClientBody;
@@ -438,7 +438,7 @@ fn check_size(length: usize) -> Result<(), BodyReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory_budget::MemoryBudget;
+    use crate::throttling::memory_budget::MemoryBudget;
 
     #[test]
     fn a_body_in_parts_reserves_what_it_allocates() {

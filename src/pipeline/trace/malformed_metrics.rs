@@ -6,8 +6,8 @@ use std::time::Instant;
 use prometheus::IntCounter;
 use tracing::warn;
 
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// Every cause, and so every value of the label.
 pub(in crate::pipeline) const CAUSES: [&str; 10] = [

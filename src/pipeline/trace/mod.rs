@@ -39,8 +39,6 @@ use crate::clock::Clock;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
-use crate::memory_budget::MemoryBudget;
-use crate::memory_budget::MemoryReservation;
 use crate::metrics::GaugeGuard;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_label;
@@ -55,6 +53,8 @@ use crate::pipeline::trace::request_series::Responder;
 use crate::pipeline::trace::stage_metrics::RequestStage;
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::trace::trace_context::TraceContext;
+use crate::throttling::memory_budget::MemoryBudget;
+use crate::throttling::memory_budget::MemoryReservation;
 
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
 pub use crate::pipeline::trace::request_series::MetricSubject;

@@ -252,11 +252,11 @@ mod tests {
     use std::panic::catch_unwind;
 
     use super::*;
-    use crate::memory_budget::MemoryBudget;
     use crate::pipeline::reject::rejection::BodyReadError;
     use crate::pipeline::reject::rejection::RequestRejection;
     use crate::pipeline::trace::Trace;
     use crate::request_info::RequestKind;
+    use crate::throttling::memory_budget::MemoryBudget;
 
     /// Records how requests ended, and whether the start of their responses was observed.
     #[derive(Debug, Default)]

@@ -16,7 +16,6 @@ use prometheus::IntGaugeVec;
 use crate::hash_keys::HashKey;
 use crate::hash_keys::HashSecret;
 use crate::hash_keys::SharedHashKeyMap;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
 use crate::numeric::to_f64;
@@ -34,6 +33,7 @@ use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// The labels of `apiserver_request_duration_seconds`. The other metrics have the same labels in
 /// this order, each with its own left out.

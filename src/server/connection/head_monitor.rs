@@ -25,10 +25,10 @@ use hyper::rt::Timer;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::memory_budget::MemoryReservation;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::head_budget::RejectedHead;
 use crate::pipeline::connection::head_budget::UNCOUNTED_HEAD_BYTES;
+use crate::throttling::memory_budget::MemoryReservation;
 
 /// The most line breaks before a request line, which do not count as part of the head. RFC 9112,
 /// 2.2, expects one; more than these are no accident.

@@ -5,8 +5,8 @@ use http::HeaderMap;
 use http_body::Frame;
 use http_body::SizeHint;
 
-use crate::memory_budget::MemoryReservation;
 use crate::numeric::saturating_u64;
+use crate::throttling::memory_budget::MemoryReservation;
 
 /// A body that was read in full. It is forwarded byte for byte.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use http::Uri;
 use http::uri::Authority;
 use rustls_pki_types::ServerName;
 
-use crate::percent;
-use crate::percent::PlusMode;
+use crate::encoding::percent;
+use crate::encoding::percent::PlusMode;
 
 /// The address of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,8 +30,8 @@ use tracing::info;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
+use crate::throttling::log_limiter::LogLimiter;
 use crate::upstream::loop_detection::cdn_loop::CdnLoopStatus;
 use crate::upstream::loop_detection::cdn_loop::ID_BYTES;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;

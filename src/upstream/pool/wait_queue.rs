@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::round_robin::RoundRobin;
+use crate::throttling::round_robin::RoundRobin;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
 

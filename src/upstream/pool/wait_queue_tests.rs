@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use futures_util::FutureExt;
 
 use super::*;
-use crate::round_robin::TurnQueue;
+use crate::throttling::round_robin::TurnQueue;
 
 fn user(name: &str) -> SlotHolder {
     SlotHolder::User(name.to_owned())

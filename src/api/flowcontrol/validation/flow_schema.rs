@@ -15,7 +15,7 @@ use crate::api::flowcontrol::types::ResourcePolicyRule;
 use crate::api::flowcontrol::types::ServiceAccountSubject;
 use crate::api::flowcontrol::types::Subject;
 use crate::api::flowcontrol::types::SubjectKind;
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// `FlowSchemaMaxMatchingPrecedence`
 const MAX_MATCHING_PRECEDENCE: i32 = 10_000;

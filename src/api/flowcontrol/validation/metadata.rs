@@ -5,7 +5,7 @@ use super::super::field_error::FieldErrors;
 use super::super::names;
 use super::super::types::ObjectMeta;
 use super::super::types::OwnerReference;
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// `TotalAnnotationSizeLimitB`, keys and values together, in bytes.
 const ANNOTATIONS_MAX: usize = 256 * 1024;

@@ -20,7 +20,7 @@ use super::field_error::FieldError;
 use super::field_error::FieldErrors;
 use super::manifest::Manifest;
 use super::types::Object;
-use crate::go_text;
+use crate::encoding::go_text;
 
 impl Manifest<'_> {
     /// The errors for which `create` would be rejected, in order. The status is not validated: an

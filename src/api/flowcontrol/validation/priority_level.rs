@@ -12,7 +12,7 @@ use crate::api::flowcontrol::types::PriorityLevelConfigurationSpec;
 use crate::api::flowcontrol::types::PriorityLevelEnablement;
 use crate::api::flowcontrol::types::QueuingConfiguration;
 use crate::api::flowcontrol::types::Version;
-use crate::go_text;
+use crate::encoding::go_text;
 
 /// `priorityLevelConfigurationQueuingMaxQueues`
 const MAX_QUEUES: i32 = 10_000_000;

@@ -30,7 +30,7 @@ use crate::document::ResolvedScalar;
 use crate::document::Strictness;
 use crate::document::ValueDecoder;
 use crate::request_info::go_duration;
-use crate::token_bucket::Rate;
+use crate::throttling::token_bucket::Rate;
 
 /// The default reconcile rate of controller-runtime and Crossplane.
 const DEFAULT_RECONCILE_RATE: u32 = 10;

@@ -2,7 +2,7 @@
 
 use crate::limits::rate::clients::config::ClientDistinguisher;
 use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::token_bucket::Rate;
+use crate::throttling::token_bucket::Rate;
 
 /// What a rule allows, in a few words.
 #[must_use]

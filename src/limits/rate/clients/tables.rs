@@ -268,6 +268,7 @@ mod tests {
     use crate::limits::rate::clients::config::ClientLimitResponse;
     use crate::limits::rate::clients::config::LongRunningLimits;
     use crate::limits::rate::lru_key::LruKeyHasher;
+    use crate::throttling::token_bucket::Rate;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -4,9 +4,9 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::cbor::BREAK;
-use crate::cbor::major_type;
-use crate::cbor::simple_value;
+use crate::encoding::cbor::BREAK;
+use crate::encoding::cbor::major_type;
+use crate::encoding::cbor::simple_value;
 use crate::limits::rate::events::body::event_parser::ByteText;
 use crate::limits::rate::events::body::event_parser::EventParser;
 use crate::limits::rate::events::body::event_parser::EventValue;

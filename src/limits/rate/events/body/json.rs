@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::go_text;
+use crate::encoding::go_text;
 use crate::limits::rate::events::body::event_parser::ByteText;
 use crate::limits::rate::events::body::event_parser::EventParser;
 use crate::limits::rate::events::body::event_parser::EventValue;

@@ -7,13 +7,13 @@
 
 use std::borrow::Cow;
 
+use crate::encoding::protobuf::KUBERNETES_MAGIC;
+use crate::encoding::protobuf::read_varint;
+use crate::encoding::protobuf::wire_type;
 use crate::limits::rate::events::body::event_fields::EventBodyFields;
 use crate::limits::rate::events::body::event_fields::EventSchema;
 use crate::limits::rate::events::body::event_fields::SchemaFields;
 use crate::limits::rate::events::body::event_parser::ByteText;
-use crate::protobuf::KUBERNETES_MAGIC;
-use crate::protobuf::read_varint;
-use crate::protobuf::wire_type;
 
 /// The value of a field by its wire type.
 enum EventWireValue<'b> {

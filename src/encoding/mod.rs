@@ -1,0 +1,21 @@
+//! Encodings that several modules read or write. Pure.
+//!
+//! | module | encoding |
+//! |---|---|
+//! | [`cbor`] | CBOR's constants |
+//! | [`go_text`] | text as Go prints it |
+//! | [`percent`] | percent-decoding of paths and queries |
+//! | [`protobuf`] | Protobuf's wire format |
+//! | [`yaml`] | YAML in block style, written |
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `cbor` `go_text` `percent` `protobuf` `yaml` |
+
+pub(crate) mod cbor;
+pub(crate) mod go_text;
+pub(crate) mod percent;
+pub(crate) mod protobuf;
+pub(crate) mod yaml;
