@@ -101,7 +101,7 @@ pub struct Reloader {
 }
 
 /// The parts of a new configuration that can fail.
-struct Prepared {
+struct PreparedConfiguration {
     settings: ListenerSettings,
     auth: PreparedAuth,
     observers: PreparedObservers,
@@ -190,7 +190,7 @@ impl Reloader {
         config: &mut Config,
         in_force: &InForce,
         own_call_settings: &OwnCallSettings,
-    ) -> Result<Prepared, ReloadError> {
+    ) -> Result<PreparedConfiguration, ReloadError> {
         let credentials = self.load_credentials(&config.own_credentials).await?;
         let current = self.settings.load();
         let resumable = self.in_force.has_same_client_ca(in_force);
@@ -203,7 +203,7 @@ impl Reloader {
         );
         let identity = config.identity.clone();
         let auth = &self.shared.auth;
-        Ok(Prepared {
+        Ok(PreparedConfiguration {
             settings: listener_settings(&config.serving, &self.provider, resumable)?,
             auth: auth.prepare(identity, config.assert_by_impersonation, &dependencies)?,
             observers: PreparedObservers::open(std::mem::take(&mut config.reporting))?,

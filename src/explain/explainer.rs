@@ -15,7 +15,7 @@ use crate::explain::rate_limits::EventLimitCharge;
 use crate::explain::rate_limits::RateLimitRules;
 use crate::explain::report::FlowSchemaMatchReport;
 use crate::explain::report::MaxInFlightReport;
-use crate::explain::report::Outcome;
+use crate::explain::report::Prediction;
 use crate::explain::report::RequestBytes;
 use crate::explain::report::RequestInfoReport;
 use crate::explain::report::ShuffleShardReport;
@@ -118,7 +118,7 @@ pub struct Explanation<'e> {
     /// The client limits. `None` without any.
     pub client_limits: Option<Vec<ClientRuleCharge<'e>>>,
     /// What becomes of the request if no other request is there.
-    pub at_rest: Outcome,
+    pub(crate) at_rest: Prediction,
 }
 
 impl<'r> ResolvedRequest<'r> {
@@ -195,13 +195,13 @@ impl Explainer {
             max_in_flight: None,
             event_limits: None,
             client_limits: None,
-            at_rest: Outcome::new("unknown", "method and url are not given"),
+            at_rest: Prediction::new("unknown", "method and url are not given"),
         };
         match target {
             ResolvedTarget::Given(given) => self.classify(&given.digest(user), &mut explanation),
             ResolvedTarget::Rejected(TargetError::Malformed(why)) => {
                 explanation.request_info = Some(RequestInfoReport::HttpError);
-                explanation.at_rest = Outcome::rejection(400, why.reason());
+                explanation.at_rest = Prediction::rejection(400, why.reason());
             }
             ResolvedTarget::Rejected(TargetError::Unresolvable(why)) => {
                 explanation.request_info = Some(RequestInfoReport::Resolved {
@@ -209,7 +209,7 @@ impl Explainer {
                     error: Some(why.message()),
                 });
                 let reason = "kube-apiserver cannot determine kind and namespace";
-                explanation.at_rest = Outcome::rejection(500, reason);
+                explanation.at_rest = Prediction::rejection(500, reason);
             }
             ResolvedTarget::Parsed(info) => {
                 explanation.request_info = Some(RequestInfoReport::Resolved { info, error: None });
@@ -304,36 +304,36 @@ impl Explainer {
 
     /// What becomes of the request if no other request is there. In the order of the proxy's
     /// checks.
-    fn at_rest(&self, info: &RequestInfo<'_>, explanation: &Explanation<'_>) -> Outcome {
+    fn at_rest(&self, info: &RequestInfo<'_>, explanation: &Explanation<'_>) -> Prediction {
         if info.timeout(self.request_timeout).is_err() {
-            return Outcome::rejection(400, "the parameter timeout is not a duration");
+            return Prediction::rejection(400, "the parameter timeout is not a duration");
         }
         let rules = explanation.client_limits.iter().flatten();
         if let Some(rule) = rules.into_iter().find(|rule| rule.blocks()) {
             let reason = format!("client limit {} has a rate of 0", rule.rule);
-            return Outcome::rejection(429, reason);
+            return Prediction::rejection(429, reason);
         }
         if info.long_running() && *info.verb() != Verb::Watch {
-            return Outcome::new(
+            return Prediction::new(
                 "execute",
                 "long-running requests other than watches take no seat",
             );
         }
         match (&self.concurrency, explanation.priority_level) {
             (CompiledConcurrency::Fairness { dry_run: true, .. }, _) => {
-                Outcome::new("execute", "dry run: every request executes at once")
+                Prediction::new("execute", "dry run: every request executes at once")
             }
             (_, Some(level)) if level.kind == "Exempt" => {
-                Outcome::new("execute", "an exempt level neither queues nor rejects")
+                Prediction::new("execute", "an exempt level neither queues nor rejects")
             }
             (CompiledConcurrency::Fairness { .. }, _) => {
-                Outcome::new("execute", "the level has free seats")
+                Prediction::new("execute", "the level has free seats")
             }
             (CompiledConcurrency::MaxInFlight(_), _) if info.long_running() => {
-                Outcome::new("execute", "long-running requests are not counted")
+                Prediction::new("execute", "long-running requests are not counted")
             }
             (CompiledConcurrency::MaxInFlight(_), _) => {
-                Outcome::new("execute", "no other request is in flight")
+                Prediction::new("execute", "no other request is in flight")
             }
         }
     }

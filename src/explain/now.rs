@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::explain::explainer::Explanation;
-use crate::explain::report::Outcome;
+use crate::explain::report::Prediction;
 use crate::explain::report::RequestBytes;
 use crate::explain::report::RequestInfoReport;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
@@ -38,14 +38,14 @@ pub struct QueueNow {
 #[derive(Debug, Serialize)]
 pub struct Now<'n> {
     /// The level, or the counter of max-in-flight.
-    pub level: Option<LevelNow<'n>>,
+    pub(crate) level: Option<RunningLevel<'n>>,
     /// The queues of the request's hand.
     pub queues: Vec<QueueNow>,
     /// The rate limits that the request is charged to.
     pub rate_limits: Vec<RateLimitNow<'n>>,
     /// What would become of it, apart from rate limits.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub(crate) outcome: Prediction,
 }
 
 /// A level.
@@ -106,7 +106,7 @@ impl LevelsNow {
             .find(|level| Some(&*level.name) == name);
         let queues = level.map_or_else(Vec::new, |level| self.hand(explanation, level));
         Now {
-            level: level.map(|level| LevelNow {
+            level: level.map(|level| RunningLevel {
                 name: &level.name,
                 current_cl: level.current_limit,
                 seats_in_use: level.seats_in_use,
@@ -163,7 +163,7 @@ impl LevelsNow {
         explanation: &Explanation<'_>,
         level: Option<&LevelStatus>,
         hand: &[QueueNow],
-    ) -> Outcome {
+    ) -> Prediction {
         let at_rest = &explanation.at_rest;
         if at_rest.outcome != "execute" {
             return at_rest.clone();
@@ -173,7 +173,7 @@ impl LevelsNow {
             None => AdmissionMode::PriorityAndFairness,
         };
         let Some(level) = level.filter(|_| self.status.mode == mode) else {
-            return Outcome::new(
+            return Prediction::new(
                 "unknown",
                 "the running weir has no such level: its configuration is another",
             );
@@ -194,11 +194,11 @@ impl LevelsNow {
         match level.kind {
             LevelKind::Exempt => at_rest.clone(),
             _ if is_free && level.waiting == 0 || is_exempt => {
-                Outcome::new("execute", "seats are free, and no request waits")
+                Prediction::new("execute", "seats are free, and no request waits")
             }
-            LevelKind::InFlight => Outcome::rejection(429, "the limit is reached"),
+            LevelKind::InFlight => Prediction::rejection(429, "the limit is reached"),
             LevelKind::Reject => {
-                Outcome::rejection(429, "no seat is free, and the level has no queues")
+                Prediction::rejection(429, "no seat is free, and the level has no queues")
             }
             LevelKind::Queue => queued(level, hand),
         }
@@ -206,13 +206,13 @@ impl LevelsNow {
 }
 
 /// The request joins the queue of its hand with the fewest requests, if there is room.
-fn queued(level: &LevelStatus, hand: &[QueueNow]) -> Outcome {
+fn queued(level: &LevelStatus, hand: &[QueueNow]) -> Prediction {
     let shortest = hand.iter().map(|queue| queue.waiting).min().unwrap_or(0);
     let limit = usize::try_from(level.queue_length_limit).unwrap_or(usize::MAX);
     if shortest >= limit {
-        return Outcome::rejection(429, "every queue of the hand is full");
+        return Prediction::rejection(429, "every queue of the hand is full");
     }
-    Outcome::new(
+    Prediction::new(
         "queue",
         format!("no seat is free; the shortest queue of the hand has {shortest} waiting"),
     )

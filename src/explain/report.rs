@@ -293,7 +293,7 @@ pub struct MaxInFlightReport {
 
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub(crate) struct Prediction {
     /// `execute`, `queue`, `reject` or `unknown`.
     pub outcome: &'static str,
     /// The status code of weir's own response.
@@ -303,7 +303,7 @@ pub struct Outcome {
     pub reason: Cow<'static, str>,
 }
 
-impl Outcome {
+impl Prediction {
     pub(super) fn new(outcome: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
         Self {
             outcome,

@@ -12,7 +12,7 @@ use crate::explain::rate_limits::ClientLimitCharge;
 use crate::explain::rate_limits::ClientRuleCharge;
 use crate::explain::rate_limits::EventLimitCharge;
 use crate::explain::report::FlowSchemaMatchReport;
-use crate::explain::report::Outcome;
+use crate::explain::report::Prediction;
 use crate::explain::report::RequestBytes;
 use crate::explain::report::RequestInfoReport;
 use crate::explain::report::ResourceKey;
@@ -327,7 +327,7 @@ fn rate_limit_branch(limit: &RateLimitNow<'_>) -> Branch {
     ))
 }
 
-fn outcome(outcome: &Outcome) -> String {
+fn outcome(outcome: &Prediction) -> String {
     let verb = match outcome.outcome {
         "execute" => "executes",
         "queue" => "waits",

@@ -51,8 +51,8 @@ use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::send::SendContext;
-use crate::upstream::forward::server_pools::ClientCertificate;
 use crate::upstream::forward::server_pools::PoolSettings;
+use crate::upstream::forward::server_pools::PresentedCertificate;
 use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers::auth_mode::FrontProxy;
 use crate::upstream::headers::auth_mode::Impersonating;
@@ -134,7 +134,7 @@ impl UpstreamConfig {
 
     fn pool_settings(
         &self,
-        certificate: ClientCertificate,
+        certificate: PresentedCertificate,
         budget: Option<ConnectionBudget>,
         metrics: &Arc<UpstreamMetrics>,
     ) -> PoolSettings {
@@ -205,7 +205,7 @@ impl Upstream {
             max_http2_connections: Arc::clone(&max),
             ..config.pool_settings(certificate, Some(budget), metrics)
         };
-        let unverified = settings(ClientCertificate::None, budget.for_unverified());
+        let unverified = settings(PresentedCertificate::None, budget.for_unverified());
         let settings = |certificate| settings(certificate, budget.clone());
         let set = || Arc::clone(servers);
         Self {
@@ -389,7 +389,7 @@ pub fn front_proxy_pools(
     metrics: &Arc<UpstreamMetrics>,
 ) -> Option<Arc<ServerPools<FrontProxy>>> {
     config.front_proxy.as_ref()?;
-    let settings = config.pool_settings(ClientCertificate::FrontProxy, None, metrics);
+    let settings = config.pool_settings(PresentedCertificate::FrontProxy, None, metrics);
     Some(ServerPools::new(Arc::clone(servers), settings))
 }
 
@@ -401,7 +401,7 @@ pub fn internal_pools(
     own: &Arc<OwnCredentials>,
     metrics: &Arc<UpstreamMetrics>,
 ) -> Arc<ServerPools<Internal>> {
-    let certificate = ClientCertificate::Own(own.certificate_resolver());
+    let certificate = PresentedCertificate::Own(own.certificate_resolver());
     let settings = config.pool_settings(certificate, None, metrics);
     ServerPools::new(Arc::clone(servers), settings)
 }

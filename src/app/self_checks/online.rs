@@ -24,7 +24,7 @@ use crate::identity::transport::RemoteResponse;
 use crate::metrics::Registry;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::observe::readiness::front_proxy::FrontProxyProbe;
-use crate::observe::readiness::front_proxy::ProbeOutcome;
+use crate::observe::readiness::front_proxy::FrontProxyProbeOutcome;
 use crate::observe::readiness::front_proxy::REQUIREMENTS;
 use crate::upstream;
 use crate::upstream::UpstreamConfig;
@@ -200,16 +200,16 @@ impl OnlineCheck<'_> {
         }
     }
 
-    fn record_front_proxy(&mut self, outcome: Option<ProbeOutcome>) {
+    fn record_front_proxy(&mut self, outcome: Option<FrontProxyProbeOutcome>) {
         const FLAG: &str = "proxy-client-cert-file";
         match outcome {
-            None | Some(ProbeOutcome::Accepted) => {}
-            Some(ProbeOutcome::Rejected(why)) => self.report.add(
+            None | Some(FrontProxyProbeOutcome::Accepted) => {}
+            Some(FrontProxyProbeOutcome::Rejected(why)) => self.report.add(
                 Severity::Error,
                 FLAG,
                 format!("the API server does not accept the certificate: {why}. {REQUIREMENTS}"),
             ),
-            Some(ProbeOutcome::Unknown(why)) => self.report.add(
+            Some(FrontProxyProbeOutcome::Unknown(why)) => self.report.add(
                 Severity::Warning,
                 FLAG,
                 format!("not known whether the API server accepts the certificate: {why}"),

@@ -24,8 +24,8 @@ use crate::cli::check::report::CheckReport;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::print_stdout;
 use crate::cli::process::resolve;
@@ -80,7 +80,7 @@ pub(super) fn run(args: CheckArgs) -> ExitCode {
             user,
         } = ask_api_server(config, upstream_flag);
         for finding in findings {
-            let flag = Subject::Flag(finding.flag.to_owned());
+            let flag = FindingSubject::Flag(finding.flag.to_owned());
             report.findings.push(Finding {
                 set_at: locations.get(finding.flag).cloned(),
                 ..Finding::new(finding.severity, flag, finding.message)

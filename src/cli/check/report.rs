@@ -112,13 +112,13 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::cli::config_resolver::findings::Subject;
+    use crate::cli::config_resolver::findings::FindingSubject;
     use crate::document::Severity;
 
     fn report(severities: &[Severity]) -> CheckReport {
         let mut findings = Findings::default();
         for (n, severity) in severities.iter().enumerate() {
-            let flag = Subject::Flag(format!("flag-{n}"));
+            let flag = FindingSubject::Flag(format!("flag-{n}"));
             findings.push(Finding::new(*severity, flag, "wrong".to_owned()));
         }
         CheckReport {

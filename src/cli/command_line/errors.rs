@@ -14,8 +14,8 @@ use crate::cli::command_line::config_file;
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin;
@@ -46,7 +46,7 @@ impl CommandLineErrors {
             message.push_str(": a boolean flag takes its value as in --explain-responses=");
             message.push_str(name);
         }
-        let argument = Subject::Argument(name.trim_start_matches('-').to_owned());
+        let argument = FindingSubject::Argument(name.trim_start_matches('-').to_owned());
         self.findings
             .push(Finding::new(Severity::Error, argument, message));
     }
@@ -63,7 +63,7 @@ impl CommandLineErrors {
         let text = match read_text(file, files) {
             Ok(text) => text,
             Err(why) => {
-                let config = Subject::Flag("config".to_owned());
+                let config = FindingSubject::Flag("config".to_owned());
                 let message = format!("cannot read {name}: {why}");
                 self.findings
                     .push(Finding::new(Severity::Error, config, message));
@@ -73,7 +73,7 @@ impl CommandLineErrors {
         let mut diagnostics = document::Diagnostics::default();
         let mut settings = config_file::read(&name, &text, command, typed, &mut diagnostics);
         for diagnostic in &diagnostics {
-            let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
+            let setting = FindingSubject::Setting(origin::flag_name(&diagnostic.field));
             match diagnostic.severity {
                 Severity::Error => self
                     .findings

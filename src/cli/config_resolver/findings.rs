@@ -13,7 +13,7 @@ use crate::upstream::tls::KEY_MISMATCH;
 
 /// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum Subject {
+pub(in crate::cli) enum FindingSubject {
     /// A flag, or the setting of its name. Without dashes.
     Flag(String),
     /// An argument that the parser rejected. The message names it. Empty if it is not known.
@@ -24,7 +24,7 @@ pub(in crate::cli) enum Subject {
     Configuration,
 }
 
-impl Subject {
+impl FindingSubject {
     /// The name of the flag, without dashes.
     pub(in crate::cli) fn flag(&self) -> Option<&str> {
         match self {
@@ -47,7 +47,7 @@ pub(in crate::cli) struct Finding {
     /// A configuration with an error cannot be used, unless the error is `tolerated`.
     pub(in crate::cli) severity: Severity,
     /// The flag or setting.
-    pub(in crate::cli) subject: Subject,
+    pub(in crate::cli) subject: FindingSubject,
     /// Where the `--config` file sets the flag, if it is set there.
     pub(in crate::cli) set_at: Option<SourceLocation>,
     /// The place in the file that is wrong.
@@ -64,7 +64,11 @@ pub(in crate::cli) struct Finding {
 
 impl Finding {
     /// A finding without a location.
-    pub(in crate::cli) fn new(severity: Severity, subject: Subject, message: String) -> Self {
+    pub(in crate::cli) fn new(
+        severity: Severity,
+        subject: FindingSubject,
+        message: String,
+    ) -> Self {
         Self {
             severity,
             subject,
@@ -77,7 +81,10 @@ impl Finding {
     }
 
     /// A diagnostic of a file.
-    pub(in crate::cli) fn from_diagnostic(subject: Subject, diagnostic: &Diagnostic) -> Self {
+    pub(in crate::cli) fn from_diagnostic(
+        subject: FindingSubject,
+        diagnostic: &Diagnostic,
+    ) -> Self {
         Self {
             location: Some(diagnostic.location.clone()),
             field: diagnostic.field.clone(),
@@ -247,7 +254,7 @@ mod tests {
             field: "limits[0].qps".to_owned(),
             ..Finding::new(
                 Severity::Error,
-                Subject::Flag("event-rate-limit-config".to_owned()),
+                FindingSubject::Flag("event-rate-limit-config".to_owned()),
                 "expected 1 or more".to_owned(),
             )
         }
@@ -276,7 +283,7 @@ mod tests {
                 "field": "limits[0].qps", "message": "expected 1 or more",
             })
         );
-        let (severity, subject) = (Severity::Warning, Subject::Configuration);
+        let (severity, subject) = (Severity::Warning, FindingSubject::Configuration);
         assert_eq!(
             Finding::new(severity, subject, "m".to_owned()).to_json(),
             json!({
@@ -292,7 +299,7 @@ mod tests {
             set_at: Some(location("weir.yaml", 3, 9)),
             ..Finding::new(
                 Severity::Error,
-                Subject::Flag("tls-cert-file".to_owned()),
+                FindingSubject::Flag("tls-cert-file".to_owned()),
                 "cannot read a.crt".to_owned(),
             )
         };
@@ -304,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_parser_s_message_names_its_argument_itself() {
-        let argument = Subject::Argument("workers".to_owned());
+        let argument = FindingSubject::Argument("workers".to_owned());
         let finding = Finding::new(
             Severity::Error,
             argument,

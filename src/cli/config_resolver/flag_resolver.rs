@@ -12,6 +12,7 @@ use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::certificates::Defect;
 use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::input_files::InputFiles;
@@ -176,7 +177,7 @@ impl FlagResolver {
     /// Adds the errors and warnings of a file. Returns whether there was no error.
     pub(super) fn merge(&mut self, flag: &str, diagnostics: &document::Diagnostics) -> bool {
         for diagnostic in diagnostics {
-            let subject = Subject::Flag(flag.to_owned());
+            let subject = FindingSubject::Flag(flag.to_owned());
             self.findings.push(Finding {
                 set_at: self.locations.get(flag).cloned(),
                 ..Finding::from_diagnostic(subject, diagnostic)

@@ -29,8 +29,8 @@ use serde_json::Value;
 
 use crate::cli::config_resolver::authentication::client_certificate_roots;
 use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::config_resolver::findings::Subject;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::FlowcontrolEnforcement;
 use crate::cli::flags::FlowcontrolSource;
@@ -140,7 +140,7 @@ pub(super) fn resolve_policies(
 fn resolver_for(origin: &ConfigOrigin) -> FlagResolver {
     let mut resolver = FlagResolver::new(origin.locations.clone(), Arc::clone(&origin.files));
     for diagnostic in origin.warnings.iter() {
-        let setting = Subject::Setting(origin::flag_name(&diagnostic.field));
+        let setting = FindingSubject::Setting(origin::flag_name(&diagnostic.field));
         resolver
             .findings
             .push(Finding::from_diagnostic(setting, diagnostic));
@@ -287,7 +287,7 @@ impl FlagResolver {
             };
             self.findings.push(Finding::new(
                 Severity::Warning,
-                Subject::Configuration,
+                FindingSubject::Configuration,
                 format!("{unverified} {UNVERIFIED_TOKENS}"),
             ));
         }

@@ -6,8 +6,8 @@ use tracing::warn;
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::config_resolver::findings::Subject;
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals;
@@ -23,7 +23,7 @@ use crate::explain::explainer::ExplainedPolicies;
 pub(in crate::cli) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
     let unraised = signals::raise_open_file_limit().err().map(|why| {
         let message = format!("the open-file limit stays as it is: {why}");
-        Finding::new(Severity::Warning, Subject::Configuration, message)
+        Finding::new(Severity::Warning, FindingSubject::Configuration, message)
     });
     let mut resolved = config_resolver::resolve(args);
     let (Ok(Resolved {

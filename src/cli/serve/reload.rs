@@ -20,7 +20,7 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputDigests;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::process::resolve::log_warnings;
-use crate::cli::process::signals::Hangups;
+use crate::cli::process::signals::SignalStream;
 use crate::cli::serve::file_watcher::FileWatcher;
 use crate::cli::serve::restart::keep_restart_only;
 use crate::clock::Clock;
@@ -106,7 +106,7 @@ impl ReloadTask {
     ///
     /// # Cancel safety
     /// A configuration is either applied or not.
-    pub(super) async fn run(mut self, mut hangups: Hangups) {
+    pub(super) async fn run(mut self, mut hangups: SignalStream) {
         let mut watcher = FileWatcher::new();
         let mut trigger = Trigger::Files; // a file may have changed since the start
         loop {

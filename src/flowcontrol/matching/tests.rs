@@ -64,9 +64,9 @@ const PATHS: [&str; 10] = [
     "/", "/a", "/a/", "/a/*", "/a/b", "/ab", "*", "", "/a*", "/a/b/c",
 ];
 
-struct Random(Rng);
+struct RandomRules(Rng);
 
-impl Random {
+impl RandomRules {
     fn one(&mut self, of: &[&str]) -> String {
         of[self.0.usize(..of.len())].to_owned()
     }
@@ -221,7 +221,7 @@ fn level(name: &str, queues: Option<i32>) -> PriorityLevelConfiguration {
     }
 }
 
-impl Random {
+impl RandomRules {
     /// Some of the levels that schemas refer to.
     fn levels(&mut self) -> Vec<PriorityLevelConfiguration> {
         let mut levels = vec![
@@ -243,7 +243,7 @@ fn requests_are_classified_as_by_the_reference_matcher() {
     let origin = 0x5eed;
     let mut matched = 0;
     for seed in origin..origin + 400 {
-        let mut random = Random(Rng::with_seed(seed));
+        let mut random = RandomRules(Rng::with_seed(seed));
         let levels = random.levels();
         // Sometimes more rules than one block holds.
         let count = if seed % 8 == 0 {

@@ -71,7 +71,7 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeOutcome {
+pub(crate) enum FrontProxyProbeOutcome {
     /// The response names the probe user.
     Accepted,
     /// The certificate was not accepted, with the reason.
@@ -84,7 +84,7 @@ pub enum ProbeOutcome {
 /// which names the user, or 404, which is unknown. One that does not accept the certificate
 /// responds 401 in both cases.
 #[must_use]
-pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
+pub(crate) fn classify_response(code: StatusCode, body: &[u8]) -> FrontProxyProbeOutcome {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
     struct ProbeResponse {
@@ -94,7 +94,7 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     let response: ProbeResponse = serde_json::from_slice(body).unwrap_or_default();
     let user = match code {
         StatusCode::UNAUTHORIZED => {
-            return ProbeOutcome::Rejected("its requests get 401".to_owned());
+            return FrontProxyProbeOutcome::Rejected("its requests get 401".to_owned());
         }
         StatusCode::OK | StatusCode::CREATED => {
             let name = response.status.pointer("/userInfo/username");
@@ -104,11 +104,13 @@ pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
         _ => None,
     };
     match user.as_deref() {
-        Some(PROBE_USER) => ProbeOutcome::Accepted,
-        Some(other) => ProbeOutcome::Rejected(format!(
+        Some(PROBE_USER) => FrontProxyProbeOutcome::Accepted,
+        Some(other) => FrontProxyProbeOutcome::Rejected(format!(
             "its requests count as {other:?}'s, whatever user they assert"
         )),
-        None => ProbeOutcome::Unknown(format!("it responds with {code} and names no user")),
+        None => {
+            FrontProxyProbeOutcome::Unknown(format!("it responds with {code} and names no user"))
+        }
     }
 }
 
@@ -130,7 +132,7 @@ struct ProbeState {
 
 /// A change of readiness caused by a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HealthChange {
+enum FrontProxyChange {
     Failed,
     Recovered,
 }
@@ -140,19 +142,19 @@ impl ProbeState {
         self.rejected_probes >= FAILURE_THRESHOLD
     }
 
-    fn record(&mut self, outcome: ProbeOutcome) -> Option<HealthChange> {
+    fn record(&mut self, outcome: FrontProxyProbeOutcome) -> Option<FrontProxyChange> {
         let failed_before = self.is_failing();
         match outcome {
-            ProbeOutcome::Accepted => *self = Self::default(),
-            ProbeOutcome::Rejected(why) => {
+            FrontProxyProbeOutcome::Accepted => *self = Self::default(),
+            FrontProxyProbeOutcome::Rejected(why) => {
                 self.rejected_probes = self.rejected_probes.saturating_add(1);
                 self.why = why;
             }
-            ProbeOutcome::Unknown(_) => {}
+            FrontProxyProbeOutcome::Unknown(_) => {}
         }
         match (failed_before, self.is_failing()) {
-            (false, true) => Some(HealthChange::Failed),
-            (true, false) => Some(HealthChange::Recovered),
+            (false, true) => Some(FrontProxyChange::Failed),
+            (true, false) => Some(FrontProxyChange::Recovered),
             _ => None,
         }
     }
@@ -200,11 +202,11 @@ impl FrontProxyHealth {
     }
 
     /// Counts and logs a probe. Returns whether the next one is due after [`RETRY_INTERVAL`].
-    fn record(&self, outcome: ProbeOutcome) -> bool {
+    fn record(&self, outcome: FrontProxyProbeOutcome) -> bool {
         let result = match &outcome {
-            ProbeOutcome::Accepted => "accepted",
-            ProbeOutcome::Rejected(_) => "refused",
-            ProbeOutcome::Unknown(_) => "unknown",
+            FrontProxyProbeOutcome::Accepted => "accepted",
+            FrontProxyProbeOutcome::Rejected(_) => "refused",
+            FrontProxyProbeOutcome::Unknown(_) => "unknown",
         };
         self.probes.with_label_values(&[result]).inc();
         let mut state = self.lock_state();
@@ -213,12 +215,12 @@ impl FrontProxyHealth {
         self.accepted.set((!state.is_failing()).into());
         let why = &state.why;
         match change {
-            Some(HealthChange::Failed) => error!(
+            Some(FrontProxyChange::Failed) => error!(
                 why,
                 "the API server does not accept weir's front-proxy certificate: clients with certificates get 401, \
                  and /readyz fails. {REQUIREMENTS}"
             ),
-            Some(HealthChange::Recovered) => {
+            Some(FrontProxyChange::Recovered) => {
                 info!("the API server accepts weir's front-proxy certificate again");
             }
             None if first && state.rejected_probes > 0 => {
@@ -263,7 +265,10 @@ impl FrontProxyProbe {
         loop {
             let outcome = timeout(PROBE_TIMEOUT, self.probe()).await;
             let timed_out = || {
-                ProbeOutcome::Unknown(format!("no response within {}s", PROBE_TIMEOUT.as_secs()))
+                FrontProxyProbeOutcome::Unknown(format!(
+                    "no response within {}s",
+                    PROBE_TIMEOUT.as_secs()
+                ))
             };
             let is_rejected = self.health.record(outcome.unwrap_or_else(|_| timed_out()));
             if is_rejected {
@@ -288,7 +293,7 @@ impl FrontProxyProbe {
     ///
     /// # Cancel safety
     /// The connection of the probe is closed.
-    pub async fn probe(&self) -> ProbeOutcome {
+    pub(crate) async fn probe(&self) -> FrontProxyProbeOutcome {
         let json = HeaderValue::from_static("application/json");
         let request = Request::builder()
             .method(Method::POST)
@@ -301,7 +306,7 @@ impl FrontProxyProbe {
             .header(header::ACCEPT, json)
             .body(());
         let Ok(request) = request else {
-            return ProbeOutcome::Unknown("the probe cannot be written".to_owned());
+            return FrontProxyProbeOutcome::Unknown("the probe cannot be written".to_owned());
         };
         let user = UserInfo {
             name: PROBE_USER.to_owned(),
@@ -315,7 +320,7 @@ impl FrontProxyProbe {
         let asserted =
             headers::front_proxy_head(parts, peer, &self.headers, &user.with_authenticated_group());
         let Ok(head) = asserted else {
-            return ProbeOutcome::Unknown("the probe user cannot be written".to_owned());
+            return FrontProxyProbeOutcome::Unknown("the probe user cannot be written".to_owned());
         };
         let body = RequestBody::internal(Bytes::from_static(REVIEW_BODY.as_bytes()));
         let mut lease = None;
@@ -330,7 +335,7 @@ impl FrontProxyProbe {
             .await
         {
             Ok(response) => response,
-            Err(why) => return ProbeOutcome::Unknown(why.to_string()),
+            Err(why) => return FrontProxyProbeOutcome::Unknown(why.to_string()),
         };
         let code = response.status();
         match Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
@@ -343,7 +348,7 @@ impl FrontProxyProbe {
                 }
                 classify_response(code, &body.to_bytes())
             }
-            Err(why) => ProbeOutcome::Unknown(format!("the response ended early: {why}")),
+            Err(why) => FrontProxyProbeOutcome::Unknown(format!("the response ended early: {why}")),
         }
     }
 }
@@ -352,12 +357,12 @@ impl FrontProxyProbe {
 mod tests {
     use super::*;
 
-    fn rejected() -> ProbeOutcome {
-        ProbeOutcome::Rejected("why".to_owned())
+    fn rejected() -> FrontProxyProbeOutcome {
+        FrontProxyProbeOutcome::Rejected("why".to_owned())
     }
 
-    fn unknown() -> ProbeOutcome {
-        ProbeOutcome::Unknown("why".to_owned())
+    fn unknown() -> FrontProxyProbeOutcome {
+        FrontProxyProbeOutcome::Unknown("why".to_owned())
     }
 
     #[test]
@@ -372,10 +377,13 @@ mod tests {
             let code = StatusCode::from_u16(code).unwrap();
             classify_response(code, body.as_bytes())
         };
-        assert_eq!(classify(201, &review(PROBE_USER)), ProbeOutcome::Accepted);
+        assert_eq!(
+            classify(201, &review(PROBE_USER)),
+            FrontProxyProbeOutcome::Accepted
+        );
         assert_eq!(
             classify(403, &forbidden(PROBE_USER)),
-            ProbeOutcome::Accepted
+            FrontProxyProbeOutcome::Accepted
         );
         for (code, body) in [
             (401, "{}".to_owned()),
@@ -384,14 +392,14 @@ mod tests {
         ] {
             let outcome = classify(code, &body);
             assert!(
-                matches!(outcome, ProbeOutcome::Rejected(_)),
+                matches!(outcome, FrontProxyProbeOutcome::Rejected(_)),
                 "{code} {body}: {outcome:?}"
             );
         }
         for (code, body) in [(201, "{}"), (403, "no"), (404, ""), (429, "{}"), (500, "x")] {
             let outcome = classify(code, body);
             assert!(
-                matches!(outcome, ProbeOutcome::Unknown(_)),
+                matches!(outcome, FrontProxyProbeOutcome::Unknown(_)),
                 "{code} {body}: {outcome:?}"
             );
         }
@@ -403,7 +411,7 @@ mod tests {
         for outcome in [
             rejected(),
             rejected(),
-            ProbeOutcome::Accepted,
+            FrontProxyProbeOutcome::Accepted,
             rejected(),
             unknown(),
             rejected(),
@@ -411,13 +419,13 @@ mod tests {
             assert_eq!(state.record(outcome), None);
             assert!(!state.is_failing());
         }
-        assert_eq!(state.record(rejected()), Some(HealthChange::Failed));
+        assert_eq!(state.record(rejected()), Some(FrontProxyChange::Failed));
         assert_eq!(state.record(rejected()), None, "told once");
         assert_eq!(state.record(unknown()), None);
         assert!(state.is_failing(), "no answer mends nothing");
         assert_eq!(
-            state.record(ProbeOutcome::Accepted),
-            Some(HealthChange::Recovered)
+            state.record(FrontProxyProbeOutcome::Accepted),
+            Some(FrontProxyChange::Recovered)
         );
         assert!(!state.is_failing());
     }

@@ -161,7 +161,7 @@ impl RejectionDelay {
         connection: &'h HoldState,
         key: HoldKey,
         policy: HoldPolicy,
-    ) -> Option<(Instant, HeldRejection<'h>, oneshot::Receiver<()>)> {
+    ) -> Option<(Instant, DelayedRejection<'h>, oneshot::Receiver<()>)> {
         let HoldKey { flow, owner } = key;
         let since = Clock.now();
         let mut retry_times = lock(&connection.retry_times);
@@ -180,7 +180,7 @@ impl RejectionDelay {
         if let Some(longest_held) = longest_held {
             let _ = longest_held.send(()); // it may end by itself at this moment
         }
-        let held = HeldRejection {
+        let held = DelayedRejection {
             delay: self,
             connection,
             hold_id,
@@ -217,7 +217,7 @@ enum HoldEnd {
 }
 
 /// A delayed rejection; removes its entry on drop.
-struct HeldRejection<'h> {
+struct DelayedRejection<'h> {
     delay: &'h RejectionDelay,
     connection: &'h HoldState,
     hold_id: HoldId,
@@ -228,13 +228,13 @@ struct HeldRejection<'h> {
     end: HoldEnd,
 }
 
-impl HeldRejection<'_> {
+impl DelayedRejection<'_> {
     fn finish(mut self, end: HoldEnd) {
         self.end = end;
     }
 }
 
-impl Drop for HeldRejection<'_> {
+impl Drop for DelayedRejection<'_> {
     fn drop(&mut self) {
         let Self {
             delay,

@@ -20,9 +20,9 @@ use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::forward::api_server_client::collect_response;
 use crate::upstream::forward::api_server_client::with_timeout;
-use crate::upstream::forward::send::Attempt;
 use crate::upstream::forward::send::AttemptError;
 use crate::upstream::forward::send::Outgoing;
+use crate::upstream::forward::send::SendAttempt;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::External;
@@ -70,7 +70,7 @@ impl ExternalClient {
             head,
             body: RequestBody::empty(),
         };
-        let attempt = Attempt {
+        let attempt = SendAttempt {
             class: ConnectionClass::Shared,
             counted: None,
             patience: None,

@@ -86,7 +86,7 @@ impl<M: AuthMode> AttemptError<M> {
 }
 
 /// How an attempt is made.
-pub(in crate::upstream) struct Attempt {
+pub(in crate::upstream) struct SendAttempt {
     pub(in crate::upstream) class: ConnectionClass,
     /// Counts the request as in flight on its server.
     pub(in crate::upstream) counted: Option<ServerRequest>,
@@ -107,11 +107,11 @@ impl<M: AuthMode> Pool<M> {
     pub(in crate::upstream) async fn attempt(
         self: &Arc<Self>,
         Outgoing { head, body }: Outgoing<M>,
-        Attempt {
+        SendAttempt {
             class,
             counted,
             patience,
-        }: Attempt,
+        }: SendAttempt,
         context: &mut SendContext<'_>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         let lease = self.lease(class, context.requester);

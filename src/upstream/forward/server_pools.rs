@@ -24,9 +24,9 @@ use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::forward::send::Attempt;
 use crate::upstream::forward::send::AttemptError;
 use crate::upstream::forward::send::Outgoing;
+use crate::upstream::forward::send::SendAttempt;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
@@ -56,7 +56,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The certificate that connections present.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) enum ClientCertificate {
+pub(in crate::upstream) enum PresentedCertificate {
     /// None.
     None,
     /// The front-proxy certificate. Without one there are no connections.
@@ -68,7 +68,7 @@ pub(in crate::upstream) enum ClientCertificate {
 /// What all pools of a [`ServerPools`] have in common.
 #[derive(Debug)]
 pub(in crate::upstream) struct PoolSettings {
-    pub(in crate::upstream) certificate: ClientCertificate,
+    pub(in crate::upstream) certificate: PresentedCertificate,
     pub(in crate::upstream) budget: Option<ConnectionBudget>,
     pub(in crate::upstream) max_http2_connections: Arc<AtomicUsize>,
     pub(in crate::upstream) instance_id: InstanceId,
@@ -152,7 +152,7 @@ impl<M: AuthMode> ServerPools<M> {
         let mut tries = Tries::default();
         loop {
             let choice = self.choose(class.is_long_running(), &tries.tried)?;
-            let attempt = Attempt {
+            let attempt = SendAttempt {
                 class,
                 counted: Some(choice.server.count_request(class.is_long_running())),
                 patience: choice.has_alternative.then_some(PATIENCE),

@@ -39,7 +39,7 @@ fn config(hosts: &[&str], front_proxy: Option<&Arc<CertifiedKey>>) -> UpstreamCo
 fn pools<M: AuthMode>(
     config: &UpstreamConfig,
     servers: &Arc<ServerSet>,
-    certificate: ClientCertificate,
+    certificate: PresentedCertificate,
 ) -> Arc<ServerPools<M>> {
     let metrics = UpstreamMetrics::register(&Registry::new());
     let settings = config.pool_settings(certificate, None, &metrics);
@@ -58,8 +58,8 @@ async fn a_changed_configuration_keeps_the_pools_that_it_does_not_concern() {
     let (old, new) = (key(), key());
     let before = config(&["192.0.2.1", "192.0.2.2"], Some(&old));
     let servers = crate::upstream::server_set(&before, &Registry::new());
-    let asserting = pools::<FrontProxy>(&before, &servers, ClientCertificate::FrontProxy);
-    let plain = pools::<PassThrough>(&before, &servers, ClientCertificate::None);
+    let asserting = pools::<FrontProxy>(&before, &servers, PresentedCertificate::FrontProxy);
+    let plain = pools::<PassThrough>(&before, &servers, PresentedCertificate::None);
     let (asserting_before, plain_before) = (current(&asserting), current(&plain));
 
     // The same again, and another server.
@@ -97,7 +97,7 @@ async fn a_replaced_pool_leases_nothing_more_and_returns_the_request() {
     let address = listener.local_addr().unwrap().to_string();
     let before = config(&[&address], None);
     let servers = crate::upstream::server_set(&before, &Registry::new());
-    let plain = pools::<PassThrough>(&before, &servers, ClientCertificate::None);
+    let plain = pools::<PassThrough>(&before, &servers, PresentedCertificate::None);
     let replaced = current(&plain).remove(0);
     let waits = tokio::spawn({
         let pool = Arc::clone(&replaced);
@@ -122,7 +122,7 @@ async fn a_replaced_pool_leases_nothing_more_and_returns_the_request() {
 async fn pools_do_not_return_to_an_older_list() {
     let before = config(&["192.0.2.1"], None);
     let servers = crate::upstream::server_set(&before, &Registry::new());
-    let plain = pools::<PassThrough>(&before, &servers, ClientCertificate::None);
+    let plain = pools::<PassThrough>(&before, &servers, PresentedCertificate::None);
     let old = Arc::clone(&servers.list());
     crate::upstream::reconfigure(&servers, &config(&["192.0.2.2"], None));
     let current = current(&plain);

@@ -20,9 +20,9 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::forward::send::Attempt;
 use crate::upstream::forward::send::AttemptError;
 use crate::upstream::forward::send::Outgoing;
+use crate::upstream::forward::send::SendAttempt;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
@@ -158,7 +158,7 @@ impl ServerProbes {
             head,
             body: RequestBody::empty(),
         };
-        let attempt = Attempt {
+        let attempt = SendAttempt {
             class: ConnectionClass::Shared,
             counted: None,
             patience: None,

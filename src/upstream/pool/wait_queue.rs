@@ -31,13 +31,13 @@ const SERVED: u8 = 3;
 /// The requests of a class that wait for a stream or for the first connection.
 #[derive(Default)]
 pub(in crate::upstream) struct WaitQueue {
-    queues: Mutex<Queues>,
+    queues: Mutex<QueuedWaiters>,
     /// How many are queued. Read without the lock by every request.
     len: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Queues {
+struct QueuedWaiters {
     /// The requests of a requester are in the order of their arrival, also after a requeue.
     by_requester: RoundRobin<SlotHolder, BTreeMap<u64, Arc<Waiter>>>,
     next_id: u64,
@@ -49,7 +49,7 @@ struct Waiter {
 }
 
 /// A waiting request. Dropping it leaves the queue, or passes its turn on.
-pub(in crate::upstream) struct WaitingRequest<'a> {
+pub(in crate::upstream) struct PoolWaiter<'a> {
     queue: &'a WaitQueue,
     requester: SlotHolder,
     id: u64,
@@ -62,7 +62,7 @@ impl WaitQueue {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Queues a request of `requester`, and wakes the next in turn, which may be this one: it finds a stream that was
+    /// QueuedWaiters a request of `requester`, and wakes the next in turn, which may be this one: it finds a stream that was
     /// freed without a wake-up.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl WaitQueue {
     pub(in crate::upstream) fn enter(
         &self,
         requester: SlotHolder,
-    ) -> Result<WaitingRequest<'_>, ForwardError> {
+    ) -> Result<PoolWaiter<'_>, ForwardError> {
         let waiter = Arc::new(Waiter {
             state: AtomicU8::new(QUEUED),
             woken: Notify::new(),
@@ -88,7 +88,7 @@ impl WaitQueue {
             id
         };
         self.wake_next();
-        Ok(WaitingRequest {
+        Ok(PoolWaiter {
             queue: self,
             requester,
             id,
@@ -117,13 +117,19 @@ impl WaitQueue {
         }
     }
 
-    fn insert(&self, queues: &mut Queues, requester: &SlotHolder, id: u64, waiter: &Arc<Waiter>) {
+    fn insert(
+        &self,
+        queues: &mut QueuedWaiters,
+        requester: &SlotHolder,
+        id: u64,
+        waiter: &Arc<Waiter>,
+    ) {
         let waiting = queues.by_requester.queue_of(requester.clone());
         waiting.insert(id, Arc::clone(waiter));
         self.len.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn take_next(&self, queues: &mut Queues) -> Option<Arc<Waiter>> {
+    fn take_next(&self, queues: &mut QueuedWaiters) -> Option<Arc<Waiter>> {
         let (_, waiter) = queues.by_requester.take_next(BTreeMap::pop_first)?;
         self.len.fetch_sub(1, Ordering::AcqRel);
         waiter.state.store(TURN, Ordering::Release);
@@ -132,7 +138,7 @@ impl WaitQueue {
 
     /// Evicts the newest request of the requester with the most. Returns whether there was one with more than
     /// `newcomer` has.
-    fn evict(&self, queues: &mut Queues, newcomer: &SlotHolder) -> bool {
+    fn evict(&self, queues: &mut QueuedWaiters, newcomer: &SlotHolder) -> bool {
         let queues = &mut queues.by_requester;
         let own = queues.len_of(newcomer);
         let longest = queues.longest().filter(|(_, length)| *length > own + 1);
@@ -162,7 +168,7 @@ impl WaitQueue {
     }
 }
 
-impl WaitingRequest<'_> {
+impl PoolWaiter<'_> {
     /// Waits until this request has the turn.
     ///
     /// # Errors
@@ -180,7 +186,7 @@ impl WaitingRequest<'_> {
         }
     }
 
-    /// Queues again, where there was no stream: before the later requests of the same requester.
+    /// QueuedWaiters again, where there was no stream: before the later requests of the same requester.
     pub(in crate::upstream) fn requeue(&self) {
         let mut queues = self.queue.queues.lock();
         self.waiter.state.store(QUEUED, Ordering::Release);
@@ -194,7 +200,7 @@ impl WaitingRequest<'_> {
     }
 }
 
-impl Drop for WaitingRequest<'_> {
+impl Drop for PoolWaiter<'_> {
     fn drop(&mut self) {
         let queued = self.queue.remove(&self.requester, self.id);
         if !queued && self.waiter.state.load(Ordering::Acquire) == TURN {

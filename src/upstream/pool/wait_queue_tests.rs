@@ -10,7 +10,7 @@ fn user(name: &str) -> SlotHolder {
     SlotHolder::User(name.to_owned())
 }
 
-fn has_turn(request: &WaitingRequest<'_>) -> bool {
+fn has_turn(request: &PoolWaiter<'_>) -> bool {
     request
         .turn()
         .now_or_never()
@@ -18,7 +18,7 @@ fn has_turn(request: &WaitingRequest<'_>) -> bool {
 }
 
 /// A queue in which `first` has the turn already, so that those that follow wait.
-fn enter_all<'a>(queue: &'a WaitQueue, users: &[&str]) -> Vec<WaitingRequest<'a>> {
+fn enter_all<'a>(queue: &'a WaitQueue, users: &[&str]) -> Vec<PoolWaiter<'a>> {
     let entered: Vec<_> = users
         .iter()
         .map(|name| queue.enter(user(name)).ok().unwrap())

@@ -17,8 +17,8 @@ use crate::upstream::servers::health::HealthChange;
 use crate::upstream::servers::health::ProbeOutcome;
 use crate::upstream::servers::health::ServerFailure;
 use crate::upstream::servers::health::WeirServer;
-use crate::upstream::servers::metrics::ServerMetrics;
 use crate::upstream::servers::metrics::ServerSeries;
+use crate::upstream::servers::metrics::UpstreamServerMetrics;
 
 /// Where an address comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl ApiServer {
     pub(in crate::upstream) fn new(
         address: ServerAddress,
         health: Health,
-        metrics: &ServerMetrics,
+        metrics: &UpstreamServerMetrics,
         base: Instant,
     ) -> Arc<Self> {
         let label = match address.socket {
@@ -95,7 +95,7 @@ impl ApiServer {
     pub(in crate::upstream) fn renamed(
         &self,
         address: ServerAddress,
-        metrics: &ServerMetrics,
+        metrics: &UpstreamServerMetrics,
     ) -> Arc<Self> {
         let health = self.health.lock().clone();
         let server = Self::new(address, health, metrics, self.availability.base);

@@ -45,7 +45,7 @@ impl<T> PerKind<T> {
 
 /// The metrics of all API servers.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) struct ServerMetrics {
+pub(in crate::upstream) struct UpstreamServerMetrics {
     in_flight: IntGaugeVec,
     requests: IntCounterVec,
     healthy: IntGaugeVec,
@@ -59,7 +59,7 @@ pub(in crate::upstream) struct ServerMetrics {
     live: Arc<Mutex<HashMap<String, Weak<ServerSeries>>>>,
 }
 
-impl ServerMetrics {
+impl UpstreamServerMetrics {
     /// Registers the metrics.
     pub(in crate::upstream) fn register(registry: &Registry) -> Self {
         Self {
@@ -133,7 +133,7 @@ pub(in crate::upstream) struct ServerSeries {
     pub(in crate::upstream) requests: PerKind<IntCounter>,
     pub(in crate::upstream) healthy: IntGauge,
     pub(in crate::upstream) ejections: IntCounter,
-    metrics: ServerMetrics,
+    metrics: UpstreamServerMetrics,
 }
 
 impl ServerSeries {

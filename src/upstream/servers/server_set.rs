@@ -32,7 +32,7 @@ use crate::upstream::servers::health::HealthChange;
 use crate::upstream::servers::health::ProbeOutcome;
 use crate::upstream::servers::health::ServerFailure;
 use crate::upstream::servers::health::WeirServer;
-use crate::upstream::servers::metrics::ServerMetrics;
+use crate::upstream::servers::metrics::UpstreamServerMetrics;
 use crate::upstream::servers::own_address;
 use crate::upstream::servers::recovery::Recovery;
 use crate::upstream::servers::sources;
@@ -54,7 +54,7 @@ pub struct ServerSet {
     is_recovering: AtomicBool,
     version: watch::Sender<u64>,
     resolve_request: Notify,
-    metrics: ServerMetrics,
+    metrics: UpstreamServerMetrics,
     /// Times of health are kept relative to it.
     base: Instant,
 }
@@ -118,7 +118,7 @@ impl ServerSet {
             is_recovering: AtomicBool::new(false),
             version: watch::Sender::new(0),
             resolve_request: Notify::new(),
-            metrics: ServerMetrics::register(registry),
+            metrics: UpstreamServerMetrics::register(registry),
             base: now,
         };
         set.rebuild(&mut set.state.lock(), now);
@@ -143,7 +143,7 @@ impl ServerSet {
         self.list().states(now)
     }
 
-    pub(in crate::upstream) const fn metrics(&self) -> &ServerMetrics {
+    pub(in crate::upstream) const fn metrics(&self) -> &UpstreamServerMetrics {
         &self.metrics
     }
 

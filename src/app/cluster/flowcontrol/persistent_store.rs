@@ -122,7 +122,7 @@ impl PersistentStore {
                 Some(_) => "the last known objects of the cluster stay in force",
                 None => "the built-in objects and those of --flowcontrol-config are in force",
             };
-            let rule = rule_to_add();
+            let rule = rbac_rule();
             warn!("{why}: {kept} until a ClusterRole of weir has the rule {rule}");
         }
         self.set_failure(&mut state, resource, Some(why));

@@ -44,18 +44,18 @@ enum SimEvent {
 }
 
 #[derive(Clone, Copy)]
-struct SimRequest {
+struct QueuedRequest {
     flow: usize,
     key: RequestKey,
     arrived: Duration,
 }
 
 /// Flows on a level, each in a queue of its own.
-struct Simulation<'a> {
+struct QueueSetSimulation<'a> {
     flows: &'a [SimFlow],
     set: QueueSet<usize>,
     effects: Effects,
-    requests: Vec<SimRequest>,
+    requests: Vec<QueuedRequest>,
     events: BinaryHeap<Reverse<(Duration, SimEvent)>>,
     rng: SplitMix64,
 }
@@ -73,7 +73,7 @@ fn simulate(flows: &[SimFlow], limit: u32, span: Duration, mut rng: SplitMix64) 
     }
     let set = QueueSet::new(t0, queuing(64, 1, 10_000), limit);
     let (effects, requests) = (Effects::default(), Vec::new());
-    let mut simulation = Simulation {
+    let mut simulation = QueueSetSimulation {
         flows,
         set,
         effects,
@@ -100,7 +100,7 @@ fn simulate(flows: &[SimFlow], limit: u32, span: Duration, mut rng: SplitMix64) 
     outcomes
 }
 
-impl Simulation<'_> {
+impl QueueSetSimulation<'_> {
     fn arrive(&mut self, at: Instant, now: Duration, flow: usize) {
         let hash = u64::try_from(flow).unwrap();
         let number = self.requests.len();
@@ -109,7 +109,7 @@ impl Simulation<'_> {
             .arrive(at, hash, self.flows[flow].work, number, &mut self.effects)
         {
             Arrival::Execute(key) | Arrival::Queued(key) => {
-                self.requests.push(SimRequest {
+                self.requests.push(QueuedRequest {
                     flow,
                     key,
                     arrived: now,
@@ -120,7 +120,7 @@ impl Simulation<'_> {
     }
 
     fn leave(&mut self, at: Instant, now: Duration, number: usize) {
-        let SimRequest { flow, key, .. } = self.requests[number];
+        let QueuedRequest { flow, key, .. } = self.requests[number];
         match self.set.leave(at, key, &mut self.effects) {
             Some(Departure::Lingers(time)) => {
                 self.events
@@ -141,7 +141,7 @@ impl Simulation<'_> {
         let mut started = Vec::new();
         for &key in &self.effects.started {
             let number = *self.set.payload(key).unwrap();
-            let SimRequest { flow, arrived, .. } = self.requests[number];
+            let QueuedRequest { flow, arrived, .. } = self.requests[number];
             let SimFlow {
                 work,
                 service_time: service,
