@@ -32,7 +32,7 @@ impl Clock {
     /// The Unix second of the system's last tick, a few milliseconds ago, at a fifth of the cost:
     /// for code that needs whole seconds only.
     #[must_use]
-    pub fn unix_second(self) -> i64 {
+    pub(crate) fn unix_second(self) -> i64 {
         clock_gettime(ClockId::RealtimeCoarse).tv_sec
     }
 }

@@ -179,7 +179,7 @@ pub enum IssuerKeys {
 impl Config {
     /// Whether tokens that are in no file can be verified. Otherwise all of them are unverified.
     #[must_use]
-    pub fn verifies_tokens(&self) -> bool {
+    pub(crate) fn verifies_tokens(&self) -> bool {
         let VerificationConfig {
             issuers,
             service_account_keys: account_keys,

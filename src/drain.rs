@@ -22,7 +22,7 @@ const WATCHES_PER_SECOND: usize = 200;
 
 /// The stage of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DrainStage {
+pub(crate) enum DrainStage {
     /// No shutdown.
     Serving,
     /// The shutdown has started: `/readyz` fails, everything else is unchanged.
@@ -88,7 +88,7 @@ impl Drain {
     }
 
     /// Advances to `stage`.
-    pub fn advance(&self, stage: DrainStage) {
+    pub(crate) fn advance(&self, stage: DrainStage) {
         if stage >= DrainStage::Draining {
             self.draining.store(true, Ordering::Release);
         }
@@ -103,14 +103,14 @@ impl Drain {
 
     /// Whether clients must make their next request on another connection.
     #[must_use]
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
     /// The stage at which a connection that opens now must close. A connection that opens while
     /// clients move has a reason, such as a load balancer that knows no other weir.
     #[must_use]
-    pub fn close_stage(&self) -> DrainStage {
+    pub(crate) fn close_stage(&self) -> DrainStage {
         if self.is_draining() {
             DrainStage::Closing
         } else {
@@ -122,7 +122,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
         let mut now = self.stage.subscribe();
         async move {
             // Fails only after the sender was dropped, when nothing needs the result.
@@ -131,7 +131,7 @@ impl Drain {
     }
 
     /// Ends the open watches, spread over `grace` (or less, if they are few).
-    pub fn end_watches(&self, grace: Duration) {
+    pub(crate) fn end_watches(&self, grace: Duration) {
         let few = Duration::from_secs_f64(
             f64::from(saturating_u32(self.open_watches()))
                 / f64::from(saturating_u32(WATCHES_PER_SECOND)),
@@ -141,18 +141,18 @@ impl Drain {
 
     /// The open watches.
     #[must_use]
-    pub fn open_watches(&self) -> usize {
+    pub(crate) fn open_watches(&self) -> usize {
         self.watches.count.load(Ordering::Acquire)
     }
 
     /// The open requests that are not long-running.
     #[must_use]
-    pub fn open_requests(&self) -> usize {
+    pub(crate) fn open_requests(&self) -> usize {
         self.requests.count.load(Ordering::Acquire)
     }
 
     /// Completes when a watch that is open must end: at a random time within the grace period.
-    pub fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut end = self.watch_grace.subscribe();
         async move {
             let window = end.wait_for(Option::is_some).await.map(|window| *window);
@@ -163,25 +163,25 @@ impl Drain {
 
     /// Counts a request (not a long-running one) until the value is dropped.
     #[must_use]
-    pub fn track_request(self: &Arc<Self>) -> DrainGuard {
+    pub(crate) fn track_request(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.requests)
     }
 
     /// Counts a watch until the value is dropped.
     #[must_use]
-    pub fn track_watch(self: &Arc<Self>) -> DrainGuard {
+    pub(crate) fn track_watch(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.watches)
     }
 
     /// Counts a connection until the value is dropped.
     #[must_use]
-    pub fn track_connection(self: &Arc<Self>) -> DrainGuard {
+    pub(crate) fn track_connection(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.connections)
     }
 
     /// The open connections.
     #[must_use]
-    pub fn open_connections(&self) -> usize {
+    pub(crate) fn open_connections(&self) -> usize {
         self.connections.count.load(Ordering::Acquire)
     }
 
@@ -189,7 +189,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn requests_done(&self) {
+    pub(crate) async fn requests_done(&self) {
         self.requests.wait_for_zero().await;
     }
 
@@ -197,7 +197,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn watches_done(&self) {
+    pub(crate) async fn watches_done(&self) {
         self.watches.wait_for_zero().await;
     }
 
@@ -205,14 +205,14 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn connections_done(&self) {
+    pub(crate) async fn connections_done(&self) {
         self.connections.wait_for_zero().await;
     }
 }
 
 /// An open request, watch or connection, which must end before weir does.
 #[derive(Debug)]
-pub struct DrainGuard {
+pub(crate) struct DrainGuard {
     drain: Arc<Drain>,
     counter: fn(&Drain) -> &DrainCounter,
 }

@@ -21,7 +21,7 @@ use foldhash::quality::SeedableRandomState;
 
 /// The secret of fast keys.
 #[derive(Clone)]
-pub struct HashSecret(SeedableRandomState);
+pub(crate) struct HashSecret(SeedableRandomState);
 
 impl Default for HashSecret {
     /// Random from the system; the hash's own secret is an address and the time.
@@ -55,14 +55,14 @@ pub struct HashKey(u64);
 impl HashKey {
     /// The key of these values.
     #[must_use]
-    pub fn of(secret: &impl BuildHasher, values: impl Hash) -> Self {
+    pub(crate) fn of(secret: &impl BuildHasher, values: impl Hash) -> Self {
         Self(secret.hash_one(values))
     }
 }
 
 /// A hasher that returns its input: a hash already, of 64 or 128 bits.
 #[derive(Debug, Default)]
-pub struct IdentityHasher(u64);
+pub(crate) struct IdentityHasher(u64);
 
 impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
@@ -90,10 +90,10 @@ impl Hasher for IdentityHasher {
 }
 
 /// Builds the hasher of a map whose keys are hashes.
-pub type BuildIdentityHasher = BuildHasherDefault<IdentityHasher>;
+pub(crate) type BuildIdentityHasher = BuildHasherDefault<IdentityHasher>;
 
 /// A map by [`HashKey`].
-pub type HashKeyMap<V> = HashMap<HashKey, V, BuildIdentityHasher>;
+pub(crate) type HashKeyMap<V> = HashMap<HashKey, V, BuildIdentityHasher>;
 
 /// The same map, shared by all workers.
-pub type SharedHashKeyMap<V> = DashMap<HashKey, V, BuildIdentityHasher>;
+pub(crate) type SharedHashKeyMap<V> = DashMap<HashKey, V, BuildIdentityHasher>;

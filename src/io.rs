@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 /// A TCP connection, and a value that is dropped when the connection is closed.
 #[derive(Debug)]
-pub struct TcpIo<K = ()> {
+pub(crate) struct TcpIo<K = ()> {
     tcp: TcpStream,
     _guard: K,
 }
@@ -30,7 +30,7 @@ impl<K> TcpIo<K> {
 
     /// The connection itself, for its options.
     #[must_use]
-    pub const fn tcp(&self) -> &TcpStream {
+    pub(crate) const fn tcp(&self) -> &TcpStream {
         &self.tcp
     }
 }

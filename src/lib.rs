@@ -63,13 +63,13 @@ pub mod clock;
 pub mod document;
 pub mod drain;
 pub(crate) mod encoding;
-pub mod hash_keys;
-pub mod io;
+pub(crate) mod hash_keys;
+pub(crate) mod io;
 pub mod metrics;
 pub(crate) mod numeric;
 pub(crate) mod source_network;
 pub mod throttling;
-pub mod write_coalescing;
+pub(crate) mod write_coalescing;
 
 // A simulated API server
 #[cfg(feature = "playground")]

@@ -67,37 +67,37 @@ impl Registry {
 
     /// A counter per combination of `labels`.
     #[must_use]
-    pub fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    pub(crate) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
         self.add(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
     /// A counter of seconds per combination of `labels`.
     #[must_use]
-    pub fn seconds_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+    pub(crate) fn seconds_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
         self.add(CounterVec::new(Opts::new(name, help), labels))
     }
 
     /// A single counter.
     #[must_use]
-    pub fn counter(&self, name: &str, help: &str) -> IntCounter {
+    pub(crate) fn counter(&self, name: &str, help: &str) -> IntCounter {
         self.add(IntCounter::with_opts(Opts::new(name, help)))
     }
 
     /// A gauge per combination of `labels`.
     #[must_use]
-    pub fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    pub(crate) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
     /// A single gauge.
     #[must_use]
-    pub fn gauge(&self, name: &str, help: &str) -> IntGauge {
+    pub(crate) fn gauge(&self, name: &str, help: &str) -> IntGauge {
         self.add(IntGauge::with_opts(Opts::new(name, help)))
     }
 
     /// A single gauge whose value is read by `read` at each collection, for numbers that are kept
     /// elsewhere.
-    pub fn gauge_fn(
+    pub(crate) fn gauge_fn(
         &self,
         name: &str,
         help: &str,
@@ -111,14 +111,14 @@ impl Registry {
 
     /// A single histogram; `buckets` are upper bounds in the metric's unit.
     #[must_use]
-    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+    pub(crate) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
         let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         self.add(Histogram::with_opts(opts))
     }
 
     /// A histogram per combination of `labels`; `buckets` are upper bounds in the metric's unit.
     #[must_use]
-    pub fn histograms(
+    pub(crate) fn histograms(
         &self,
         name: &str,
         help: &str,
@@ -132,7 +132,7 @@ impl Registry {
     /// A histogram per value of `label` for durations that are usually zero; `buckets` are upper
     /// bounds in seconds, none below zero.
     #[must_use]
-    pub fn sparse_histograms(
+    pub(crate) fn sparse_histograms(
         &self,
         name: &str,
         help: &str,
@@ -153,7 +153,7 @@ impl Registry {
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
     )]
-    pub fn register_collector(&self, collector: impl Collector + 'static) {
+    pub(crate) fn register_collector(&self, collector: impl Collector + 'static) {
         let key = CollectorKey::of(&collector);
         let collector: Arc<dyn Collector> = Arc::new(collector);
         let mut registered = self.registered.lock();
@@ -341,7 +341,7 @@ impl<F: Fn() -> usize + Send + Sync> Collector for PolledGauge<F> {
 
 /// Histograms of durations that are usually zero: a lookup, not a wait. A zero costs one addition.
 #[derive(Clone, Debug)]
-pub struct SparseHistograms {
+pub(crate) struct SparseHistograms {
     histograms: HistogramVec,
     /// Locked for a push or a sum.
     zeros: Arc<Mutex<Vec<LabelZeros>>>,
@@ -352,7 +352,7 @@ type LabelZeros = (String, Arc<AtomicU64>);
 
 /// One of these histograms.
 #[derive(Clone, Debug)]
-pub struct SparseHistogram {
+pub(crate) struct SparseHistogram {
     histogram: Histogram,
     /// Relaxed: no other memory depends on it.
     zeros: Arc<AtomicU64>,
@@ -361,7 +361,7 @@ pub struct SparseHistogram {
 impl SparseHistograms {
     /// The histogram of this label value.
     #[must_use]
-    pub fn with_label_value(&self, value: &str) -> SparseHistogram {
+    pub(crate) fn with_label_value(&self, value: &str) -> SparseHistogram {
         let mut label_zeros = self.zeros();
         let known = label_zeros.iter().find(|(known, _)| known == value);
         let zeros = known.map_or_else(Arc::default, |(_, zeros)| Arc::clone(zeros));
@@ -382,7 +382,7 @@ impl SparseHistograms {
 
 impl SparseHistogram {
     /// Records a duration.
-    pub fn observe(&self, time: Duration) {
+    pub(crate) fn observe(&self, time: Duration) {
         if time.is_zero() {
             self.zeros.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -428,12 +428,12 @@ fn with_zeros(seen: &proto::Histogram, zeros: u64) -> proto::Histogram {
 
 /// Adds one to a gauge until it is dropped.
 #[derive(Debug)]
-pub struct GaugeGuard(IntGauge);
+pub(crate) struct GaugeGuard(IntGauge);
 
 impl GaugeGuard {
     /// Adds one to `gauge`.
     #[must_use]
-    pub fn new(gauge: IntGauge) -> Self {
+    pub(crate) fn new(gauge: IntGauge) -> Self {
         gauge.inc();
         Self(gauge)
     }

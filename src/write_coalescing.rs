@@ -37,11 +37,11 @@ const DISCARD_BUFFER_SIZE: usize = 4 << 10;
 
 /// The side of a stream that HTTP/2 uses.
 #[derive(Debug)]
-pub struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
+pub(crate) struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
 
 /// The side that flushes it.
 #[derive(Debug)]
-pub struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
+pub(crate) struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
 
 #[derive(Debug)]
 struct CoalescingState<S> {
@@ -60,7 +60,7 @@ struct CoalescingState<S> {
 }
 
 /// Both sides of `stream`.
-pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
+pub(crate) fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
     let state = Arc::new(Mutex::new(CoalescingState {
         stream,
         buffer: Vec::new(),
@@ -75,7 +75,7 @@ pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// Runs the HTTP/2 side to its end, and writes what it buffers.
-    pub async fn drive<F: Future>(&self, mut connection: Pin<&mut F>) -> F::Output {
+    pub(crate) async fn drive<F: Future>(&self, mut connection: Pin<&mut F>) -> F::Output {
         poll_fn(|cx| {
             let polled = connection.as_mut().poll(cx);
             if polled.is_pending() && self.flush_or_fail(cx) {
@@ -87,7 +87,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     }
 
     /// Completes if less than `bytes` were read when `time` has passed.
-    pub async fn insufficient_read(&self, bytes: u64, time: Duration) {
+    pub(crate) async fn insufficient_read(&self, bytes: u64, time: Duration) {
         tokio::time::sleep(time).await;
         if lock(&self.0).bytes_read >= bytes {
             std::future::pending::<()>().await;
@@ -104,7 +104,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     ///
     /// # Cancel safety
     /// None: `last` may have been written in part.
-    pub async fn finish(&self, last: &[u8]) -> io::Result<()> {
+    pub(crate) async fn finish(&self, last: &[u8]) -> io::Result<()> {
         {
             let mut state = lock(&self.0);
             if !state.write_blocked {

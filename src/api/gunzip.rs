@@ -19,7 +19,7 @@ const CHUNK_SIZE: usize = 8 << 10;
 
 /// Decompresses one body.
 #[derive(Debug)]
-pub struct Gunzip {
+pub(crate) struct Gunzip {
     state: GunzipState,
     inflate: Decompress,
     /// Bytes that may still be produced.
@@ -39,7 +39,7 @@ enum GunzipState {
 impl Gunzip {
     /// Returns a decompressor that produces at most `max_output` bytes.
     #[must_use]
-    pub fn new(max_output: usize) -> Self {
+    pub(crate) fn new(max_output: usize) -> Self {
         Self {
             state: GunzipState::Header(0),
             inflate: Decompress::new(false),
@@ -49,7 +49,7 @@ impl Gunzip {
 
     /// Consumes the next chunk of the body, of any length, and passes the decompressed bytes to
     /// `sink`.
-    pub fn feed(&mut self, chunk: &[u8], mut sink: impl FnMut(&[u8])) {
+    pub(crate) fn feed(&mut self, chunk: &[u8], mut sink: impl FnMut(&[u8])) {
         let mut rest = chunk;
         while let (GunzipState::Header(at), Some((byte, after))) = (self.state, rest.split_first())
         {
@@ -90,13 +90,13 @@ impl Gunzip {
 
     /// Whether the whole body was decompressed.
     #[must_use]
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.state == GunzipState::Complete
     }
 
     /// Whether further chunks produce no output.
     #[must_use]
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         matches!(self.state, GunzipState::Complete | GunzipState::Aborted)
     }
 }

@@ -2,7 +2,7 @@
 
 /// The encoding of objects in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MediaType {
+pub(crate) enum MediaType {
     /// `application/cbor`.
     Cbor,
     /// `application/json`.
@@ -15,7 +15,7 @@ impl MediaType {
     /// The encoding that a `Content-Type` names; its parameters are ignored. `None` for any other
     /// type.
     #[must_use]
-    pub fn from_content_type(content_type: &[u8]) -> Option<Self> {
+    pub(crate) fn from_content_type(content_type: &[u8]) -> Option<Self> {
         let media_type = content_type
             .split(|byte| *byte == b';')
             .next()?

@@ -9,14 +9,14 @@
 //! | 2 | `watch_scan` |
 
 pub mod flowcontrol;
-pub mod gunzip;
-pub mod list_scan;
-pub mod media_type;
-pub mod status;
+pub(crate) mod gunzip;
+pub(crate) mod list_scan;
+pub(crate) mod media_type;
+pub(crate) mod status;
 pub(crate) mod time;
-pub mod user;
+pub(crate) mod user;
 mod walk;
-pub mod watch_scan;
+pub(crate) mod watch_scan;
 
-pub use status::Status;
+pub(crate) use status::Status;
 pub use user::UserInfo;

@@ -12,24 +12,24 @@ use crate::encoding::protobuf::KUBERNETES_MAGIC;
 
 /// A rejection or failure, before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// The HTTP status code.
-    pub code: u16,
+    pub(crate) code: u16,
     /// Kubernetes' reason in one word, e.g. `TooManyRequests`.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// The human-readable message.
-    pub message: String,
+    pub(crate) message: String,
     /// The limit that rejected the request, e.g. `weir/max-requests-inflight`; empty for a Status
     /// without details.
-    pub cause: &'static str,
+    pub(crate) cause: &'static str,
     /// Whole seconds after which the client should retry; `None` if a retry does not help.
-    pub retry_after_seconds: Option<u32>,
+    pub(crate) retry_after_seconds: Option<u32>,
 }
 
 impl Status {
     /// Encodes the Status as JSON with a trailing newline, as kube-apiserver writes it.
     #[must_use]
-    pub fn to_json(&self) -> Bytes {
+    pub(crate) fn to_json(&self) -> Bytes {
         let json = json::JsonStatus {
             kind: "Status",
             api_version: "v1",
@@ -55,7 +55,7 @@ impl Status {
     /// Encodes the Status as `application/vnd.kubernetes.protobuf`: the magic, then
     /// `runtime.Unknown` with the Status inside.
     #[must_use]
-    pub fn to_protobuf(&self) -> Bytes {
+    pub(crate) fn to_protobuf(&self) -> Bytes {
         let status = protobuf::ProtobufStatus {
             metadata: Some(protobuf::ListMeta {}),
             status: "Failure".to_owned(),
@@ -88,7 +88,7 @@ impl Status {
 /// with an ellipsis if anything was cut. Quotes and backslashes take two bytes, control characters
 /// up to six.
 #[must_use]
-pub fn truncate_for_json(mut message: String, max_bytes: usize) -> String {
+pub(crate) fn truncate_for_json(mut message: String, max_bytes: usize) -> String {
     let mut remaining = max_bytes;
     let end = message.char_indices().find_map(|(at, char)| {
         let in_json = match char {

@@ -3,13 +3,13 @@
 //! This is plain data: `identity` authenticates users, and the limits act on them.
 
 /// The group of every authenticated user.
-pub const GROUP_AUTHENTICATED: &str = "system:authenticated";
+pub(crate) const GROUP_AUTHENTICATED: &str = "system:authenticated";
 /// The group of every unauthenticated user.
-pub const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
+pub(crate) const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The group whose requests kube-apiserver serves even when it is overloaded.
-pub const GROUP_MASTERS: &str = "system:masters";
+pub(crate) const GROUP_MASTERS: &str = "system:masters";
 /// The name of the user of requests without credentials.
-pub const ANONYMOUS: &str = "system:anonymous";
+pub(crate) const ANONYMOUS: &str = "system:anonymous";
 
 /// A user, as `k8s.io/apiserver/pkg/authentication/user.DefaultInfo`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct UserInfo {
 impl UserInfo {
     /// Total size of all strings, in bytes.
     #[must_use]
-    pub fn size_bytes(&self) -> usize {
+    pub(crate) fn size_bytes(&self) -> usize {
         let extra = self.extra.iter();
         let extra = extra.flat_map(|(key, values)| values.iter().chain([key]));
         let texts = [&self.name, &self.uid].into_iter().chain(&self.groups);
@@ -48,7 +48,7 @@ impl UserInfo {
     /// requests from those of other unverified users, so that they do not share a flow; it has no
     /// other effect.
     #[must_use]
-    pub fn unverified(distinguisher: String) -> Self {
+    pub(crate) fn unverified(distinguisher: String) -> Self {
         Self {
             uid: distinguisher,
             ..Self::anonymous()
@@ -59,14 +59,14 @@ impl UserInfo {
     /// filter, Kubernetes 1.36) and closes the HTTP/2 connection of the request; independent of the
     /// method that authenticated the user.
     #[must_use]
-    pub fn is_anonymous(&self) -> bool {
+    pub(crate) fn is_anonymous(&self) -> bool {
         self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
     }
 
     /// The flow distinguisher of the user: its name, or the one passed to
     /// [`unverified`](Self::unverified).
     #[must_use]
-    pub fn distinguisher(&self) -> &str {
+    pub(crate) fn distinguisher(&self) -> &str {
         if self.name == ANONYMOUS && !self.uid.is_empty() {
             &self.uid
         } else {
@@ -76,7 +76,7 @@ impl UserInfo {
 
     /// Whether the user is in `group`.
     #[must_use]
-    pub fn in_group(&self, group: &str) -> bool {
+    pub(crate) fn in_group(&self, group: &str) -> bool {
         self.groups.iter().any(|g| g == group)
     }
 

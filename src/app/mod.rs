@@ -105,7 +105,7 @@ pub struct Addresses {
     /// Operators.
     pub admin: SocketAddr,
     /// Probes, if they have an address of their own.
-    pub health: Option<SocketAddr>,
+    pub(crate) health: Option<SocketAddr>,
 }
 
 impl Addresses {
@@ -186,7 +186,7 @@ impl App {
     }
 
     /// Replaces the configuration while the proxy runs. `None` if it was taken before.
-    pub fn take_reloader(&mut self) -> Option<Reloader> {
+    pub(crate) fn take_reloader(&mut self) -> Option<Reloader> {
         self.reloader.take()
     }
 

@@ -86,7 +86,7 @@ impl InForce {
 }
 
 /// Replaces the configuration of a running proxy.
-pub struct Reloader {
+pub(crate) struct Reloader {
     pub(super) in_force: InForce,
     pub(super) shared: SharedComponents,
     pub(super) workers: Vec<ConfiguredWorker>,
@@ -111,12 +111,12 @@ struct PreparedConfiguration {
 
 /// Why a configuration is not in force.
 #[derive(Debug)]
-pub struct ReloadError {
+pub(crate) struct ReloadError {
     /// What is wrong.
     pub message: String,
     /// Whether a key belongs to another certificate: one of the two files may be new already, and
     /// the other not yet.
-    pub is_key_mismatch: bool,
+    pub(crate) is_key_mismatch: bool,
 }
 
 impl From<StartError> for ReloadError {
@@ -131,7 +131,7 @@ impl From<StartError> for ReloadError {
 impl Reloader {
     /// Where attempts are recorded.
     #[must_use]
-    pub fn status(&self) -> &Arc<ConfigStatus> {
+    pub(crate) fn status(&self) -> &Arc<ConfigStatus> {
         &self.shared.config_status
     }
 
@@ -140,7 +140,7 @@ impl Reloader {
     ///
     /// # Errors
     /// What is wrong. Nothing has changed.
-    pub async fn apply(&mut self, mut config: Config) -> Result<(), ReloadError> {
+    pub(crate) async fn apply(&mut self, mut config: Config) -> Result<(), ReloadError> {
         // Requests list the same id before and after.
         config.upstream.instance_id = self.shared.upstream.instance_id.clone();
         self.check_server(&config.upstream)?;

@@ -22,12 +22,12 @@ use crate::cli::top::TopArgs;
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 /// What weir can do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Stand in front of an API server.
     Serve(Box<ServeArgs>),
     /// Say what serve would say about the same flags, files and certificates, without serving.

@@ -12,18 +12,18 @@
 //! | 5 | `commands` |
 //! | 6 | `command_line` |
 
-pub mod about;
-pub mod check;
+pub(crate) mod about;
+pub(crate) mod check;
 mod command_line;
 pub mod commands;
 mod config_resolver;
-pub mod flags;
+pub(crate) mod flags;
 #[cfg(feature = "playground")]
 pub mod playground;
-pub mod policies;
-pub mod process;
+pub(crate) mod policies;
+pub(crate) mod process;
 mod serve;
-pub mod top;
+pub(crate) mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -55,7 +55,7 @@ impl Node {
 
     /// A [`ValueDecoder`] for this value, whose path is `field`. For values that need not be
     /// mappings.
-    pub fn decoder<'a>(
+    pub(crate) fn decoder<'a>(
         &'a self,
         diagnostics: &'a mut Diagnostics,
         field: &str,
@@ -83,7 +83,7 @@ pub struct MappingDecoder<'a> {
 
 impl<'a> MappingDecoder<'a> {
     /// The decoder of a field; `None` if it is absent or null.
-    pub fn value(&mut self, name: &'static str) -> Option<ValueDecoder<'_>> {
+    pub(crate) fn value(&mut self, name: &'static str) -> Option<ValueDecoder<'_>> {
         let node = self.node(name)?;
         let path = self.path(name);
         Some(ValueDecoder {
@@ -95,7 +95,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// The parsed field; `None` if it is absent or null.
-    pub fn node(&mut self, name: &'static str) -> Option<&'a Node> {
+    pub(crate) fn node(&mut self, name: &'static str) -> Option<&'a Node> {
         self.mark_known(&[name]);
         find_entry(self.entries, name)
             .map(|entry| &entry.value)
@@ -103,12 +103,12 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a string.
-    pub fn string(&mut self, name: &'static str) -> Option<String> {
+    pub(crate) fn string(&mut self, name: &'static str) -> Option<String> {
         self.value(name)?.string()
     }
 
     /// Decodes a string and converts it with `parse`.
-    pub fn parse<T, E: Display>(
+    pub(crate) fn parse<T, E: Display>(
         &mut self,
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, E>,
@@ -117,7 +117,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a boolean.
-    pub fn boolean(&mut self, name: &'static str) -> Option<bool> {
+    pub(crate) fn boolean(&mut self, name: &'static str) -> Option<bool> {
         self.value(name)?.boolean()
     }
 
@@ -135,7 +135,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a mapping with `read`.
-    pub fn object<T>(
+    pub(crate) fn object<T>(
         &mut self,
         name: &'static str,
         read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
@@ -144,7 +144,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a list, each item with `read`. Items for which `read` yields `None` are left out.
-    pub fn list<T>(
+    pub(crate) fn list<T>(
         &mut self,
         name: &'static str,
         read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
@@ -153,7 +153,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a list of mappings.
-    pub fn objects<T>(
+    pub(crate) fn objects<T>(
         &mut self,
         name: &'static str,
         mut read: impl FnMut(&mut MappingDecoder<'_>) -> T,
@@ -162,13 +162,13 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Decodes a list of strings.
-    pub fn strings(&mut self, name: &'static str) -> Option<Vec<String>> {
+    pub(crate) fn strings(&mut self, name: &'static str) -> Option<Vec<String>> {
         self.list(name, |item| item.string())
     }
 
     /// Decodes a mapping with arbitrary keys, in the written order. The last of duplicate keys is
     /// kept.
-    pub fn map<T>(
+    pub(crate) fn map<T>(
         &mut self,
         name: &'static str,
         read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
@@ -186,7 +186,7 @@ impl<'a> MappingDecoder<'a> {
     }
 
     /// Marks fields as known without reading them.
-    pub fn mark_known(&mut self, names: &[&'static str]) {
+    pub(crate) fn mark_known(&mut self, names: &[&'static str]) {
         for &name in names {
             if !self.known_fields.contains(&name) {
                 self.known_fields.push(name);
@@ -196,14 +196,14 @@ impl<'a> MappingDecoder<'a> {
 
     /// Reports an error of a field, at its location if it is present. An empty `name` stands for
     /// the mapping itself.
-    pub fn report_error(&mut self, name: &str, message: impl Into<String>) {
+    pub(crate) fn report_error(&mut self, name: &str, message: impl Into<String>) {
         let (location, path) = (self.location(name).clone(), self.path(name));
         self.diagnostics.report_error(&location, &path, message);
     }
 
     /// Reports a warning of a field, at its location if it is present. An empty `name` stands for
     /// the mapping itself.
-    pub fn report_warning(&mut self, name: &str, message: impl Into<String>) {
+    pub(crate) fn report_warning(&mut self, name: &str, message: impl Into<String>) {
         let (location, path) = (self.location(name).clone(), self.path(name));
         self.diagnostics.report_warning(&location, &path, message);
     }
@@ -211,13 +211,13 @@ impl<'a> MappingDecoder<'a> {
     /// The location of a field's value; that of the mapping if the field is absent or `name` is
     /// empty.
     #[must_use]
-    pub fn location(&self, name: &str) -> &'a SourceLocation {
+    pub(crate) fn location(&self, name: &str) -> &'a SourceLocation {
         find_entry(self.entries, name).map_or(&self.node.location, |entry| &entry.value.location)
     }
 
     /// The path of a field; that of the mapping if `name` is empty.
     #[must_use]
-    pub fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         match (self.path.as_str(), name) {
             (path, "") => path.to_owned(),
             ("", name) => name.to_owned(),
@@ -266,7 +266,7 @@ impl<'a> MappingDecoder<'a> {
 
 /// Decodes one value.
 #[derive(Debug)]
-pub struct ValueDecoder<'a> {
+pub(crate) struct ValueDecoder<'a> {
     node: &'a Node,
     path: String,
     diagnostics: &'a mut Diagnostics,
@@ -276,23 +276,23 @@ pub struct ValueDecoder<'a> {
 impl<'a> ValueDecoder<'a> {
     /// The parsed value.
     #[must_use]
-    pub fn node(&self) -> &'a Node {
+    pub(crate) fn node(&self) -> &'a Node {
         self.node
     }
 
     /// The path, such as `spec.rules[0]`.
     #[must_use]
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
     /// The diagnostics, for functions that decode the node themselves.
-    pub fn diagnostics(&mut self) -> &mut Diagnostics {
+    pub(crate) fn diagnostics(&mut self) -> &mut Diagnostics {
         self.diagnostics
     }
 
     /// Decodes a string.
-    pub fn string(self) -> Option<String> {
+    pub(crate) fn string(self) -> Option<String> {
         if self.is_zero_value() {
             return Some(String::new());
         }
@@ -304,7 +304,10 @@ impl<'a> ValueDecoder<'a> {
 
     /// Decodes a string and converts it with `parse`. If that fails, the diagnostic quotes the
     /// string.
-    pub fn parse<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
+    pub(crate) fn parse<T, E: Display>(
+        self,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
         let Some(text) = self.node.as_str() else {
             return self.report_expected("a string");
         };
@@ -318,7 +321,7 @@ impl<'a> ValueDecoder<'a> {
     }
 
     /// Decodes a boolean.
-    pub fn boolean(self) -> Option<bool> {
+    pub(crate) fn boolean(self) -> Option<bool> {
         match self.resolved_scalar() {
             Some(ResolvedScalar::Bool(value)) => Some(value),
             _ if self.is_zero_value() => Some(false),
@@ -327,7 +330,7 @@ impl<'a> ValueDecoder<'a> {
     }
 
     /// Decodes a whole number within `range`.
-    pub fn integer<T>(self, range: RangeInclusive<T>) -> Option<T>
+    pub(crate) fn integer<T>(self, range: RangeInclusive<T>) -> Option<T>
     where
         T: Copy + Display + PartialOrd + TryFrom<i128>,
     {
@@ -363,7 +366,7 @@ impl<'a> ValueDecoder<'a> {
     }
 
     /// Decodes a mapping with `read`.
-    pub fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
+    pub(crate) fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
         let entries: &[MappingEntry] = match &self.node.content {
             Content::Mapping(entries) => entries,
             Content::Scalar(_) if self.is_zero_value() => &[],
@@ -391,7 +394,10 @@ impl<'a> ValueDecoder<'a> {
     }
 
     /// Decodes a list, each item with `read`. Items for which `read` yields `None` are left out.
-    pub fn list<T>(self, mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>) -> Option<Vec<T>> {
+    pub(crate) fn list<T>(
+        self,
+        mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
+    ) -> Option<Vec<T>> {
         let items: &[Node] = match &self.node.content {
             Content::Sequence(items) => items,
             Content::Scalar(_) if self.is_zero_value() => &[],
@@ -419,7 +425,7 @@ impl<'a> ValueDecoder<'a> {
 
     /// Decodes a mapping with arbitrary keys, in the written order. The last of duplicate keys is
     /// kept. Values for which `read` yields `None` are left out.
-    pub fn map<T>(
+    pub(crate) fn map<T>(
         self,
         mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
     ) -> Option<Vec<(String, T)>> {
@@ -476,7 +482,7 @@ impl<'a> ValueDecoder<'a> {
     }
 
     /// Reports that the value should have been `what`, and quotes the value. Not for secrets.
-    pub fn report_expected<T>(self, what: &str) -> Option<T> {
+    pub(crate) fn report_expected<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.describe());
         self.diagnostics
             .report_error(&self.node.location, &self.path, message);

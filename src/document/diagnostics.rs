@@ -6,7 +6,7 @@ use super::node::SourceLocation;
 
 /// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
+pub(crate) enum Severity {
     /// The document cannot be used.
     Error,
     /// The document can be used, but probably not as intended.
@@ -17,9 +17,9 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     /// The location in the file.
-    pub location: SourceLocation,
+    pub(crate) location: SourceLocation,
     /// Whether the document can still be used.
-    pub severity: Severity,
+    pub(crate) severity: Severity,
     /// The path of the field, such as `spec.rules[0].verbs`. Empty if the diagnostic is not about a
     /// field.
     pub field: String,
@@ -47,12 +47,12 @@ pub struct Diagnostics(Vec<Diagnostic>);
 
 impl Diagnostics {
     /// Adds a diagnostic.
-    pub fn push(&mut self, diagnostic: Diagnostic) {
+    pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
         self.0.push(diagnostic);
     }
 
     /// Adds an error.
-    pub fn report_error(
+    pub(crate) fn report_error(
         &mut self,
         location: &SourceLocation,
         field: &str,
@@ -62,7 +62,7 @@ impl Diagnostics {
     }
 
     /// Adds a warning.
-    pub fn report_warning(
+    pub(crate) fn report_warning(
         &mut self,
         location: &SourceLocation,
         field: &str,
@@ -110,24 +110,24 @@ impl Diagnostics {
 
     /// Whether there are neither errors nor warnings.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// All errors and warnings.
-    pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.0.iter()
     }
 
     /// Sorts all but the first `kept` by location, which is the order in which Go's decoders find
     /// them.
-    pub fn sort_from(&mut self, kept: usize) {
+    pub(crate) fn sort_from(&mut self, kept: usize) {
         let added = self.0.get_mut(kept..).unwrap_or_default();
         added.sort_by_key(|diagnostic| (diagnostic.location.line, diagnostic.location.column));
     }
 
     /// Appends the diagnostics of `others`.
-    pub fn extend(&mut self, others: Self) {
+    pub(crate) fn extend(&mut self, others: Self) {
         self.0.extend(others.0);
     }
 }

@@ -45,19 +45,18 @@ pub use decoder::Strictness;
 pub use decoder::ValueDecoder;
 pub use diagnostics::Diagnostic;
 pub use diagnostics::Diagnostics;
-pub use diagnostics::Severity;
-pub use node::Content;
-pub use node::MappingEntry;
-pub use node::Node;
-pub use node::QuotingStyle;
-pub use node::ScalarNode;
-pub use node::SourceLocation;
-pub use parser::FirstDocument;
+pub(crate) use diagnostics::Severity;
+pub(crate) use node::Content;
+pub(crate) use node::MappingEntry;
+pub(crate) use node::Node;
+#[cfg(test)]
+pub(crate) use node::QuotingStyle;
+pub(crate) use node::SourceLocation;
 pub use parser::parse_all;
-pub use parser::parse_first;
-pub use parser::parse_first_bounded;
-pub use parser::parse_json;
-pub use scalar::ResolvedScalar;
+pub(crate) use parser::parse_first;
+pub(crate) use parser::parse_first_bounded;
+pub(crate) use parser::parse_json;
+pub(crate) use scalar::ResolvedScalar;
 
 #[cfg(test)]
 mod tests;

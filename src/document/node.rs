@@ -12,17 +12,17 @@ use super::scalar::ResolvedScalar;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
     /// The name of the file, as shown in diagnostics.
-    pub file: Arc<str>,
+    pub(crate) file: Arc<str>,
     /// The line, from 1. 0 for the whole file.
-    pub line: u32,
+    pub(crate) line: u32,
     /// The column in characters, from 1. 0 for the whole line or file.
-    pub column: u32,
+    pub(crate) column: u32,
 }
 
 impl SourceLocation {
     /// The location of a whole file.
     #[must_use]
-    pub fn whole_file(file: &str) -> Self {
+    pub(crate) fn whole_file(file: &str) -> Self {
         Self {
             file: file.into(),
             line: 0,
@@ -48,14 +48,14 @@ impl fmt::Display for SourceLocation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The start of the value.
-    pub location: SourceLocation,
+    pub(crate) location: SourceLocation,
     /// The value.
-    pub content: Content,
+    pub(crate) content: Content,
 }
 
 /// The kind and contents of a value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
+pub(crate) enum Content {
     /// Keys and values in the written order, including duplicates.
     Mapping(Vec<MappingEntry>),
     /// A null, boolean, number or string.
@@ -66,29 +66,29 @@ pub enum Content {
 
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MappingEntry {
+pub(crate) struct MappingEntry {
     /// The key as in JSON: an unquoted `yes` is `true`.
-    pub name: String,
+    pub(crate) name: String,
     /// The location of the key.
-    pub location: SourceLocation,
+    pub(crate) location: SourceLocation,
     /// The value.
-    pub value: Node,
+    pub(crate) value: Node,
 }
 
 /// A scalar as written, and its meaning.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ScalarNode {
+pub(crate) struct ScalarNode {
     /// The text, unescaped.
-    pub text: String,
+    pub(crate) text: String,
     /// How the scalar was quoted.
-    pub style: QuotingStyle,
+    pub(crate) style: QuotingStyle,
     /// The type and value.
-    pub value: ResolvedScalar,
+    pub(crate) value: ResolvedScalar,
 }
 
 /// How a scalar was quoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QuotingStyle {
+pub(crate) enum QuotingStyle {
     /// A block scalar with `|` or `>`: always a string.
     Literal,
     /// Unquoted: the text determines the type.
@@ -100,13 +100,13 @@ pub enum QuotingStyle {
 impl Node {
     /// Whether the value is null or empty.
     #[must_use]
-    pub fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(&self.content, Content::Scalar(scalar) if scalar.value == ResolvedScalar::Null)
     }
 
     /// The text, if the value is a string.
     #[must_use]
-    pub fn as_str(&self) -> Option<&str> {
+    pub(crate) fn as_str(&self) -> Option<&str> {
         match &self.content {
             Content::Scalar(scalar) if scalar.value == ResolvedScalar::String => Some(&scalar.text),
             Content::Mapping(_) | Content::Scalar(_) | Content::Sequence(_) => None,
@@ -115,7 +115,7 @@ impl Node {
 
     /// The value of a key in a mapping, the last one if the key is duplicate.
     #[must_use]
-    pub fn field(&self, name: &str) -> Option<&Self> {
+    pub(crate) fn field(&self, name: &str) -> Option<&Self> {
         match &self.content {
             Content::Mapping(entries) => find_entry(entries, name).map(|entry| &entry.value),
             Content::Scalar(_) | Content::Sequence(_) => None,
@@ -125,7 +125,7 @@ impl Node {
     /// The location of the value at `path` (`spec.rules[0].verbs[1]`), or of the innermost existing
     /// value on that path.
     #[must_use]
-    pub fn locate(&self, path: &str) -> &SourceLocation {
+    pub(crate) fn locate(&self, path: &str) -> &SourceLocation {
         let mut here = self;
         for step in path.split(['.', '[']) {
             let step = step.strip_suffix(']').unwrap_or(step);
@@ -144,7 +144,7 @@ impl Node {
     /// string in the place of a mapping or a list may be a secret, such as `token:SECRET` without
     /// the space.
     #[must_use]
-    pub const fn kind(&self) -> &'static str {
+    pub(crate) const fn kind(&self) -> &'static str {
         match &self.content {
             Content::Mapping(_) => "a mapping",
             Content::Sequence(_) => "a list",
@@ -159,7 +159,7 @@ impl Node {
 
     /// The value in words that follow "got": `the number 5`, `a list`. Not for secrets.
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let scalar = match &self.content {
             Content::Mapping(_) => return "a mapping".to_owned(),
             Content::Sequence(_) => return "a list".to_owned(),

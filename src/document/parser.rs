@@ -39,23 +39,27 @@ pub fn parse_all(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Vec<N
 
 /// The first document of a YAML stream.
 #[derive(Debug, Default, PartialEq)]
-pub struct FirstDocument {
+pub(crate) struct FirstDocument {
     /// The document. `None` if it is empty or missing.
-    pub document: Option<Node>,
+    pub(crate) document: Option<Node>,
     /// The location of what follows, which is not parsed.
-    pub trailing: Option<SourceLocation>,
+    pub(crate) trailing: Option<SourceLocation>,
 }
 
 /// Parses the first document of a YAML stream, like sigs.k8s.io/yaml. Anything may follow it. A
 /// text that is also JSON is still read by the rules of YAML (`3.0` is a whole number, and escapes
 /// are YAML's). `None` and an error if it cannot be parsed.
-pub fn parse_first(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<FirstDocument> {
+pub(crate) fn parse_first(
+    file: &str,
+    text: &str,
+    diagnostics: &mut Diagnostics,
+) -> Option<FirstDocument> {
     parse_first_bounded(file, text, MAX_EXPANSION, diagnostics)
 }
 
 /// Like [`parse_first`], for texts from clients: copies at most `max_expansion` for anchors,
 /// aliases and `<<`, in bytes of scalars plus one per value.
-pub fn parse_first_bounded(
+pub(crate) fn parse_first_bounded(
     file: &str,
     text: &str,
     max_expansion: usize,
@@ -94,7 +98,7 @@ pub fn parse_first_bounded(
 
 /// Parses a text that has to be one JSON value. `None` if the value is null, and `None` and an
 /// error if the text is not JSON.
-pub fn parse_json(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Node> {
+pub(crate) fn parse_json(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Node> {
     let mut builder = NodeBuilder::new(file, MAX_EXPANSION);
     let result = match serde_json::from_str::<IgnoredAny>(text) {
         Ok(IgnoredAny) => builder.read_json(text, scalar::resolve_json),

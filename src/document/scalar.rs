@@ -6,7 +6,7 @@
 
 /// The type and value of a scalar. A string's text is in [`ScalarNode`](super::node::ScalarNode).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ResolvedScalar {
+pub(crate) enum ResolvedScalar {
     /// A boolean.
     Bool(bool),
     /// A number that is not whole or not finite, or a JSON number with a point or an exponent.

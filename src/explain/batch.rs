@@ -21,20 +21,20 @@ const MAX_LINE_BYTES: u64 = 32 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchCounts {
     /// The lines that were explained.
-    pub explained: u64,
+    pub(crate) explained: u64,
     /// The lines that are not a request.
     pub failed: u64,
 }
 
 /// An explanation, and the state of a running weir if that is known.
 #[derive(Debug, Serialize)]
-pub struct ExplanationLine<'e> {
+pub(crate) struct ExplanationLine<'e> {
     /// The explanation.
     #[serde(flatten)]
-    pub explanation: &'e Explanation<'e>,
+    pub(crate) explanation: &'e Explanation<'e>,
     /// What would become of the request now.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub now: Option<Now<'e>>,
+    pub(crate) now: Option<Now<'e>>,
 }
 
 /// A line that is not a request.

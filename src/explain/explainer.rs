@@ -84,7 +84,7 @@ enum CompiledConcurrency {
 
 /// A request whose attributes have been resolved.
 #[derive(Debug)]
-pub struct ResolvedRequest<'r> {
+pub(crate) struct ResolvedRequest<'r> {
     pub(super) request: &'r ExplainRequest<'r>,
     pub(super) user: UserInfo,
     target: ResolvedTarget<'r>,
@@ -99,24 +99,24 @@ enum ResolvedTarget<'r> {
 
 /// The explanation of a request. A field that has no meaning for the request is `None`.
 #[derive(Debug, Serialize)]
-pub struct Explanation<'e> {
+pub(crate) struct Explanation<'e> {
     /// The attributes.
-    pub request_info: Option<RequestInfoReport<'e>>,
+    pub(crate) request_info: Option<RequestInfoReport<'e>>,
     /// The schema, the level and the flow.
-    pub flow_schema_match: Option<FlowSchemaMatchReport<'e>>,
+    pub(crate) flow_schema_match: Option<FlowSchemaMatchReport<'e>>,
     /// The queues of the flow.
-    pub shuffle_shard: Option<ShuffleShardReport>,
+    pub(crate) shuffle_shard: Option<ShuffleShardReport>,
     /// The seats.
-    pub work_estimate: Option<WorkEstimateReport<'e>>,
+    pub(crate) work_estimate: Option<WorkEstimateReport<'e>>,
     /// The level.
-    pub priority_level: Option<&'e LevelAtRest>,
+    pub(crate) priority_level: Option<&'e LevelAtRest>,
     /// The counter of max-in-flight, in place of the level.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_in_flight: Option<MaxInFlightReport>,
+    pub(crate) max_in_flight: Option<MaxInFlightReport>,
     /// The event limits. `None` without any.
-    pub event_limits: Option<Vec<EventLimitCharge<'e>>>,
+    pub(crate) event_limits: Option<Vec<EventLimitCharge<'e>>>,
     /// The client limits. `None` without any.
-    pub client_limits: Option<Vec<ClientRuleCharge<'e>>>,
+    pub(crate) client_limits: Option<Vec<ClientRuleCharge<'e>>>,
     /// What becomes of the request if no other request is there.
     pub(crate) at_rest: Prediction,
 }
@@ -126,7 +126,7 @@ impl<'r> ResolvedRequest<'r> {
     ///
     /// # Errors
     /// The request has neither `method` and `url` nor `request_info`, or both.
-    pub fn new(request: &'r ExplainRequest<'r>) -> Result<Self, &'static str> {
+    pub(crate) fn new(request: &'r ExplainRequest<'r>) -> Result<Self, &'static str> {
         let target = match (&request.method, &request.url, &request.request_info) {
             (None, None, Some(info)) => ResolvedTarget::Given(info),
             (Some(method), Some(url), None) => match RequestInfo::parse(method, &url.0) {
@@ -180,7 +180,7 @@ impl Explainer {
 
     /// Explains a request.
     #[must_use]
-    pub fn explain<'e>(&'e self, resolved: &'e ResolvedRequest<'e>) -> Explanation<'e> {
+    pub(crate) fn explain<'e>(&'e self, resolved: &'e ResolvedRequest<'e>) -> Explanation<'e> {
         let ResolvedRequest {
             request,
             user,

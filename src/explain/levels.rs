@@ -18,25 +18,24 @@ const NO_DEMAND: DemandPeriod = DemandPeriod {
 
 /// A priority level without requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "named as in `concurrency_allocation`")]
-pub struct LevelAtRest {
+pub(crate) struct LevelAtRest {
     pub name: String,
     /// `Exempt`, `Queue` or `Reject`.
     pub kind: &'static str,
-    pub nominal_cl: u32,
-    pub min_cl: u32,
-    pub max_cl: u32,
-    pub current_cl: u32,
+    pub(crate) nominal_cl: u32,
+    pub(crate) min_cl: u32,
+    pub(crate) max_cl: u32,
+    pub(crate) current_cl: u32,
     /// The most seats of a request. 0 without a bound.
-    pub max_seats: u32,
-    pub queues: usize,
-    pub hand_size: usize,
-    pub queue_length_limit: usize,
+    pub(crate) max_seats: u32,
+    pub(crate) queues: usize,
+    pub(crate) hand_size: usize,
+    pub(crate) queue_length_limit: usize,
 }
 
 /// The levels of a matcher, in its order, after their seats were divided.
 #[must_use]
-pub fn levels_at_rest(matcher: &Matcher, server_concurrency_limit: u32) -> Vec<LevelAtRest> {
+pub(crate) fn levels_at_rest(matcher: &Matcher, server_concurrency_limit: u32) -> Vec<LevelAtRest> {
     let mut concurrency = ConcurrencyLimits::new(server_concurrency_limit);
     let specs = matcher.levels().iter().map(|level| level.spec.clone());
     // Levels whose seats cannot be divided keep none, as in the controller.

@@ -1,6 +1,6 @@
 //! Explains what the policies of a configuration decide about a request, without sending it.
 //!
-//! An [`Explainer`] is built from the objects and limits that `weir serve` would use. It runs the
+//! An [`Explainer`](explainer::Explainer) is built from the objects and limits that `weir serve` would use. It runs the
 //! same parser, matcher, estimator and allocation of seats as the proxy, and none of its state:
 //! there are no queues, no buckets and no clock. "At rest" means that no other request is there.
 //!
@@ -21,11 +21,11 @@
 
 pub mod batch;
 pub mod explainer;
-pub mod levels;
-pub mod now;
-pub mod rate_limits;
-pub mod report;
-pub mod request;
+pub(crate) mod levels;
+pub(crate) mod now;
+pub(crate) mod rate_limits;
+pub(crate) mod report;
+pub(crate) mod request;
 #[cfg(test)]
 mod tests;
-pub mod tree;
+pub(crate) mod tree;

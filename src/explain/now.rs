@@ -25,24 +25,24 @@ pub struct LevelsNow {
 
 /// A queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct QueueNow {
+pub(crate) struct QueueNow {
     /// The index in the level.
-    pub index: usize,
+    pub(crate) index: usize,
     /// The requests that wait in it.
-    pub waiting: usize,
+    pub(crate) waiting: usize,
     /// Its requests that execute.
-    pub executing: usize,
+    pub(crate) executing: usize,
 }
 
 /// What would become of a request now.
 #[derive(Debug, Serialize)]
-pub struct Now<'n> {
+pub(crate) struct Now<'n> {
     /// The level, or the counter of max-in-flight.
     pub(crate) level: Option<RunningLevel<'n>>,
     /// The queues of the request's hand.
-    pub queues: Vec<QueueNow>,
+    pub(crate) queues: Vec<QueueNow>,
     /// The rate limits that the request is charged to.
-    pub rate_limits: Vec<RateLimitNow<'n>>,
+    pub(crate) rate_limits: Vec<RateLimitNow<'n>>,
     /// What would become of it, apart from rate limits.
     #[serde(flatten)]
     pub(crate) outcome: Prediction,
@@ -50,30 +50,29 @@ pub struct Now<'n> {
 
 /// A level.
 #[derive(Clone, Copy, Debug, Serialize)]
-#[expect(missing_docs, reason = "as in `LevelStatus`")]
-pub struct LevelNow<'n> {
-    pub name: &'n str,
-    pub current_cl: Option<u32>,
+pub(crate) struct RunningLevel<'n> {
+    pub(crate) name: &'n str,
+    pub(crate) current_cl: Option<u32>,
     pub seats_in_use: u64,
-    pub executing: u64,
-    pub waiting: u64,
+    pub(crate) executing: u64,
+    pub(crate) waiting: u64,
 }
 
 /// A rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct RateLimitNow<'n> {
+pub(crate) struct RateLimitNow<'n> {
     /// `EventRateLimit/TYPE` or `clientLimits/NAME`.
-    pub name: &'n str,
+    pub(crate) name: &'n str,
     /// Its rejections since the start.
     pub rejected: u64,
     /// Those of the request's key, if it is one of the keys with the most rejections.
-    pub rejected_of_key: Option<u64>,
+    pub(crate) rejected_of_key: Option<u64>,
 }
 
 impl LevelsNow {
     /// From `/status.json` and the dump of queues.
     #[must_use]
-    pub fn new(status: StatusSnapshot, dump_queues: &str) -> Self {
+    pub(crate) fn new(status: StatusSnapshot, dump_queues: &str) -> Self {
         let mut queues: HashMap<String, Vec<QueueNow>> = HashMap::new();
         for line in dump_queues.lines().skip(1) {
             let mut cells = line.split(',').map(str::trim);
@@ -93,7 +92,7 @@ impl LevelsNow {
 
     /// What would become of the explained request now.
     #[must_use]
-    pub fn explain<'n>(&'n self, explanation: &Explanation<'_>) -> Now<'n> {
+    pub(crate) fn explain<'n>(&'n self, explanation: &Explanation<'_>) -> Now<'n> {
         let name = match (&explanation.flow_schema_match, &explanation.max_in_flight) {
             (Some(found), _) => Some(found.priority_level),
             (None, Some(counter)) => Some(counter.kind),

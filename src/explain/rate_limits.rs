@@ -33,7 +33,7 @@ use crate::throttling::token_bucket::Rate;
 
 /// The rate limits of a configuration.
 #[derive(Debug)]
-pub struct RateLimitRules {
+pub(crate) struct RateLimitRules {
     events: Option<EventRateLimitConfig>,
     clients: Vec<ClientLimitRule>,
     client_matchers: Policies,
@@ -41,9 +41,9 @@ pub struct RateLimitRules {
 
 /// An event limit that the request is charged to.
 #[derive(Clone, Debug, Serialize)]
-pub struct EventLimitCharge<'e> {
+pub(crate) struct EventLimitCharge<'e> {
     /// The position in the configuration.
-    pub limit: usize,
+    pub(crate) limit: usize,
     /// The type of the limit.
     pub r#type: &'static str,
     /// Events per second and bucket.
@@ -51,59 +51,59 @@ pub struct EventLimitCharge<'e> {
     /// The capacity of a bucket.
     pub burst: u32,
     /// The key of the bucket. `None` if it is not known.
-    pub key: Option<RequestBytes<'e>>,
+    pub(crate) key: Option<RequestBytes<'e>>,
     /// What is needed to know the key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub needs: Option<&'static str>,
+    pub(crate) needs: Option<&'static str>,
 }
 
 /// A rule of `clientLimits` that matches the request.
 #[derive(Clone, Debug, Serialize)]
-pub struct ClientRuleCharge<'e> {
+pub(crate) struct ClientRuleCharge<'e> {
     /// The rule's name.
-    pub rule: &'e str,
+    pub(crate) rule: &'e str,
     /// The client. `None` if it is not known.
-    pub client: Option<RequestBytes<'static>>,
+    pub(crate) client: Option<RequestBytes<'static>>,
     /// What is needed to know the client.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub needs: Option<&'static str>,
+    pub(crate) needs: Option<&'static str>,
     /// Whether the rule only counts.
-    pub dry_run: bool,
+    pub(crate) dry_run: bool,
     /// The longest delay in seconds of a request above a limit. `None`: it is rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_delay_s: Option<f64>,
+    pub(crate) max_delay_s: Option<f64>,
     /// The limits of the rule that the request is charged to.
-    pub limits: Vec<ClientLimitCharge>,
+    pub(crate) limits: Vec<ClientLimitCharge>,
 }
 
 /// A limit of a rule.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct ClientLimitCharge {
+pub(crate) struct ClientLimitCharge {
     /// The name in the configuration.
-    pub limit: &'static str,
+    pub(crate) limit: &'static str,
     /// What shares the limit.
-    pub per: &'static str,
+    pub(crate) per: &'static str,
     /// Requests per second.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub qps: Option<f64>,
+    pub(crate) qps: Option<f64>,
     /// The capacity of the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub burst: Option<f64>,
+    pub(crate) burst: Option<f64>,
     /// The most concurrent requests.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub concurrent: Option<u32>,
+    pub(crate) concurrent: Option<u32>,
     /// The backoff after a first failure, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub base_s: Option<f64>,
+    pub(crate) base_s: Option<f64>,
     /// The longest backoff, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_s: Option<f64>,
+    pub(crate) max_s: Option<f64>,
 }
 
 impl ClientRuleCharge<'_> {
     /// Whether the rule rejects every request: a rate of 0.
     #[must_use]
-    pub fn blocks(&self) -> bool {
+    pub(crate) fn blocks(&self) -> bool {
         let is_block = |limit: &ClientLimitCharge| limit.qps == Some(0.0);
         !self.dry_run && self.limits.iter().any(is_block)
     }
@@ -112,7 +112,7 @@ impl ClientRuleCharge<'_> {
 impl RateLimitRules {
     /// Compiles the rules.
     #[must_use]
-    pub fn new(config: RateLimitsConfig) -> Self {
+    pub(crate) fn new(config: RateLimitsConfig) -> Self {
         let RateLimitsConfig { events, clients } = config;
         Self {
             client_matchers: Policies::new(clients.iter().map(|rule| &rule.rules[..])),

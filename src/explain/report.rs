@@ -18,7 +18,7 @@ use crate::request_info::RequestInfo;
 
 /// Bytes of a request: text, or `{"hex": "..."}` if they are not UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestBytes<'b>(pub Cow<'b, [u8]>);
+pub(crate) struct RequestBytes<'b>(pub(crate) Cow<'b, [u8]>);
 
 impl Serialize for RequestBytes<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
@@ -55,7 +55,7 @@ impl Serialize for HexText<'_> {
 
 /// A request's attributes, or why it has none.
 #[derive(Debug)]
-pub enum RequestInfoReport<'e> {
+pub(crate) enum RequestInfoReport<'e> {
     /// Go's HTTP server rejects the request.
     HttpError,
     /// The attributes, and the error of a request that kube-apiserver cannot resolve.
@@ -115,12 +115,12 @@ impl Serialize for PathParts<'_> {
 
 /// A schema that was tried.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct TriedSchema<'e> {
+pub(crate) struct TriedSchema<'e> {
     /// The schema's name.
-    pub flow_schema: &'e str,
+    pub(crate) flow_schema: &'e str,
     /// The check that failed. `None`: the schema matches.
     #[serde(serialize_with = "serialize_mismatch")]
-    pub mismatch: Option<Mismatch>,
+    pub(crate) mismatch: Option<Mismatch>,
 }
 
 fn serialize_mismatch<S: Serializer>(
@@ -132,16 +132,16 @@ fn serialize_mismatch<S: Serializer>(
 
 /// The schemas that were tried, in their order.
 #[derive(Clone, Debug)]
-pub struct TriedSchemas<'e> {
+pub(crate) struct TriedSchemas<'e> {
     /// All schemas.
-    pub schemas: &'e [CompiledSchema],
+    pub(crate) schemas: &'e [CompiledSchema],
     /// The mismatches of the first of them.
-    pub mismatches: Vec<Mismatch>,
+    pub(crate) mismatches: Vec<Mismatch>,
 }
 
 impl<'e> TriedSchemas<'e> {
     /// Up to the schema that matches, or all of them.
-    pub fn iter(&self) -> impl Iterator<Item = TriedSchema<'e>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = TriedSchema<'e>> {
         let mismatches = self.mismatches.iter().copied().map(Some).chain([None]);
         let tried = self.schemas.iter().zip(mismatches);
         tried.map(|(schema, mismatch)| TriedSchema {
@@ -152,7 +152,7 @@ impl<'e> TriedSchemas<'e> {
 
     /// Whether no schema matches, so that the request belongs to the catch-all schema.
     #[must_use]
-    pub const fn none_matches(&self) -> bool {
+    pub(crate) const fn none_matches(&self) -> bool {
         self.mismatches.len() == self.schemas.len()
     }
 }
@@ -165,22 +165,22 @@ impl Serialize for TriedSchemas<'_> {
 
 /// The schema, the level and the flow of a request.
 #[derive(Debug, Serialize)]
-pub struct FlowSchemaMatchReport<'e> {
+pub(crate) struct FlowSchemaMatchReport<'e> {
     /// The schema.
-    pub flow_schema: &'e str,
+    pub(crate) flow_schema: &'e str,
     /// Its level.
-    pub priority_level: &'e str,
+    pub(crate) priority_level: &'e str,
     /// Whether the level is exempt.
-    pub exempt: bool,
+    pub(crate) exempt: bool,
     /// What distinguishes the flow within the schema. Empty if nothing does.
-    pub flow_distinguisher: RequestBytes<'e>,
+    pub(crate) flow_distinguisher: RequestBytes<'e>,
     /// The number of the level's queues.
-    pub queues: usize,
+    pub(crate) queues: usize,
     /// The flow hash.
     #[serde(serialize_with = "serialize_as_text")]
-    pub hash: u64,
+    pub(crate) hash: u64,
     /// The schemas that were tried.
-    pub tried: TriedSchemas<'e>,
+    pub(crate) tried: TriedSchemas<'e>,
 }
 
 fn serialize_as_text<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::Error> {
@@ -189,13 +189,13 @@ fn serialize_as_text<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<
 
 /// The queues that a flow is dealt.
 #[derive(Clone, Copy, Debug)]
-pub struct ShuffleShardReport {
+pub(crate) struct ShuffleShardReport {
     /// The flow hash.
-    pub hash: u64,
+    pub(crate) hash: u64,
     /// The sizes of the deck and the hand.
-    pub dealer: Dealer,
+    pub(crate) dealer: Dealer,
     /// The queues, in the order of the deal.
-    pub hand: Hand,
+    pub(crate) hand: Hand,
 }
 
 impl Serialize for ShuffleShardReport {
@@ -230,17 +230,17 @@ impl<T: fmt::Display> Serialize for DisplayText<T> {
 
 /// The seats of a request, and what they were estimated from.
 #[derive(Debug)]
-pub struct WorkEstimateReport<'e> {
+pub(crate) struct WorkEstimateReport<'e> {
     /// The request.
-    pub info: &'e RequestInfo<'e>,
+    pub(crate) info: &'e RequestInfo<'e>,
     /// The estimate.
-    pub work: WorkEstimate,
+    pub(crate) work: WorkEstimate,
     /// Whether the number of objects was looked up. It is the given one.
-    pub object_count_consulted: bool,
+    pub(crate) object_count_consulted: bool,
     /// The number of objects, if it is given.
-    pub object_count: Option<u64>,
+    pub(crate) object_count: Option<u64>,
     /// Whether the number of watches was looked up. It is the given one.
-    pub watch_count_consulted: bool,
+    pub(crate) watch_count_consulted: bool,
 }
 
 impl Serialize for WorkEstimateReport<'_> {
@@ -282,25 +282,25 @@ impl Serialize for ResourceKey<'_> {
 
 /// The counter of max-in-flight that a request counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MaxInFlightReport {
+pub(crate) struct MaxInFlightReport {
     /// `readOnly` or `mutating`.
     pub kind: &'static str,
     /// The most concurrent requests. `None`: no limit.
-    pub limit: Option<u32>,
+    pub(crate) limit: Option<u32>,
     /// Whether the request passes a full limiter: `system:masters`.
-    pub exempt: bool,
+    pub(crate) exempt: bool,
 }
 
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Prediction {
     /// `execute`, `queue`, `reject` or `unknown`.
-    pub outcome: &'static str,
+    pub(crate) outcome: &'static str,
     /// The status code of weir's own response.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub code: Option<u16>,
+    pub(crate) code: Option<u16>,
     /// The reason, in words.
-    pub reason: Cow<'static, str>,
+    pub(crate) reason: Cow<'static, str>,
 }
 
 impl Prediction {

@@ -29,37 +29,37 @@ const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 #[expect(missing_docs, reason = "named as in requests")]
 pub struct ExplainRequest<'r> {
     #[serde(borrow)]
-    pub method: Option<Cow<'r, str>>,
+    pub(crate) method: Option<Cow<'r, str>>,
     /// The target of the request line.
     #[serde(borrow)]
-    pub url: Option<RequestUrl<'r>>,
+    pub(crate) url: Option<RequestUrl<'r>>,
     /// In place of `method` and `url`: what schemas match.
-    pub request_info: Option<GivenRequestInfo>,
+    pub(crate) request_info: Option<GivenRequestInfo>,
     /// Anonymous if not given.
     pub user: Option<String>,
     /// Those of the user's name if not given: see [`ExplainRequest::user_info`].
-    pub groups: Option<Vec<String>>,
+    pub(crate) groups: Option<Vec<String>>,
     pub uid: String,
     pub extra: BTreeMap<String, Vec<String>>,
-    pub user_agent: Option<String>,
-    pub source_address: Option<IpAddr>,
-    pub content_type: Option<String>,
-    pub body: Option<Cow<'r, str>>,
+    pub(crate) user_agent: Option<String>,
+    pub(crate) source_address: Option<IpAddr>,
+    pub(crate) content_type: Option<String>,
+    pub(crate) body: Option<Cow<'r, str>>,
     /// The number of objects of the resource, for lists.
-    pub object_count: Option<u64>,
+    pub(crate) object_count: Option<u64>,
     /// Bytes in storage; 0 if unknown.
-    pub average_object_size_bytes: u64,
+    pub(crate) average_object_size_bytes: u64,
     /// The number of watches that receive the write.
-    pub watch_count: usize,
+    pub(crate) watch_count: usize,
     /// The most seats of a request, in place of the level's own bound. 0: no bound.
     pub max_seats: Option<u32>,
     /// Whether kube-apiserver answers consistent lists from its watch cache. It does if not given.
-    pub consistent_read_supported: Option<bool>,
+    pub(crate) consistent_read_supported: Option<bool>,
 }
 
 /// The target of a request line. It need not be UTF-8: JSON has it as text or as `{"hex": "..."}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestUrl<'r>(pub Cow<'r, [u8]>);
+pub(crate) struct RequestUrl<'r>(pub(crate) Cow<'r, [u8]>);
 
 /// The attributes of a request that flow schemas match.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -67,18 +67,18 @@ pub struct RequestUrl<'r>(pub Cow<'r, [u8]>);
 #[expect(missing_docs, reason = "as the methods of `RequestInfo` explain")]
 pub struct GivenRequestInfo {
     pub is_resource_request: bool,
-    pub path: String,
+    pub(crate) path: String,
     #[serde(deserialize_with = "deserialize_verb")]
-    pub verb: GivenVerb,
-    pub api_group: String,
+    pub(crate) verb: GivenVerb,
+    pub(crate) api_group: String,
     pub resource: String,
-    pub subresource: String,
+    pub(crate) subresource: String,
     pub namespace: String,
 }
 
 /// A verb as in an audit event.
 #[derive(Clone, Debug)]
-pub struct GivenVerb(pub Verb);
+pub(crate) struct GivenVerb(pub(crate) Verb);
 
 impl Default for GivenVerb {
     fn default() -> Self {
@@ -97,7 +97,7 @@ impl ExplainRequest<'_> {
     /// kube-apiserver adds by name: for a service account those of its namespace, and
     /// `system:authenticated` for everyone but the anonymous user.
     #[must_use]
-    pub fn user_info(&self) -> UserInfo {
+    pub(crate) fn user_info(&self) -> UserInfo {
         let Some(name) = &self.user else {
             let anonymous = UserInfo::anonymous();
             return UserInfo {
@@ -126,7 +126,7 @@ impl ExplainRequest<'_> {
 
     /// Adds the group of every authenticated user to the given groups, unless it or that of
     /// unauthenticated users is among them.
-    pub fn authenticate(&mut self) {
+    pub(crate) fn authenticate(&mut self) {
         let (Some(name), Some(groups)) = (&self.user, &mut self.groups) else {
             return;
         };

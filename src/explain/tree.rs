@@ -21,7 +21,7 @@ use crate::flowcontrol::matching::Mismatch;
 use crate::request_info::RequestInfo;
 
 /// The width of a tree in characters.
-pub const WIDTH: usize = 80;
+pub(crate) const WIDTH: usize = 80;
 
 /// The least width of text, however deep it is.
 const MIN_TEXT_WIDTH: usize = 20;
@@ -49,7 +49,7 @@ impl Branch {
 
 /// The tree of an explanation. `dangling` are the schemas that are left out.
 #[must_use]
-pub fn render(
+pub(crate) fn render(
     resolved: &ResolvedRequest<'_>,
     explanation: &Explanation<'_>,
     dangling: &[String],

@@ -20,7 +20,7 @@ use crate::identity::token_hash::TokenHash;
 const GENERATION_SIZE: usize = 8192;
 
 /// Tokens that the upstream has accepted.
-pub struct AcceptedTokens {
+pub(crate) struct AcceptedTokens {
     /// Locked for a lookup or an insertion only.
     hashes: Mutex<GenerationalMap<()>>,
 }
@@ -36,12 +36,12 @@ impl Default for AcceptedTokens {
 impl AcceptedTokens {
     /// Whether the upstream has accepted the token.
     #[must_use]
-    pub fn contains(&self, token_hash: TokenHash) -> bool {
+    pub(crate) fn contains(&self, token_hash: TokenHash) -> bool {
         self.lock_hashes().get(token_hash).is_some()
     }
 
     /// Records whether the upstream accepted the token.
-    pub fn record(&self, token_hash: TokenHash, accepted: bool) {
+    pub(crate) fn record(&self, token_hash: TokenHash, accepted: bool) {
         let mut hashes = self.lock_hashes();
         if !accepted {
             hashes.remove(token_hash);

@@ -19,7 +19,7 @@ use http::header::SEC_WEBSOCKET_PROTOCOL;
 
 /// The prefix of a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
-pub const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
+pub(crate) const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The longest token that is parsed or reviewed, in bytes. Kubernetes' own tokens have 1 to 2 KiB.
 /// An OIDC token with hundreds of groups has some tens of KiB.
@@ -37,7 +37,7 @@ pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
 
 /// The credential in a request's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BearerCredential<'a> {
+pub(crate) enum BearerCredential<'a> {
     /// No credential.
     None,
     /// A credential of an unknown form: another scheme, or a subprotocol that is not a token.
@@ -52,7 +52,7 @@ pub enum BearerCredential<'a> {
 /// The credential of a request with `headers` and the protocol of its `Upgrade`. A subprotocol
 /// counts only for a WebSocket.
 #[must_use]
-pub fn bearer_credential<'a>(
+pub(crate) fn bearer_credential<'a>(
     headers: &'a HeaderMap,
     upgrade: Option<&HeaderValue>,
 ) -> BearerCredential<'a> {

@@ -18,15 +18,15 @@
 //! | 2 | `accepted_tokens` `impersonation` |
 //! | 3 | `tokens` |
 
-pub mod accepted_tokens;
-pub mod bearer_token;
-pub mod client_certificate;
+pub(crate) mod accepted_tokens;
+pub(crate) mod bearer_token;
+pub(crate) mod client_certificate;
 mod generational_map;
 pub mod impersonation;
 pub mod jwt;
 pub mod request_header;
 pub mod review_queue;
-pub mod token_hash;
+pub(crate) mod token_hash;
 pub mod tokens;
 pub mod transport;
 
@@ -62,14 +62,14 @@ use crate::identity::tokens::TokenOutcome;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::source_network::source_network;
 
-pub use accepted_tokens::AcceptedTokens;
-pub use bearer_token::WEBSOCKET_BEARER_PREFIX;
-pub use client_certificate::CertificateError;
-pub use client_certificate::CertificateVerifier;
-pub use client_certificate::PeerCertificate;
-pub use impersonation::authorizer::ImpersonationAuthorizer;
-pub use request_header::FrontProxyAuthenticator;
-pub use token_hash::TokenHash;
+pub(crate) use accepted_tokens::AcceptedTokens;
+pub(crate) use bearer_token::WEBSOCKET_BEARER_PREFIX;
+pub(crate) use client_certificate::CertificateError;
+pub(crate) use client_certificate::CertificateVerifier;
+pub(crate) use client_certificate::PeerCertificate;
+pub(crate) use impersonation::authorizer::ImpersonationAuthorizer;
+pub(crate) use request_header::FrontProxyAuthenticator;
+pub(crate) use token_hash::TokenHash;
 pub use tokens::TokenAuthenticator;
 pub use tokens::token_file::TokenFile;
 
@@ -91,26 +91,26 @@ pub struct Authentication {
     /// The user that the limits apply to.
     pub user: Arc<UserInfo>,
     /// The credential that authenticated the request. It determines how the request is forwarded.
-    pub credential: RequestCredential,
+    pub(crate) credential: RequestCredential,
     /// The hash of the token, or of another value of `Authorization`. `None` if the upstream's
     /// response says nothing about it.
-    pub token_hash: Option<TokenHash>,
+    pub(crate) token_hash: Option<TokenHash>,
     /// When the user was determined. For a result that was only looked up: when the request
     /// arrived.
-    pub authenticated_at: Instant,
+    pub(crate) authenticated_at: Instant,
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// An authentication, in most cases complete at once. Only a token that has to be verified takes
 /// the boxed variant, so that other requests do not pay for its size.
-pub type AuthenticationFuture<'a> = Either<
+pub(crate) type AuthenticationFuture<'a> = Either<
     Ready<AuthenticationResult>,
     Pin<Box<dyn Future<Output = AuthenticationResult> + Send + 'a>>,
 >;
 
 /// The user of a request, or why the request is rejected.
-pub type AuthenticationResult = Result<Authentication, AuthenticationError>;
+pub(crate) type AuthenticationResult = Result<Authentication, AuthenticationError>;
 
 fn immediate<'a>(resolved: AuthenticationResult) -> AuthenticationFuture<'a> {
     Either::Left(ready(resolved))
@@ -118,7 +118,7 @@ fn immediate<'a>(resolved: AuthenticationResult) -> AuthenticationFuture<'a> {
 
 /// The credential that a request carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestCredential {
+pub(crate) enum RequestCredential {
     /// A certificate that the client CA signed. It is not forwarded: weir asserts the user to the
     /// upstream.
     Certificate,
@@ -145,7 +145,7 @@ pub enum AuthenticationError {
 }
 
 /// The user that a front proxy asserts; `None` if the client is not a front proxy or names no user.
-pub type AssertedIdentity = Result<Option<UserInfo>, CertificateError>;
+pub(crate) type AssertedIdentity = Result<Option<UserInfo>, CertificateError>;
 
 /// What is known about the client and its connection when a request arrives.
 #[derive(Clone, Copy, Debug)]
@@ -226,7 +226,7 @@ impl RequestAuthenticator {
     /// accepted any more; the others keep what is known about them. Call
     /// [`announce_trust`](Self::announce_trust) once all requests come to the new authenticator.
     #[must_use]
-    pub fn rebuild(
+    pub(crate) fn rebuild(
         &self,
         mut front_proxies: Option<FrontProxyAuthenticator>,
         certificate_verifier: Option<CertificateVerifier>,
@@ -259,32 +259,32 @@ impl RequestAuthenticator {
     /// Announces to all connections which client certificates this authenticator trusts. Those
     /// whose certificate gave an identity under the CAs before, and gives none now, are closed
     /// within [`TRUST_LOSS_TIMEOUT`](client_certificate::trust::TRUST_LOSS_TIMEOUT).
-    pub fn announce_trust(&self) {
+    pub(crate) fn announce_trust(&self) {
         self.trust_publisher.publish(&self.trust);
     }
 
     /// Observes which client certificates are trusted, for a new connection.
     #[must_use]
-    pub fn trust_observer(&self) -> TrustObserver<ClientTrust> {
+    pub(crate) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
         self.trust_publisher.observer()
     }
 
     /// Verifies tokens that are in no file.
     #[must_use]
-    pub const fn token_authenticator(&self) -> &Arc<TokenAuthenticator> {
+    pub(crate) const fn token_authenticator(&self) -> &Arc<TokenAuthenticator> {
         &self.token_authenticator
     }
 
     /// The tokens whose requests may share connections.
     #[must_use]
-    pub fn accepted_tokens(&self) -> &AcceptedTokens {
+    pub(crate) fn accepted_tokens(&self) -> &AcceptedTokens {
         self.token_authenticator.accepted_tokens()
     }
 
     /// Whether the API server has accepted the request's credential, or the user is authenticated by
     /// a certificate or front proxy.
     #[must_use]
-    pub fn is_verified(&self, authentication: &Authentication) -> bool {
+    pub(crate) fn is_verified(&self, authentication: &Authentication) -> bool {
         match authentication.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy => true,
             RequestCredential::ReviewedToken
@@ -306,7 +306,7 @@ impl RequestAuthenticator {
     /// # Errors
     /// The client presented a certificate that is not a valid front proxy certificate. If another
     /// authenticator accepts the request, the error has no effect.
-    pub fn asserted_user(
+    pub(crate) fn asserted_user(
         &self,
         client: ClientContext<'_>,
         headers: &HeaderMap,
@@ -476,7 +476,7 @@ impl RequestAuthenticator {
     }
 
     /// Records that the upstream answered 401 to a request with this token.
-    pub fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
+    pub(crate) fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
         self.token_authenticator
             .record_unauthorized(token_hash, now);
     }

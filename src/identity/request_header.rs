@@ -44,7 +44,7 @@ impl FrontProxyAuthenticator {
     /// Trusts front proxies whose certificates `verifier` accepts, with a common name of
     /// `allowed_names` (any, if empty).
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         verifier: CertificateVerifier,
         allowed_names: Vec<String>,
         headers: Arc<IdentityHeaders>,
@@ -98,7 +98,7 @@ impl IdentityHeaders {
     /// Whether this could be read as an identity header. Underscores count as dashes, since a later
     /// hop may treat them as such.
     #[must_use]
-    pub fn is_identity_header(&self, name: &HeaderName) -> bool {
+    pub(crate) fn is_identity_header(&self, name: &HeaderName) -> bool {
         let mapped;
         let name = if name.as_str().contains('_') {
             mapped = name.as_str().replace('_', "-");
@@ -118,7 +118,7 @@ impl IdentityHeaders {
     }
 
     /// Removes every header that could be read as an identity header.
-    pub fn remove_from(&self, headers: &mut HeaderMap) {
+    pub(crate) fn remove_from(&self, headers: &mut HeaderMap) {
         remove_where(headers, |name| self.is_identity_header(name));
     }
 
@@ -127,7 +127,10 @@ impl IdentityHeaders {
     ///
     /// # Errors
     /// [`CertificateError::InvalidProxyHeaders`] if a value is not UTF-8.
-    pub fn parse_user(&self, headers: &HeaderMap) -> Result<Option<UserInfo>, CertificateError> {
+    pub(crate) fn parse_user(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<Option<UserInfo>, CertificateError> {
         let Some(name) = first_value(headers, &self.username)? else {
             return Ok(None);
         };

@@ -12,7 +12,7 @@ use crate::api::UserInfo;
 ///
 /// Impersonation uses it for users and permissions, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TokenHash(u128);
+pub(crate) struct TokenHash(u128);
 
 impl TokenHash {
     #[cfg(test)]
@@ -33,20 +33,20 @@ impl TokenHash {
     /// The user of a request with this token if the token is not verified: anonymous, with a flow
     /// of its own for each token.
     #[must_use]
-    pub fn unverified_user(self) -> UserInfo {
+    pub(crate) fn unverified_user(self) -> UserInfo {
         UserInfo::unverified(format!("token:{:032x}", self.0))
     }
 }
 
 /// Hashes tokens with a random key.
-pub struct TokenHasher(hmac::Key);
+pub(crate) struct TokenHasher(hmac::Key);
 
 impl TokenHasher {
     /// A hasher with a new random key.
     ///
     /// # Errors
     /// The system's random generator fails.
-    pub fn new() -> Result<Self, String> {
+    pub(crate) fn new() -> Result<Self, String> {
         hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
             .map(Self)
             .map_err(|_| "the system has no randomness to give".to_owned())
@@ -54,7 +54,7 @@ impl TokenHasher {
 
     /// The hash of a credential.
     #[must_use]
-    pub fn hash(&self, credential: &[u8]) -> TokenHash {
+    pub(crate) fn hash(&self, credential: &[u8]) -> TokenHash {
         let tag = hmac::sign(&self.0, credential);
         let half = tag.as_ref().first_chunk().copied().unwrap_or_default();
         TokenHash(u128::from_le_bytes(half))

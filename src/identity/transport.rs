@@ -13,9 +13,9 @@ use rustls_pki_types::TrustAnchor;
 #[derive(Clone, Debug)]
 pub struct RemoteRequest {
     /// The path of the URL.
-    pub path: &'static str,
+    pub(crate) path: &'static str,
     /// The object for a `POST`. `None` makes the request a `GET`.
-    pub body: Option<Bytes>,
+    pub(crate) body: Option<Bytes>,
 }
 
 /// A response of any status.
@@ -32,7 +32,7 @@ impl RemoteResponse {
     ///
     /// # Errors
     /// [`ReviewError`] if the response does not contain the result of a review.
-    pub fn check_review_status(&self) -> Result<(), ReviewError> {
+    pub(crate) fn check_review_status(&self) -> Result<(), ReviewError> {
         match self.status {
             StatusCode::OK | StatusCode::CREATED => Ok(()),
             code @ (StatusCode::UNAUTHORIZED
@@ -46,7 +46,7 @@ impl RemoteResponse {
 
 /// Why a review has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReviewError {
+pub(crate) enum ReviewError {
     /// weir may not create reviews: its credentials are not valid, they lack the permission
     /// (`system:auth-delegator`), or the API server does not have the resource.
     NotPermitted(StatusCode),
@@ -59,7 +59,7 @@ pub type RemoteFuture = Pin<Box<dyn Future<Output = Result<RemoteResponse, Remot
 
 /// Why there is no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteError(pub String);
+pub struct RemoteError(pub(crate) String);
 
 impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,7 +80,7 @@ pub trait ApiTransport: fmt::Debug + Send + Sync {
 }
 
 /// Fetches the keys that issuers publish.
-pub trait UrlFetcher: fmt::Debug + Send + Sync {
+pub(crate) trait UrlFetcher: fmt::Debug + Send + Sync {
     /// Gets `url` without credentials. Completes within seconds, with a response or an error.
     fn get(&self, url: &str) -> RemoteFuture;
 

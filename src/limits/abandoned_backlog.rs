@@ -69,7 +69,7 @@ struct RequesterBacklog {
 
 /// An abandoned request that the API server may still execute, until dropped.
 #[derive(Debug)]
-pub struct BacklogCharge {
+pub(crate) struct BacklogCharge {
     backlog: Arc<AbandonedBacklog>,
     requester: SlotHolder,
 }
@@ -78,7 +78,7 @@ pub struct BacklogCharge {
 /// delays an administrator, and for anonymous requests behind a trusted proxy, which cannot be
 /// distinguished.
 #[must_use]
-pub fn backlog_holder(user: &UserInfo, network: Option<IpAddr>) -> Option<SlotHolder> {
+pub(crate) fn backlog_holder(user: &UserInfo, network: Option<IpAddr>) -> Option<SlotHolder> {
     SlotHolder::from_client(user, network).filter(|_| !user.in_group(GROUP_MASTERS))
 }
 
@@ -102,13 +102,13 @@ impl AbandonedBacklog {
 
     /// Whether any abandoned exempt request may still execute.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.executing.load(Ordering::Acquire) == 0
     }
 
     /// Charges `requester` for a request that it abandoned.
     #[must_use]
-    pub fn charge(self: &Arc<Self>, requester: SlotHolder) -> BacklogCharge {
+    pub(crate) fn charge(self: &Arc<Self>, requester: SlotHolder) -> BacklogCharge {
         let mut state = self.state.lock();
         self.executing.fetch_add(1, Ordering::AcqRel);
         state
@@ -131,7 +131,7 @@ impl AbandonedBacklog {
     ///
     /// # Cancel safety
     /// A request that is cancelled leaves the queue.
-    pub async fn wait(&self, requester: &SlotHolder) -> Result<bool, Rejection> {
+    pub(crate) async fn wait(&self, requester: &SlotHolder) -> Result<bool, Rejection> {
         let Some((waiting, woken)) = self.enter(requester).inspect_err(|_| self.rejected.inc())?
         else {
             return Ok(false);

@@ -64,7 +64,7 @@ impl Admission {
 
     /// Whether the request is exempt from the limiter and never rejected by it.
     #[must_use]
-    pub fn is_exempt(&self, attributes: &AdmissionAttributes<'_>) -> bool {
+    pub(crate) fn is_exempt(&self, attributes: &AdmissionAttributes<'_>) -> bool {
         match self {
             Self::Fairness(controller) => controller.is_exempt(attributes.info, attributes.user),
             Self::MaxInFlight(_) => attributes.user.in_group(GROUP_MASTERS),
@@ -93,13 +93,16 @@ enum ConcurrencyPermit {
 impl Permit {
     /// Adds the permit of the client limits.
     #[must_use]
-    pub fn with_client_limits(mut self, client_limits: Option<Box<ClientLimitPermit>>) -> Self {
+    pub(crate) fn with_client_limits(
+        mut self,
+        client_limits: Option<Box<ClientLimitPermit>>,
+    ) -> Self {
         self.client_limits = client_limits;
         self
     }
 
     /// Records the status code of the upstream's response for the client limits.
-    pub fn record_response(&mut self, code: u16) {
+    pub(crate) fn record_response(&mut self, code: u16) {
         if let Some(client_limits) = &mut self.client_limits {
             let now = Clock.now();
             client_limits.record_response(code, self.forwarded_at.unwrap_or(now), now);
@@ -107,25 +110,25 @@ impl Permit {
     }
 
     /// Records that the request is forwarded to the upstream now.
-    pub fn record_forwarding(&mut self, now: Instant) {
+    pub(crate) fn record_forwarding(&mut self, now: Instant) {
         self.forwarded_at = Some(now);
     }
 
     /// Releases the seat or slot after a protocol upgrade. The permit of the client limits, which
     /// counts tunnels too, is held to the end.
-    pub fn release_concurrency(&mut self) {
+    pub(crate) fn release_concurrency(&mut self) {
         self.concurrency = None;
     }
 
     /// Whether the permit holds a seat or slot.
     #[must_use]
-    pub const fn holds_concurrency(&self) -> bool {
+    pub(crate) const fn holds_concurrency(&self) -> bool {
         self.concurrency.is_some()
     }
 
     /// Whether API Priority and Fairness exempts the request: it takes no seat.
     #[must_use]
-    pub fn is_exempt(&self) -> bool {
+    pub(crate) fn is_exempt(&self) -> bool {
         matches!(
             &self.concurrency,
             Some(ConcurrencyPermit::Seats(admitted)) if admitted.is_exempt()
@@ -134,7 +137,7 @@ impl Permit {
 
     /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
     /// only counted. No effect if it has released them already.
-    pub fn release_watch_seats(&mut self) {
+    pub(crate) fn release_watch_seats(&mut self) {
         if let Some(ConcurrencyPermit::Seats(admitted)) = &mut self.concurrency {
             admitted.mark_initialized();
         }
@@ -142,7 +145,7 @@ impl Permit {
 
     /// The decision of API Priority and Fairness, if that is configured.
     #[must_use]
-    pub fn decision(&self) -> Option<FlowControlDecision> {
+    pub(crate) fn decision(&self) -> Option<FlowControlDecision> {
         match &self.concurrency {
             Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.decision()),
             Some(ConcurrencyPermit::Slot(_)) | None => None,
@@ -151,7 +154,7 @@ impl Permit {
 
     /// The time in a queue, if API Priority and Fairness is configured.
     #[must_use]
-    pub const fn queue_wait(&self) -> Option<Duration> {
+    pub(crate) const fn queue_wait(&self) -> Option<Duration> {
         match &self.concurrency {
             Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.queue_wait()),
             Some(ConcurrencyPermit::Slot(_)) | None => None,

@@ -98,7 +98,7 @@ impl MaxInFlight {
 
     /// Changes the limits. Requests in flight keep their slots: with a lower limit, none starts
     /// until fewer are in flight. Requests that started without a limit are not counted.
-    pub fn set_limits(&self, config: MaxInFlightConfig) {
+    pub(crate) fn set_limits(&self, config: MaxInFlightConfig) {
         let MaxInFlightConfig {
             read_only,
             mutating,
@@ -120,7 +120,7 @@ impl MaxInFlight {
     ///
     /// # Errors
     /// [`Rejection::MaxInFlight`] if all slots of its kind are in use.
-    pub fn admit(
+    pub(crate) fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
     ) -> Result<Option<InFlightPermit>, Rejection> {
@@ -149,7 +149,7 @@ impl MaxInFlight {
 
     /// The state of both kinds.
     #[must_use]
-    pub fn snapshot(&self) -> [MaxInFlightSnapshot; 2] {
+    pub(crate) fn snapshot(&self) -> [MaxInFlightSnapshot; 2] {
         [&self.read_only, &self.mutating].map(|slots| MaxInFlightSnapshot {
             kind: slots.kind,
             in_use: slots.in_use.load(Ordering::Relaxed),
@@ -171,17 +171,17 @@ impl MaxInFlight {
 
 /// The state of one request kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaxInFlightSnapshot {
+pub(crate) struct MaxInFlightSnapshot {
     /// The request kind.
-    pub kind: RequestKind,
+    pub(crate) kind: RequestKind,
     /// The number of requests that hold a slot.
-    pub in_use: u32,
+    pub(crate) in_use: u32,
     /// The number of slots; `None` if there is no limit, and nothing is counted.
-    pub limit: Option<NonZeroU32>,
+    pub(crate) limit: Option<NonZeroU32>,
     /// The number of requests that got a slot.
-    pub admitted: u64,
+    pub(crate) admitted: u64,
     /// The number of requests that were rejected.
-    pub rejected: u64,
+    pub(crate) rejected: u64,
 }
 
 /// The slots of one request kind.
@@ -220,7 +220,7 @@ impl InFlightSlots {
 
 /// One slot. Drop releases it.
 #[derive(Debug)]
-pub struct InFlightPermit(Arc<InFlightSlots>);
+pub(crate) struct InFlightPermit(Arc<InFlightSlots>);
 
 impl Drop for InFlightPermit {
     fn drop(&mut self) {

@@ -19,13 +19,13 @@ pub mod admission;
 pub mod admission_attributes;
 pub mod max_in_flight;
 pub mod rate;
-pub mod rejection;
+pub(crate) mod rejection;
 pub mod rejection_hold;
-pub mod service_times;
+pub(crate) mod service_times;
 pub mod upgrade_rate;
 
 pub use admission::Admission;
 pub use admission::Permit;
 pub use admission_attributes::AdmissionAttributes;
 pub use max_in_flight::MaxInFlight;
-pub use rejection::Rejection;
+pub(crate) use rejection::Rejection;

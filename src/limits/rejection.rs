@@ -13,7 +13,7 @@ use crate::request_info::RequestKind;
 pub const ABANDONED_REQUESTS: &str = "abandoned-requests";
 
 /// The label of the limit of unproven upgrades.
-pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
+pub(crate) const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
 
 /// The rejection of a request, with the limit that rejected it.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ const MIN_RATE_HOLD: Duration = Duration::from_millis(10);
 impl Rejection {
     /// The `Retry-After` in seconds; at least 1.
     #[must_use]
-    pub const fn retry_after(&self) -> u32 {
+    pub(crate) const fn retry_after(&self) -> u32 {
         match self {
             Self::ClientLimit(rejection) => rejection.retry_after,
             Self::EventRateLimit(rejection) => match rejection.retry_after {
@@ -78,7 +78,7 @@ impl Rejection {
     /// held one after the other. With a longer hold, the tokens of that time would not be used.
     /// When a seat or slot becomes free is unknown.
     #[must_use]
-    pub fn hold_policy(&self) -> HoldPolicy {
+    pub(crate) fn hold_policy(&self) -> HoldPolicy {
         match self {
             Self::ClientLimit(ClientLimitRejection { wait, .. })
             | Self::EventRateLimit(EventRejection { wait, .. })
@@ -106,13 +106,13 @@ impl Rejection {
     /// Whether the response has a `Retry-After`. That of EventRateLimit has none if upstream's
     /// behaviour is configured.
     #[must_use]
-    pub const fn sends_retry_after(&self) -> bool {
+    pub(crate) const fn sends_retry_after(&self) -> bool {
         !matches!(self, Self::EventRateLimit(rejection) if rejection.retry_after.is_none())
     }
 
     /// The decision of API Priority and Fairness, if that rejected the request.
     #[must_use]
-    pub fn decision(&self) -> Option<FlowControlDecision> {
+    pub(crate) fn decision(&self) -> Option<FlowControlDecision> {
         match self {
             Self::Fairness(rejection) => Some(rejection.decision()),
             Self::AbandonedBacklog
@@ -125,7 +125,7 @@ impl Rejection {
 
     /// The label of the limit; for API Priority and Fairness the reason as Kubernetes spells it.
     #[must_use]
-    pub const fn limit_label(&self) -> &'static str {
+    pub(crate) const fn limit_label(&self) -> &'static str {
         match self {
             Self::ClientLimit(_) => "client-limit",
             Self::EventRateLimit(_) => "event-rate-limit",
@@ -138,7 +138,7 @@ impl Rejection {
 
     /// The label of the limiter. API Priority and Fairness has one label for all reasons.
     #[must_use]
-    pub const fn limiter_label(&self) -> &'static str {
+    pub(crate) const fn limiter_label(&self) -> &'static str {
         match self {
             Self::Fairness(_) => "fairness",
             Self::AbandonedBacklog
@@ -151,7 +151,7 @@ impl Rejection {
 
     /// What classified the request. Together with its user it is the flow.
     #[must_use]
-    pub fn flow_class(&self) -> &str {
+    pub(crate) fn flow_class(&self) -> &str {
         match self {
             Self::ClientLimit(rejection) => &rejection.rule,
             Self::AbandonedBacklog => "exempt",

@@ -22,22 +22,22 @@ use crate::numeric::saturating_u32;
 
 /// A flow: a keyed hash of the user's name and of what classified the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HoldFlow(pub u64);
+pub(crate) struct HoldFlow(pub(crate) u64);
 
 /// The owner of a flow: a keyed hash of a user, or of the source network of unauthenticated
 /// requests. One owner gets at most half of the hold slots, so that a storm of one user cannot use
 /// all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HoldOwner(pub u64);
+pub(crate) struct HoldOwner(pub(crate) u64);
 
 /// A flow and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HoldKey {
+pub(crate) struct HoldKey {
     /// The flow.
-    pub flow: HoldFlow,
+    pub(crate) flow: HoldFlow,
     /// The owner whose share of the hold slots is used; `None` where many clients cannot be
     /// distinguished.
-    pub owner: Option<HoldOwner>,
+    pub(crate) owner: Option<HoldOwner>,
 }
 
 /// One owner gets at most this fraction of the hold slots.
@@ -66,12 +66,12 @@ const MAX_FLOWS_PER_CONNECTION: usize = 16;
 
 /// How a rejected request is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HoldPolicy {
+pub(crate) struct HoldPolicy {
     /// How long the client has to wait after the rejection.
-    pub wait: Duration,
+    pub(crate) wait: Duration,
     /// Whether the requests of the flow are held one after the other. Each is then rejected this
     /// wait after the previous one.
-    pub sequential: bool,
+    pub(crate) sequential: bool,
     /// The longest hold, whatever earlier rejections of the flow were given; `None` if only the
     /// general limit applies.
     pub max_hold: Option<Duration>,
@@ -81,7 +81,7 @@ impl HoldPolicy {
     /// The policy for a rejection whose cause may end at any moment: held for at most this
     /// `Retry-After`.
     #[must_use]
-    pub const fn capped_at(retry_after: Duration) -> Self {
+    pub(crate) const fn capped_at(retry_after: Duration) -> Self {
         Self {
             wait: retry_after,
             sequential: false,
@@ -92,7 +92,7 @@ impl HoldPolicy {
 
 /// When a rejection is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldDecision {
+pub(crate) enum HoldDecision {
     /// At once: the request did not come too early, or there is no free hold slot.
     Immediate,
     /// Not before this time.
@@ -101,7 +101,7 @@ pub enum HoldDecision {
 
 /// The retry times of the flows on one connection, earliest first.
 #[derive(Debug, Default)]
-pub struct ConnectionRetryTimes {
+pub(crate) struct ConnectionRetryTimes {
     flows: Vec<(HoldFlow, Vec<Instant>)>,
     /// Whether a flow was evicted. A flow that seems new may then have been here before.
     has_evicted: bool,
@@ -119,7 +119,7 @@ struct FlowRetryRecord {
 
 /// The held rejections and the tracked flows. `T` wakes a held request.
 #[derive(Debug)]
-pub struct RejectionHolds<T> {
+pub(crate) struct RejectionHolds<T> {
     max_hold: Duration,
     capacity: usize,
     /// The current and the previous generation. A flow in neither is forgotten.
@@ -133,12 +133,12 @@ pub struct RejectionHolds<T> {
 
 /// The id of a held rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HoldId(u64);
+pub(crate) struct HoldId(u64);
 
 impl<T> RejectionHolds<T> {
     /// Holds at most `capacity` rejections at a time, each for at most `max_hold`.
     #[must_use]
-    pub fn new(max_hold: Duration, capacity: usize) -> Self {
+    pub(crate) fn new(max_hold: Duration, capacity: usize) -> Self {
         Self {
             max_hold,
             capacity,
@@ -151,7 +151,7 @@ impl<T> RejectionHolds<T> {
     }
 
     /// Changes the longest hold. Rejections that are held keep their times.
-    pub fn set_max_hold(&mut self, max_hold: Duration) {
+    pub(crate) fn set_max_hold(&mut self, max_hold: Duration) {
         self.max_hold = max_hold;
     }
 
@@ -159,7 +159,7 @@ impl<T> RejectionHolds<T> {
     ///
     /// `connection` has the retry times of its connection, on which at most `max_concurrent`
     /// rejections are held.
-    pub fn schedule_rejection(
+    pub(crate) fn schedule_rejection(
         &mut self,
         connection: &mut ConnectionRetryTimes,
         flow: HoldFlow,
@@ -215,7 +215,7 @@ impl<T> RejectionHolds<T> {
     }
 
     /// Corrects the retry time of a rejection that was scheduled for `at` and is sent at `now`.
-    pub fn record_early_response(
+    pub(crate) fn record_early_response(
         connection: &mut ConnectionRetryTimes,
         flow: HoldFlow,
         at: Instant,
@@ -232,7 +232,7 @@ impl<T> RejectionHolds<T> {
     /// Whether another rejection of this owner may be held. One owner gets at most half of the
     /// slots.
     #[must_use]
-    pub fn has_slot(&self, owner: Option<HoldOwner>) -> bool {
+    pub(crate) fn has_slot(&self, owner: Option<HoldOwner>) -> bool {
         owner
             .and_then(|owner| self.held_by_owner.get(&owner))
             .is_none_or(|held| *held < (self.capacity / OWNER_SHARE_DIVISOR).max(1))
@@ -240,7 +240,7 @@ impl<T> RejectionHolds<T> {
 
     /// Holds a rejection. If there are too many, the one that was held longest is released and
     /// returned.
-    pub fn hold(
+    pub(crate) fn hold(
         &mut self,
         connection: &mut ConnectionRetryTimes,
         key: HoldKey,
@@ -265,7 +265,7 @@ impl<T> RejectionHolds<T> {
     }
 
     /// Ends a hold: its time is over, its client is gone, or it was released in favour of another.
-    pub fn release(&mut self, connection: &mut ConnectionRetryTimes, id: HoldId) {
+    pub(crate) fn release(&mut self, connection: &mut ConnectionRetryTimes, id: HoldId) {
         connection.held_count = connection.held_count.saturating_sub(1);
         if let Some((key, waker)) = self.held.remove(&id) {
             self.uncount(key, waker);
@@ -274,7 +274,7 @@ impl<T> RejectionHolds<T> {
 
     /// The number of held rejections and of their flows.
     #[must_use]
-    pub fn held_counts(&self) -> (usize, usize) {
+    pub(crate) fn held_counts(&self) -> (usize, usize) {
         (self.held.len(), self.held_by_flow.len())
     }
 

@@ -33,12 +33,12 @@ const CHEAPER_PARAMETERS: [&str; 4] =
 /// parameters it has that make a list cheap. Without these parameters, a client could lower the
 /// average of full lists with cheap ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestShape(usize);
+pub(crate) struct RequestShape(usize);
 
 impl RequestShape {
     /// The shape of a request.
     #[must_use]
-    pub fn from_request(info: &RequestInfo<'_>) -> Self {
+    pub(crate) fn from_request(info: &RequestInfo<'_>) -> Self {
         let query = info.query();
         let hash = FixedState::default().hash_one((
             info.verb(),
@@ -56,7 +56,7 @@ impl RequestShape {
 
 /// The averages of one worker, in seconds. Relaxed ordering is enough, since each is independent.
 #[derive(Debug)]
-pub struct ServiceTimes(Box<[AtomicU32]>);
+pub(crate) struct ServiceTimes(Box<[AtomicU32]>);
 
 impl Default for ServiceTimes {
     fn default() -> Self {
@@ -66,7 +66,7 @@ impl Default for ServiceTimes {
 
 impl ServiceTimes {
     /// Records the service time of a request that was answered.
-    pub fn observe(&self, shape: RequestShape, elapsed: Duration) {
+    pub(crate) fn observe(&self, shape: RequestShape, elapsed: Duration) {
         self.update(shape, |average| {
             let elapsed = elapsed.as_secs_f32().max(f32::MIN_POSITIVE);
             average.map_or(elapsed, |average| {
@@ -76,7 +76,7 @@ impl ServiceTimes {
     }
 
     /// Records that a request was cancelled after this time. It would have taken longer.
-    pub fn observe_cancelled(&self, shape: RequestShape, elapsed: Duration) {
+    pub(crate) fn observe_cancelled(&self, shape: RequestShape, elapsed: Duration) {
         let elapsed = elapsed.as_secs_f32();
         self.update(shape, |average| match average {
             Some(average) if average < elapsed => {
@@ -89,7 +89,7 @@ impl ServiceTimes {
 
     /// The average service time of this shape.
     #[must_use]
-    pub fn average(&self, shape: RequestShape) -> Duration {
+    pub(crate) fn average(&self, shape: RequestShape) -> Duration {
         let average = self.0.get(shape.0).and_then(load_average);
         average.map_or(DEFAULT_SERVICE_TIME, |seconds| {
             Duration::try_from_secs_f32(seconds).unwrap_or(DEFAULT_SERVICE_TIME)

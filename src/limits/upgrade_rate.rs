@@ -65,7 +65,7 @@ impl UpgradeRateLimit {
     /// The limit of `per_second` requests, which replaces this one: the same if the rate is the
     /// same. With another rate, all buckets are full.
     #[must_use]
-    pub fn replaced_by(self: &Arc<Self>, per_second: u32, registry: &Registry) -> Arc<Self> {
+    pub(crate) fn replaced_by(self: &Arc<Self>, per_second: u32, registry: &Registry) -> Arc<Self> {
         let new = Self::new(per_second, registry);
         if new.rate == self.rate {
             Arc::clone(self)
@@ -79,7 +79,7 @@ impl UpgradeRateLimit {
     ///
     /// # Errors
     /// [`Rejection::UnprovenUpgrade`] if the bucket of the network is empty.
-    pub fn admit(&self, network: Option<IpAddr>, now: Instant) -> Result<(), Rejection> {
+    pub(crate) fn admit(&self, network: Option<IpAddr>, now: Instant) -> Result<(), Rejection> {
         let Some((rate, network)) = self.rate.as_ref().zip(network) else {
             return Ok(());
         };

@@ -15,7 +15,7 @@ use crate::numeric::saturating_i64;
 use crate::observe::readiness::Readiness;
 
 /// Returns the expiry of a certificate. Called for each scrape, since certificates are renewed.
-pub type CertificateExpiry = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
+pub(crate) type CertificateExpiry = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
 
 /// Collects the metrics whose values are read at the time of a scrape.
 pub struct InfoMetrics {

@@ -19,7 +19,7 @@ pub mod process_metrics;
 pub mod readiness;
 #[cfg_attr(not(feature = "otlp"), path = "spans/disabled.rs")]
 pub mod spans;
-pub mod status;
+pub(crate) mod status;
 pub mod top_talkers;
 #[cfg(test)]
 mod wait_tests;

@@ -192,12 +192,12 @@ impl Pipeline {
     }
 
     /// Rejects a request whose head the HTTP library could not parse, and counts it.
-    pub fn reject_unparsed(&self, peer: &Peer, malformed: InvalidHead) -> RequestRejection {
+    pub(crate) fn reject_unparsed(&self, peer: &Peer, malformed: InvalidHead) -> RequestRejection {
         self.arrival.reject_unparsed(peer, malformed)
     }
 
     /// The response to a request that has ended in a panic.
-    pub fn panic_response(&self) -> Response<Body> {
+    pub(crate) fn panic_response(&self) -> Response<Body> {
         self.rejection.panic_response()
     }
 }

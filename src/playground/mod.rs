@@ -24,13 +24,13 @@
 //! | 4 | `endpoints` |
 //! | 5 | `server` |
 
-pub mod auth;
+pub(crate) mod auth;
 mod endpoints;
 mod objects;
 mod percent;
 mod request;
 mod server;
-pub mod serving;
+pub(crate) mod serving;
 mod settings;
 mod state;
 mod status;
@@ -38,23 +38,18 @@ mod time;
 
 pub use auth::authorization::Denial;
 pub use auth::authorization::Grant;
-pub use auth::error::PkiError;
-pub use auth::pki::CertificateAndKey;
 pub use auth::pki::Certificates;
 pub use auth::pki::PlaygroundUser;
-pub use auth::service_account_tokens::ISSUER;
-pub use auth::service_account_tokens::ServiceAccountTokenIssuer;
+pub(crate) use auth::service_account_tokens::ISSUER;
 pub use auth::user::ApiUser;
 pub use server::PlaygroundServer;
-pub use server::PlaygroundStartError;
-pub use serving::fairness::BoxFuture;
-pub use serving::fairness::ClassificationUids;
-pub use serving::fairness::Fairness;
-pub use serving::fairness::InvalidField;
-pub use serving::fairness::ObjectError;
-pub use serving::fairness::SeatGuard;
-pub use serving::fairness::TooManyRequests;
+pub(crate) use serving::fairness::BoxFuture;
+pub(crate) use serving::fairness::ClassificationUids;
+pub(crate) use serving::fairness::Fairness;
+pub(crate) use serving::fairness::InvalidField;
+pub(crate) use serving::fairness::ObjectError;
+pub(crate) use serving::fairness::SeatGuard;
+pub(crate) use serving::fairness::TooManyRequests;
 pub use serving::request_log::RequestRecord;
-pub use serving::request_log::ReviewRecord;
 pub use serving::request_log::ServerCounters;
 pub use settings::PlaygroundSettings;

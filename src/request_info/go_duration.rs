@@ -13,7 +13,7 @@ const MAX_MAGNITUDE: u64 = 1 << 63;
 
 /// The reason why a text is not a duration; prints as Go's error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DurationError {
+pub(crate) struct DurationError {
     text: Box<[u8]>,
     fault: DurationFault,
 }
@@ -45,7 +45,7 @@ impl std::error::Error for DurationError {}
 /// # Errors
 /// The text is not one or more numbers with units after an optional sign, or the duration does not
 /// fit in 64 bits.
-pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
+pub(crate) fn parse(text: &[u8]) -> Result<i64, DurationError> {
     let error = |fault| DurationError {
         text: text.into(),
         fault,
@@ -175,7 +175,7 @@ fn quote(text: &[u8]) -> String {
 
 /// Formats a duration as Go's `time.Duration.String` does: `0s`, `12.5µs`, `5ms`, `1m2.5s`.
 #[must_use]
-pub fn format(duration: Duration) -> String {
+pub(crate) fn format(duration: Duration) -> String {
     let nanoseconds = duration.as_nanos();
     let (unit, name) = match nanoseconds {
         0 => return "0s".to_owned(),

@@ -200,7 +200,7 @@ impl<'a> RequestInfo<'a> {
     /// list options decode: `RequiresExactMatch`. Unlike [`field_selector`](Self::field_selector),
     /// it is read for any request.
     #[must_use]
-    pub fn requires_exact_match(&self, field: &str) -> Option<Vec<u8>> {
+    pub(crate) fn requires_exact_match(&self, field: &str) -> Option<Vec<u8>> {
         let options = ListOptions::read(self.query);
         let value = options.exact_match(field.as_bytes()).ok()??;
         let selector = options.field_selector.as_deref()?;
@@ -209,7 +209,7 @@ impl<'a> RequestInfo<'a> {
 
     /// The query.
     #[must_use]
-    pub const fn query(&self) -> Query<'a> {
+    pub(crate) const fn query(&self) -> Query<'a> {
         self.query
     }
 
@@ -233,7 +233,7 @@ impl<'a> RequestInfo<'a> {
 
     /// Whether the request counts as read-only.
     #[must_use]
-    pub const fn read_only(&self) -> bool {
+    pub(crate) const fn read_only(&self) -> bool {
         matches!(self.verb, Verb::Get | Verb::List | Verb::Watch)
     }
 
@@ -252,7 +252,7 @@ impl<'a> RequestInfo<'a> {
     ///
     /// # Errors
     /// The parameter is not a duration: the response is 400.
-    pub fn timeout(&self, maximum: Duration) -> Result<Option<Duration>, TimeoutError> {
+    pub(crate) fn timeout(&self, maximum: Duration) -> Result<Option<Duration>, TimeoutError> {
         if self.long_running() {
             return Ok(None);
         }
@@ -326,7 +326,7 @@ impl<'a> Unresolvable<'a> {
     /// The body of the 500 with its newline: what `responsewriters.InternalError` (Kubernetes 1.36)
     /// writes, as `text/plain; charset=utf-8` and with `X-Content-Type-Options: nosniff`.
     #[must_use]
-    pub fn body(&self) -> Vec<u8> {
+    pub(crate) fn body(&self) -> Vec<u8> {
         let quoted = go_text::quote(self.target);
         let prefix = format!("Internal Server Error: {quoted}: failed to create RequestInfo: ");
         let mut body = Vec::with_capacity(prefix.len() + self.url.len() + 64);
@@ -347,7 +347,7 @@ impl<'a> Unresolvable<'a> {
 /// The value of `?timeout=` is not a duration. kube-apiserver answers 400 with a Status that has
 /// this as its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TimeoutError(DurationError);
+pub(crate) struct TimeoutError(DurationError);
 
 impl fmt::Display for TimeoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

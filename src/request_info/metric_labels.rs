@@ -13,11 +13,11 @@ use super::verb::Verb;
 pub struct MetricLabels {
     /// `verb`: the method rather than the API verb, except for lists, watches, connections and
     /// applies.
-    pub verb: &'static str,
+    pub(crate) verb: &'static str,
     /// `scope`: `resource`, `namespace`, `cluster` or empty.
-    pub scope: &'static str,
+    pub(crate) scope: &'static str,
     /// `dry_run`: `All`, `invalid` or empty.
-    pub dry_run: &'static str,
+    pub(crate) dry_run: &'static str,
 }
 
 impl MetricLabels {
@@ -39,7 +39,7 @@ impl MetricLabels {
     /// (`InstrumentRouteFunc`), where filters guess them from the request. A list of one name is a
     /// list, and `/watch/` before the resource is a watch.
     #[must_use]
-    pub fn for_route(self, info: &RequestInfo<'_>) -> Self {
+    pub(crate) fn for_route(self, info: &RequestInfo<'_>) -> Self {
         let collection = matches!(
             info.verb(),
             Verb::List | Verb::Watch | Verb::DeleteCollection

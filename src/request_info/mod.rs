@@ -24,7 +24,7 @@
 //! | 4 | `metric_labels` `request_kind` |
 
 mod escape;
-pub mod go_duration;
+pub(crate) mod go_duration;
 mod info;
 mod list_options;
 mod metric_labels;
@@ -38,11 +38,9 @@ mod verb;
 
 pub use info::RequestInfo;
 pub use info::TargetError;
-pub use info::TimeoutError;
-pub use info::Unresolvable;
 pub use metric_labels::MetricLabels;
-pub use query::Parameter;
-pub use query::Query;
-pub use request_kind::RequestKind;
-pub use target::MalformedTarget;
+pub(crate) use query::Query;
+pub(crate) use request_kind::RequestKind;
+#[cfg(test)]
+pub(crate) use target::MalformedTarget;
 pub use verb::Verb;

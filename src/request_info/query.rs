@@ -14,11 +14,11 @@ use crate::encoding::percent::PlusMode;
 const MAX_PAIRS: usize = 10_000;
 
 /// A parameter's decoded name and value.
-pub type Parameter<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+pub(crate) type Parameter<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// The part of a request target after the `?`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Query<'a> {
+pub(crate) struct Query<'a> {
     raw: &'a [u8],
     /// The same text, or empty if it has too many pairs.
     accepted: &'a [u8],
@@ -27,7 +27,7 @@ pub struct Query<'a> {
 impl<'a> Query<'a> {
     /// Returns the query with the text `raw`, without the `?`.
     #[must_use]
-    pub fn new(raw: &'a [u8]) -> Self {
+    pub(crate) fn new(raw: &'a [u8]) -> Self {
         let too_many =
             raw.len() >= MAX_PAIRS && raw.iter().filter(|&&b| b == b'&').count() >= MAX_PAIRS;
         let readable = if too_many { Default::default() } else { raw };
@@ -39,25 +39,25 @@ impl<'a> Query<'a> {
 
     /// The text as received.
     #[must_use]
-    pub const fn raw(&self) -> &'a [u8] {
+    pub(crate) const fn raw(&self) -> &'a [u8] {
         self.raw
     }
 
     /// The first value of the parameter `key`; empty if it has no `=`.
     #[must_use]
-    pub fn first(&self, key: &str) -> Option<Cow<'a, [u8]>> {
+    pub(crate) fn first(&self, key: &str) -> Option<Cow<'a, [u8]>> {
         self.all(key).next()
     }
 
     /// Every value of the parameter `key`, in order.
-    pub fn all(&self, key: &str) -> impl Iterator<Item = Cow<'a, [u8]>> {
+    pub(crate) fn all(&self, key: &str) -> impl Iterator<Item = Cow<'a, [u8]>> {
         self.pairs()
             .filter(move |pair| pair.key().is_some_and(|name| *name == *key.as_bytes()))
             .filter_map(|pair| pair.value())
     }
 
     /// Name and value of each parameter, in order; `None` for one that Go drops.
-    pub fn parameters(&self) -> impl Iterator<Item = Option<Parameter<'a>>> {
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = Option<Parameter<'a>>> {
         self.pairs().map(|pair| pair.key().zip(pair.value()))
     }
 

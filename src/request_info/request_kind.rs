@@ -13,11 +13,11 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// Both, in the order of their labels.
-    pub const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
+    pub(crate) const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
 
     /// The kind of `info`'s verb.
     #[must_use]
-    pub const fn from_request_info(info: &RequestInfo<'_>) -> Self {
+    pub(crate) const fn from_request_info(info: &RequestInfo<'_>) -> Self {
         if info.mutating() {
             Self::Mutating
         } else {
@@ -27,7 +27,7 @@ impl RequestKind {
 
     /// The value of the metric label `request_kind`.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Mutating => "mutating",
             Self::ReadOnly => "readOnly",

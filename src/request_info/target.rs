@@ -35,7 +35,7 @@ pub enum MalformedTarget {
 impl MalformedTarget {
     /// The reason in words.
     #[must_use]
-    pub const fn reason(self) -> &'static str {
+    pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Authority => "the host in the request target is malformed",
             Self::ControlByte => "the request target holds a control character",

@@ -72,7 +72,7 @@ impl Verb {
 
     /// The verb that prints as `text`.
     #[must_use]
-    pub fn from_text(text: &str) -> Self {
+    pub(crate) fn from_text(text: &str) -> Self {
         match text {
             "" => Self::None,
             _ => Self::from_name(text.to_owned()),

@@ -57,7 +57,7 @@ fn limit_unsent_bytes(tcp: &TcpStream) {
 ///
 /// # Errors
 /// The socket cannot be created or `address` cannot be bound.
-pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -79,7 +79,7 @@ pub struct Acceptor {
     /// The listening socket.
     pub listener: TcpListener,
     /// The workers that serve the connections; at least one.
-    pub workers: Vec<Worker>,
+    pub(crate) workers: Vec<Worker>,
     /// The settings of new connections.
     pub settings: Arc<ArcSwap<ListenerSettings>>,
     /// The stages of the shutdown; the loop ends at [`DrainStage::Closing`].
@@ -87,7 +87,7 @@ pub struct Acceptor {
     /// The connections whose TLS handshake is not complete.
     pub pending_handshakes: Arc<PendingHandshakes>,
     /// The metrics of the listener.
-    pub metrics: ServerMetrics,
+    pub(crate) metrics: ServerMetrics,
 }
 
 impl Acceptor {

@@ -18,7 +18,7 @@ use crate::source_network::source_network;
 /// clients. Of an IPv6 address only the first 64 bits count, since a client usually has the whole
 /// /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConnectionSource {
+pub(crate) enum ConnectionSource {
     /// The network of a client.
     Address(IpAddr),
     /// A trusted proxy; only the limit for all sources applies.
@@ -28,7 +28,7 @@ pub enum ConnectionSource {
 impl ConnectionSource {
     /// The source of a client with this address.
     #[must_use]
-    pub fn from_address(address: IpAddr) -> Self {
+    pub(crate) fn from_address(address: IpAddr) -> Self {
         Self::Address(source_network(address))
     }
 }
@@ -48,7 +48,7 @@ pub struct HandshakeLimits {
 
 /// Counts active handshakes and queues the others.
 #[derive(Debug)]
-pub struct HandshakeLimiter<T> {
+pub(crate) struct HandshakeLimiter<T> {
     limits: HandshakeLimits,
     active: usize,
     sources: HashMap<ConnectionSource, HandshakeSourceQueue<T>>,
@@ -72,7 +72,7 @@ impl<T> HandshakeSourceQueue<T> {
 
 /// What happens to a new connection.
 #[derive(Debug, PartialEq, Eq)]
-pub enum HandshakeDecision<T> {
+pub(crate) enum HandshakeDecision<T> {
     /// Its handshake starts now.
     Start(T),
     /// It is queued, unless it is itself the one that is rejected.
@@ -85,7 +85,7 @@ pub enum HandshakeDecision<T> {
 impl<T> HandshakeLimiter<T> {
     /// A limiter without connections.
     #[must_use]
-    pub fn new(limits: HandshakeLimits) -> Self {
+    pub(crate) fn new(limits: HandshakeLimits) -> Self {
         Self {
             limits,
             active: 0,
@@ -96,7 +96,7 @@ impl<T> HandshakeLimiter<T> {
     }
 
     /// Starts the handshake of a new connection or queues it.
-    pub fn start_or_queue(
+    pub(crate) fn start_or_queue(
         &mut self,
         source: ConnectionSource,
         now: Instant,
@@ -132,7 +132,7 @@ impl<T> HandshakeLimiter<T> {
 
     /// Records that a handshake has ended, successfully or not. Returns the connection whose
     /// handshake starts now, and those that have been queued for too long.
-    pub fn finish(
+    pub(crate) fn finish(
         &mut self,
         source: ConnectionSource,
         now: Instant,
@@ -155,13 +155,13 @@ impl<T> HandshakeLimiter<T> {
 
     /// The number of active handshakes.
     #[must_use]
-    pub const fn active(&self) -> usize {
+    pub(crate) const fn active(&self) -> usize {
         self.active
     }
 
     /// The number of queued connections.
     #[must_use]
-    pub const fn queued(&self) -> usize {
+    pub(crate) const fn queued(&self) -> usize {
         self.queued
     }
 

@@ -36,7 +36,7 @@ pub const fn handshake_limits(max_wait: Duration) -> HandshakeLimits {
 
 /// The limiter, its queue and its metrics.
 #[derive(Debug)]
-pub struct HandshakeQueue {
+pub(crate) struct HandshakeQueue {
     /// Locked for one decision. No await and no wake-up happens under the lock.
     limiter: Mutex<HandshakeLimiter<oneshot::Sender<HandshakePermit>>>,
     active: IntGauge,
@@ -46,7 +46,7 @@ pub struct HandshakeQueue {
 
 /// The permit for one handshake. Drop passes it to the next queued connection.
 #[derive(Debug)]
-pub struct HandshakePermit {
+pub(crate) struct HandshakePermit {
     source: ConnectionSource,
     /// `None` in a permit whose receiver is gone: its drop then releases nothing.
     queue: Option<Arc<HandshakeQueue>>,
@@ -55,7 +55,7 @@ pub struct HandshakePermit {
 impl HandshakeQueue {
     /// A queue without active handshakes. A connection is queued for at most `max_wait`.
     #[must_use]
-    pub fn new(max_wait: Duration, metrics: &ServerMetrics) -> Arc<Self> {
+    pub(crate) fn new(max_wait: Duration, metrics: &ServerMetrics) -> Arc<Self> {
         Arc::new(Self {
             limiter: Mutex::new(HandshakeLimiter::new(handshake_limits(max_wait))),
             active: metrics.active_handshakes.clone(),

@@ -83,7 +83,7 @@ impl ServerMetrics {
     }
 
     /// Shows `--max-connections`.
-    pub fn set_max_connections(&self, max: usize) {
+    pub(crate) fn set_max_connections(&self, max: usize) {
         self.max_connections.set(saturating_i64(max));
     }
 }

@@ -14,14 +14,14 @@
 //! | 3 | `worker` |
 //! | 4 | `acceptor` |
 
-pub mod acceptor;
+pub(crate) mod acceptor;
 pub mod connection;
-pub mod handshake_limiter;
+pub(crate) mod handshake_limiter;
 pub mod handshake_queue;
 mod keepalive;
 pub mod metrics;
-pub mod pending_handshakes;
+pub(crate) mod pending_handshakes;
 mod proxy_protocol;
 pub mod settings;
 pub mod tls;
-pub mod worker;
+pub(crate) mod worker;

@@ -66,7 +66,7 @@ impl<T> PendingBySource<T> {
 
 /// The pending connections of all workers.
 #[derive(Debug)]
-pub struct PendingHandshakes {
+pub(crate) struct PendingHandshakes {
     /// Locked for one step of a connection. No await and no wake-up happens under the lock.
     pending: Mutex<PendingBySource<watch::Sender<()>>>,
 }
@@ -74,7 +74,7 @@ pub struct PendingHandshakes {
 impl PendingHandshakes {
     /// A registry without connections.
     #[must_use]
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             pending: Mutex::new(PendingBySource {
                 sources: HashMap::new(),
@@ -86,7 +86,7 @@ impl PendingHandshakes {
     /// Registers a connection that was accepted. `gauge_guard` is held as long as the connection is
     /// registered.
     #[must_use]
-    pub fn register(
+    pub(crate) fn register(
         self: &Arc<Self>,
         source: ConnectionSource,
         gauge_guard: Option<GaugeGuard>,
@@ -106,7 +106,7 @@ impl PendingHandshakes {
     ///
     /// # Cancel safety
     /// A connection that was evicted is closed even if the future is dropped.
-    pub async fn evict_for(&self, source: ConnectionSource) -> bool {
+    pub(crate) async fn evict_for(&self, source: ConnectionSource) -> bool {
         let Some(evicted) = self.remove_for(source) else {
             return false;
         };
@@ -127,7 +127,7 @@ impl PendingHandshakes {
 /// A registered connection. Drop removes it: when its handshake is complete or its socket is
 /// closed.
 #[derive(Debug)]
-pub struct PendingHandshakeGuard {
+pub(crate) struct PendingHandshakeGuard {
     source: ConnectionSource,
     id: u64,
     evicted: watch::Receiver<()>,
@@ -137,7 +137,7 @@ pub struct PendingHandshakeGuard {
 
 impl PendingHandshakeGuard {
     /// Sets the real source of the connection, which a proxy has reported.
-    pub fn set_source(&mut self, source: ConnectionSource) {
+    pub(crate) fn set_source(&mut self, source: ConnectionSource) {
         let mut pending = self.pending_handshakes.lock_pending();
         if let Some(connection) = pending.remove(self.source, self.id) {
             pending.insert(source, self.id, connection);
@@ -149,7 +149,7 @@ impl PendingHandshakeGuard {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub fn wait_for_eviction(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn wait_for_eviction(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut eviction = self.evicted.clone();
         async move {
             // An error means that the sender is gone, either after an eviction or with the guard.

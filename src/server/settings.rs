@@ -10,9 +10,9 @@ use rustls::ServerConfig;
 /// The settings of new connections. They are one value, so that a reload replaces all of them at
 /// once. An open connection keeps those that it started with.
 #[derive(Debug)]
-pub struct ListenerSettings {
+pub(crate) struct ListenerSettings {
     /// The certificate, and what TLS accepts. Loaded for each handshake.
-    pub tls: Arc<ServerConfig>,
+    pub(crate) tls: Arc<ServerConfig>,
     /// `--http2-max-streams-per-connection`.
     pub max_streams: u32,
     /// `--trusted-proxies`.
@@ -24,7 +24,7 @@ pub struct ListenerSettings {
     /// `--request-header-timeout`; zero is no timeout.
     pub header_timeout: Duration,
     /// `--http2-max-resets-per-second`; 0 is no limit.
-    pub max_resets_per_second: u32,
+    pub(crate) max_resets_per_second: u32,
     /// The most open connections (`--max-connections`).
     pub max_connections: usize,
 }

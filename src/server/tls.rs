@@ -50,7 +50,7 @@ pub struct ListenerTlsConfig {
 ///
 /// # Errors
 /// The provider has no cipher suite for one of the versions.
-pub fn server_config(
+pub(crate) fn server_config(
     config: ListenerTlsConfig,
     provider: Arc<CryptoProvider>,
     resumable: Option<&ServerConfig>,

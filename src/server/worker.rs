@@ -32,20 +32,20 @@ const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
 
 /// A connection that the acceptor has accepted.
 #[derive(Debug)]
-pub struct AcceptedConnection {
+pub(crate) struct AcceptedConnection {
     /// The socket, which is not yet registered with a runtime.
-    pub tcp: StdTcpStream,
+    pub(crate) tcp: StdTcpStream,
     /// The address of the peer: the client or a proxy.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Counts the connection as open.
-    pub open_guard: DrainGuard,
+    pub(crate) open_guard: DrainGuard,
     /// Counts the connection as pending until its TLS handshake is complete.
     pub pending_guard: PendingHandshakeGuard,
 }
 
 /// A thread that serves connections.
 #[derive(Debug)]
-pub struct Worker {
+pub(crate) struct Worker {
     connections: mpsc::UnboundedSender<(AcceptedConnection, Arc<()>)>,
     /// Has one reference more than the worker has connections.
     load: Arc<()>,
@@ -57,7 +57,7 @@ impl Worker {
     ///
     /// # Errors
     /// The system provides no thread or no runtime.
-    pub fn start(number: usize, context: Arc<ConnectionContext>) -> io::Result<Self> {
+    pub(crate) fn start(number: usize, context: Arc<ConnectionContext>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -74,12 +74,12 @@ impl Worker {
 
     /// The number of connections that the worker serves.
     #[must_use]
-    pub fn load(&self) -> usize {
+    pub(crate) fn load(&self) -> usize {
         Arc::strong_count(&self.load) - 1
     }
 
     /// Hands a connection to the worker.
-    pub fn assign(&self, accepted: AcceptedConnection) {
+    pub(crate) fn assign(&self, accepted: AcceptedConnection) {
         if self
             .connections
             .send((accepted, Arc::clone(&self.load)))
@@ -90,7 +90,7 @@ impl Worker {
     }
 
     /// Stops the worker and waits for its thread. Connections that are still open are closed.
-    pub fn stop(self) {
+    pub(crate) fn stop(self) {
         drop(self.connections);
         if self.thread.join().is_err() {
             warn!("a worker ended in a panic");

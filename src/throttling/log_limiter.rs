@@ -21,7 +21,7 @@ struct LogLimiterState {
 impl LogLimiter {
     /// Whether to log a line now; if so, with the number of lines that were suppressed since the
     /// last.
-    pub fn try_log(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn try_log(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock();
         if state
             .last_logged

@@ -25,7 +25,7 @@ pub struct MemoryBudget {
 
 /// A part of the budget. Released on drop.
 #[derive(Debug)]
-pub struct MemoryReservation {
+pub(crate) struct MemoryReservation {
     budget: Arc<MemoryBudget>,
     /// The source, if it has a limit of its own.
     source: Option<IpAddr>,
@@ -45,20 +45,20 @@ impl MemoryBudget {
 
     /// The bytes in use.
     #[must_use]
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
     /// An empty reservation without a limit for its source.
     #[must_use]
-    pub fn reserve(self: &Arc<Self>) -> MemoryReservation {
+    pub(crate) fn reserve(self: &Arc<Self>) -> MemoryReservation {
         self.reserve_for(None)
     }
 
     /// An empty reservation for this source, which may hold a quarter of the budget at most, and no
     /// more than it leaves free.
     #[must_use]
-    pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> MemoryReservation {
+    pub(crate) fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> MemoryReservation {
         MemoryReservation {
             budget: Arc::clone(self),
             source,
@@ -107,7 +107,7 @@ impl MemoryBudget {
 
 impl MemoryReservation {
     /// Grows to `bytes` in all. Returns whether the budget allowed it.
-    pub fn try_grow_to(&mut self, bytes: usize) -> bool {
+    pub(crate) fn try_grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         let fits = match self.source {
             Some(source) => self.budget.try_acquire_for(source, more),
@@ -120,7 +120,7 @@ impl MemoryReservation {
     }
 
     /// Releases what it holds beyond `bytes`.
-    pub fn shrink_to(&mut self, bytes: usize) {
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.budget.release(self.source, less);
         self.bytes -= less;

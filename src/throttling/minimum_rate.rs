@@ -13,7 +13,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinimumRate {
     /// Bytes a second; zero disables the minimum.
-    pub bytes_per_second: u32,
+    pub(crate) bytes_per_second: u32,
     /// How far a transfer may fall behind.
     pub grace: Duration,
 }
@@ -44,7 +44,7 @@ impl MinimumRate {
 
 /// The state of one transfer, checked from time to time.
 #[derive(Clone, Copy, Debug)]
-pub struct RateMeter {
+pub(crate) struct RateMeter {
     allowance: Duration,
     bytes: u64,
     checked_at: Instant,
@@ -53,7 +53,7 @@ pub struct RateMeter {
 impl RateMeter {
     /// Of a transfer that starts now.
     #[must_use]
-    pub const fn new(rate: MinimumRate, now: Instant) -> Self {
+    pub(crate) const fn new(rate: MinimumRate, now: Instant) -> Self {
         Self {
             allowance: rate.grace,
             bytes: 0,
@@ -63,7 +63,13 @@ impl RateMeter {
 
     /// Whether the transfer is still in time. `bytes` have passed so far; `awaited` is whether the
     /// transfer has waited for the peer since the last check.
-    pub fn check(&mut self, rate: MinimumRate, now: Instant, bytes: u64, awaited: bool) -> bool {
+    pub(crate) fn check(
+        &mut self,
+        rate: MinimumRate,
+        now: Instant,
+        bytes: u64,
+        awaited: bool,
+    ) -> bool {
         let passed = now.saturating_duration_since(self.checked_at);
         let earned = rate.duration_of(bytes.saturating_sub(self.bytes));
         self.checked_at = now;
@@ -79,7 +85,7 @@ impl RateMeter {
 
     /// The deadline, if the peer is awaited from now on and sends nothing.
     #[must_use]
-    pub fn deadline(&self, rate: MinimumRate) -> Option<Instant> {
+    pub(crate) fn deadline(&self, rate: MinimumRate) -> Option<Instant> {
         (rate.bytes_per_second > 0).then(|| self.checked_at + self.allowance)
     }
 }

@@ -14,7 +14,7 @@ const NANOS_PER_SECOND: f64 = 1e9;
 
 /// The wait for a token of a rate of zero. Clients retry after it, so that they notice when the
 /// block is lifted.
-pub const BLOCKED_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
 /// The refill rate and the capacity of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Rate {
 
 impl Rate {
     /// Grants no token: every request is rejected with [`BLOCKED_WAIT`].
-    pub const ZERO: Self = Self {
+    pub(crate) const ZERO: Self = Self {
         per_second: 0.0,
         burst: 0.0,
     };
@@ -54,19 +54,19 @@ impl Rate {
 
     /// The tokens added each second.
     #[must_use]
-    pub const fn per_second(&self) -> f64 {
+    pub(crate) const fn per_second(&self) -> f64 {
         self.per_second
     }
 
     /// The capacity of a bucket in tokens.
     #[must_use]
-    pub const fn burst(&self) -> f64 {
+    pub(crate) const fn burst(&self) -> f64 {
         self.burst
     }
 
     /// `share` (0 to 1) of a bucket's capacity.
     #[must_use]
-    pub fn reserve_share(&self, share: f64) -> TokenReserve {
+    pub(crate) fn reserve_share(&self, share: f64) -> TokenReserve {
         TokenReserve(self.burst * share)
     }
 
@@ -87,7 +87,7 @@ impl Rate {
 
 /// The tokens that [`TokenBucket::take_above_reserve`] leaves in a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TokenReserve(f64);
+pub(crate) struct TokenReserve(f64);
 
 /// The bucket of one key.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl TokenBucket {
     ///
     /// # Errors
     /// There are too few tokens; there will be enough after this time.
-    pub fn take_above_reserve(
+    pub(crate) fn take_above_reserve(
         &mut self,
         rate: &Rate,
         reserve: TokenReserve,
@@ -136,7 +136,7 @@ impl TokenBucket {
     ///
     /// # Errors
     /// The wait would be longer than `max_wait`: this long.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         rate: &Rate,
         now: Instant,
@@ -160,7 +160,7 @@ impl TokenBucket {
 
     /// Whether the bucket is full. Evicting a full bucket changes no decision.
     #[must_use]
-    pub fn is_full(&self, rate: &Rate, now: Instant) -> bool {
+    pub(crate) fn is_full(&self, rate: &Rate, now: Instant) -> bool {
         self.tokens_at(rate, now) >= rate.burst
     }
 
@@ -190,7 +190,7 @@ fn as_seconds(elapsed: Duration) -> f64 {
 
 /// `Retry-After` for a wait: seconds, rounded up, at least one.
 #[must_use]
-pub fn retry_after_seconds(wait: Duration) -> u32 {
+pub(crate) fn retry_after_seconds(wait: Duration) -> u32 {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     saturating_u32(seconds).max(1)
 }

@@ -20,13 +20,13 @@
 pub mod body;
 pub mod connection;
 pub mod credentials;
-pub mod forward;
-pub mod headers;
-pub mod kubeconfig;
+pub(crate) mod forward;
+pub(crate) mod headers;
+pub(crate) mod kubeconfig;
 pub mod loop_detection;
-pub mod pool;
-pub mod requester;
-pub mod servers;
+pub(crate) mod pool;
+pub(crate) mod requester;
+pub(crate) mod servers;
 pub mod tls;
 
 use parking_lot::Mutex;
@@ -66,7 +66,7 @@ use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
 
-pub use connection::error::ForwardError;
+pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;
 
 /// The API servers, and what weir presents to them.
@@ -94,14 +94,14 @@ pub struct UpstreamConfig {
 impl UpstreamConfig {
     /// Whether connections go to the same servers, which are verified by the same roots.
     #[must_use]
-    pub fn has_same_servers(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_servers(&self, other: &Self) -> bool {
         let sources = |config: &Self| (config.servers.clone(), config.endpoint_slices);
         sources(self) == sources(other) && self.roots.roots == other.roots.roots
     }
 
     /// Whether a server is configured in both, so that both are of one cluster.
     #[must_use]
-    pub fn has_server_in_common(&self, other: &Self) -> bool {
+    pub(crate) fn has_server_in_common(&self, other: &Self) -> bool {
         let names = |config: &Self| -> Vec<_> {
             let servers = config.servers.iter();
             servers.map(|server| server.authority.clone()).collect()
@@ -112,14 +112,14 @@ impl UpstreamConfig {
 
     /// Whether connections present the same front-proxy certificate.
     #[must_use]
-    pub fn has_same_front_proxy(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_front_proxy(&self, other: &Self) -> bool {
         let certificate = |config: &Self| config.front_proxy.as_ref().map(|key| key.cert.clone());
         certificate(self) == certificate(other)
     }
 
     /// The configured servers for operators: HOST:PORT, separated by commas.
     #[must_use]
-    pub fn authorities(&self) -> String {
+    pub(crate) fn authorities(&self) -> String {
         let servers = self.servers.iter();
         let names: Vec<_> = servers.map(|server| server.authority.as_str()).collect();
         names.join(",")
@@ -176,7 +176,7 @@ pub struct Upstream {
 
 /// The head of a client's request, with the [`AuthMode`] that it is sent by.
 #[derive(Debug)]
-pub enum UpstreamRequest {
+pub(crate) enum UpstreamRequest {
     /// Sent with the front-proxy certificate; headers name the user.
     FrontProxy(RequestHead<FrontProxy>),
     /// Likewise, for an anonymous user. kube-apiserver closes an HTTP/2 connection after such a
@@ -234,13 +234,13 @@ impl Upstream {
 
     /// Whether watches and lists wait for their turn after an outage of all API servers.
     #[must_use]
-    pub fn is_recovering(&self) -> bool {
+    pub(crate) fn is_recovering(&self) -> bool {
         self.servers.is_recovering()
     }
 
     /// How long a watch or a list of `holder` waits for its turn after an outage of all API servers.
     #[must_use]
-    pub fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
+    pub(crate) fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
         self.servers.recovery_delay(holder)
     }
 
@@ -252,7 +252,7 @@ impl Upstream {
 
     /// Whether weir asserts users by impersonation.
     #[must_use]
-    pub fn impersonates(&self) -> bool {
+    pub(crate) fn impersonates(&self) -> bool {
         self.impersonating.is_some()
     }
 
@@ -260,7 +260,7 @@ impl Upstream {
     ///
     /// # Errors
     /// weir's own credential has expired, and no new one was obtained.
-    pub fn impersonation_credential(&self) -> Result<Option<HeaderValue>, ForwardError> {
+    pub(crate) fn impersonation_credential(&self) -> Result<Option<HeaderValue>, ForwardError> {
         let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
         own.credentials
             .authorization()
@@ -269,7 +269,7 @@ impl Upstream {
 
     /// Records that the API server answered 401 to a request that impersonates: weir's own
     /// credential is not accepted.
-    pub fn record_impersonation_unauthorized(&self) {
+    pub(crate) fn record_impersonation_unauthorized(&self) {
         if let Some(own) = &self.impersonating {
             own.credentials.record_response(StatusCode::UNAUTHORIZED);
         }
@@ -279,7 +279,7 @@ impl Upstream {
     ///
     /// # Errors
     /// The request got no response; the error says which side failed.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         request: UpstreamRequest,
         body: RequestBody,
@@ -313,7 +313,7 @@ impl Upstream {
     ///
     /// # Errors
     /// The request got no response; the error says which side failed.
-    pub async fn send_upgrade(
+    pub(crate) async fn send_upgrade(
         &self,
         request: UpstreamRequest,
         body: RequestBody,
@@ -368,7 +368,7 @@ impl Upstream {
 /// their connections and their health. Changed roots, and a changed front-proxy certificate, retire
 /// the connections that have used the old ones: requests on them are completed. Connections to
 /// removed servers end with their requests, too.
-pub fn reconfigure(servers: &ServerSet, config: &UpstreamConfig) {
+pub(crate) fn reconfigure(servers: &ServerSet, config: &UpstreamConfig) {
     servers.reconfigure(&config.servers, config.endpoint_slices, &config.tls());
 }
 
@@ -383,7 +383,7 @@ struct ImpersonationPools {
 
 /// Pools with the front-proxy certificate for weir's own probe of it; none without a certificate.
 #[must_use]
-pub fn front_proxy_pools(
+pub(crate) fn front_proxy_pools(
     config: &UpstreamConfig,
     servers: &Arc<ServerSet>,
     metrics: &Arc<UpstreamMetrics>,
@@ -395,7 +395,7 @@ pub fn front_proxy_pools(
 
 /// Pools for weir's own calls.
 #[must_use]
-pub fn internal_pools(
+pub(crate) fn internal_pools(
     config: &UpstreamConfig,
     servers: &Arc<ServerSet>,
     own: &Arc<OwnCredentials>,

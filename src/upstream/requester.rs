@@ -8,16 +8,16 @@ use crate::api::UserInfo;
 
 /// The user and the network that a request's slot counts for.
 #[derive(Clone, Debug, Default)]
-pub struct Requester {
+pub(crate) struct Requester {
     /// The user.
-    pub user: Option<Arc<UserInfo>>,
+    pub(crate) user: Option<Arc<UserInfo>>,
     /// The client's network; none behind a trusted proxy, where many clients share one address.
-    pub network: Option<IpAddr>,
+    pub(crate) network: Option<IpAddr>,
 }
 
 /// A holder of slots.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SlotHolder {
+pub(crate) enum SlotHolder {
     /// A user, by name. The empty name stands for connections that watches share.
     User(String),
     /// A network: an IPv4 address, or the first 64 bits of an IPv6 address.

@@ -32,7 +32,7 @@ use crate::document::SourceLocation;
 
 /// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Pem {
+pub(crate) enum Pem {
     /// Inline.
     Data {
         /// Where it was given.
@@ -49,7 +49,7 @@ pub enum Pem {
 impl Pem {
     /// The name that errors use for it.
     #[must_use]
-    pub fn origin(&self) -> Cow<'_, str> {
+    pub(crate) fn origin(&self) -> Cow<'_, str> {
         match self {
             Self::Data {
                 location, field, ..
@@ -65,7 +65,7 @@ impl Pem {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn read(&self) -> Result<Cow<'_, [u8]>, PemError> {
+    pub(crate) async fn read(&self) -> Result<Cow<'_, [u8]>, PemError> {
         match self {
             Self::Data { bytes, .. } => Ok(Cow::Borrowed(bytes)),
             Self::File(path) => match tokio::fs::read(path).await {
@@ -83,15 +83,15 @@ impl fmt::Debug for Pem {
 }
 
 /// The message of a key that belongs to another certificate, before the certificate's name.
-pub const KEY_MISMATCH: &str = "the key does not belong to the certificate in";
+pub(crate) const KEY_MISMATCH: &str = "the key does not belong to the certificate in";
 
 /// PEM that cannot be used: which, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemError {
     /// The file, or the field of a file.
-    pub origin: String,
+    pub(crate) origin: String,
     /// What is wrong with it.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 impl PemError {
@@ -107,7 +107,7 @@ impl PemError {
     /// Whether both files are usable and do not belong together: one of them may be new already
     /// and the other not yet.
     #[must_use]
-    pub fn is_key_mismatch(&self) -> bool {
+    pub(crate) fn is_key_mismatch(&self) -> bool {
         self.message.starts_with(KEY_MISMATCH)
     }
 }
@@ -120,23 +120,6 @@ impl fmt::Display for PemError {
 
 impl std::error::Error for PemError {}
 
-/// The roots in `ca`; the system's roots without it.
-///
-/// # Errors
-/// `ca` cannot be read, or no usable root was found.
-///
-/// # Cancel safety
-/// Nothing is lost.
-pub async fn load_roots(ca: Option<&Pem>) -> Result<RootCertStore, PemError> {
-    match ca {
-        Some(ca) => parse_roots(&ca.origin(), &ca.read().await?),
-        None => match tokio::task::spawn_blocking(load_system_roots).await {
-            Ok(roots) => roots,
-            Err(why) => Err(PemError::new(SYSTEM_ROOTS, why.to_string())),
-        },
-    }
-}
-
 /// The name that errors use for the system's roots.
 const SYSTEM_ROOTS: &str = "the system's root certificates";
 
@@ -145,7 +128,7 @@ const SYSTEM_ROOTS: &str = "the system's root certificates";
 ///
 /// # Errors
 /// There are none.
-pub fn load_system_roots() -> Result<RootCertStore, PemError> {
+pub(crate) fn load_system_roots() -> Result<RootCertStore, PemError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     // Roots that webpki cannot parse are skipped.
@@ -230,7 +213,7 @@ pub fn parse_certified_key(
 
 /// When the certificate expires: the earliest expiry in its chain.
 #[must_use]
-pub fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
+pub(crate) fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
     let ends = key.cert.iter().filter_map(|der| {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
@@ -242,7 +225,7 @@ pub fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
 /// A client configuration that trusts `roots` and presents what `certificate` resolves to, if
 /// given. TLS 1.3 and 1.2.
 #[must_use]
-pub fn client_config(
+pub(crate) fn client_config(
     roots: RootCertStore,
     certificate: Option<Arc<dyn ResolvesClientCert>>,
 ) -> ClientConfig {
@@ -274,7 +257,7 @@ fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier
 ///
 /// # Errors
 /// The text has no certificate, or one that is not PEM.
-pub fn parse_certificates(
+pub(crate) fn parse_certificates(
     origin: &str,
     text: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, PemError> {

@@ -17,13 +17,13 @@ static OBJECTS: LazyLock<Vec<Object>> =
 
 /// All four objects, schemas first.
 #[must_use]
-pub fn objects() -> &'static [Object] {
+pub(crate) fn objects() -> &'static [Object] {
     &OBJECTS
 }
 
 /// The mandatory schema `name`.
 #[must_use]
-pub fn flow_schema(name: &str) -> Option<&'static FlowSchema> {
+pub(crate) fn flow_schema(name: &str) -> Option<&'static FlowSchema> {
     objects().iter().find_map(|object| match object {
         Object::FlowSchema(schema) if schema.metadata.name == name => Some(schema),
         Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
@@ -32,7 +32,7 @@ pub fn flow_schema(name: &str) -> Option<&'static FlowSchema> {
 
 /// The mandatory level `name`.
 #[must_use]
-pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration> {
+pub(crate) fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration> {
     objects().iter().find_map(|object| match object {
         Object::PriorityLevelConfiguration(level) if level.metadata.name == name => Some(level),
         Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
@@ -42,7 +42,7 @@ pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration>
 /// Decodes the objects of an embedded file. An object that cannot be read is left out, so a test
 /// must count them.
 #[must_use]
-pub fn decode_embedded(file: &str, text: &str) -> Vec<Object> {
+pub(crate) fn decode_embedded(file: &str, text: &str) -> Vec<Object> {
     let mut diagnostics = Diagnostics::default();
     let documents = document::parse_all(file, text, &mut diagnostics);
     let decoded = documents

@@ -22,7 +22,7 @@ pub fn read(documents: &[Node], diagnostics: &mut Diagnostics) -> Vec<Object> {
 
 /// As [`read`], with a location for each object: of a flow schema, the field that names its
 /// priority level; of a priority level, its beginning.
-pub fn read_with_locations(
+pub(crate) fn read_with_locations(
     documents: &[Node],
     diagnostics: &mut Diagnostics,
 ) -> Vec<(Object, SourceLocation)> {

@@ -9,7 +9,7 @@ use crate::document::MappingDecoder;
 
 /// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would reject
 /// in it.
-pub fn read_rules(
+pub(crate) fn read_rules(
     fields: &mut MappingDecoder<'_>,
     name: &'static str,
 ) -> Vec<PolicyRulesWithSubjects> {

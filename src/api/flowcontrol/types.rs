@@ -4,10 +4,10 @@
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 /// The name of the mandatory level whose requests are never queued or rejected, and of the flow
 /// schema that selects it.
-pub const EXEMPT: &str = "exempt";
+pub(crate) const EXEMPT: &str = "exempt";
 /// The name of the mandatory level for requests that no other flow schema matches, and of its flow
 /// schema.
-pub const CATCH_ALL: &str = "catch-all";
+pub(crate) const CATCH_ALL: &str = "catch-all";
 
 /// Defines a string that should have one of a few values, each spelled like its variant.
 macro_rules! string_enum {
@@ -90,7 +90,7 @@ impl Object {
 
     /// Whether weir would treat requests alike with either object: only status and version differ.
     #[must_use]
-    pub fn is_equivalent(&self, other: &Self) -> bool {
+    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
         let (own, others) = (self.metadata(), other.metadata());
         (&own.name, &own.uid) == (&others.name, &others.uid)
             && match (self, other) {
@@ -116,30 +116,29 @@ pub struct ObjectMeta {
     /// The name; objects of both kinds are cluster-scoped.
     pub name: String,
     /// The prefix of the generated name, for a manifest without a name.
-    pub generate_name: String,
+    pub(crate) generate_name: String,
     /// Set by the API server; empty in a manifest.
-    pub uid: String,
+    pub(crate) uid: String,
     /// Set by the API server; empty in a manifest.
-    pub resource_version: String,
+    pub(crate) resource_version: String,
     /// Labels, in the order written.
     pub labels: Vec<(String, String)>,
     /// Annotations, in the order written, without the annotation that marks a zero in v1beta3.
     pub annotations: Vec<(String, String)>,
     /// Only validated.
-    pub owner_references: Vec<OwnerReference>,
+    pub(crate) owner_references: Vec<OwnerReference>,
     /// Only validated.
-    pub finalizers: Vec<String>,
+    pub(crate) finalizers: Vec<String>,
 }
 
 /// An owner of an object (`metav1.OwnerReference`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "plain data, named as in a manifest")]
-pub struct OwnerReference {
-    pub api_version: String,
-    pub kind: String,
+pub(crate) struct OwnerReference {
+    pub(crate) api_version: String,
+    pub(crate) kind: String,
     pub name: String,
-    pub uid: String,
-    pub controller: bool,
+    pub(crate) uid: String,
+    pub(crate) controller: bool,
 }
 
 /// Selects the priority level of the requests that it matches.
@@ -150,7 +149,7 @@ pub struct FlowSchema {
     /// The spec.
     pub spec: FlowSchemaSpec,
     /// The types of `status.conditions`, the only part of the status that is validated.
-    pub condition_types: Vec<String>,
+    pub(crate) condition_types: Vec<String>,
 }
 
 /// The spec of a [`FlowSchema`].
@@ -254,7 +253,7 @@ pub struct PriorityLevelConfiguration {
     /// The spec.
     pub spec: PriorityLevelConfigurationSpec,
     /// The types of `status.conditions`, the only part of the status that is validated.
-    pub condition_types: Vec<String>,
+    pub(crate) condition_types: Vec<String>,
 }
 
 /// The spec of a [`PriorityLevelConfiguration`].

@@ -29,12 +29,12 @@ use crate::api::walk::CborWalker;
 use crate::api::walk::JsonWalker;
 use crate::numeric::saturating_u64;
 
-pub use crate::api::list_scan::totals::ListSummary;
+pub(crate) use crate::api::list_scan::totals::ListSummary;
 pub(super) use crate::api::list_scan::totals::is_transformed_kind;
 
 /// Scans one body, chunk by chunk.
 #[derive(Debug)]
-pub struct ListScan {
+pub(crate) struct ListScan {
     decoder: ListDecoder,
     bytes: u64,
 }
@@ -56,7 +56,7 @@ impl ListScan {
 
     /// Starts a scan of a body in this encoding.
     #[must_use]
-    pub fn new(media_type: MediaType) -> Self {
+    pub(crate) fn new(media_type: MediaType) -> Self {
         let body = match media_type {
             MediaType::Cbor => ListDecoder::Cbor(CborWalker::default(), ListVisitor::default()),
             MediaType::Json => ListDecoder::Json(JsonWalker::default(), ListVisitor::default()),
@@ -69,7 +69,7 @@ impl ListScan {
     }
 
     /// Consumes the next chunk of the body, of any length.
-    pub fn feed(&mut self, chunk: &[u8]) {
+    pub(crate) fn feed(&mut self, chunk: &[u8]) {
         let length = saturating_u64(chunk.len());
         self.bytes = self.bytes.saturating_add(length);
         match &mut self.decoder {
@@ -81,7 +81,7 @@ impl ListScan {
 
     /// Ends the scan: the body is complete.
     #[must_use]
-    pub fn finish(self) -> Option<ListSummary> {
+    pub(crate) fn finish(self) -> Option<ListSummary> {
         let (media_type, totals) = match self.decoder {
             ListDecoder::Cbor(walker, visitor) => (
                 MediaType::Cbor,
@@ -100,7 +100,7 @@ impl ListScan {
     /// The remaining items are assumed to have the same mean length as those that were scanned.
     /// `None` if no item was scanned, or if the list's metadata may still follow.
     #[must_use]
-    pub fn extrapolate(self, bytes: u64) -> Option<ListSummary> {
+    pub(crate) fn extrapolate(self, bytes: u64) -> Option<ListSummary> {
         let (media_type, totals) = match self.decoder {
             ListDecoder::Cbor(walker, visitor) if !walker.is_stopped() => {
                 (MediaType::Cbor, visitor.totals_so_far())

@@ -4,20 +4,20 @@ use crate::api::media_type::MediaType;
 
 /// The summary of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListSummary {
+pub(crate) struct ListSummary {
     /// Number of items, or of rows if the list is a table.
-    pub items: u64,
+    pub(crate) items: u64,
     /// `metadata.remainingItemCount`.
-    pub remaining_items: Option<u64>,
+    pub(crate) remaining_items: Option<u64>,
     /// Whether `metadata.continue` is set and not empty.
-    pub has_continue_token: bool,
+    pub(crate) has_continue_token: bool,
     /// Length of the body, in bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Whether the list is a table or a metadata list, so that its length is not that of the
     /// objects. The `Content-Type` of such responses does not show this, their kind does.
-    pub transformed: bool,
+    pub(crate) transformed: bool,
     /// The encoding of the body.
-    pub media_type: MediaType,
+    pub(crate) media_type: MediaType,
 }
 
 /// The summary without the length of the body.

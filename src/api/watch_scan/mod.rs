@@ -26,11 +26,11 @@ use crate::api::walk::JsonWalker;
 use crate::api::watch_scan::totals::WatchTotals;
 use crate::api::watch_scan::visitor::WatchVisitor;
 
-pub use crate::api::watch_scan::totals::InitialEvents;
+pub(crate) use crate::api::watch_scan::totals::InitialEvents;
 
 /// Scans one stream, chunk by chunk.
 #[derive(Debug)]
-pub struct WatchScan {
+pub(crate) struct WatchScan {
     decoder: WatchDecoder,
 }
 
@@ -44,7 +44,7 @@ enum WatchDecoder {
 impl WatchScan {
     /// Starts a scan of a stream in this encoding.
     #[must_use]
-    pub fn new(media_type: MediaType) -> Self {
+    pub(crate) fn new(media_type: MediaType) -> Self {
         let stream = match media_type {
             MediaType::Cbor => WatchDecoder::Cbor(CborWalker::default(), WatchVisitor::default()),
             MediaType::Json => WatchDecoder::Json(JsonWalker::default(), WatchVisitor::default()),
@@ -55,7 +55,7 @@ impl WatchScan {
 
     /// Consumes the next chunk of the stream, of any length. Returns whether the initial events
     /// have ended.
-    pub fn feed(&mut self, chunk: &[u8]) -> bool {
+    pub(crate) fn feed(&mut self, chunk: &[u8]) -> bool {
         match &mut self.decoder {
             WatchDecoder::Cbor(walker, visitor) => walker.feed(chunk, visitor),
             WatchDecoder::Json(walker, visitor) => walker.feed(chunk, visitor),
@@ -66,13 +66,13 @@ impl WatchScan {
 
     /// The initial events so far, or all of them if they have ended.
     #[must_use]
-    pub fn initial_events(&self) -> InitialEvents {
+    pub(crate) fn initial_events(&self) -> InitialEvents {
         self.totals().events
     }
 
     /// Whether the stream is malformed.
     #[must_use]
-    pub fn is_malformed(&self) -> bool {
+    pub(crate) fn is_malformed(&self) -> bool {
         match &self.decoder {
             WatchDecoder::Cbor(walker, _) => walker.is_stopped(),
             WatchDecoder::Json(walker, _) => walker.is_stopped(),

@@ -5,14 +5,14 @@ pub(super) const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
 
 /// The initial events, complete or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InitialEvents {
+pub(crate) struct InitialEvents {
     /// Number of ADDED events.
-    pub objects: u64,
+    pub(crate) objects: u64,
     /// Total length of their objects, in bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Whether the objects are tables or metadata, so that `bytes` is not the length of the
     /// objects.
-    pub transformed: bool,
+    pub(crate) transformed: bool,
 }
 
 /// The totals of all events that have ended.

@@ -46,22 +46,22 @@ const SELF_SUBJECT_REVIEW: &str =
 
 /// What the API server has answered.
 #[derive(Debug, Default)]
-pub struct OnlineReport {
+pub(crate) struct OnlineReport {
     /// What is wrong.
-    pub findings: Vec<OnlineFinding>,
+    pub(crate) findings: Vec<OnlineFinding>,
     /// The API server's version, such as `v1.36.0`.
-    pub server_version: Option<String>,
+    pub(crate) server_version: Option<String>,
     /// The user that weir's own credential belongs to.
     pub user: Option<String>,
 }
 
 /// An error or a warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OnlineFinding {
+pub(crate) struct OnlineFinding {
     /// An error is what clients will notice.
-    pub severity: Severity,
+    pub(crate) severity: Severity,
     /// The flag to change, without dashes.
-    pub flag: &'static str,
+    pub(crate) flag: &'static str,
     /// What is wrong, and what would be right.
     pub message: String,
 }
@@ -80,7 +80,7 @@ impl OnlineReport {
 ///
 /// # Cancel safety
 /// Dropping the future closes its connections.
-pub async fn check_online(config: Config, upstream_flag: &'static str) -> OnlineReport {
+pub(crate) async fn check_online(config: Config, upstream_flag: &'static str) -> OnlineReport {
     let mut report = OnlineReport::default();
     let mut check = OnlineCheck {
         upstream_flag,

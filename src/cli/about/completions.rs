@@ -10,7 +10,7 @@ use crate::cli::process::exit::print_stdout;
 
 /// `weir completions`.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// The shell that reads the script.
     #[arg(value_name = "SHELL", value_enum)]
     shell: Shell,

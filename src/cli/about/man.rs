@@ -14,7 +14,7 @@ use crate::cli::process::exit::exit_with_failure;
 
 /// `weir man`.
 #[derive(Args, Clone, Debug)]
-pub struct ManArgs {
+pub(crate) struct ManArgs {
     /// The folder to write them to, made if it does not exist: weir.1, and weir-COMMAND.1 for each command.
     #[arg(value_name = "DIR")]
     dir: PathBuf,

@@ -6,6 +6,6 @@
 //! |---|---|
 //! | 0 | `completions` `man` `version` |
 
-pub mod completions;
-pub mod man;
-pub mod version;
+pub(crate) mod completions;
+pub(crate) mod man;
+pub(crate) mod version;

@@ -14,7 +14,7 @@ const KUBERNETES: &str = "1.36";
 
 /// `weir version`.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct VersionArgs {
+pub(crate) struct VersionArgs {
     /// How to print it.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = VersionFormat::Text)]
     output: VersionFormat,

@@ -34,13 +34,13 @@ use crate::document::Severity;
 
 /// `weir check`.
 #[derive(Args, Clone, Debug)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// What is checked.
     #[command(flatten)]
-    pub serve: ServeArgs,
+    pub(crate) serve: ServeArgs,
     /// How.
     #[command(flatten)]
-    pub options: CheckOptions,
+    pub(crate) options: CheckOptions,
 }
 
 /// The flags that `weir serve` does not have.
@@ -50,7 +50,7 @@ pub struct CheckOptions {
     /// Ask the API server, too, for at most 10 seconds: whether it can be reached and verified, and accepts weir's credential, its
     /// rights and its front-proxy certificate. Runs the credential plugin of --kubeconfig. Changes nothing.
     #[arg(long)]
-    pub online: bool,
+    pub(crate) online: bool,
     /// How the findings are printed.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = CheckFormat::Text)]
     pub output: CheckFormat,

@@ -11,7 +11,7 @@ use crate::cli::config_resolver::findings::Findings;
 
 /// How the report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum CheckFormat {
+pub(crate) enum CheckFormat {
     /// A line for each finding, and a summary.
     #[default]
     Text,

@@ -34,23 +34,23 @@ use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
 
 /// `weir serve`.
 #[derive(Args, Clone, Debug)]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// Which API server.
     #[command(flatten)]
-    pub upstream: UpstreamArgs,
+    pub(crate) upstream: UpstreamArgs,
     /// Everything else.
     #[command(flatten)]
-    pub proxy: ProxyArgs,
+    pub(crate) proxy: ProxyArgs,
 }
 
 /// Which API server weir stands in front of.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Upstream")]
-pub struct UpstreamArgs {
+pub(crate) struct UpstreamArgs {
     /// The API server, as https://HOST:PORT; this or --kubeconfig is required. Several times (or separated by commas): as many
     /// API servers of one cluster, among which requests are balanced. A name with several addresses is as many servers.
     #[arg(long, value_name = "URL", value_delimiter = ',')]
-    pub upstream: Vec<String>,
+    pub(crate) upstream: Vec<String>,
     /// Whether to balance requests among the addresses that the EndpointSlices of the Service default/kubernetes list, which
     /// weir's own user must be allowed to list and watch. Needs --kubeconfig. The configured server is used until they are known, and
     /// where none of them is available.
@@ -66,32 +66,32 @@ pub struct UpstreamArgs {
     pub upstream_endpoint_slices: bool,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
-    pub upstream_ca_file: Option<PathBuf>,
+    pub(crate) upstream_ca_file: Option<PathBuf>,
     /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. Clients' requests do
     /// not carry these credentials, except with --assert-by=impersonation. Not together with --upstream or --upstream-ca-file.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The kubeconfig's context to use; its current one if not given.
     #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    pub(crate) context: Option<String>,
     /// Client certificate that makes weir a front proxy to the API server, which then accepts the user that weir names; signed by
     /// the CA of the API server's --requestheader-client-ca-file, with a common name that its --requestheader-allowed-names
     /// admits (kubeadm: front-proxy-client). Needed for clients that come with a certificate.
     #[arg(long, value_name = "FILE")]
-    pub proxy_client_cert_file: Option<PathBuf>,
+    pub(crate) proxy_client_cert_file: Option<PathBuf>,
     /// Key of --proxy-client-cert-file.
     #[arg(long, value_name = "FILE")]
-    pub proxy_client_key_file: Option<PathBuf>,
+    pub(crate) proxy_client_key_file: Option<PathBuf>,
     /// How weir asserts the user of a client certificate to the API server: as a front proxy, by --proxy-client-cert-file; or, where
     /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
     /// be allowed to impersonate users, groups, serviceaccounts, uids and userextras.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
-    pub assert_by: AssertBy,
+    pub(crate) assert_by: AssertBy,
 }
 
 /// How the API server is told who a client with a certificate is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum AssertBy {
+pub(crate) enum AssertBy {
     /// As a front proxy, by --proxy-client-cert-file.
     #[default]
     FrontProxy,
@@ -101,64 +101,64 @@ pub enum AssertBy {
 
 /// What holds for every API server.
 #[derive(Args, Clone, Debug)]
-pub struct ProxyArgs {
+pub(crate) struct ProxyArgs {
     /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits and
     /// authentication, which have no flag, stand in it only.
     #[arg(long, value_name = "FILE", help_heading = "General")]
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Towards clients.
     #[command(flatten)]
-    pub serving: ServingArgs,
+    pub(crate) serving: ServingArgs,
     /// Who asks.
     #[command(flatten)]
-    pub identity: IdentityArgs,
+    pub(crate) identity: IdentityArgs,
     /// How much at a time.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// What is told of requests.
     #[command(flatten)]
-    pub reporting: ReportingArgs,
+    pub(crate) reporting: ReportingArgs,
     /// The rest.
     #[command(flatten)]
-    pub operation: OperationArgs,
+    pub(crate) operation: OperationArgs,
     /// Where all of it stands, and what it comes to.
     #[arg(skip)]
-    pub origin: ConfigOrigin,
+    pub(crate) origin: ConfigOrigin,
 }
 
 /// Towards clients.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
-pub struct ServingArgs {
+pub(crate) struct ServingArgs {
     /// Address to listen on: 0.0.0.0 by default, for the playground 127.0.0.1.
     #[arg(long, value_name = "IP")]
-    pub bind_address: Option<IpAddr>,
+    pub(crate) bind_address: Option<IpAddr>,
     /// Port to listen on; 0 takes any free one.
     #[arg(long, value_name = "PORT", default_value_t = 6443)]
-    pub secure_port: u16,
+    pub(crate) secure_port: u16,
     /// Certificate that clients see, with its intermediates (PEM). Required, except by the playground.
     #[arg(long, value_name = "FILE")]
-    pub tls_cert_file: Option<PathBuf>,
+    pub(crate) tls_cert_file: Option<PathBuf>,
     /// Key of --tls-cert-file, required like it.
     #[arg(long, value_name = "FILE")]
-    pub tls_private_key_file: Option<PathBuf>,
+    pub(crate) tls_private_key_file: Option<PathBuf>,
     /// Minimum TLS version.
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
-    pub tls_min_version: TlsVersion,
+    pub(crate) tls_min_version: TlsVersion,
     /// Most streams at a time on an HTTP/2 connection of a client; 0 is 100, as for kube-apiserver.
     #[arg(long, value_name = "N", default_value_t = 100)]
-    pub http2_max_streams_per_connection: u32,
+    pub(crate) http2_max_streams_per_connection: u32,
     /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_goaway_chance)]
-    pub goaway_chance: f64,
+    pub(crate) goaway_chance: f64,
     /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). Idle connections are none
     /// of its concern. 0 is no limit.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
-    pub request_header_timeout: Duration,
+    pub(crate) request_header_timeout: Duration,
     /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
     /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 0 is no limit.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
-    pub http2_max_resets_per_second: u32,
+    pub(crate) http2_max_resets_per_second: u32,
     /// Most open connections of clients; by default what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: Option<u32>,
@@ -166,7 +166,7 @@ pub struct ServingArgs {
 
 /// kube-apiserver's names of the TLS versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TlsVersion {
+pub(crate) enum TlsVersion {
     /// TLS 1.2 and 1.3.
     #[value(name = "VersionTLS12")]
     VersionTLS12,
@@ -178,35 +178,35 @@ pub enum TlsVersion {
 /// Who asks.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Identity")]
-pub struct IdentityArgs {
+pub(crate) struct IdentityArgs {
     /// CA of the clients' certificates (PEM). Without it weir requests no client certificate.
     #[arg(long, value_name = "FILE")]
-    pub client_ca_file: Option<PathBuf>,
+    pub(crate) client_ca_file: Option<PathBuf>,
     /// Tokens and their users, a line each: token,user,uid,"group1,group2". Used to identify users; the token itself
     /// goes on to the API server, which judges it.
     #[arg(long, value_name = "FILE")]
-    pub token_auth_file: Option<PathBuf>,
+    pub(crate) token_auth_file: Option<PathBuf>,
     /// Public keys (PEM) that service accounts' tokens are signed with. May be given several times. Without it the API server
     /// is asked for them (/openid/v1/jwks), where weir has credentials of its own.
     #[arg(long, value_name = "FILE")]
-    pub service_account_key_file: Vec<PathBuf>,
+    pub(crate) service_account_key_file: Vec<PathBuf>,
     /// The issuer of service accounts' tokens. May be given several times. Needed with --service-account-key-file; otherwise
     /// the API server is asked.
     #[arg(long, value_name = "URL")]
-    pub service_account_issuer: Vec<String>,
+    pub(crate) service_account_issuer: Vec<String>,
     /// Audiences of tokens for the API server, as in its own --api-audiences; by default the issuer.
     #[arg(long, value_name = "AUDIENCE", value_delimiter = ',')]
-    pub api_audiences: Vec<String>,
+    pub(crate) api_audiences: Vec<String>,
     /// Issuers of OIDC tokens that weir verifies by itself: kube-apiserver's AuthenticationConfiguration, which may say by
     /// jwksURL or jwksFile where an issuer's keys are.
     #[arg(long, value_name = "FILE")]
-    pub authentication_config: Option<PathBuf>,
+    pub(crate) authentication_config: Option<PathBuf>,
     /// How long the API server's word about a token (TokenReview) is good for.
     #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = parse_duration)]
-    pub authentication_token_webhook_cache_ttl: Duration,
+    pub(crate) authentication_token_webhook_cache_ttl: Duration,
     /// TokenReviews that weir sends a second at most, where it has credentials of its own; 0 sends none.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
-    pub token_reviews_per_second: u32,
+    pub(crate) token_reviews_per_second: u32,
     /// Count a request that impersonates for whom it impersonates, as the API server does, once the API server has said that it may
     /// (SubjectAccessReview, with the credentials of --kubeconfig). Otherwise it counts for who sends it.
     #[arg(
@@ -218,21 +218,21 @@ pub struct IdentityArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub classify_impersonated: bool,
+    pub(crate) classify_impersonated: bool,
     /// Most SubjectAccessReviews a second that the API server is asked for: one for each user, group, uid and extra value that a
     /// client impersonates, good for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub access_reviews_per_second: u32,
+    pub(crate) access_reviews_per_second: u32,
     /// CA of the certificates of front proxies before weir (PEM), whose identity headers are accepted.
     #[arg(long, value_name = "FILE")]
-    pub requestheader_client_ca_file: Option<PathBuf>,
+    pub(crate) requestheader_client_ca_file: Option<PathBuf>,
     /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub requestheader_allowed_names: Vec<String>,
+    pub(crate) requestheader_allowed_names: Vec<String>,
     /// Networks whose X-Forwarded-For is accepted: it goes on to the API server and into the audit log. What goes by a client's
     /// address here sees the connection's own, or that of --proxy-protocol. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub trusted_proxies: Vec<IpNet>,
+    pub(crate) trusted_proxies: Vec<IpNet>,
     /// Connections from --trusted-proxies tell by the PROXY protocol (version 2) whose they are; one without its header is
     /// the proxy's own. Only for proxies that always send it: a client's own bytes would be believed otherwise.
     #[arg(
@@ -244,7 +244,7 @@ pub struct IdentityArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub proxy_protocol: bool,
+    pub(crate) proxy_protocol: bool,
     /// Headers that carry the user's name: read from trusted front proxies before weir. weir sends the first to the API server,
     /// and strips all of them from clients' requests.
     #[arg(
@@ -253,7 +253,7 @@ pub struct IdentityArgs {
         value_delimiter = ',',
         default_value = "X-Remote-User"
     )]
-    pub requestheader_username_headers: Vec<HeaderName>,
+    pub(crate) requestheader_username_headers: Vec<HeaderName>,
     /// Likewise for the uid.
     #[arg(
         long,
@@ -261,7 +261,7 @@ pub struct IdentityArgs {
         value_delimiter = ',',
         default_value = "X-Remote-Uid"
     )]
-    pub requestheader_uid_headers: Vec<HeaderName>,
+    pub(crate) requestheader_uid_headers: Vec<HeaderName>,
     /// Likewise for the groups.
     #[arg(
         long,
@@ -269,7 +269,7 @@ pub struct IdentityArgs {
         value_delimiter = ',',
         default_value = "X-Remote-Group"
     )]
-    pub requestheader_group_headers: Vec<HeaderName>,
+    pub(crate) requestheader_group_headers: Vec<HeaderName>,
     /// Likewise for everything else; the beginning of the headers' names.
     #[arg(
         long,
@@ -277,26 +277,26 @@ pub struct IdentityArgs {
         value_delimiter = ',',
         default_value = "X-Remote-Extra-"
     )]
-    pub requestheader_extra_headers_prefix: Vec<HeaderName>,
+    pub(crate) requestheader_extra_headers_prefix: Vec<HeaderName>,
 }
 
 /// How much at a time.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
-pub struct LimitArgs {
+pub(crate) struct LimitArgs {
     /// With priority and fairness (the default) it and --max-mutating-requests-inflight are added up to the total number of
     /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 400)]
-    pub max_requests_inflight: u32,
+    pub(crate) max_requests_inflight: u32,
     /// With priority and fairness (the default) it and --max-requests-inflight are added up to the total number of seats.
     /// Without, the most mutating requests in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 200)]
-    pub max_mutating_requests_inflight: u32,
+    pub(crate) max_mutating_requests_inflight: u32,
     /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
     /// how large (GET /metrics); 0s not at all. Where it does not tell, weir counts by lists of one object (?limit=1) what is
     /// listed through it, as far as it may list, and otherwise by the lists and watches that pass through.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_duration)]
-    pub object_count_poll_period: Duration,
+    pub(crate) object_count_poll_period: Duration,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
     /// false they hold by themselves.
     #[arg(
@@ -308,34 +308,34 @@ pub struct LimitArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub enable_priority_and_fairness: bool,
+    pub(crate) enable_priority_and_fairness: bool,
     /// A file or a folder of files (YAML or JSON) with FlowSchemas and PriorityLevelConfigurations, as kubectl prints them.
     /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
     #[arg(long, value_name = "PATH")]
-    pub flowcontrol_config: Vec<PathBuf>,
+    pub(crate) flowcontrol_config: Vec<PathBuf>,
     /// Where FlowSchemas and PriorityLevelConfigurations come from, besides the built-in ones and --flowcontrol-config, which lies
     /// over all others by name: cluster watches those of the API server with the credentials of --kubeconfig, which need the verbs
     /// list and watch for both; files does not; auto is cluster where there are credentials.
     #[arg(long, value_name = "SOURCE", value_enum, default_value_t = FlowcontrolSource::Auto)]
-    pub flowcontrol_source: FlowcontrolSource,
+    pub(crate) flowcontrol_source: FlowcontrolSource,
     /// A folder in which weir keeps the API server's last known FlowSchemas and PriorityLevelConfigurations, so that they are in
     /// force after a restart while the API server is away. Created if it is not there.
     #[arg(long, value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
+    pub(crate) state_dir: Option<PathBuf>,
     /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
     /// client limits still reject; max-in-flight has no dry run.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
-    pub flowcontrol_enforcement: FlowcontrolEnforcement,
+    pub(crate) flowcontrol_enforcement: FlowcontrolEnforcement,
     /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
     #[arg(long, value_name = "FILE")]
-    pub admission_control_config_file: Option<PathBuf>,
+    pub(crate) admission_control_config_file: Option<PathBuf>,
     /// The configuration of EventRateLimit by itself (eventratelimit.admission.k8s.io/v1alpha1). Without either file events
     /// are not limited.
     #[arg(long, value_name = "FILE")]
-    pub event_rate_limit_config: Option<PathBuf>,
+    pub(crate) event_rate_limit_config: Option<PathBuf>,
     /// Which API groups' events are limited: all (the core group and events.k8s.io), or core as kube-apiserver has it.
     #[arg(long, value_name = "GROUPS", value_enum, default_value_t = EventGroups::All)]
-    pub event_rate_limit_groups: EventGroups,
+    pub(crate) event_rate_limit_groups: EventGroups,
     /// Tell the client of an event too many when to come again. kube-apiserver does not, and client-go then drops the event.
     #[arg(
         long,
@@ -346,10 +346,10 @@ pub struct LimitArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub event_rate_limit_retry_after: bool,
+    pub(crate) event_rate_limit_retry_after: bool,
     /// Longest that a request may take, unless it is a long-running one; more than 0s.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_request_timeout)]
-    pub request_timeout: Duration,
+    pub(crate) request_timeout: Duration,
     /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
     /// this long; 0 sends all of them at once. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
@@ -357,14 +357,14 @@ pub struct LimitArgs {
     /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
     /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
-    pub request_body_buffer: u32,
+    pub(crate) request_body_buffer: u32,
     /// Least rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a second;
     /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
-    pub min_transfer_rate: u32,
+    pub(crate) min_transfer_rate: u32,
     /// How far a transfer may fall behind --min-transfer-rate.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
-    pub min_transfer_rate_grace: Duration,
+    pub(crate) min_transfer_rate_grace: Duration,
     /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
     /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
     /// server a TLS handshake. 0 is no limit.
@@ -378,7 +378,7 @@ pub struct LimitArgs {
 
 /// Where flow schemas and priority levels come from, besides files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FlowcontrolSource {
+pub(crate) enum FlowcontrolSource {
     /// The API server, where weir has credentials.
     Auto,
     /// The API server.
@@ -389,7 +389,7 @@ pub enum FlowcontrolSource {
 
 /// What becomes of the decisions of priority and fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FlowcontrolEnforcement {
+pub(crate) enum FlowcontrolEnforcement {
     /// They are only counted.
     #[value(name = "DryRun")]
     DryRun,
@@ -400,7 +400,7 @@ pub enum FlowcontrolEnforcement {
 
 /// The API groups of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EventGroups {
+pub(crate) enum EventGroups {
     /// The core group and events.k8s.io.
     All,
     /// The core group.
@@ -410,21 +410,21 @@ pub enum EventGroups {
 /// What is told of requests.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Audit")]
-pub struct ReportingArgs {
+pub(crate) struct ReportingArgs {
     /// Write an audit log to this file, an event (audit.k8s.io/v1) a line; - is the standard output. Events that are not
     /// written fast enough are dropped and counted: no request waits for the log.
     #[arg(long, value_name = "FILE")]
-    pub audit_log_path: Option<PathBuf>,
+    pub(crate) audit_log_path: Option<PathBuf>,
     /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies, so that Request and RequestResponse
     /// count as Metadata. Without a policy all requests are in it.
     #[arg(long, value_name = "FILE")]
-    pub audit_policy_file: Option<PathBuf>,
+    pub(crate) audit_policy_file: Option<PathBuf>,
     /// Days for which rotated files of the audit log are kept; 0 is for ever.
     #[arg(long, value_name = "DAYS", default_value_t = 0)]
-    pub audit_log_maxage: u32,
+    pub(crate) audit_log_maxage: u32,
     /// How many rotated files of the audit log are kept; 0 is any number.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub audit_log_maxbackup: u32,
+    pub(crate) audit_log_maxbackup: u32,
     /// Size in megabytes at which the file of the audit log is rotated.
     #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub audit_log_maxsize: u32,
@@ -439,16 +439,16 @@ pub struct ReportingArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub explain_responses: bool,
+    pub(crate) explain_responses: bool,
 }
 
 /// Running it.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Operation")]
-pub struct OperationArgs {
+pub(crate) struct OperationArgs {
     /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub shutdown_delay_duration: Duration,
+    pub(crate) shutdown_delay_duration: Duration,
     /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
     /// their clients come back together.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
@@ -457,10 +457,10 @@ pub struct OperationArgs {
     /// reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
     /// level is 403.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
-    pub admin_address: SocketAddr,
+    pub(crate) admin_address: SocketAddr,
     /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
     #[arg(long, value_name = "HOST:PORT")]
-    pub health_address: Option<SocketAddr>,
+    pub(crate) health_address: Option<SocketAddr>,
     /// Serve /metrics on --health-address, too.
     #[arg(
         long,
@@ -471,26 +471,26 @@ pub struct OperationArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub health_metrics: bool,
+    pub(crate) health_metrics: bool,
     /// Threads that serve; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub workers: Option<u16>,
+    pub(crate) workers: Option<u16>,
     /// Traces by OpenTelemetry: kube-apiserver's TracingConfiguration, which says where the collector is (OTLP by gRPC) and how
     /// many requests are traced whose client has not begun a trace.
     #[arg(long, value_name = "FILE")]
-    pub tracing_config_file: Option<PathBuf>,
+    pub(crate) tracing_config_file: Option<PathBuf>,
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
-    pub logging_format: LoggingFormat,
+    pub(crate) logging_format: LoggingFormat,
     /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info (weir::access=debug:
     /// each request; weir::rejections: rejections).
     #[arg(long, value_name = "FILTER", default_value = "info")]
-    pub log_level: String,
+    pub(crate) log_level: String,
 }
 
 /// kube-apiserver's names of the log formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LoggingFormat {
+pub(crate) enum LoggingFormat {
     /// A line for people.
     Text,
     /// An object a line.

@@ -25,7 +25,7 @@ pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
 
 /// Where the settings come from, and the effective configuration.
 #[derive(Clone, Debug, Default)]
-pub struct ConfigOrigin {
+pub(crate) struct ConfigOrigin {
     /// Locations of the settings of the `--config` file that are in effect, by the flag's name.
     pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
     /// Warnings about the settings of the `--config` file.

@@ -48,52 +48,52 @@ const OWNER_ONLY: u32 = 0o700;
 
 /// `weir playground`.
 #[derive(Args, Clone, Debug)]
-pub struct PlaygroundArgs {
+pub(crate) struct PlaygroundArgs {
     /// The API server.
     #[command(flatten)]
-    pub server: ServerArgs,
+    pub(crate) server: ServerArgs,
     /// weir in front of it.
     #[command(flatten)]
-    pub proxy: ProxyArgs,
+    pub(crate) proxy: ProxyArgs,
 }
 
 /// The API server of the playground.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Playground")]
-pub struct ServerArgs {
+pub(crate) struct ServerArgs {
     /// Where kubeconfig, certificates, tokens and addresses are written; a fresh temporary folder if not given.
     /// Certificates and tokens that are there already are used again.
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Run the API server alone, on --bind-address and --secure-port, with no weir in front.
     #[arg(long)]
-    pub apiserver_only: bool,
+    pub(crate) apiserver_only: bool,
     /// Nodes to begin with.
     #[arg(long, value_name = "N", default_value_t = 3)]
-    pub nodes: usize,
+    pub(crate) nodes: usize,
     /// Pods to begin with.
     #[arg(long, value_name = "N", default_value_t = 20)]
-    pub pods: usize,
+    pub(crate) pods: usize,
     /// How many requests the API server serves at full speed; more of them share it. Unlimited if not given.
     #[arg(long, value_name = "N")]
-    pub capacity: Option<NonZeroUsize>,
+    pub(crate) capacity: Option<NonZeroUsize>,
     /// How long the API server takes to serve a request at full speed.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub service_time: Duration,
+    pub(crate) service_time: Duration,
     /// The API server's own limit of requests in flight, for comparisons; refuses as kube-apiserver does.
     #[arg(long, value_name = "N")]
-    pub max_in_flight: Option<usize>,
+    pub(crate) max_in_flight: Option<usize>,
     /// Seats of the API server's own priority and fairness, for comparisons; queues and refuses as kube-apiserver does, by the
     /// flow schemas and priority levels that it stores. kube-apiserver has 600: its --max-requests-inflight and
     /// --max-mutating-requests-inflight together. None if not given.
     #[arg(long, value_name = "SEATS", conflicts_with = "max_in_flight")]
-    pub apiserver_concurrency_limit: Option<NonZeroU32>,
+    pub(crate) apiserver_concurrency_limit: Option<NonZeroU32>,
     /// CPU time that the API server burns for each answer.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub service_cpu: Duration,
+    pub(crate) service_cpu: Duration,
     /// CPU time that the API server burns for each refusal of its own.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub refusal_cpu: Duration,
+    pub(crate) refusal_cpu: Duration,
 }
 
 /// Runs the command.

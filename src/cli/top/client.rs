@@ -35,7 +35,7 @@ const MAX_BYTES: usize = 32 << 20;
 
 /// The address of an admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdminUrl {
+pub(crate) struct AdminUrl {
     /// The URL without a `/` at its end.
     base: String,
     authority: String,
@@ -48,7 +48,7 @@ impl AdminUrl {
     ///
     /// # Errors
     /// If it is not such a URL. The message has an example.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let invalid =
             |why: &str| format!("{text:?}: {why}; it should look like http://127.0.0.1:6480");
         let with_scheme = match text.contains("://") {
@@ -99,7 +99,7 @@ impl fmt::Display for AdminUrl {
 ///
 /// # Cancel safety
 /// The connection ends with the future. Nothing is lost.
-pub async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String> {
+pub(crate) async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String> {
     let response = with_timeout(get(address, "/status.json")).await?;
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
@@ -113,7 +113,7 @@ pub async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String
 ///
 /// # Cancel safety
 /// The connection ends with the future. Nothing is lost.
-pub async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, String> {
+pub(crate) async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, String> {
     let response = with_timeout(get(address, path)).await?;
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
@@ -127,7 +127,7 @@ pub async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, String>
 ///
 /// # Cancel safety
 /// The connection ends with the future. Nothing is lost.
-pub async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String, String> {
+pub(crate) async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String, String> {
     let response = with_timeout(get(address, path)).await?;
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
@@ -138,7 +138,7 @@ pub async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String, String
 ///
 /// # Cancel safety
 /// The connection ends with the future.
-pub async fn stream_updates(address: AdminUrl, updates: mpsc::Sender<StatusUpdate>) {
+pub(crate) async fn stream_updates(address: AdminUrl, updates: mpsc::Sender<StatusUpdate>) {
     loop {
         let Err(why) = read_events(&address, &updates).await else {
             return;

@@ -9,12 +9,12 @@ use crate::observe::status::snapshot::StatusSnapshot;
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Explains rejection counts under `--flowcontrol-enforcement=DryRun`.
-pub const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";
+pub(crate) const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";
 
 /// Makes text that a client may have chosen safe for a terminal: replaces characters that move the
 /// cursor or change the direction of the line.
 #[must_use]
-pub fn sanitize(text: &str) -> String {
+pub(crate) fn sanitize(text: &str) -> String {
     let replace = |c: char| match c {
         '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}'
@@ -28,7 +28,7 @@ pub fn sanitize(text: &str) -> String {
 
 /// A rate.
 #[must_use]
-pub fn rate(rate: f64) -> String {
+pub(crate) fn rate(rate: f64) -> String {
     match rate {
         ..=0.0 => "0".to_owned(),
         ..0.1 => "<0.1".to_owned(),
@@ -40,7 +40,7 @@ pub fn rate(rate: f64) -> String {
 
 /// A count.
 #[must_use]
-pub fn count(count: u64) -> String {
+pub(crate) fn count(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
         100_000..10_000_000 => format!("{:.0}k", to_f64(count) / 1e3),
@@ -50,7 +50,7 @@ pub fn count(count: u64) -> String {
 
 /// A duration, given in seconds.
 #[must_use]
-pub fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         ..=0.0 => "0".to_owned(),
         ..0.001 => "<1ms".to_owned(),
@@ -62,7 +62,7 @@ pub fn duration(seconds: f64) -> String {
 
 /// An uptime, given in seconds.
 #[must_use]
-pub fn uptime(seconds: u64) -> String {
+pub(crate) fn uptime(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -74,7 +74,7 @@ pub fn uptime(seconds: u64) -> String {
 
 /// An amount of data, given in bytes.
 #[must_use]
-pub fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     let mut rest = to_f64(bytes);
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if rest < 1024.0 {
@@ -87,7 +87,7 @@ pub fn bytes(bytes: u64) -> String {
 
 /// Borrowed seats. Negative: seats that are lent.
 #[must_use]
-pub fn borrowed(seats: i64) -> String {
+pub(crate) fn borrowed(seats: i64) -> String {
     match seats {
         0 => "-".to_owned(),
         1.. => format!("+{seats}"),
@@ -97,7 +97,7 @@ pub fn borrowed(seats: i64) -> String {
 
 /// Executing seats and the current limit of a priority level.
 #[must_use]
-pub fn seats(in_use: u64, limit: Option<u32>) -> String {
+pub(crate) fn seats(in_use: u64, limit: Option<u32>) -> String {
     match limit {
         Some(limit) => format!("{in_use}/{limit}"),
         None => format!("{in_use}/-"),
@@ -106,7 +106,7 @@ pub fn seats(in_use: u64, limit: Option<u32>) -> String {
 
 /// The last `width` values as blocks, relative to `max`. Zero is a space.
 #[must_use]
-pub fn plot(values: &[f32], max: f32, width: usize) -> String {
+pub(crate) fn plot(values: &[f32], max: f32, width: usize) -> String {
     let from = values.len().saturating_sub(width);
     let visible = values.get(from..).unwrap_or_default();
     let blocks = visible.iter().map(|&value| plot_block(value, max));
@@ -129,7 +129,7 @@ fn plot_block(value: f32, max: f32) -> char {
 
 /// The responses of one class of status codes, such as 2 for 2xx.
 #[must_use]
-pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
+pub(crate) fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
     let codes = snapshot.requests.by_code.iter();
     codes
         .filter(|(code, _)| **code / 100 == class)
@@ -139,14 +139,14 @@ pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
 
 /// The name of a limit, marked if it has a dry run.
 #[must_use]
-pub fn limit_name(limit: &RateLimitSnapshot) -> String {
+pub(crate) fn limit_name(limit: &RateLimitSnapshot) -> String {
     let dry_run = if limit.dry_run { " (dry run)" } else { "" };
     format!("{}{dry_run}", sanitize(&limit.name))
 }
 
 /// The key with most rejections of a limit, and their count.
 #[must_use]
-pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
+pub(crate) fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
     let first = limit.top.first();
     first.map_or_else(
         || "-".to_owned(),
@@ -156,7 +156,7 @@ pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
 
 /// Several API servers: how many are used, and the first of the others. `None` for a single one.
 #[must_use]
-pub fn api_servers(snapshot: &StatusSnapshot) -> Option<String> {
+pub(crate) fn api_servers(snapshot: &StatusSnapshot) -> Option<String> {
     let servers = &snapshot.upstream.servers;
     if servers.len() < 2 {
         return None;
@@ -171,7 +171,7 @@ pub fn api_servers(snapshot: &StatusSnapshot) -> Option<String> {
 
 /// The connection budget with the highest usage, and its largest holder. `None` if all are unused.
 #[must_use]
-pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
+pub(crate) fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
     let used = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
     let fullest = used.max_by(|a, b| {
         let usage = |of: &SlotsStatus| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
@@ -196,7 +196,7 @@ pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
 
 /// The state of `/readyz` as text, and whether it is healthy.
 #[must_use]
-pub fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
+pub(crate) fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
     let readiness = &snapshot.readiness;
     match (readiness.ready, &readiness.upstream_failure) {
         _ if readiness.shutting_down => ("shutting down".to_owned(), false),

@@ -14,14 +14,14 @@
 //! | 3 | `client` `panels` `text_table` |
 //! | 4 | `view` |
 
-pub mod client;
-pub mod format;
-pub mod model;
+pub(crate) mod client;
+pub(crate) mod format;
+pub(crate) mod model;
 mod panels;
-pub mod text_table;
-pub mod view;
-pub mod view_model;
-pub mod view_options;
+pub(crate) mod text_table;
+pub(crate) mod view;
+pub(crate) mod view_model;
+pub(crate) mod view_options;
 
 use std::io;
 use std::io::IsTerminal;
@@ -62,7 +62,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// `weir top`.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Top")]
-pub struct TopArgs {
+pub(crate) struct TopArgs {
     /// weir's admin address: http://HOST:PORT.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
     admin: AdminUrl,

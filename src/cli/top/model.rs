@@ -23,7 +23,7 @@ const MAX_SNAPSHOTS: usize = 8;
 
 /// An update from weir, or the loss of the connection.
 #[derive(Clone, Debug)]
-pub enum StatusUpdate {
+pub(crate) enum StatusUpdate {
     /// The history before the first snapshot.
     History(StatusHistory),
     /// weir is not reachable. Holds the reason.
@@ -34,7 +34,7 @@ pub enum StatusUpdate {
 
 /// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyOutcome {
+pub(crate) enum KeyOutcome {
     /// Continue.
     Redraw,
     /// End the program.
@@ -43,13 +43,13 @@ pub enum KeyOutcome {
 
 /// The state of the program.
 #[derive(Debug, Default)]
-pub struct TopModel {
+pub(crate) struct TopModel {
     /// What the operator has chosen to see.
-    pub options: ViewOptions,
+    pub(crate) options: ViewOptions,
     /// The data that is displayed.
-    pub view_model: ViewModel,
+    pub(crate) view_model: ViewModel,
     /// Why the connection is lost, if it is.
-    pub disconnect_reason: Option<String>,
+    pub(crate) disconnect_reason: Option<String>,
     snapshots: VecDeque<StatusSnapshot>,
     ring: HistoryRing,
     last_row_ms: u64,
@@ -58,7 +58,7 @@ pub struct TopModel {
 impl TopModel {
     /// A model without any update.
     #[must_use]
-    pub fn new(options: ViewOptions) -> Self {
+    pub(crate) fn new(options: ViewOptions) -> Self {
         Self {
             options,
             ..Self::default()
@@ -66,7 +66,7 @@ impl TopModel {
     }
 
     /// Applies an update.
-    pub fn handle_update(&mut self, update: StatusUpdate) {
+    pub(crate) fn handle_update(&mut self, update: StatusUpdate) {
         match update {
             StatusUpdate::History(history) => {
                 self.last_row_ms = history.unix_ms.last().copied().unwrap_or_default();
@@ -117,7 +117,7 @@ impl TopModel {
     }
 
     /// Handles a key.
-    pub fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
+    pub(crate) fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
             return KeyOutcome::Redraw;
         }

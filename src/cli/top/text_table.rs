@@ -17,7 +17,7 @@ use crate::observe::top_talkers::Window;
 
 /// The whole status as lines of text.
 #[must_use]
-pub fn render_table(view_model: &ViewModel, options: &ViewOptions) -> String {
+pub(crate) fn render_table(view_model: &ViewModel, options: &ViewOptions) -> String {
     let Some((now, _)) = &view_model.now else {
         return String::new();
     };
@@ -36,7 +36,7 @@ pub fn render_table(view_model: &ViewModel, options: &ViewOptions) -> String {
 
 /// Keeps the lists of this grouping and window, and sorts their rows. `None` keeps all lists and
 /// their order.
-pub fn select_lists(
+pub(crate) fn select_lists(
     lists: &mut Vec<TopTalkersStatus>,
     by: Option<Dimension>,
     window: Option<Window>,

@@ -65,7 +65,7 @@ const KEY_HELP: &[(&str, &str)] = &[
 ];
 
 /// Draws the screen. Returns the maximum scroll offset of each panel.
-pub fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOffsets {
+pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOffsets {
     let area = frame.area();
     let mut max_offsets = ScrollOffsets::default();
     if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {

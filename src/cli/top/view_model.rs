@@ -16,43 +16,43 @@ use crate::observe::top_talkers;
 
 /// The displayed data. It does not change while the view is frozen.
 #[derive(Clone, Debug, Default)]
-pub struct ViewModel {
+pub(crate) struct ViewModel {
     /// The newest snapshot, and the earlier one that rates are computed from.
-    pub now: Option<(StatusSnapshot, Option<StatusSnapshot>)>,
+    pub(crate) now: Option<(StatusSnapshot, Option<StatusSnapshot>)>,
     /// The history of the last minutes.
-    pub history: StatusHistory,
+    pub(crate) history: StatusHistory,
 }
 
 /// A priority level and its rates.
 #[derive(Clone, Debug)]
-pub struct LevelRow<'s> {
+pub(crate) struct LevelRow<'s> {
     /// Its current status.
-    pub level: &'s LevelStatus,
+    pub(crate) level: &'s LevelStatus,
     /// Dispatched requests a second.
-    pub dispatched: f64,
+    pub(crate) dispatched: f64,
     /// Rejected requests a second.
-    pub rejected: f64,
+    pub(crate) rejected: f64,
     /// Average wait in queue between the two snapshots, in seconds. `None` if no request waited.
-    pub wait: Option<f64>,
+    pub(crate) wait: Option<f64>,
 }
 
 /// An event or client limit and its rates.
 #[derive(Clone, Debug)]
-pub struct LimitRow<'s> {
+pub(crate) struct LimitRow<'s> {
     /// Its current status.
-    pub limit: &'s RateLimitSnapshot,
+    pub(crate) limit: &'s RateLimitSnapshot,
     /// Passed requests a second.
-    pub passed: f64,
+    pub(crate) passed: f64,
     /// Delayed requests a second.
-    pub delayed: f64,
+    pub(crate) delayed: f64,
     /// Rejected requests a second.
-    pub rejected: f64,
+    pub(crate) rejected: f64,
 }
 
 impl ViewModel {
     /// The growth of a counter between the two snapshots, a second. 0 without two snapshots.
     #[must_use]
-    pub fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
+    pub(crate) fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
         let Some((now, Some(then))) = &self.now else {
             return 0.0;
         };
@@ -61,7 +61,7 @@ impl ViewModel {
 
     /// The priority levels that pass the filter, in the chosen order.
     #[must_use]
-    pub fn level_rows(&self, options: &ViewOptions) -> Vec<LevelRow<'_>> {
+    pub(crate) fn level_rows(&self, options: &ViewOptions) -> Vec<LevelRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
@@ -92,7 +92,7 @@ impl ViewModel {
     /// The limits that pass the filter: by rejected requests, limits with a dry run last, then in
     /// the order of the configuration.
     #[must_use]
-    pub fn limit_rows(&self, options: &ViewOptions) -> Vec<LimitRow<'_>> {
+    pub(crate) fn limit_rows(&self, options: &ViewOptions) -> Vec<LimitRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
@@ -119,7 +119,7 @@ impl ViewModel {
 
     /// The chosen list of top talkers, if weir has it.
     #[must_use]
-    pub fn talker_list(&self, options: &ViewOptions) -> Option<&TopTalkersStatus> {
+    pub(crate) fn talker_list(&self, options: &ViewOptions) -> Option<&TopTalkersStatus> {
         let (now, _) = self.now.as_ref()?;
         let chosen = |list: &&TopTalkersStatus| {
             list.by == options.by.name()
@@ -130,7 +130,7 @@ impl ViewModel {
 
     /// The panels on the screen, from top to bottom.
     #[must_use]
-    pub fn panels(&self, options: &ViewOptions) -> Vec<Panel> {
+    pub(crate) fn panels(&self, options: &ViewOptions) -> Vec<Panel> {
         let limits = self.now.iter().any(|(now, _)| !now.rate_limits.is_empty());
         let talkers = self.talker_list(options).is_some();
         let all = [
@@ -153,7 +153,10 @@ impl ViewModel {
 
 /// The top talkers that pass the filter, in the chosen order.
 #[must_use]
-pub fn talker_rows<'s>(list: &'s TopTalkersStatus, options: &ViewOptions) -> Vec<&'s TalkerStatus> {
+pub(crate) fn talker_rows<'s>(
+    list: &'s TopTalkersStatus,
+    options: &ViewOptions,
+) -> Vec<&'s TalkerStatus> {
     let mut rows: Vec<_> = list
         .rows
         .iter()
@@ -217,7 +220,7 @@ impl<'s> LevelRow<'s> {
 
     /// The ratio of executing seats to the current limit. 0 without a limit.
     #[must_use]
-    pub fn utilization(&self) -> f64 {
+    pub(crate) fn utilization(&self) -> f64 {
         match self.level.current_limit {
             Some(limit) if limit > 0 => to_f64(self.level.seats_in_use) / f64::from(limit),
             _ => 0.0,

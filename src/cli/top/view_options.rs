@@ -14,7 +14,7 @@ const PAGE_ROWS: usize = 10;
 
 /// The column that priority levels are sorted by, in the order of the columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LevelSort {
+pub(crate) enum LevelSort {
     /// By name.
     Name,
     /// By the ratio of executing seats to the current limit.
@@ -34,7 +34,7 @@ pub enum LevelSort {
 
 impl LevelSort {
     /// All columns, in their order.
-    pub const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Name,
         Self::Seats,
         Self::Borrowed,
@@ -47,7 +47,7 @@ impl LevelSort {
 
 /// A part of the screen that is scrolled on its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Panel {
+pub(crate) enum Panel {
     /// Priority levels.
     #[default]
     Levels,
@@ -59,40 +59,40 @@ pub enum Panel {
 
 /// The number of rows above the first visible one, for each panel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScrollOffsets {
+pub(crate) struct ScrollOffsets {
     /// Of priority levels.
-    pub levels: usize,
+    pub(crate) levels: usize,
     /// Of event and client limits.
-    pub limits: usize,
+    pub(crate) limits: usize,
     /// Of top talkers.
-    pub talkers: usize,
+    pub(crate) talkers: usize,
 }
 
 /// What the operator has chosen to see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ViewOptions {
+pub(crate) struct ViewOptions {
     /// The column that priority levels are sorted by.
-    pub sort: LevelSort,
+    pub(crate) sort: LevelSort,
     /// Reverse the order.
-    pub reversed: bool,
+    pub(crate) reversed: bool,
     /// Show only rows whose name contains this text. Case is ignored.
-    pub filter: String,
+    pub(crate) filter: String,
     /// Keys edit the filter.
-    pub editing_filter: bool,
+    pub(crate) editing_filter: bool,
     /// Updates are not displayed.
-    pub frozen: bool,
+    pub(crate) frozen: bool,
     /// The help is displayed.
-    pub help: bool,
+    pub(crate) help: bool,
     /// The grouping of top talkers.
-    pub by: Dimension,
+    pub(crate) by: Dimension,
     /// The time window of top talkers.
-    pub window: Window,
+    pub(crate) window: Window,
     /// The measure that top talkers are sorted by.
-    pub talker_sort: top_talkers::UsageMeasure,
+    pub(crate) talker_sort: top_talkers::UsageMeasure,
     /// The panel that the arrow keys scroll.
-    pub focus: Panel,
+    pub(crate) focus: Panel,
     /// How far each panel is scrolled.
-    pub scroll_offsets: ScrollOffsets,
+    pub(crate) scroll_offsets: ScrollOffsets,
 }
 
 impl ViewOptions {
@@ -157,7 +157,7 @@ impl ViewOptions {
     }
 
     /// Limits the offsets to `max`, so that no panel is scrolled beyond its end.
-    pub fn clamp_scroll_offsets(&mut self, max: ScrollOffsets) {
+    pub(crate) fn clamp_scroll_offsets(&mut self, max: ScrollOffsets) {
         let offsets = &mut self.scroll_offsets;
         offsets.levels = offsets.levels.min(max.levels);
         offsets.limits = offsets.limits.min(max.limits);
@@ -184,7 +184,7 @@ impl ViewOptions {
 
     /// Whether `name` passes the filter.
     #[must_use]
-    pub fn matches_filter(&self, name: &str) -> bool {
+    pub(crate) fn matches_filter(&self, name: &str) -> bool {
         self.filter.is_empty() || name.to_lowercase().contains(&self.filter.to_lowercase())
     }
 }

@@ -16,41 +16,41 @@ use crate::flowcontrol::concurrency::level_limits::LevelLimits;
 
 /// The input of an adjustment for one level.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BorrowingInput {
+pub(crate) struct BorrowingInput {
     /// Whether the level is exempt.
-    pub exempt: bool,
+    pub(crate) exempt: bool,
     /// The limits by configuration, in seats.
-    pub limits: LevelLimits,
+    pub(crate) limits: LevelLimits,
     /// The demand of the level, in seats.
-    pub demand: SmoothedDemand,
+    pub(crate) demand: SmoothedDemand,
 }
 
 /// The result of an adjustment for one level.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SeatAllocation {
+pub(crate) struct SeatAllocation {
     /// `minCurrentCL`: the seats that the level needs now of its own.
-    pub min_current: u32,
+    pub(crate) min_current: u32,
     /// The seats that the level would have if seats were unlimited.
-    pub target: f64,
+    pub(crate) target: f64,
     /// `currentCL`: the seats of the level until the next adjustment. `None`: as many as before.
-    pub current: Option<u32>,
+    pub(crate) current: Option<u32>,
 }
 
 /// The result of an adjustment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adjustment {
+pub(crate) struct Adjustment {
     /// One for each input, in their order.
-    pub allocations: Vec<SeatAllocation>,
+    pub(crate) allocations: Vec<SeatAllocation>,
     /// The part of its target that an unbounded level got. 0 if there were too few seats to share.
-    pub fair_fraction: f64,
+    pub(crate) fair_fraction: f64,
     /// The limited levels keep the seats they have, because their configuration permits no division
     /// (together they may borrow less than is left).
-    pub error: Option<AllocationError>,
+    pub(crate) error: Option<AllocationError>,
 }
 
 /// Computes the seats of all levels until the next adjustment.
 #[must_use]
-pub fn compute_adjustment(inputs: &[BorrowingInput]) -> Adjustment {
+pub(crate) fn compute_adjustment(inputs: &[BorrowingInput]) -> Adjustment {
     let mut allocations: Vec<SeatAllocation> = inputs
         .iter()
         .map(BorrowingInput::initial_allocation)

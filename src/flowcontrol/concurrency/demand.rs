@@ -136,7 +136,7 @@ impl SmoothedDemand {
         clippy::as_conversions,
         reason = "saturates; the demand is a number of seats"
     )]
-    pub fn update(&mut self, period: DemandPeriod) {
+    pub(crate) fn update(&mut self, period: DemandPeriod) {
         self.high_watermark = period.max.round() as u32;
         let Some(Moments { average, deviation }) = period.moments else {
             return;

@@ -40,7 +40,11 @@ pub struct LevelLimits {
 impl LevelLimits {
     /// The limits of a level with this spec when all levels together have `share_sum` shares.
     #[must_use]
-    pub fn from_spec(spec: &LevelSpec, share_sum: u64, server_concurrency_limit: u32) -> Self {
+    pub(crate) fn from_spec(
+        spec: &LevelSpec,
+        share_sum: u64,
+        server_concurrency_limit: u32,
+    ) -> Self {
         let nominal = nominal_limit(spec, share_sum, server_concurrency_limit);
         let lendable = percentage(nominal, spec.lendable_percent);
         let borrowing = spec
@@ -62,7 +66,7 @@ impl LevelLimits {
     clippy::as_conversions,
     reason = "at most the nominal limit; no hand has 2^32 cards"
 )]
-pub fn max_seats(queuing: Queuing, nominal: u32) -> Option<u32> {
+pub(crate) fn max_seats(queuing: Queuing, nominal: u32) -> Option<u32> {
     let Queuing::Queue { dealer, .. } = queuing else {
         return None;
     };

@@ -14,7 +14,7 @@
 //! | 1 | `borrowing` |
 
 pub mod allocation;
-pub mod borrowing;
+pub(crate) mod borrowing;
 pub mod demand;
 pub mod level_limits;
 
@@ -32,7 +32,7 @@ use crate::flowcontrol::concurrency::level_limits::max_seats;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 
 /// The time for which levels keep borrowed seats: `borrowingAdjustmentPeriod`.
-pub const BORROWING_ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
+pub(crate) const BORROWING_ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
 
 /// The seats of one server, divided among its levels.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl ConcurrencyLimits {
     }
 
     /// Changes the number of seats. It takes effect with the next [`configure`](Self::configure).
-    pub const fn set_server_concurrency_limit(&mut self, server_concurrency_limit: u32) {
+    pub(crate) const fn set_server_concurrency_limit(&mut self, server_concurrency_limit: u32) {
         self.server_concurrency_limit = server_concurrency_limit;
     }
 
@@ -158,14 +158,14 @@ impl ConcurrencyLimits {
 
     /// The part of its target that an unbounded level got: `seat_fair_frac`.
     #[must_use]
-    pub const fn fair_fraction(&self) -> f64 {
+    pub(crate) const fn fair_fraction(&self) -> f64 {
         self.fair_fraction
     }
 
     /// The denominator of a level's utilization metrics: its current limit, or a tenth of the
     /// server's if the level has none.
     #[must_use]
-    pub fn utilization_denominator(&self, level: &LevelSeats) -> u32 {
+    pub(crate) fn utilization_denominator(&self, level: &LevelSeats) -> u32 {
         if level.current_limit > 0 {
             return level.current_limit;
         }

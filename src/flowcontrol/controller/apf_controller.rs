@@ -138,13 +138,13 @@ impl Controller {
 
     /// Whether decisions are only counted.
     #[must_use]
-    pub fn is_dry_run(&self) -> bool {
+    pub(crate) fn is_dry_run(&self) -> bool {
         self.config.load().enforcement == Enforcement::DryRun
     }
 
     /// Replaces the settings. Requests that wait or execute keep the settings under which they
     /// arrived.
-    pub fn set_config(&self, now: Instant, config: ControllerConfig) {
+    pub(crate) fn set_config(&self, now: Instant, config: ControllerConfig) {
         let before = self.config.swap(Arc::new(config));
         if before.server_concurrency_limit != config.server_concurrency_limit {
             self.set_server_concurrency_limit(now, config.server_concurrency_limit);
@@ -215,19 +215,19 @@ impl Controller {
 
     /// The flow schemas that are left out because their priority level does not exist.
     #[must_use]
-    pub fn dangling_schemas(&self) -> Vec<String> {
+    pub(crate) fn dangling_schemas(&self) -> Vec<String> {
         self.snapshot.load().matcher.dangling().to_vec()
     }
 
     /// Changes the number of seats that the levels share.
-    pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
+    pub(crate) fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
         lock(&self.configuration).set_server_concurrency_limit(now, seats, &self.snapshot);
         self.seats_gauge.set(seats.into());
     }
 
     /// Moves seats between levels by their demand. The caller calls this every
     /// [`BORROWING_ADJUSTMENT_PERIOD`].
-    pub fn adjust(&self, now: Instant) {
+    pub(crate) fn adjust(&self, now: Instant) {
         lock(&self.configuration).adjust(now);
     }
 
@@ -241,7 +241,7 @@ impl Controller {
     ///
     /// # Cancel safety
     /// No step is left unfinished.
-    pub async fn run(&self) {
+    pub(crate) async fn run(&self) {
         tokio::join!(self.run_maintenance(), self.process_list_samples());
     }
 
@@ -262,7 +262,7 @@ impl Controller {
 
     /// A summary of each level that is in use, by name.
     #[must_use]
-    pub fn summaries(&self) -> Vec<LevelSummary> {
+    pub(crate) fn summaries(&self) -> Vec<LevelSummary> {
         let levels = self.levels().into_iter();
         levels.map(|level| level.summary()).collect()
     }
@@ -294,7 +294,7 @@ impl Controller {
 
     /// Whether the request belongs to an exempt level, which neither queues nor rejects.
     #[must_use]
-    pub fn is_exempt(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
+    pub(crate) fn is_exempt(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         classification.level.is_exempt()

@@ -22,11 +22,11 @@ pub struct ControllerConfig {
 #[derive(Clone, Copy, Debug)]
 pub struct RequestTimes {
     /// The current time.
-    pub now: Instant,
+    pub(crate) now: Instant,
     /// The arrival. The time in a queue counts from here.
-    pub arrived: Instant,
+    pub(crate) arrived: Instant,
     /// The deadline, if the request has one.
-    pub deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
 }
 
 impl RequestTimes {

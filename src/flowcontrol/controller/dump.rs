@@ -94,7 +94,7 @@ struct WallClockAnchor {
 impl Controller {
     /// `dump_priority_levels`: one line per level, by name.
     #[must_use]
-    pub fn dump_priority_levels(&self) -> String {
+    pub(crate) fn dump_priority_levels(&self) -> String {
         let lines = self.levels().into_iter().map(|level| {
             let dump = level.dump();
             let totals = dump.totals;
@@ -116,7 +116,7 @@ impl Controller {
 
     /// `dump_queues`: one line per queue. Levels without queues have none.
     #[must_use]
-    pub fn dump_queues(&self) -> String {
+    pub(crate) fn dump_queues(&self) -> String {
         let lines = self.levels().into_iter().flat_map(|level| {
             let queues = level.dump_queues().into_iter();
             queues.map(move |queue| {
@@ -139,7 +139,7 @@ impl Controller {
     /// `dump_requests`: one line per waiting or executing request, with or without
     /// `includeRequestDetails`.
     #[must_use]
-    pub fn dump_requests(&self, details: bool) -> String {
+    pub(crate) fn dump_requests(&self, details: bool) -> String {
         let anchor = WallClockAnchor {
             now: Clock.now(),
             wall: Clock.wall(),

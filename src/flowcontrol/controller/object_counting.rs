@@ -16,12 +16,12 @@ use crate::request_info::RequestInfo;
 
 impl Controller {
     /// Starts to record which resources are listed, for [`Controller::next_count_call`].
-    pub fn enable_object_counting(&self) {
+    pub(crate) fn enable_object_counting(&self) {
         self.object_counting.enabled.store(true, Ordering::Relaxed);
     }
 
     /// Records that the API server answered this list with 200.
-    pub fn record_listed_resource(&self, info: &RequestInfo<'_>) {
+    pub(crate) fn record_listed_resource(&self, info: &RequestInfo<'_>) {
         if !self.object_counting.is_enabled() || !lists_objects(info) || !depends_on_count(info) {
             return;
         }
@@ -32,7 +32,7 @@ impl Controller {
 
     /// Whether a partial list is useful: the number of objects is known, but not their size.
     #[must_use]
-    pub fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
+    pub(crate) fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
         self.object_counting.is_enabled()
             && lists_objects(info)
             && lock(&self.object_counts).lacks_size(info.api_group(), info.resource())
@@ -40,7 +40,7 @@ impl Controller {
 
     /// The next call to the API server, and when to make it.
     #[must_use]
-    pub fn next_count_call(&self) -> NextCountCall {
+    pub(crate) fn next_count_call(&self) -> NextCountCall {
         let now = Clock.now();
         lock(&self.object_counting.schedule).next(now, |resource| {
             lock(&self.object_counts).needs_count(
@@ -52,7 +52,7 @@ impl Controller {
     }
 
     /// Records the result of that call.
-    pub fn finish_count_call(&self, call: &CountCall, outcome: CountOutcome) {
+    pub(crate) fn finish_count_call(&self, call: &CountCall, outcome: CountOutcome) {
         let result = match outcome {
             CountOutcome::Allowed => "allowed",
             CountOutcome::Denied => "denied",
@@ -69,7 +69,7 @@ impl Controller {
     }
 
     /// Records a polled number of objects.
-    pub fn record_polled_count(&self, resource: &CountableResource, count: u64) {
+    pub(crate) fn record_polled_count(&self, resource: &CountableResource, count: u64) {
         let (group, resource) = (resource.group.as_bytes(), resource.resource.as_bytes());
         lock(&self.object_counts).record_polled_count(Clock.now(), group, resource, count);
     }
@@ -78,7 +78,7 @@ impl Controller {
     ///
     /// # Cancel safety
     /// No notification is lost.
-    pub async fn wait_for_new_resource(&self) {
+    pub(crate) async fn wait_for_new_resource(&self) {
         self.object_counting.resource_listed.notified().await;
     }
 }

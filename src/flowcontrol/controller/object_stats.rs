@@ -23,7 +23,7 @@ const STORAGE_OVERHEAD_BYTES: u64 = 16;
 
 impl Controller {
     /// Records the response to a list.
-    pub fn record_list_response(&self, list: &ListRequest, summary: ListSummary) {
+    pub(crate) fn record_list_response(&self, list: &ListRequest, summary: ListSummary) {
         let ListSummary {
             items,
             remaining_items,
@@ -51,7 +51,7 @@ impl Controller {
 
     /// Records the initial events of a watch. If not `complete`, there are at least as many
     /// objects.
-    pub fn record_initial_events(
+    pub(crate) fn record_initial_events(
         &self,
         watch: &ListRequest,
         events: InitialEvents,
@@ -72,14 +72,18 @@ impl Controller {
 
     /// Records the counts from kube-apiserver's metrics. For three minutes they take precedence
     /// over counts from responses.
-    pub fn record_server_counts(&self, metrics: &ResourceMetrics) {
+    pub(crate) fn record_server_counts(&self, metrics: &ResourceMetrics) {
         lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
     }
 
     /// Starts to sample a compressed response to a list. [`Controller::run`] reads the sample after
     /// the response has ended.
     #[must_use]
-    pub fn start_list_sample(&self, list: ListRequest, coding: MediaType) -> ListSampleBuilder {
+    pub(crate) fn start_list_sample(
+        &self,
+        list: ListRequest,
+        coding: MediaType,
+    ) -> ListSampleBuilder {
         Arc::clone(&self.list_samples).start_sample(list, coding)
     }
 

@@ -29,11 +29,11 @@ pub struct AdmissionPermit {
 pub struct AdmissionRejection {
     pub(super) route: Arc<SchemaRoute>,
     /// The reason of the rejection.
-    pub reason: RejectReason,
+    pub(crate) reason: RejectReason,
     /// The `Retry-After` in seconds.
-    pub retry_after: u32,
+    pub(crate) retry_after: u32,
     /// The estimated work.
-    pub work: WorkEstimate,
+    pub(crate) work: WorkEstimate,
     /// The time in the queue.
     pub queue_wait: Duration,
 }
@@ -43,7 +43,7 @@ pub struct AdmissionRejection {
 pub struct FlowControlDecision {
     route: Arc<SchemaRoute>,
     /// The most seats that the request occupies at a time, by its estimate.
-    pub seats: u32,
+    pub(crate) seats: u32,
     /// The time in the queue.
     pub queue_wait: Duration,
 }
@@ -71,7 +71,7 @@ impl FlowControlDecision {
 
     /// The priority level of the schema.
     #[must_use]
-    pub fn priority_level(&self) -> &ObjectId {
+    pub(crate) fn priority_level(&self) -> &ObjectId {
         &self.route.priority_level
     }
 }
@@ -109,13 +109,13 @@ impl AdmissionPermit {
 
     /// Whether the level of the request is exempt.
     #[must_use]
-    pub fn is_exempt(&self) -> bool {
+    pub(crate) fn is_exempt(&self) -> bool {
         self.seat_permit.route().level.is_exempt()
     }
 
     /// The decision that admitted the request.
     #[must_use]
-    pub fn decision(&self) -> FlowControlDecision {
+    pub(crate) fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(self.seat_permit.route(), self.work, self.queue_wait)
     }
 
@@ -127,7 +127,7 @@ impl AdmissionPermit {
 
     /// The time in the queue.
     #[must_use]
-    pub const fn queue_wait(&self) -> Duration {
+    pub(crate) const fn queue_wait(&self) -> Duration {
         self.queue_wait
     }
 
@@ -142,7 +142,7 @@ impl AdmissionPermit {
 
     /// Marks a watch whose initial events have been sent. They were its work: the watch releases
     /// its seats and is counted as a watch from here on.
-    pub fn mark_initialized(&mut self) {
+    pub(crate) fn mark_initialized(&mut self) {
         self.seat_permit.release();
         self.dry_run = self
             .dry_run_rejection()
@@ -153,19 +153,19 @@ impl AdmissionPermit {
 impl AdmissionRejection {
     /// The decision that rejected the request.
     #[must_use]
-    pub fn decision(&self) -> FlowControlDecision {
+    pub(crate) fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(&self.route, self.work, self.queue_wait)
     }
 
     /// The flow schema that matched.
     #[must_use]
-    pub fn flow_schema(&self) -> &ObjectId {
+    pub(crate) fn flow_schema(&self) -> &ObjectId {
         &self.route.flow_schema
     }
 
     /// The priority level of the schema.
     #[must_use]
-    pub fn priority_level(&self) -> &ObjectId {
+    pub(crate) fn priority_level(&self) -> &ObjectId {
         &self.route.priority_level
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 ///
 /// The estimate is corrected when the request ends, so it only affects the order of requests that
 /// are dispatched before the first of them ends. 3 ms is Kubernetes' measurement.
-pub const ESTIMATED_SERVICE_DURATION: Duration = Duration::from_millis(3);
+pub(crate) const ESTIMATED_SERVICE_DURATION: Duration = Duration::from_millis(3);
 
 /// Work, or virtual time, in units of 1e-8 seat-seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,7 +41,7 @@ pub struct WorkEstimate {
 
 impl SeatSeconds {
     /// No work.
-    pub const ZERO: Self = Self(0);
+    pub(crate) const ZERO: Self = Self(0);
 
     const PER_SEAT_SECOND: u64 = 100_000_000;
     const NANOSECONDS_PER_UNIT: f64 = 10.0;
@@ -52,13 +52,13 @@ impl SeatSeconds {
         clippy::as_conversions,
         reason = "float and integer have no lossless conversion; upstream rounds in the same place"
     )]
-    pub fn from_seats(seats: f64, span: Duration) -> Self {
+    pub(crate) fn from_seats(seats: f64, span: Duration) -> Self {
         Self((seats * span.as_nanos() as f64 / Self::NANOSECONDS_PER_UNIT).round() as u64)
     }
 
     /// From a number of units, as in the debug endpoints and the golden traces.
     #[must_use]
-    pub const fn from_units(units: u64) -> Self {
+    pub(crate) const fn from_units(units: u64) -> Self {
         Self(units)
     }
 
@@ -71,7 +71,7 @@ impl SeatSeconds {
     /// The value in seat-seconds, for gauges.
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a gauge is a float")]
-    pub fn as_f64(self) -> f64 {
+    pub(crate) fn as_f64(self) -> f64 {
         self.0 as f64 / Self::PER_SEAT_SECOND as f64
     }
 
@@ -81,33 +81,33 @@ impl SeatSeconds {
         clippy::as_conversions,
         reason = "float and integer have no lossless conversion; upstream truncates in the same place"
     )]
-    pub fn duration_per_seat(self, seats: u32) -> Duration {
+    pub(crate) fn duration_per_seat(self, seats: u32) -> Duration {
         let nanoseconds = self.0 as f64 / f64::from(seats) * Self::NANOSECONDS_PER_UNIT;
         Duration::from_nanos(nanoseconds as u64)
     }
 
     /// The sum modulo 2^64.
     #[must_use]
-    pub const fn wrapping_add(self, other: Self) -> Self {
+    pub(crate) const fn wrapping_add(self, other: Self) -> Self {
         Self(self.0.wrapping_add(other.0))
     }
 
     /// The difference modulo 2^64.
     #[must_use]
-    pub const fn wrapping_sub(self, other: Self) -> Self {
+    pub(crate) const fn wrapping_sub(self, other: Self) -> Self {
         Self(self.0.wrapping_sub(other.0))
     }
 
     /// The difference modulo 2^64, and whether it wrapped.
     #[must_use]
-    pub const fn overflowing_sub(self, other: Self) -> (Self, bool) {
+    pub(crate) const fn overflowing_sub(self, other: Self) -> (Self, bool) {
         let (units, wrapped) = self.0.overflowing_sub(other.0);
         (Self(units), wrapped)
     }
 
     /// The sum modulo 2^64, and whether it wrapped.
     #[must_use]
-    pub const fn overflowing_add(self, other: Self) -> (Self, bool) {
+    pub(crate) const fn overflowing_add(self, other: Self) -> (Self, bool) {
         let (units, wrapped) = self.0.overflowing_add(other.0);
         (Self(units), wrapped)
     }
@@ -131,20 +131,20 @@ impl WorkEstimate {
 
     /// The work of the final phase.
     #[must_use]
-    pub fn final_work(&self) -> SeatSeconds {
+    pub(crate) fn final_work(&self) -> SeatSeconds {
         SeatSeconds::from_seats(f64::from(self.final_seats), self.additional_latency)
     }
 
     /// The total work. The main phase is assumed to last [`ESTIMATED_SERVICE_DURATION`].
     #[must_use]
-    pub fn total_work(&self) -> SeatSeconds {
+    pub(crate) fn total_work(&self) -> SeatSeconds {
         SeatSeconds::from_seats(f64::from(self.initial_seats), ESTIMATED_SERVICE_DURATION)
             .wrapping_add(self.final_work())
     }
 
     /// Narrows the final phase to `limit` seats, and extends it so that the work stays the same.
     #[must_use]
-    pub fn narrowed_to(self, limit: u32) -> Self {
+    pub(crate) fn narrowed_to(self, limit: u32) -> Self {
         if self.final_seats <= limit {
             return self;
         }

@@ -20,7 +20,7 @@ use sha2::Digest;
 use sha2::Sha256;
 
 /// The most cards in a hand. A deck and hand of 15 need 59 bits, of 16 already 64.
-pub const MAX_HAND_SIZE: usize = 15;
+pub(crate) const MAX_HAND_SIZE: usize = 15;
 
 /// The most bits of a hash that a deal may use. Upstream's margin below 64 keeps the draw of the
 /// last card uniform.
@@ -58,19 +58,19 @@ pub struct Hand {
 
 /// Hashes the flows of one schema. The hash state of the schema's name is computed once.
 #[derive(Clone, Debug)]
-pub struct FlowHasher(Sha256);
+pub(crate) struct FlowHasher(Sha256);
 
 impl FlowHasher {
     /// For the flows of this schema.
     #[must_use]
-    pub fn new(flow_schema: &str) -> Self {
+    pub(crate) fn new(flow_schema: &str) -> Self {
         let name = Sha256::new().chain_update(flow_schema);
         Self(name.chain_update([0])) // a separator that no name contains, so that different pairs of names differ
     }
 
     /// The hash of a flow: the first eight bytes, little-endian, of SHA-256 over both names.
     #[must_use]
-    pub fn flow_hash(&self, flow_distinguisher: &[u8]) -> u64 {
+    pub(crate) fn flow_hash(&self, flow_distinguisher: &[u8]) -> u64 {
         let digest = self.0.clone().chain_update(flow_distinguisher).finalize();
         u64::from_le_bytes(digest.first_chunk().copied().unwrap_or_default())
     }
@@ -130,7 +130,7 @@ impl Dealer {
 
     /// The number of cards that a flow is dealt.
     #[must_use]
-    pub const fn hand_size(&self) -> usize {
+    pub(crate) const fn hand_size(&self) -> usize {
         self.hand_size
     }
 

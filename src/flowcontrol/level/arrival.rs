@@ -7,24 +7,24 @@ use crate::request_info::RequestInfo;
 
 /// A request that has been classified and estimated.
 #[derive(Clone, Copy, Debug)]
-pub struct ArrivingRequest<'a> {
+pub(crate) struct ArrivingRequest<'a> {
     /// The request.
-    pub info: &'a RequestInfo<'a>,
+    pub(crate) info: &'a RequestInfo<'a>,
     /// The user of the request.
-    pub user: &'a UserInfo,
+    pub(crate) user: &'a UserInfo,
     /// The flow distinguisher, which identifies the flow within its schema.
-    pub flow_distinguisher: &'a [u8],
+    pub(crate) flow_distinguisher: &'a [u8],
     /// The hash by which the flow is dealt its queues.
-    pub flow_hash: u64,
+    pub(crate) flow_hash: u64,
     /// The expected cost.
-    pub work: WorkEstimate,
+    pub(crate) work: WorkEstimate,
     /// For a write whose estimate depends on watches: the number of interested watches.
     pub interested_watches: Option<u32>,
 }
 
 /// The errors of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArrivalError {
+pub(crate) enum ArrivalError {
     /// The level was closed, or the schema removed, after the request was classified.
     Closed,
     /// The level rejects the request.

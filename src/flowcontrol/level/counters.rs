@@ -30,82 +30,82 @@ const SEAT_UTILIZATION_BUCKETS: &[f64] = &[
 const DEMAND_BUCKETS: &[f64] = &[0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8, 4.0, 6.0];
 
 /// How long the counters of a removed schema or level stay: several scrapes of Prometheus.
-pub const RETENTION: Duration = Duration::from_secs(300);
+pub(crate) const RETENTION: Duration = Duration::from_secs(300);
 
 /// The most removed schemas of a level, and the most removed levels, whose counters stay.
-pub const MAX_RETAINED: usize = 32;
+pub(crate) const MAX_RETAINED: usize = 32;
 
 /// The row of a schema's counters. A row that was given to another schema has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchemaSlot {
+pub(crate) struct SchemaSlot {
     pub(super) index: usize,
     generation: u64,
 }
 
 /// The counters of a level.
 #[derive(Clone, Debug)]
-pub struct LevelCounters {
+pub(crate) struct LevelCounters {
     /// One for each schema that leads to the level, and for removed ones. A row without a name is
     /// free.
-    pub schemas: Vec<SchemaCounters>,
+    pub(crate) schemas: Vec<SchemaCounters>,
     /// Epoch advances of virtual time: without and with success.
-    pub epoch_advances: [u64; 2],
+    pub(crate) epoch_advances: [u64; 2],
     /// Utilization over time.
-    pub utilization: Utilization,
+    pub(crate) utilization: Utilization,
     /// The level's seats as of the last allocation.
-    pub seats: Option<LevelSeats>,
+    pub(crate) seats: Option<LevelSeats>,
 }
 
 /// Utilization of the level, over time.
 #[derive(Clone, Debug)]
-pub struct Utilization {
+pub(crate) struct Utilization {
     /// Waiting requests relative to the capacity of the queues.
-    pub waiting: TimingRatioHistogram,
+    pub(crate) waiting: TimingRatioHistogram,
     /// Executing requests relative to the level's seats.
-    pub executing: TimingRatioHistogram,
+    pub(crate) executing: TimingRatioHistogram,
     /// Seats in use relative to the level's seats.
-    pub seats: TimingRatioHistogram,
+    pub(crate) seats: TimingRatioHistogram,
     /// Seat demand relative to the level's seats.
-    pub demand: TimingRatioHistogram,
+    pub(crate) demand: TimingRatioHistogram,
 }
 
 /// The counters of one schema's requests in a level.
 #[derive(Clone, Debug)]
-pub struct SchemaCounters {
+pub(crate) struct SchemaCounters {
     /// The name of the schema. Empty if the row is free.
-    pub flow_schema: String,
+    pub(crate) flow_schema: String,
     generation: u64,
     /// When the schema was removed.
     removed_at: Option<Instant>,
     /// Requests that started.
-    pub dispatched: u64,
+    pub(crate) dispatched: u64,
     /// Executing requests.
-    pub executing: u64,
+    pub(crate) executing: u64,
     /// The seats of executing and lingering requests.
-    pub executing_seats: u64,
+    pub(crate) executing_seats: u64,
     /// Waiting requests.
-    pub waiting: u64,
+    pub(crate) waiting: u64,
     /// The seats that the waiting requests will occupy.
-    pub waiting_seats: u64,
+    pub(crate) waiting_seats: u64,
     /// Requests that did not start.
-    pub rejected: [(RejectReason, u64); 3],
+    pub(crate) rejected: [(RejectReason, u64); 3],
     /// Dispatch attempts that found too few free seats for the next request.
-    pub no_accommodation: u64,
+    pub(crate) no_accommodation: u64,
     /// The length of the queue that each request joined.
-    pub queue_lengths: Histogram,
+    pub(crate) queue_lengths: Histogram,
     /// The waits of requests that were rejected at once: always 0.
-    pub rejected_waits: Histogram,
+    pub(crate) rejected_waits: Histogram,
     /// The waits of all other requests, including those that left the queue, as upstream. In
     /// seconds.
-    pub waits: Histogram,
+    pub(crate) waits: Histogram,
     /// Execution times in seconds.
-    pub executions: Histogram,
+    pub(crate) executions: Histogram,
     /// The times until watches were initialized, in seconds.
-    pub watch_initializations: Histogram,
+    pub(crate) watch_initializations: Histogram,
     /// The number of interested watches of each write, as estimated.
-    pub watch_counts: Histogram,
+    pub(crate) watch_counts: Histogram,
     /// The seats of each request, as estimated.
-    pub estimated_seats: Histogram,
+    pub(crate) estimated_seats: Histogram,
 }
 
 impl LevelCounters {

@@ -31,7 +31,7 @@ use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 
 /// A priority level that exists or has existed.
-pub struct PriorityLevel {
+pub(crate) struct PriorityLevel {
     name: String,
     /// Constant for the lifetime of a level.
     is_exempt: bool,
@@ -47,51 +47,51 @@ pub struct PriorityLevel {
 
 /// The values of a level for the metrics.
 #[derive(Clone, Debug)]
-pub struct LevelMetrics {
+pub(crate) struct LevelMetrics {
     /// The counters of the level.
-    pub counters: LevelCounters,
+    pub(crate) counters: LevelCounters,
     /// The virtual time R.
-    pub current_r: SeatSeconds,
+    pub(crate) current_r: SeatSeconds,
     /// Virtual times at the last dispatch.
-    pub last_dispatch: Option<LastDispatch>,
+    pub(crate) last_dispatch: Option<LastDispatch>,
 }
 
 /// The values of a level for the dumps.
 #[derive(Clone, Copy, Debug)]
-pub struct LevelDump {
+pub(crate) struct LevelDump {
     /// The counts of requests and seats.
-    pub totals: QueueSetTotals,
+    pub(crate) totals: QueueSetTotals,
     /// The number of queues with waiting requests.
-    pub active_queues: usize,
+    pub(crate) active_queues: usize,
     /// Whether no request waits or executes.
-    pub is_idle: bool,
+    pub(crate) is_idle: bool,
     /// Whether the level is closed as soon as it is idle.
-    pub is_quiescing: bool,
+    pub(crate) is_quiescing: bool,
 }
 
 /// A request in a dump.
 #[derive(Clone, Debug)]
-pub struct DumpedRequest {
+pub(crate) struct DumpedRequest {
     /// The name of the flow schema.
-    pub flow_schema: String,
+    pub(crate) flow_schema: String,
     /// The queue that it waits in or was dispatched from.
-    pub queue: Option<usize>,
+    pub(crate) queue: Option<usize>,
     /// The position in the queue, while it waits.
-    pub position: Option<usize>,
+    pub(crate) position: Option<usize>,
     /// The attributes of the request.
-    pub details: RequestDetails,
+    pub(crate) details: RequestDetails,
     /// The time of arrival.
-    pub arrived: Instant,
+    pub(crate) arrived: Instant,
     /// The expected cost.
-    pub work: WorkEstimate,
+    pub(crate) work: WorkEstimate,
     /// The time of dispatch. `None` while it waits.
-    pub started: Option<Instant>,
+    pub(crate) started: Option<Instant>,
 }
 
 impl PriorityLevel {
     /// A level without seats, until [`apply_limits`](Self::apply_limits) sets some.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         name: &str,
         now: Instant,
         queuing: Queuing,
@@ -109,77 +109,90 @@ impl PriorityLevel {
 
     /// The name. It identifies the level.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Whether the level neither queues nor rejects, and its requests take no seats.
     #[must_use]
-    pub const fn is_exempt(&self) -> bool {
+    pub(crate) const fn is_exempt(&self) -> bool {
         self.is_exempt
     }
 
     /// The greatest estimate of a request of the level, in seats. `None` if unbounded.
     #[must_use]
-    pub fn max_seats(&self) -> Option<u32> {
+    pub(crate) fn max_seats(&self) -> Option<u32> {
         Some(self.max_seats.load(Ordering::Relaxed)).filter(|&seats| seats > 0)
     }
 
     /// Sets the level's seats and queuing. `denominator` is the denominator of the utilization
     /// metrics, in seats.
-    pub fn apply_limits(&self, now: Instant, seats: &LevelSeats, denominator: u32) {
+    pub(crate) fn apply_limits(&self, now: Instant, seats: &LevelSeats, denominator: u32) {
         let max_seats = seats.max_seats.unwrap_or_default();
         self.max_seats.store(max_seats, Ordering::Relaxed);
         self.with_lock(|inner| inner.apply_limits(now, seats, denominator));
     }
 
     /// Opens the level because the configuration contains it (again).
-    pub fn open(&self, now: Instant, queuing: Queuing) {
+    pub(crate) fn open(&self, now: Instant, queuing: Queuing) {
         self.with_lock(|inner| inner.open(now, queuing));
     }
 
     /// Closes the level because the configuration no longer contains it. Returns true if it is
     /// closed. Otherwise it still has requests, and must be closed again when it has drained.
-    pub fn close(&self, now: Instant) -> bool {
+    pub(crate) fn close(&self, now: Instant) -> bool {
         self.with_lock(|inner| inner.close(now))
     }
 
     /// Whether the level is in use: configured, or still draining.
     #[must_use]
-    pub fn is_in_use(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         self.lock().state != LevelState::Closed
     }
 
     /// Whether no request waits or executes.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.lock().queue_set.is_idle()
     }
 
+    /// The seats in use, and those that are reserved.
+    #[must_use]
+    pub(crate) fn held_seats(&self) -> u32 {
+        self.lock().held_seats()
+    }
+
+    /// Reserves seats for requests of another process.
+    pub(crate) fn reserve_seats(&self, now: Instant, seats: u32) {
+        if !self.is_exempt {
+            self.with_lock(|inner| inner.reserve_seats(now, seats));
+        }
+    }
+
     /// The seat demand since the last call. Begins a new period.
-    pub fn end_demand_period(&self, now: Instant) -> DemandPeriod {
+    pub(crate) fn end_demand_period(&self, now: Instant) -> DemandPeriod {
         self.lock().end_demand_period(now)
     }
 
     /// The row of a schema's counters.
     #[must_use]
-    pub fn register_schema(&self, flow_schema: &str) -> SchemaSlot {
+    pub(crate) fn register_schema(&self, flow_schema: &str) -> SchemaSlot {
         self.lock().counters.register_schema(flow_schema)
     }
 
     /// Only these schemas lead to the level from now on. The counters of others are dropped later.
-    pub fn retain_schemas(&self, now: Instant, current: &[SchemaSlot]) {
+    pub(crate) fn retain_schemas(&self, now: Instant, current: &[SchemaSlot]) {
         self.lock().counters.retain_schemas(now, current);
     }
 
     /// Drops the counters of schemas that were removed some time ago.
-    pub fn drop_old_counters(&self, now: Instant) {
+    pub(crate) fn drop_old_counters(&self, now: Instant) {
         self.lock().counters.free_rows(now);
     }
 
     /// The values for the metrics.
     #[must_use]
-    pub fn metrics(&self) -> LevelMetrics {
+    pub(crate) fn metrics(&self) -> LevelMetrics {
         let inner = self.lock();
         LevelMetrics {
             counters: inner.counters.clone(),
@@ -190,7 +203,7 @@ impl PriorityLevel {
 
     /// The values for `dump_priority_levels`.
     #[must_use]
-    pub fn dump(&self) -> LevelDump {
+    pub(crate) fn dump(&self) -> LevelDump {
         let inner = self.lock();
         LevelDump {
             totals: inner.queue_set.totals(),
@@ -202,13 +215,13 @@ impl PriorityLevel {
 
     /// The values for `dump_queues`.
     #[must_use]
-    pub fn dump_queues(&self) -> Vec<QueueDump> {
+    pub(crate) fn dump_queues(&self) -> Vec<QueueDump> {
         self.lock().queue_set.dump_queues().collect()
     }
 
     /// The values for `dump_requests`.
     #[must_use]
-    pub fn dump_requests(&self) -> Vec<DumpedRequest> {
+    pub(crate) fn dump_requests(&self) -> Vec<DumpedRequest> {
         let inner = self.lock();
         let requests = inner
             .queue_set

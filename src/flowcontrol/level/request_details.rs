@@ -13,7 +13,7 @@ const COLUMNS: usize = 9;
 
 /// The last columns of `dump_requests` and its flow distinguisher, as bytes.
 #[derive(Clone, Debug, Default)]
-pub struct RequestDetails {
+pub(crate) struct RequestDetails {
     text: Vec<u8>,
     /// The end of each column in `text`, in the order of [`DetailColumn`].
     ends: [usize; COLUMNS],
@@ -21,8 +21,7 @@ pub struct RequestDetails {
 
 /// A column of `dump_requests`.
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "columns of the same names")]
-pub enum DetailColumn {
+pub(crate) enum DetailColumn {
     FlowDistinguisher,
     UserName,
     Verb,
@@ -65,7 +64,7 @@ impl RequestDetails {
 
     /// A column. It need not be UTF-8.
     #[must_use]
-    pub fn column(&self, column: DetailColumn) -> &[u8] {
+    pub(crate) fn column(&self, column: DetailColumn) -> &[u8] {
         let at = column.index();
         let begin = at.checked_sub(1).and_then(|before| self.ends.get(before));
         let end = self.ends.get(at).copied().unwrap_or_default();

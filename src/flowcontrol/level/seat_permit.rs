@@ -20,32 +20,32 @@ use crate::flowcontrol::matching::FlowDistinguisherMethod;
 
 /// An object, as responses and logs identify it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ObjectId {
+pub(crate) struct ObjectId {
     /// The object's name.
-    pub name: String,
+    pub(crate) name: String,
     /// The object's UID.
-    pub uid: HeaderValue,
+    pub(crate) uid: HeaderValue,
 }
 
 /// The route of a flow schema: its level, and everything about its requests that is known in
 /// advance.
 #[derive(Debug)]
-pub struct SchemaRoute {
+pub(crate) struct SchemaRoute {
     /// The flow schema.
-    pub flow_schema: ObjectId,
+    pub(crate) flow_schema: ObjectId,
     /// The flow distinguisher of the schema.
-    pub distinguisher_method: FlowDistinguisherMethod,
+    pub(crate) distinguisher_method: FlowDistinguisherMethod,
     /// The priority level's object.
-    pub priority_level: ObjectId,
+    pub(crate) priority_level: ObjectId,
     /// The priority level.
-    pub level: Arc<PriorityLevel>,
+    pub(crate) level: Arc<PriorityLevel>,
     /// The row of the schema's counters: [`PriorityLevel::register_schema`].
-    pub counters: SchemaSlot,
+    pub(crate) counters: SchemaSlot,
 }
 
 /// The outcome of an arrival that was not rejected.
 #[derive(Debug)]
-pub enum ArrivalOutcome {
+pub(crate) enum ArrivalOutcome {
     /// The request waits for its [dispatch](SeatPermit::wait_for_dispatch).
     Queued(SeatPermit),
     /// The request may execute.
@@ -55,21 +55,21 @@ pub enum ArrivalOutcome {
 /// A position in the queue, then seats. Dropping it, at any time, releases either. If the seats
 /// linger, a timer task takes over the permit and drops it later.
 #[derive(Debug)]
-pub struct SeatPermit {
+pub(crate) struct SeatPermit {
     route: Arc<SchemaRoute>,
     key: Option<RequestKey>,
 }
 
 /// Completes when the request is dispatched.
 #[derive(Debug)]
-pub struct DispatchFuture<'p>(&'p SeatPermit);
+pub(crate) struct DispatchFuture<'p>(&'p SeatPermit);
 
 impl SchemaRoute {
     /// Lets a request arrive at the level.
     ///
     /// # Errors
     /// See [`ArrivalError`].
-    pub fn arrive(
+    pub(crate) fn arrive(
         self: &Arc<Self>,
         now: Instant,
         arriving: &ArrivingRequest<'_>,
@@ -90,13 +90,13 @@ impl SchemaRoute {
 impl SeatPermit {
     /// A permit without a position or seats, for a request with this route.
     #[must_use]
-    pub const fn empty(route: Arc<SchemaRoute>) -> Self {
+    pub(crate) const fn empty(route: Arc<SchemaRoute>) -> Self {
         Self { route, key: None }
     }
 
     /// The route of the request.
     #[must_use]
-    pub const fn route(&self) -> &Arc<SchemaRoute> {
+    pub(crate) const fn route(&self) -> &Arc<SchemaRoute> {
         &self.route
     }
 
@@ -104,20 +104,20 @@ impl SeatPermit {
     ///
     /// # Cancel safety
     /// The position in the queue stays the same.
-    pub const fn wait_for_dispatch(&self) -> DispatchFuture<'_> {
+    pub(crate) const fn wait_for_dispatch(&self) -> DispatchFuture<'_> {
         DispatchFuture(self)
     }
 
     /// Leaves the queue if the request still waits, and returns the `Retry-After` of the rejection
     /// in seconds. A dispatched request keeps its seats.
-    pub fn cancel(&mut self, now: Instant) -> Option<u32> {
+    pub(crate) fn cancel(&mut self, now: Instant) -> Option<u32> {
         let retry_after = self.route.level.cancel(now, self.key?)?;
         self.key = None;
         Some(retry_after)
     }
 
     /// Releases the position or the seats now.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         let Some(key) = self.key.take() else {
             return;
         };
@@ -132,7 +132,7 @@ impl SeatPermit {
     }
 
     /// Releases the position or the seats at `at`. Outside of a runtime it releases them at once.
-    pub fn release_at(self, at: Instant) {
+    pub(crate) fn release_at(self, at: Instant) {
         if self.key.is_some()
             && let Ok(runtime) = Handle::try_current()
         {

@@ -10,28 +10,28 @@ use crate::flowcontrol::metrics::histogram::Histogram;
 
 /// A summary of a level, all values of one instant.
 #[derive(Clone, Debug)]
-pub struct LevelSummary {
+pub(crate) struct LevelSummary {
     /// The name of the level.
-    pub name: String,
+    pub(crate) name: String,
     /// The counts of requests and seats.
-    pub totals: QueueSetTotals,
+    pub(crate) totals: QueueSetTotals,
     /// The level's seats as of the last allocation.
-    pub seats: Option<LevelSeats>,
+    pub(crate) seats: Option<LevelSeats>,
     /// The number of queues with waiting requests.
-    pub active_queues: usize,
+    pub(crate) active_queues: usize,
     /// Whether the level is closed as soon as it is idle.
-    pub is_quiescing: bool,
+    pub(crate) is_quiescing: bool,
     /// Requests that did not start, by reason.
-    pub rejected: [(RejectReason, u64); 3],
+    pub(crate) rejected: [(RejectReason, u64); 3],
     /// The waits of all other requests, including those that left the queue, in seconds. `None` if
     /// no schema has ever led to the level.
-    pub waits: Option<Histogram>,
+    pub(crate) waits: Option<Histogram>,
 }
 
 impl PriorityLevel {
     /// The summary for the status page. Holds the lock while it adds up the schemas' counters.
     #[must_use]
-    pub fn summary(&self) -> LevelSummary {
+    pub(crate) fn summary(&self) -> LevelSummary {
         let inner = self.lock();
         let mut rejected = [
             (RejectReason::ConcurrencyLimit, 0),

@@ -7,7 +7,7 @@ use crate::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
 
 /// The attribute that distinguishes the flows of a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FlowDistinguisherMethod {
+pub(crate) enum FlowDistinguisherMethod {
     /// None: all requests of the schema are one flow.
     Single,
     /// The namespace of the request.

@@ -23,10 +23,10 @@ pub struct CompiledLevel {
     /// The spec from the object.
     pub spec: LevelSpec,
     /// The UID of the object. Empty if the level is imagined.
-    pub uid: String,
+    pub(crate) uid: String,
     /// There is no object, but the level must exist. A controller that has had an object keeps its
     /// spec.
-    pub imagined: bool,
+    pub(crate) imagined: bool,
 }
 
 impl CompiledLevel {

@@ -31,9 +31,9 @@ pub struct CompiledSchema {
     /// The schema's name.
     pub name: String,
     /// The UID of the object. Empty if the schema is imagined.
-    pub uid: String,
+    pub(crate) uid: String,
     /// The index of its level in [`Matcher::levels`].
-    pub level: usize,
+    pub(crate) level: usize,
     distinguisher: FlowDistinguisher,
 }
 
@@ -41,7 +41,7 @@ pub struct CompiledSchema {
 #[derive(Clone, Copy, Debug)]
 pub struct Classification<'m, 'r> {
     /// The index of the schema in [`Matcher::schemas`].
-    pub index: usize,
+    pub(crate) index: usize,
     /// The schema that matched.
     pub schema: &'m CompiledSchema,
     /// The level of the schema.
@@ -133,7 +133,7 @@ impl Matcher {
     ///
     /// Slower than [`classify`](Self::classify), which finds the same schema.
     #[must_use]
-    pub fn explain(&self, request: &RequestDigest<'_>) -> Vec<Mismatch> {
+    pub(crate) fn explain(&self, request: &RequestDigest<'_>) -> Vec<Mismatch> {
         let mut mismatches = vec![Mismatch::NoRules; self.schemas.len()];
         if let Some(matched) = self.policies.explain(request, &mut mismatches) {
             mismatches.truncate(matched);
@@ -149,7 +149,7 @@ impl Matcher {
 
     /// The levels that exist or must exist, by name.
     #[must_use]
-    pub fn levels(&self) -> &[CompiledLevel] {
+    pub(crate) fn levels(&self) -> &[CompiledLevel] {
         &self.levels
     }
 
@@ -163,7 +163,7 @@ impl Matcher {
 impl CompiledSchema {
     /// The attribute that distinguishes the schema's flows.
     #[must_use]
-    pub const fn distinguisher_method(&self) -> FlowDistinguisherMethod {
+    pub(crate) const fn distinguisher_method(&self) -> FlowDistinguisherMethod {
         self.distinguisher.method()
     }
 

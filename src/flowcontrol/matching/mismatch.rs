@@ -3,7 +3,7 @@
 /// The check of a schema's rules that a request fails. Where a schema has several rules, the check
 /// of the rule that the request gets furthest with. In the order of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mismatch {
+pub(crate) enum Mismatch {
     /// The schema has no rules.
     NoRules,
     /// No subject of any rule is the user or one of its groups.
@@ -29,7 +29,7 @@ pub enum Mismatch {
 impl Mismatch {
     /// The name of the check.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoRules => "rules",
             Self::Subject => "subject",
@@ -46,7 +46,7 @@ impl Mismatch {
 
     /// What does not match, in words.
     #[must_use]
-    pub const fn reason(self) -> &'static str {
+    pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::NoRules => "it has no rules",
             Self::Subject => "no subject is this user",

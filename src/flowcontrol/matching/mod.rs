@@ -36,13 +36,9 @@ mod subjects;
 mod tests;
 
 pub use self::digest::RequestDigest;
-pub use self::flow_distinguisher::FlowDistinguisherMethod;
-pub use self::levels::CompiledLevel;
-pub use self::matcher::Classification;
-pub use self::matcher::CompiledSchema;
+pub(crate) use self::flow_distinguisher::FlowDistinguisherMethod;
+pub(crate) use self::levels::CompiledLevel;
+pub(crate) use self::matcher::CompiledSchema;
 pub use self::matcher::Matcher;
-pub use self::mismatch::Mismatch;
-pub use self::policies::Policies;
-pub use self::rules::Rules;
-pub use self::subjects::ListBits;
-pub use self::subjects::Subjects;
+pub(crate) use self::mismatch::Mismatch;
+pub(crate) use self::policies::Policies;

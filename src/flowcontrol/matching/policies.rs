@@ -13,7 +13,7 @@ use crate::api::flowcontrol::PolicyRulesWithSubjects;
 /// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these
 /// has both a subject and a rule that match.
 #[derive(Clone, Debug)]
-pub struct Policies {
+pub(crate) struct Policies {
     blocks: Box<[PolicyBlock]>,
 }
 
@@ -28,7 +28,9 @@ struct PolicyBlock {
 impl Policies {
     /// Compiles the entries. Their indices are their positions.
     #[must_use]
-    pub fn new<'p>(entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>) -> Self {
+    pub(crate) fn new<'p>(
+        entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>,
+    ) -> Self {
         let entries = entries.into_iter().enumerate();
         let rules: Vec<(&PolicyRulesWithSubjects, usize)> = entries
             .flat_map(|(n, entry)| entry.iter().map(move |rules| (rules, n)))
@@ -46,7 +48,10 @@ impl Policies {
     }
 
     /// The indices of the matching entries, ascending.
-    pub fn matching_entries(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
+    pub(crate) fn matching_entries(
+        &self,
+        request: &RequestDigest<'_>,
+    ) -> impl Iterator<Item = usize> {
         let mut last = None;
         self.blocks
             .iter()

@@ -16,7 +16,7 @@ use crate::request_info::Verb;
 
 /// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any rule of its kind matches.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub(crate) struct Rules {
     resource: Box<[ResourceRule]>,
     non_resource: Box<[NonResourceRule]>,
 }
@@ -39,7 +39,7 @@ struct NonResourceRule {
 impl Rules {
     /// Compiles the rules. The subjects are ignored.
     #[must_use]
-    pub fn new(rules: &PolicyRulesWithSubjects) -> Self {
+    pub(crate) fn new(rules: &PolicyRulesWithSubjects) -> Self {
         let resource = rules.resource_rules.iter().map(ResourceRule::new);
         let non_resource = rules.non_resource_rules.iter().map(NonResourceRule::new);
         Self {
@@ -50,7 +50,7 @@ impl Rules {
 
     /// Whether any of the rules matches the request.
     #[must_use]
-    pub fn matches(&self, request: &RequestDigest<'_>) -> bool {
+    pub(crate) fn matches(&self, request: &RequestDigest<'_>) -> bool {
         if request.is_resource_request {
             self.resource.iter().any(|rule| rule.matches(request))
         } else {

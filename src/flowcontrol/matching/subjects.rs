@@ -18,11 +18,11 @@ use crate::api::flowcontrol::SubjectKind;
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
 /// A set of lists, one bit per list.
-pub type ListBits = u64;
+pub(crate) type ListBits = u64;
 
 /// Up to [`Subjects::MAX_LISTS`] lists of subjects.
 #[derive(Clone, Debug)]
-pub struct Subjects {
+pub(crate) struct Subjects {
     wildcard: ListBits,
     users: NameMap<ListBits>,
     groups: NameMap<ListBits>,
@@ -34,11 +34,11 @@ pub struct Subjects {
 
 impl Subjects {
     /// The most lists.
-    pub const MAX_LISTS: usize = 64;
+    pub(crate) const MAX_LISTS: usize = 64;
 
     /// The n-th list becomes the n-th bit. Lists beyond [`MAX_LISTS`](Self::MAX_LISTS) are ignored.
     #[must_use]
-    pub fn new<'s>(lists: impl IntoIterator<Item = &'s [Subject]>) -> Self {
+    pub(crate) fn new<'s>(lists: impl IntoIterator<Item = &'s [Subject]>) -> Self {
         let mut collected = SubjectCollector::default();
         for (n, list) in lists.into_iter().take(Self::MAX_LISTS).enumerate() {
             for subject in list {
@@ -62,7 +62,7 @@ impl Subjects {
 
     /// The lists that contain `user`, by name or by group.
     #[must_use]
-    pub fn lists_of(&self, user: &UserInfo) -> ListBits {
+    pub(crate) fn lists_of(&self, user: &UserInfo) -> ListBits {
         let name = user.name.as_bytes();
         let mut found = self.wildcard | lookup(&self.users, name);
         for group in &user.groups {

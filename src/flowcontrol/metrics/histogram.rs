@@ -14,7 +14,7 @@ use crate::numeric::to_f64;
 
 /// Counts of values up to each of some bounds.
 #[derive(Clone, Debug)]
-pub struct Histogram {
+pub(crate) struct Histogram {
     bounds: &'static [f64],
     /// One for each bound, and one for the values above all bounds.
     counts: Box<[u64]>,
@@ -23,7 +23,7 @@ pub struct Histogram {
 
 /// A histogram of a ratio over time.
 #[derive(Clone, Debug)]
-pub struct TimingRatioHistogram {
+pub(crate) struct TimingRatioHistogram {
     histogram: Histogram,
     numerator: f64,
     denominator: f64,
@@ -33,7 +33,7 @@ pub struct TimingRatioHistogram {
 impl Histogram {
     /// An empty histogram. `bounds` ascend. A value equal to a bound counts as below it.
     #[must_use]
-    pub fn new(bounds: &'static [f64]) -> Self {
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
             counts: vec![0; bounds.len() + 1].into(),
@@ -42,24 +42,24 @@ impl Histogram {
     }
 
     /// Counts a value once.
-    pub fn observe(&mut self, value: f64) {
+    pub(crate) fn observe(&mut self, value: f64) {
         self.add(value, 1, value);
     }
 
     /// The number of observed values.
     #[must_use]
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
     /// The sum of the observed values.
     #[must_use]
-    pub const fn sum(&self) -> f64 {
+    pub(crate) const fn sum(&self) -> f64 {
         self.sum
     }
 
     /// Each bound, and the number of values up to it.
-    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
         let counts = self.counts.iter().scan(0, |total, count| {
             *total += count;
             Some(*total)
@@ -68,7 +68,7 @@ impl Histogram {
     }
 
     /// Adds the counts of another histogram with the same bounds.
-    pub fn merge(&mut self, other: &Self) {
+    pub(crate) fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
@@ -88,7 +88,7 @@ impl Histogram {
 impl TimingRatioHistogram {
     /// The ratio of 0 to `denominator`, from `now` on.
     #[must_use]
-    pub fn new(bounds: &'static [f64], now: Instant, denominator: u64) -> Self {
+    pub(crate) fn new(bounds: &'static [f64], now: Instant, denominator: u64) -> Self {
         Self {
             histogram: Histogram::new(bounds),
             numerator: 0.0,
@@ -98,19 +98,19 @@ impl TimingRatioHistogram {
     }
 
     /// Sets the numerator from `now` on.
-    pub fn set(&mut self, now: Instant, numerator: u64) {
+    pub(crate) fn set(&mut self, now: Instant, numerator: u64) {
         self.advance(now);
         self.numerator = to_f64(numerator);
     }
 
     /// Sets the denominator from `now` on.
-    pub fn set_denominator(&mut self, now: Instant, denominator: u64) {
+    pub(crate) fn set_denominator(&mut self, now: Instant, denominator: u64) {
         self.advance(now);
         self.denominator = to_f64(denominator);
     }
 
     /// The histogram up to `now`. Its counts are nanoseconds.
-    pub fn read(&mut self, now: Instant) -> &Histogram {
+    pub(crate) fn read(&mut self, now: Instant) -> &Histogram {
         self.advance(now);
         &self.histogram
     }

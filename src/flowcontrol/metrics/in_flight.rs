@@ -47,7 +47,7 @@ const READ_VS_WRITE_BOUNDS: &[f64] = &[
 
 /// Waiting and executing requests, by kind.
 #[derive(Debug)]
-pub struct InFlightMetrics {
+pub(crate) struct InFlightMetrics {
     mutating: Mutex<KindCounters>,
     read_only: Mutex<KindCounters>,
     executing_peaks: IntGaugeVec,
@@ -57,11 +57,11 @@ pub struct InFlightMetrics {
 /// The limits that the requests of a kind are measured against. A phase without a limit is not
 /// exposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UtilizationLimits {
+pub(crate) struct UtilizationLimits {
     /// The limit of executing requests.
-    pub executing: Option<u64>,
+    pub(crate) executing: Option<u64>,
     /// The limit of waiting requests.
-    pub waiting: Option<u64>,
+    pub(crate) waiting: Option<u64>,
 }
 
 /// Guarded by its own lock, which is held for a few additions. Taken under the lock of a level, if
@@ -88,7 +88,7 @@ struct ReadVsWriteCollector {
 impl InFlightMetrics {
     /// No requests in flight, and no limits. Registers the metrics in `registry`.
     #[must_use]
-    pub fn new(registry: &Registry) -> Arc<Self> {
+    pub(crate) fn new(registry: &Registry) -> Arc<Self> {
         let in_flight = Arc::new(Self {
             mutating: Mutex::default(),
             read_only: Mutex::default(),
@@ -111,20 +111,20 @@ impl InFlightMetrics {
     }
 
     /// Sets the limits of a kind from `now` on.
-    pub fn set_limits(&self, kind: RequestKind, now: Instant, limits: UtilizationLimits) {
+    pub(crate) fn set_limits(&self, kind: RequestKind, now: Instant, limits: UtilizationLimits) {
         let mut kind = self.lock_kind(kind);
         kind.executing.set_limit(now, limits.executing);
         kind.waiting.set_limit(now, limits.waiting);
     }
 
     /// A request starts.
-    pub fn start(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn start(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).executing.increment(now);
     }
 
     /// A request starts at once that was in a queue for no time. Only the peak of waiting requests
     /// shows that.
-    pub fn start_through_queue(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn start_through_queue(&self, kind: RequestKind, now: Instant) {
         let mut kind = self.lock_kind(kind);
         let passing = kind.waiting.requests + 1;
         kind.waiting.peak = kind.waiting.peak.max(passing);
@@ -132,29 +132,29 @@ impl InFlightMetrics {
     }
 
     /// A request that waited starts.
-    pub fn start_from_queue(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn start_from_queue(&self, kind: RequestKind, now: Instant) {
         let mut kind = self.lock_kind(kind);
         kind.waiting.decrement(now);
         kind.executing.increment(now);
     }
 
     /// An executing request ends.
-    pub fn end(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn end(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).executing.decrement(now);
     }
 
     /// A request starts to wait.
-    pub fn enqueue(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn enqueue(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).waiting.increment(now);
     }
 
     /// A waiting request leaves its queue.
-    pub fn leave_queue(&self, kind: RequestKind, now: Instant) {
+    pub(crate) fn leave_queue(&self, kind: RequestKind, now: Instant) {
         self.lock_kind(kind).waiting.decrement(now);
     }
 
     /// Publishes the peaks since the last call. The caller calls this once a second.
-    pub fn publish_peaks(&self) {
+    pub(crate) fn publish_peaks(&self) {
         for kind in RequestKind::ALL {
             let labels = [kind.label()];
             let mut kind = self.lock_kind(kind);

@@ -9,5 +9,5 @@
 //! | 2 | `in_flight` |
 
 pub(in crate::flowcontrol) mod histogram;
-pub mod in_flight;
+pub(crate) mod in_flight;
 pub(in crate::flowcontrol) mod samples;

@@ -21,7 +21,7 @@ const GONE: &str = "410";
 
 /// One of the two resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClusterResource {
+pub(crate) enum ClusterResource {
     /// `flowschemas`.
     FlowSchemas,
     /// `prioritylevelconfigurations`.
@@ -30,11 +30,11 @@ pub enum ClusterResource {
 
 impl ClusterResource {
     /// Both, with those first that the others refer to.
-    pub const ALL: [Self; 2] = [Self::PriorityLevels, Self::FlowSchemas];
+    pub(crate) const ALL: [Self; 2] = [Self::PriorityLevels, Self::FlowSchemas];
 
     /// The name in a URL.
     #[must_use]
-    pub const fn plural(self) -> &'static str {
+    pub(crate) const fn plural(self) -> &'static str {
         match self {
             Self::FlowSchemas => "flowschemas",
             Self::PriorityLevels => "prioritylevelconfigurations",
@@ -43,7 +43,7 @@ impl ClusterResource {
 
     /// The kind of its objects.
     #[must_use]
-    pub const fn kind(self) -> &'static str {
+    pub(crate) const fn kind(self) -> &'static str {
         match self {
             Self::FlowSchemas => "FlowSchema",
             Self::PriorityLevels => "PriorityLevelConfiguration",
@@ -52,7 +52,7 @@ impl ClusterResource {
 
     /// The path of the list, in a version of the group.
     #[must_use]
-    pub fn path(self, version: &str) -> String {
+    pub(crate) fn path(self, version: &str) -> String {
         format!("/apis/{GROUP}/{version}/{}", self.plural())
     }
 
@@ -66,18 +66,18 @@ impl ClusterResource {
 
 /// The response to a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedObjects {
+pub(crate) struct ListedObjects {
     /// The objects that can be read.
-    pub objects: Vec<Object>,
+    pub(crate) objects: Vec<Object>,
     /// Where a watch continues.
-    pub resource_version: String,
+    pub(crate) resource_version: String,
     /// What is wrong with each of the others.
-    pub unreadable: Vec<String>,
+    pub(crate) unreadable: Vec<String>,
 }
 
 /// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WatchEvent {
+pub(crate) enum WatchEvent {
     /// An object was added or changed.
     Stored(Box<Object>),
     /// An object was deleted.
@@ -94,7 +94,7 @@ pub enum WatchEvent {
 
 /// What a change of the store means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreChange {
+pub(crate) enum StoreChange {
     /// The complete set is the same.
     Unchanged,
     /// There is a new complete set.
@@ -107,7 +107,7 @@ pub enum StoreChange {
 ///
 /// # Errors
 /// It is not a list of this resource.
-pub fn parse_list(resource: ClusterResource, body: &str) -> Result<ListedObjects, String> {
+pub(crate) fn parse_list(resource: ClusterResource, body: &str) -> Result<ListedObjects, String> {
     let (node, _) = parse(body)?;
     let kind = node.field("kind").and_then(Node::as_str);
     if kind != Some(&format!("{}List", resource.kind())) {
@@ -126,7 +126,7 @@ pub fn parse_list(resource: ClusterResource, body: &str) -> Result<ListedObjects
 ///
 /// # Errors
 /// It is not an event.
-pub fn parse_event(line: &str) -> Result<WatchEvent, String> {
+pub(crate) fn parse_event(line: &str) -> Result<WatchEvent, String> {
     let (node, _) = parse(line)?;
     let kind = node.field("type").and_then(Node::as_str);
     let (Some(kind), Some(object)) = (kind, node.field("object")) else {
@@ -190,7 +190,7 @@ fn resource_version(node: &Node) -> String {
 
 /// The objects of both resources.
 #[derive(Clone, Debug, Default)]
-pub struct ClusterStore {
+pub(crate) struct ClusterStore {
     /// By name; `None` before the first list.
     tables: [Option<BTreeMap<String, Object>>; 2],
     /// The last complete set.
@@ -199,18 +199,22 @@ pub struct ClusterStore {
 
 impl ClusterStore {
     /// Starts with the last complete set of another process. Nothing is listed yet.
-    pub fn restore(&mut self, objects: Vec<Object>) {
+    pub(crate) fn restore(&mut self, objects: Vec<Object>) {
         self.accepted = Some(objects);
     }
 
     /// The last complete set, sorted by kind and name.
     #[must_use]
-    pub fn accepted(&self) -> Option<&[Object]> {
+    pub(crate) fn accepted(&self) -> Option<&[Object]> {
         self.accepted.as_deref()
     }
 
     /// Replaces a resource by a list.
-    pub fn replace(&mut self, resource: ClusterResource, objects: Vec<Object>) -> StoreChange {
+    pub(crate) fn replace(
+        &mut self,
+        resource: ClusterResource,
+        objects: Vec<Object>,
+    ) -> StoreChange {
         let named = objects
             .into_iter()
             .filter(|object| object.kind() == resource.kind());
@@ -222,7 +226,7 @@ impl ClusterStore {
     }
 
     /// Applies an event of a watch. Those that are not about an object change nothing.
-    pub fn apply(&mut self, resource: ClusterResource, event: WatchEvent) -> StoreChange {
+    pub(crate) fn apply(&mut self, resource: ClusterResource, event: WatchEvent) -> StoreChange {
         let Some(table) = self
             .tables
             .get_mut(resource.index())
@@ -273,13 +277,13 @@ impl ClusterStore {
 
     /// Whether both resources were listed.
     #[must_use]
-    pub fn is_listed(&self) -> bool {
+    pub(crate) fn is_listed(&self) -> bool {
         self.tables.iter().all(Option::is_some)
     }
 
     /// What the current set lacks.
     #[must_use]
-    pub fn missing(&self) -> Vec<String> {
+    pub(crate) fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         for resource in ClusterResource::ALL {
             if self.table(resource).is_none() {

@@ -101,7 +101,7 @@ pub struct DriftMonitor {
 impl DriftMonitor {
     /// Registers the metric.
     #[must_use]
-    pub fn new(now: Instant, registry: &Registry) -> Arc<Self> {
+    pub(crate) fn new(now: Instant, registry: &Registry) -> Arc<Self> {
         let counters = registry.counters(
             "weir_flowcontrol_drift_total",
             "Requests that the API server classified by other flow schemas or priority levels than weir, by reason: unknown-object (weir does not have the API server's object), other-object (weir has both, and chose the other one). Compared only while weir has the cluster's objects, and not for objects from files.",
@@ -129,7 +129,7 @@ impl DriftMonitor {
 
     /// Compares the objects that classified a request at the API server, if its response names
     /// them, with weir's decision.
-    pub fn check(&self, now: Instant, decision: &FlowControlDecision, response: &HeaderMap) {
+    pub(crate) fn check(&self, now: Instant, decision: &FlowControlDecision, response: &HeaderMap) {
         let theirs = (
             response.get(FLOW_SCHEMA_UID),
             response.get(PRIORITY_LEVEL_UID),
@@ -182,7 +182,7 @@ impl DriftMonitor {
 
     /// What the API server and weir disagree about, if they did in the last minute.
     #[must_use]
-    pub fn recent(&self, now: Instant) -> Option<String> {
+    pub(crate) fn recent(&self, now: Instant) -> Option<String> {
         let seen = self.last_seen.load(Ordering::Relaxed).checked_sub(1)?;
         let seen = self.start + Duration::from_millis(seen);
         if now.saturating_duration_since(seen) >= REPORTED_FOR {

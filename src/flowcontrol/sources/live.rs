@@ -31,7 +31,7 @@ use crate::throttling::log_limiter::LogLimiter;
 
 /// What weir knows about the cluster's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ClusterStatus {
+pub(crate) enum ClusterStatus {
     /// weir does not read them: by `--flowcontrol-source`, or because it has no credentials.
     #[default]
     NotRead,
@@ -46,7 +46,7 @@ pub enum ClusterStatus {
 impl ClusterStatus {
     /// One word for JSON.
     #[must_use]
-    pub const fn name(&self) -> &'static str {
+    pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::NotRead => "not-read",
             Self::Pending => "pending",
@@ -57,7 +57,7 @@ impl ClusterStatus {
 
     /// The reason of a failure.
     #[must_use]
-    pub fn failure(&self) -> Option<&str> {
+    pub(crate) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(why) => Some(why),
             Self::NotRead | Self::Pending | Self::Synced => None,
@@ -129,29 +129,29 @@ impl LiveObjects {
 
     /// The controller that the objects are applied to.
     #[must_use]
-    pub const fn controller(&self) -> &Arc<Controller> {
+    pub(crate) const fn controller(&self) -> &Arc<Controller> {
         &self.controller
     }
 
     /// The comparison with the API server's objects.
     #[must_use]
-    pub const fn drift(&self) -> &Arc<DriftMonitor> {
+    pub(crate) const fn drift(&self) -> &Arc<DriftMonitor> {
         &self.drift
     }
 
     /// Replaces the objects of files, each with its location. Levels that stay keep their queues
     /// and seats.
-    pub fn set_files(&self, now: Instant, files: Vec<(Object, SourceLocation)>) {
+    pub(crate) fn set_files(&self, now: Instant, files: Vec<(Object, SourceLocation)>) {
         self.change(now, "file", |sources| sources.set_files(files));
     }
 
     /// Replaces the objects of the cluster. Levels that stay keep their queues and seats.
-    pub fn set_cluster(&self, now: Instant, objects: Vec<Object>) {
+    pub(crate) fn set_cluster(&self, now: Instant, objects: Vec<Object>) {
         self.change(now, "cluster", |sources| sources.set_cluster(objects));
     }
 
     /// Records what is known about the cluster's objects. Returns whether that is news.
-    pub fn set_cluster_status(&self, status: ClusterStatus) -> bool {
+    pub(crate) fn set_cluster_status(&self, status: ClusterStatus) -> bool {
         self.synced.set((status == ClusterStatus::Synced).into());
         let mut state = self.state.lock();
         let is_news = state.cluster != status;
@@ -161,25 +161,25 @@ impl LiveObjects {
 
     /// What is known about the cluster's objects.
     #[must_use]
-    pub fn cluster_status(&self) -> ClusterStatus {
+    pub(crate) fn cluster_status(&self) -> ClusterStatus {
         self.state.lock().cluster.clone()
     }
 
     /// The objects in force, sorted by kind and name.
     #[must_use]
-    pub fn objects(&self) -> Arc<[EffectiveObject]> {
+    pub(crate) fn objects(&self) -> Arc<[EffectiveObject]> {
         Arc::clone(&self.state.lock().effective)
     }
 
     /// The objects in force and where each comes from, without their specs.
     #[must_use]
-    pub fn summary(&self) -> Value {
+    pub(crate) fn summary(&self) -> Value {
         self.render(false)
     }
 
     /// As [`summary`](Self::summary), with each object as a manifest.
     #[must_use]
-    pub fn dump(&self) -> Value {
+    pub(crate) fn dump(&self) -> Value {
         self.render(true)
     }
 

@@ -28,12 +28,12 @@ impl FlowcontrolSources {
     }
 
     /// Replaces the objects of files.
-    pub fn set_files(&mut self, files: Vec<(Object, SourceLocation)>) {
+    pub(crate) fn set_files(&mut self, files: Vec<(Object, SourceLocation)>) {
         self.files = files;
     }
 
     /// Replaces the objects of the cluster.
-    pub fn set_cluster(&mut self, objects: Vec<Object>) {
+    pub(crate) fn set_cluster(&mut self, objects: Vec<Object>) {
         self.cluster = Some(objects);
     }
 
@@ -45,7 +45,7 @@ impl FlowcontrolSources {
 
     /// Whether the cluster's objects are known.
     #[must_use]
-    pub const fn has_cluster(&self) -> bool {
+    pub(crate) const fn has_cluster(&self) -> bool {
         self.cluster.is_some()
     }
 
@@ -53,7 +53,7 @@ impl FlowcontrolSources {
     /// gets the UID of the cluster's object that it replaces: it stands in the place of that
     /// object, and both have the same name in responses.
     #[must_use]
-    pub fn merge(&self) -> Vec<EffectiveObject> {
+    pub(crate) fn merge(&self) -> Vec<EffectiveObject> {
         let mut merged = BTreeMap::new();
         let classes = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
         for object in classes.into_iter().flat_map(bootstrap::objects) {

@@ -19,7 +19,7 @@ mod drift;
 mod live;
 mod merge;
 mod origin;
-pub mod saved_state;
+pub(crate) mod saved_state;
 
 pub use self::cluster_store::ClusterResource;
 pub use self::cluster_store::ClusterStore;
@@ -32,5 +32,4 @@ pub use self::drift::DriftMonitor;
 pub use self::live::ClusterStatus;
 pub use self::live::LiveObjects;
 pub use self::merge::FlowcontrolSources;
-pub use self::origin::EffectiveObject;
-pub use self::origin::Origin;
+pub(crate) use self::origin::EffectiveObject;

@@ -8,7 +8,7 @@ use crate::document::SourceLocation;
 /// The source of an object. Of two objects with the same kind and name, the one of the later
 /// variant is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub(crate) enum Origin {
     /// weir's own copy of the objects that kube-apiserver creates for itself.
     BuiltIn,
     /// The API server.
@@ -20,11 +20,11 @@ pub enum Origin {
 
 impl Origin {
     /// The values of [`name`](Self::name).
-    pub const NAMES: [&str; 3] = ["built-in", "cluster", "file"];
+    pub(crate) const NAMES: [&str; 3] = ["built-in", "cluster", "file"];
 
     /// The source in metrics and in JSON.
     #[must_use]
-    pub const fn name(&self) -> &'static str {
+    pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::BuiltIn => "built-in",
             Self::Cluster => "cluster",
@@ -34,7 +34,7 @@ impl Origin {
 
     /// The location in a file, if the object comes from one.
     #[must_use]
-    pub const fn location(&self) -> Option<&SourceLocation> {
+    pub(crate) const fn location(&self) -> Option<&SourceLocation> {
         match self {
             Self::BuiltIn | Self::Cluster => None,
             Self::File(location) => Some(location),
@@ -53,20 +53,20 @@ impl fmt::Display for Origin {
 
 /// An object that is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EffectiveObject {
+pub(crate) struct EffectiveObject {
     /// The object.
     pub object: Object,
     /// Where it comes from.
-    pub origin: Origin,
+    pub(crate) origin: Origin,
     /// The name of the source whose object of the same kind and name it replaces, if there is one
     /// other than the built-in objects.
-    pub replaces: Option<&'static str>,
+    pub(crate) replaces: Option<&'static str>,
 }
 
 impl EffectiveObject {
     /// Kind and name, which identify the object.
     #[must_use]
-    pub fn key(&self) -> (&'static str, &str) {
+    pub(crate) fn key(&self) -> (&'static str, &str) {
         (self.object.kind(), &self.object.metadata().name)
     }
 }

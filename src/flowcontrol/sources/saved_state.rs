@@ -12,7 +12,7 @@ use crate::document::Diagnostics;
 use crate::document::Strictness;
 
 /// The name of the file in the state folder.
-pub const FILE_NAME: &str = "flowcontrol.json";
+pub(crate) const FILE_NAME: &str = "flowcontrol.json";
 
 /// The version of the format. A file of another version is ignored.
 const VERSION: &str = "weir.state/v1";

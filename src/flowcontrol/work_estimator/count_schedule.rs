@@ -54,13 +54,13 @@ const COMPUTED_GROUP_SUFFIX: &str = "metrics.k8s.io";
 
 /// A resource that may be counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CountableResource {
+pub(crate) struct CountableResource {
     /// The API group. Empty for the core group.
-    pub group: Box<str>,
+    pub(crate) group: Box<str>,
     /// The version of the last list.
-    pub version: Box<str>,
+    pub(crate) version: Box<str>,
     /// The plural name.
-    pub resource: Box<str>,
+    pub(crate) resource: Box<str>,
 }
 
 impl CountableResource {
@@ -93,7 +93,7 @@ impl CountableResource {
 
     /// The path and query of the list that counts the resource.
     #[must_use]
-    pub fn target(&self) -> String {
+    pub(crate) fn target(&self) -> String {
         let Self {
             group,
             version,
@@ -109,7 +109,7 @@ impl CountableResource {
 
 /// A call to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CountCall {
+pub(crate) enum CountCall {
     /// A review of whether weir may list the resource in all namespaces.
     Review(CountableResource),
     /// The list of one object.
@@ -118,7 +118,7 @@ pub enum CountCall {
 
 /// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NextCountCall {
+pub(crate) enum NextCountCall {
     /// Make this call, then report it to [`CountSchedule::record_outcome`].
     Call(CountCall),
     /// Wait until then, or until another resource is listed.
@@ -127,7 +127,7 @@ pub enum NextCountCall {
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CountOutcome {
+pub(crate) enum CountOutcome {
     /// The review allows the list.
     Allowed,
     /// The review denies the list, or the list was forbidden.
@@ -154,7 +154,7 @@ struct ScheduleEntry {
 
 /// The resources that are listed through weir, and the state of their calls.
 #[derive(Debug)]
-pub struct CountSchedule {
+pub(crate) struct CountSchedule {
     /// By `group/resource`.
     entries: HashMap<Box<[u8]>, ScheduleEntry>,
     /// No call before this time.
@@ -168,7 +168,7 @@ pub struct CountSchedule {
 impl CountSchedule {
     /// A schedule without resources.
     #[must_use]
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             entries: HashMap::new(),
             not_before: now,
@@ -178,7 +178,7 @@ impl CountSchedule {
     }
 
     /// Records a successful list of a resource. Returns whether the resource is new.
-    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
+    pub(crate) fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
         self.set_key(list.api_group(), list.resource());
         if let Some(entry) = self.entries.get_mut(&*self.key) {
             entry.last_listed = now;
@@ -207,7 +207,7 @@ impl CountSchedule {
     }
 
     /// The next action. `wanted` returns whether a resource needs a count.
-    pub fn next(
+    pub(crate) fn next(
         &mut self,
         now: Instant,
         mut wanted: impl FnMut(&CountableResource) -> bool,
@@ -237,7 +237,7 @@ impl CountSchedule {
     }
 
     /// Records the outcome of a call.
-    pub fn record_outcome(&mut self, now: Instant, call: &CountCall, outcome: CountOutcome) {
+    pub(crate) fn record_outcome(&mut self, now: Instant, call: &CountCall, outcome: CountOutcome) {
         let pause = match outcome {
             CountOutcome::Failed => {
                 self.failures = self.failures.saturating_add(1);

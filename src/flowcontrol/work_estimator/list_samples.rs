@@ -45,20 +45,20 @@ const INFLATED_BYTES_PER_SECOND: u32 = 16 << 20;
 
 /// A list request.
 #[derive(Clone, Debug)]
-pub struct ListRequest {
+pub(crate) struct ListRequest {
     /// The HTTP method.
-    pub method: Method,
+    pub(crate) method: Method,
     /// The path and query.
-    pub target: PathAndQuery,
+    pub(crate) target: PathAndQuery,
     /// Whether the response may contain whole objects: the client accepts more than tables and
     /// metadata.
-    pub whole_objects: bool,
+    pub(crate) whole_objects: bool,
 }
 
 impl ListRequest {
     /// The parsed request. `None` if it is invalid.
     #[must_use]
-    pub fn info(&self) -> Option<RequestInfo<'_>> {
+    pub(crate) fn info(&self) -> Option<RequestInfo<'_>> {
         RequestInfo::parse(self.method.as_str(), self.target.as_str().as_bytes()).ok()
     }
 }
@@ -73,7 +73,7 @@ pub(in crate::flowcontrol) struct ListSampleQueue {
 
 /// Copies the beginning and the end of a compressed response.
 #[derive(Debug)]
-pub struct ListSampleBuilder {
+pub(crate) struct ListSampleBuilder {
     queue: Arc<ListSampleQueue>,
     list: ListRequest,
     coding: MediaType,
@@ -139,7 +139,7 @@ impl ListSampleQueue {
 
 impl ListSampleBuilder {
     /// Adds the next part of the body, of any length.
-    pub fn feed(&mut self, chunk: &[u8]) {
+    pub(crate) fn feed(&mut self, chunk: &[u8]) {
         // A copy with a gap is not continued.
         let whole = self.head.len() == self.length;
         let room = MAX_SAMPLE_BYTES.saturating_sub(self.head.len());
@@ -158,7 +158,7 @@ impl ListSampleBuilder {
     }
 
     /// Queues the sample of the complete body.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         let samples = Arc::clone(&self.queue);
         let mut waiting = samples.lock_queue();
         if !self.head.is_empty() && waiting.len() < MAX_QUEUED_SAMPLES {

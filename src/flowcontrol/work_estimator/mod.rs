@@ -16,10 +16,10 @@
 //! | 0 | `count_schedule` `list_samples` `resource_metrics` `watch_tracker` |
 //! | 1 | `object_counts` |
 
-pub mod count_schedule;
-pub mod list_samples;
-pub mod object_counts;
-pub mod resource_metrics;
+pub(crate) mod count_schedule;
+pub(crate) mod list_samples;
+pub(crate) mod object_counts;
+pub(crate) mod resource_metrics;
 #[cfg(test)]
 mod tests;
 pub mod watch_tracker;
@@ -112,7 +112,7 @@ pub fn estimate(
 /// Whether the seats of a request depend on the number of objects of its resource: a list, or a
 /// watch that begins with one.
 #[must_use]
-pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
+pub(crate) fn depends_on_count(info: &RequestInfo<'_>) -> bool {
     let is_watch = *info.verb() == Verb::Watch;
     *info.verb() == Verb::List || is_watch && ListQuery(info.query()).wants_initial_events()
 }

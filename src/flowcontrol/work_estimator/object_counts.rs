@@ -62,7 +62,7 @@ const INFINITE_COUNT: u64 = 1_000_000_000;
 
 /// The counts and sizes of all resources.
 #[derive(Debug, Default)]
-pub struct ObjectCounts {
+pub(crate) struct ObjectCounts {
     resources: HashMap<Box<[u8]>, ResourceCount>,
     /// The time of the server's last metrics, which contain all of its counts.
     server_counted_at: Option<Instant>,
@@ -86,17 +86,17 @@ pub enum ObjectStats {
 
 /// A successful response to a list, or the initial events of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListResponse {
+pub(crate) struct ListResponse {
     /// The number of its items.
-    pub items: u64,
+    pub(crate) items: u64,
     /// Its `metadata.remainingItemCount`.
-    pub remaining_items: Option<u64>,
+    pub(crate) remaining_items: Option<u64>,
     /// Whether it has a `metadata.continue`, so that more pages follow.
-    pub has_continue: bool,
+    pub(crate) has_continue: bool,
     /// The length of its items in bytes, as encoded.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The accuracy of that length as a measure of the stored length.
-    pub accuracy: SizeAccuracy,
+    pub(crate) accuracy: SizeAccuracy,
 }
 
 /// The accuracy of a response's length as a measure of its objects' length in etcd. Greater is
@@ -173,7 +173,12 @@ impl ObjectSize {
 
 impl ObjectCounts {
     /// Records the response to `list`, if it contains a count.
-    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>, response: ListResponse) {
+    pub(crate) fn record_list(
+        &mut self,
+        now: Instant,
+        list: &RequestInfo<'_>,
+        response: ListResponse,
+    ) {
         let size = ObjectSize::from_response(response, now);
         let Some(count) = total_count(list, response) else {
             self.record_partial_list(list, size);
@@ -222,14 +227,14 @@ impl ObjectCounts {
     }
 
     /// Whether a resource has a count and no size.
-    pub fn lacks_size(&mut self, api_group: &[u8], resource: &[u8]) -> bool {
+    pub(crate) fn lacks_size(&mut self, api_group: &[u8], resource: &[u8]) -> bool {
         let entry = self.find(api_group, resource);
         resource != EVENTS
             && entry.is_some_and(|entry| entry.count.is_some() && entry.size.is_none())
     }
 
     /// Records the count of a list of one object, which weir requested.
-    pub fn record_polled_count(
+    pub(crate) fn record_polled_count(
         &mut self,
         now: Instant,
         api_group: &[u8],
@@ -252,7 +257,7 @@ impl ObjectCounts {
 
     /// Whether a poll of this resource is useful: its seats depend on responses, and none has had a
     /// count for ten minutes.
-    pub fn needs_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
+    pub(crate) fn needs_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
         if is_events_group_events(api_group, resource) {
             return false; // not found, whatever the count
         }
@@ -280,7 +285,7 @@ impl ObjectCounts {
     /// Records the server's count of each `resource.group`. The server does not store the resources
     /// that are not among them, for example those of aggregated API servers, and knows nothing of
     /// them.
-    pub fn record_server_counts<'k>(
+    pub(crate) fn record_server_counts<'k>(
         &mut self,
         now: Instant,
         counted: impl Iterator<Item = (&'k str, ServerCount)>,
@@ -332,7 +337,7 @@ impl ObjectCounts {
 
     /// Whether the size was measured within the last second, or by the server, so that another
     /// response of now adds nothing.
-    pub fn has_fresh_size(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
+    pub(crate) fn has_fresh_size(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
         let Some(entry) = self.find(list.api_group(), list.resource()) else {
             return false;
         };
@@ -351,7 +356,7 @@ impl ObjectCounts {
     /// keep in its watch cache, where sizes are measured (`resourceSizeEstimator`), so that it has
     /// a count of them and no size. The registry behind both groups reports that count as that of
     /// core `events`, so that those of `events.k8s.io` are not found.
-    pub fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
+    pub(crate) fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
         if is_events_group_events(api_group, resource) {
             return ObjectStats::NotFound;
         }
@@ -412,7 +417,7 @@ fn is_server_count_valid(counted: Option<Instant>, now: Instant) -> bool {
 /// Whether the response to a list, or to a watch that begins with one, could contain the count of
 /// its resource: all namespaces, without any filter.
 #[must_use]
-pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
+pub(crate) fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
     let is_set = |key| {
         list.query()
             .first(key)
@@ -433,7 +438,7 @@ pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
 
 /// Whether this is a list or a watch of all or some of a resource's objects.
 #[must_use]
-pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
+pub(crate) fn lists_objects(list: &RequestInfo<'_>) -> bool {
     matches!(list.verb(), Verb::List | Verb::Watch)
         && !list.resource().is_empty()
         && list.subresource().is_empty()

@@ -23,11 +23,11 @@ const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
 
 /// The count and size of one resource by kube-apiserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerCount {
+pub(crate) struct ServerCount {
     /// The number of objects. `None` if the metrics contain the resource without a count.
-    pub count: Option<u64>,
+    pub(crate) count: Option<u64>,
     /// Bytes, as stored. 0 if the server does not know it, `None` if the metrics do not contain it.
-    pub average_size: Option<u64>,
+    pub(crate) average_size: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +44,7 @@ enum TotalSize {
 
 /// Parses an exposition, chunk by chunk.
 #[derive(Debug, Default)]
-pub struct ResourceMetrics {
+pub(crate) struct ResourceMetrics {
     /// By `resource.group`, as `GroupResource.String` writes it.
     resources: HashMap<Box<str>, ResourceSeries>,
     line: Vec<u8>,
@@ -54,7 +54,7 @@ pub struct ResourceMetrics {
 
 impl ResourceMetrics {
     /// Parses the next part, of any length.
-    pub fn feed(&mut self, chunk: &[u8]) {
+    pub(crate) fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while !rest.is_empty() {
             let (line, after) = match memchr::memchr(b'\n', rest) {
@@ -70,7 +70,7 @@ impl ResourceMetrics {
     }
 
     /// The server's counts, by `resource.group`.
-    pub fn counts(&self) -> impl Iterator<Item = (&str, ServerCount)> {
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (&str, ServerCount)> {
         self.resources.iter().map(|(key, series)| {
             let average = |count| {
                 move |size| match size {

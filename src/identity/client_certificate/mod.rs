@@ -14,7 +14,7 @@
 //! | 0 | `subject` `trust` |
 
 mod subject;
-pub mod trust;
+pub(crate) mod trust;
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -129,7 +129,7 @@ impl CertificateVerifier {
     ///
     /// # Errors
     /// `roots` is empty.
-    pub fn new(
+    pub(crate) fn new(
         roots: RootCertStore,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, VerifierBuilderError> {
@@ -209,7 +209,7 @@ impl CertificateVerifier {
 
 /// Verifies that a certificate is that of a front proxy.
 #[derive(Debug)]
-pub struct FrontProxyVerifier {
+pub(crate) struct FrontProxyVerifier {
     verifier: CertificateVerifier,
     /// `--requestheader-allowed-names`. Empty for any name.
     allowed_names: Vec<String>,
@@ -219,7 +219,7 @@ impl FrontProxyVerifier {
     /// Trusts certificates that `verifier` accepts, with a common name of `allowed_names` (any, if
     /// empty).
     #[must_use]
-    pub const fn new(verifier: CertificateVerifier, allowed_names: Vec<String>) -> Self {
+    pub(crate) const fn new(verifier: CertificateVerifier, allowed_names: Vec<String>) -> Self {
         Self {
             verifier,
             allowed_names,
@@ -235,16 +235,16 @@ impl FrontProxyVerifier {
 #[derive(Debug, Default)]
 pub struct ClientTrust {
     /// `--client-ca-file`.
-    pub certificates: Option<Arc<CertificateVerifier>>,
+    pub(crate) certificates: Option<Arc<CertificateVerifier>>,
     /// `--requestheader-client-ca-file` and `--requestheader-allowed-names`.
-    pub front_proxies: Option<Arc<FrontProxyVerifier>>,
+    pub(crate) front_proxies: Option<Arc<FrontProxyVerifier>>,
 }
 
 impl ClientTrust {
     /// This trust, which replaces `earlier`: with the verifiers of `earlier` that trust the same,
     /// so that what is cached of their results stays valid.
     #[must_use]
-    pub fn replacing(self, earlier: &Arc<Self>) -> Arc<Self> {
+    pub(crate) fn replacing(self, earlier: &Arc<Self>) -> Arc<Self> {
         let certificates = match (&self.certificates, &earlier.certificates) {
             (Some(new), Some(old)) if new.trusts_same(old) => Some(Arc::clone(old)),
             _ => self.certificates,
@@ -354,7 +354,7 @@ impl PeerCertificate {
     /// The chain of the handshake, with the client's own certificate first. `None` if the client
     /// presented none.
     #[must_use]
-    pub fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
+    pub(crate) fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
         (!chain.is_empty()).then_some(Self {
             chain,
@@ -393,7 +393,7 @@ impl PeerCertificate {
 
     /// When the client's own certificate expires, if it authenticated a user.
     #[must_use]
-    pub fn not_after(&self) -> Option<SystemTime> {
+    pub(crate) fn not_after(&self) -> Option<SystemTime> {
         let outcome = self.user_outcome.lock();
         let (_, verified) = outcome.last.as_ref()?;
         Some(verified.as_ref().ok()?.not_after)

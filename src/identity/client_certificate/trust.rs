@@ -24,10 +24,11 @@ const RECHECK_AFTER: Duration = Duration::from_millis(200);
 const RECHECK_WITHIN: Duration = Duration::from_secs(3);
 
 /// The time within which connections are closed after their CA was removed.
-pub const TRUST_LOSS_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TRUST_LOSS_TIMEOUT: Duration = Duration::from_secs(5);
+const _: () = assert!(RECHECK_WITHIN.as_secs() < TRUST_LOSS_TIMEOUT.as_secs());
 
 /// Decides whether a certificate still gives the identity that it gave before.
-pub trait TrustedCertificate: Send + Sync + 'static {
+pub(crate) trait TrustedCertificate: Send + Sync + 'static {
     /// The CAs in force.
     type Trust: Send + Sync + 'static;
 
@@ -36,10 +37,10 @@ pub trait TrustedCertificate: Send + Sync + 'static {
 }
 
 /// Completes when a certificate has lost the trust that it had.
-pub type TrustLoss = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+pub(crate) type TrustLoss = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 /// Announces the CAs in force.
-pub struct TrustPublisher<T>(watch::Sender<Arc<T>>);
+pub(crate) struct TrustPublisher<T>(watch::Sender<Arc<T>>);
 
 /// Observes the CAs in force, from the time on at which it was created.
 pub struct TrustObserver<T>(watch::Receiver<Arc<T>>);
@@ -53,12 +54,12 @@ impl<T> Clone for TrustPublisher<T> {
 impl<T: Send + Sync + 'static> TrustPublisher<T> {
     /// Announces `trust` from the start.
     #[must_use]
-    pub fn new(trust: Arc<T>) -> Self {
+    pub(crate) fn new(trust: Arc<T>) -> Self {
         Self(watch::Sender::new(trust))
     }
 
     /// Announces `trust` to all connections, unless it is announced already.
-    pub fn publish(&self, trust: &Arc<T>) {
+    pub(crate) fn publish(&self, trust: &Arc<T>) {
         self.0.send_if_modified(|current| {
             let changed = !Arc::ptr_eq(current, trust);
             *current = Arc::clone(trust);
@@ -68,7 +69,7 @@ impl<T: Send + Sync + 'static> TrustPublisher<T> {
 
     /// Observes changes from now on.
     #[must_use]
-    pub fn observer(&self) -> TrustObserver<T> {
+    pub(crate) fn observer(&self) -> TrustObserver<T> {
         TrustObserver(self.0.subscribe())
     }
 }
@@ -76,7 +77,7 @@ impl<T: Send + Sync + 'static> TrustPublisher<T> {
 impl<T: Send + Sync + 'static> TrustObserver<T> {
     /// Completes when `certificate` has lost the trust that it had; never without a certificate.
     #[must_use]
-    pub fn loss<C: TrustedCertificate<Trust = T>>(
+    pub(crate) fn loss<C: TrustedCertificate<Trust = T>>(
         &self,
         certificate: Option<&Arc<C>>,
     ) -> TrustLoss {

@@ -45,7 +45,7 @@ const MISSING_PERMISSION: MissingPermission = MissingPermission {
 
 /// Whether a user has all permissions that an impersonation requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AccessDecision {
+pub(crate) enum AccessDecision {
     /// All permissions are granted.
     Allowed,
     /// This permission is denied, with the API server's reason.
@@ -114,7 +114,7 @@ impl ImpersonationAuthorizer {
     ///
     /// # Errors
     /// The system's random generator fails, which the key of the hashes needs.
-    pub fn new(
+    pub(crate) fn new(
         api_server: Arc<dyn ApiTransport>,
         per_second: u32,
         metrics: AccessReviewMetrics,
@@ -130,7 +130,7 @@ impl ImpersonationAuthorizer {
 
     /// Sends reviews, those that are queued as well, to `api_server` at this rate. Cached decisions
     /// stay if it is the same API server.
-    pub fn replace(&self, api_server: Arc<dyn ApiTransport>, per_second: u32) {
+    pub(crate) fn replace(&self, api_server: Arc<dyn ApiTransport>, per_second: u32) {
         if !Arc::ptr_eq(&**self.api_server.load(), &api_server) {
             self.api_server.store(Arc::new(api_server));
             *self.lock_cache() = DecisionCache::default();
@@ -145,7 +145,7 @@ impl ImpersonationAuthorizer {
     ///
     /// # Cancel safety
     /// Cancel safe: reviews that other requests may share continue.
-    pub async fn authorize(
+    pub(crate) async fn authorize(
         &self,
         user: &Arc<UserInfo>,
         permissions: &[ImpersonationPermission],
@@ -225,7 +225,7 @@ impl ImpersonationAuthorizer {
     ///
     /// # Cancel safety
     /// Cancel safe: reviews that are still queued are not sent.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         while let Some((review, permit)) = self.queue.next_review().await {
             let authorizer = Arc::clone(&self);
             tokio::spawn(async move {

@@ -13,10 +13,10 @@ use crate::identity::token_hash::TokenHash;
 
 /// How long a decision is cached, granted or denied. A revoked permission must not stay in effect
 /// for long. kube-apiserver's own impersonation caches for the same time.
-pub const DECISION_TTL: Duration = Duration::from_secs(10);
+pub(crate) const DECISION_TTL: Duration = Duration::from_secs(10);
 
 /// How long no review is sent for a permission whose last review was not answered.
-pub const UNANSWERED_TTL: Duration = Duration::from_secs(2);
+pub(crate) const UNANSWERED_TTL: Duration = Duration::from_secs(2);
 
 /// The numbers of granted and of other permissions in a generation. A granted entry takes about a
 /// hundred bytes at most, a denied one with its reason 350.
@@ -25,7 +25,7 @@ const MAX_NOT_ALLOWED: usize = 2048;
 
 /// The cached decision about a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CachedDecision {
+pub(crate) enum CachedDecision {
     /// It was granted.
     Allowed,
     /// It was denied, with the API server's reason.
@@ -47,7 +47,7 @@ enum NotAllowed {
 
 /// The cached decisions.
 #[derive(Debug)]
-pub struct DecisionCache {
+pub(crate) struct DecisionCache {
     /// By the time at which each entry expires.
     allowed: GenerationalMap<Instant>,
     not_allowed: GenerationalMap<(NotAllowed, Instant)>,
@@ -64,7 +64,7 @@ impl Default for DecisionCache {
 
 impl DecisionCache {
     /// The decision about a permission at `now`.
-    pub fn find(&mut self, key: TokenHash, now: Instant) -> CachedDecision {
+    pub(crate) fn find(&mut self, key: TokenHash, now: Instant) -> CachedDecision {
         let allowed = self.allowed.get(key).copied();
         if allowed.is_some_and(|expires_at| now < expires_at) {
             return CachedDecision::Allowed;
@@ -83,13 +83,13 @@ impl DecisionCache {
     }
 
     /// Records that a permission was granted.
-    pub fn insert_allowed(&mut self, key: TokenHash, now: Instant) {
+    pub(crate) fn insert_allowed(&mut self, key: TokenHash, now: Instant) {
         self.not_allowed.remove(key);
         self.allowed.insert(key, now + DECISION_TTL, 0);
     }
 
     /// Records that a permission was denied, and why.
-    pub fn insert_denied(&mut self, key: TokenHash, reason: Arc<str>, now: Instant) {
+    pub(crate) fn insert_denied(&mut self, key: TokenHash, reason: Arc<str>, now: Instant) {
         self.allowed.remove(key);
         let denied = (NotAllowed::Denied(reason), now + DECISION_TTL);
         self.not_allowed.insert(key, denied, 0);
@@ -97,7 +97,7 @@ impl DecisionCache {
 
     /// Records that a review was not answered. A granted permission stays in effect until it
     /// expires.
-    pub fn insert_unanswered(&mut self, key: TokenHash, now: Instant) {
+    pub(crate) fn insert_unanswered(&mut self, key: TokenHash, now: Instant) {
         let unanswered = (NotAllowed::Unanswered, now + UNANSWERED_TTL);
         self.not_allowed.insert(key, unanswered, 0);
     }

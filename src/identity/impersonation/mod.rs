@@ -10,6 +10,6 @@
 //! | 2 | `authorizer` |
 
 pub mod authorizer;
-pub mod decision_cache;
-pub mod subject_access_review;
-pub mod target;
+pub(crate) mod decision_cache;
+pub(crate) mod subject_access_review;
+pub(crate) mod target;

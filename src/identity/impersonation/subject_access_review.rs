@@ -14,7 +14,7 @@ use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::ReviewError;
 
 /// The path at which reviews are created.
-pub const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+pub(crate) const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 /// The longest reason that is kept, in bytes. It is returned to the client, and authorizers write
 /// one sentence.
@@ -22,7 +22,7 @@ const MAX_REASON_BYTES: usize = 256;
 
 /// The decision about a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AccessReviewDecision {
+pub(crate) enum AccessReviewDecision {
     /// The user has the permission.
     Allowed,
     /// The user does not have the permission. Holds the reason, which may be empty.
@@ -45,7 +45,7 @@ struct SubjectAccessReviewStatus {
 
 /// The request for a review of whether `user` may impersonate.
 #[must_use]
-pub fn request(user: &UserInfo, permission: &ImpersonationPermission) -> RemoteRequest {
+pub(crate) fn request(user: &UserInfo, permission: &ImpersonationPermission) -> RemoteRequest {
     let ImpersonationPermission {
         group,
         resource,
@@ -88,7 +88,9 @@ pub fn request(user: &UserInfo, permission: &ImpersonationPermission) -> RemoteR
 ///
 /// # Errors
 /// The response contains no decision.
-pub fn parse_response(response: &RemoteResponse) -> Result<AccessReviewDecision, ReviewError> {
+pub(crate) fn parse_response(
+    response: &RemoteResponse,
+) -> Result<AccessReviewDecision, ReviewError> {
     response.check_review_status()?;
     let SubjectAccessReview { status } =
         serde_json::from_slice(&response.body).map_err(|error| {

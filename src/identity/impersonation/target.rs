@@ -36,32 +36,32 @@ const MAX_PERMISSIONS: usize = 500;
 
 /// The user that a request impersonates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImpersonationTarget {
+pub(crate) struct ImpersonationTarget {
     /// The impersonated user, with the groups that the API server adds.
-    pub user: Arc<UserInfo>,
+    pub(crate) user: Arc<UserInfo>,
     /// The permissions that the requester needs, in the order in which the API server checks them.
     /// Never empty.
-    pub required_permissions: Vec<ImpersonationPermission>,
+    pub(crate) required_permissions: Vec<ImpersonationPermission>,
 }
 
 /// A permission to impersonate, as the attributes of an access review (verb `impersonate`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImpersonationPermission {
+pub(crate) struct ImpersonationPermission {
     /// `authentication.k8s.io`, or the core group.
-    pub group: &'static str,
+    pub(crate) group: &'static str,
     /// `users`, `serviceaccounts`, `groups`, `uids` or `userextras`.
-    pub resource: &'static str,
+    pub(crate) resource: &'static str,
     /// The key of an extra value.
-    pub subresource: String,
+    pub(crate) subresource: String,
     /// The namespace of a service account.
-    pub namespace: String,
+    pub(crate) namespace: String,
     /// The name of the user, service account or group, or the value of the uid or extra field.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 /// Why impersonation headers are rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InvalidImpersonation {
+pub(crate) enum InvalidImpersonation {
     /// A group, uid or extra value without a user.
     MissingUser,
     /// A header that may be present only once.
@@ -102,14 +102,14 @@ impl fmt::Display for InvalidImpersonation {
 
 /// Whether a request has impersonation headers, in any spelling.
 #[must_use]
-pub fn has_impersonation(headers: &HeaderMap) -> bool {
+pub(crate) fn has_impersonation(headers: &HeaderMap) -> bool {
     headers.keys().any(is_impersonation_header)
 }
 
 /// Whether this is an impersonation header, in any spelling: a later hop may treat underscores as
 /// dashes.
 #[must_use]
-pub fn is_impersonation_header(name: &HeaderName) -> bool {
+pub(crate) fn is_impersonation_header(name: &HeaderName) -> bool {
     let name = name.as_str().as_bytes();
     name.len() >= HEADER_PREFIX.len()
         && HEADER_PREFIX
@@ -122,7 +122,7 @@ pub fn is_impersonation_header(name: &HeaderName) -> bool {
 ///
 /// # Errors
 /// [`InvalidImpersonation`] if the headers are invalid or ambiguous.
-pub fn impersonation_target(
+pub(crate) fn impersonation_target(
     headers: &HeaderMap,
 ) -> Result<Option<ImpersonationTarget>, InvalidImpersonation> {
     let mut user = UserInfo::default();
@@ -280,7 +280,7 @@ fn split_service_account(user: &str) -> Option<(&str, &str)> {
 impl ImpersonationPermission {
     /// The API server's message for a denied permission (`responsewriters.ForbiddenStatusError`).
     #[must_use]
-    pub fn forbidden_message(&self, user: &str, reason: &str) -> String {
+    pub(crate) fn forbidden_message(&self, user: &str, reason: &str) -> String {
         let Self {
             group,
             resource,

@@ -29,20 +29,20 @@ const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and does not evaluate ex
 
 /// An issuer and the location of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfiguredIssuer {
+pub(crate) struct ConfiguredIssuer {
     /// How claims map to a user.
-    pub issuer: JwtIssuer,
+    pub(crate) issuer: JwtIssuer,
     /// Where the keys are published.
-    pub jwks_location: JwksLocation,
+    pub(crate) jwks_location: JwksLocation,
     /// The CA (PEM) for fetching the keys. `None` for the system's CAs.
-    pub certificate_authority: Option<String>,
+    pub(crate) certificate_authority: Option<String>,
     /// The location of the issuer in the file.
-    pub location: SourceLocation,
+    pub(crate) location: SourceLocation,
 }
 
 /// Where an issuer's keys are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JwksLocation {
+pub(crate) enum JwksLocation {
     /// In this file.
     File(PathBuf),
     /// At this URL.
@@ -52,7 +52,7 @@ pub enum JwksLocation {
 }
 
 /// Decodes the issuers of a file's documents.
-pub fn decode_documents(
+pub(crate) fn decode_documents(
     documents: &[Node],
     diagnostics: &mut Diagnostics,
 ) -> Vec<ConfiguredIssuer> {
@@ -70,7 +70,7 @@ pub fn decode_documents(
 
 /// Decodes the issuers of a section of another file, at the path `field`. `apiVersion` and `kind`
 /// are optional there.
-pub fn decode_section(
+pub(crate) fn decode_section(
     node: &Node,
     field: &str,
     diagnostics: &mut Diagnostics,

@@ -10,7 +10,7 @@ const LEEWAY: f64 = 60.0;
 
 /// Why the claims of a token do not authenticate a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimError {
+pub(crate) enum ClaimError {
     /// The token has expired.
     Expired,
     /// A claim is missing or has an invalid value.
@@ -26,7 +26,7 @@ pub enum ClaimError {
 
 /// The claims of a token whose signature is verified.
 #[derive(Clone, Copy, Debug)]
-pub struct Claims<'t>(&'t Map<String, Value>);
+pub(crate) struct Claims<'t>(&'t Map<String, Value>);
 
 impl<'t> Claims<'t> {
     pub(super) const fn new(claims: &'t Map<String, Value>) -> Self {

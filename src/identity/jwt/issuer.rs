@@ -17,16 +17,16 @@ const SYSTEM_PREFIX: &str = "system:";
 
 /// A user from valid claims.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ValidatedUser {
+pub(crate) struct ValidatedUser {
     /// The user.
-    pub user: UserInfo,
+    pub(crate) user: UserInfo,
     /// When the token expires, in seconds since the epoch.
-    pub expires_at: f64,
+    pub(crate) expires_at: f64,
 }
 
 /// Validates service account tokens of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceAccountValidator;
+pub(crate) struct ServiceAccountValidator;
 
 impl ServiceAccountValidator {
     /// Maps `claims` to a service account, at `now` (seconds since the epoch) and for one of
@@ -34,7 +34,7 @@ impl ServiceAccountValidator {
     ///
     /// # Errors
     /// Why the claims are not valid.
-    pub fn validate(
+    pub(crate) fn validate(
         &self,
         claims: Claims<'_>,
         audiences: &[String],
@@ -110,7 +110,7 @@ pub struct RequiredClaim {
     /// The name of the claim.
     pub claim: String,
     /// The required value. Empty for any value.
-    pub value: String,
+    pub(crate) value: String,
 }
 
 /// An issuer of `--authentication-config`.
@@ -137,7 +137,11 @@ impl JwtIssuer {
     /// Why the claims are not valid. Claims that map to a `system:` name or group are rejected,
     /// whatever the mapping: such names select flow schemas, and such groups can be exempt from
     /// limits.
-    pub fn validate(&self, claims: Claims<'_>, now: f64) -> Result<ValidatedUser, ClaimError> {
+    pub(crate) fn validate(
+        &self,
+        claims: Claims<'_>,
+        now: f64,
+    ) -> Result<ValidatedUser, ClaimError> {
         let expires_at = claims.check_validity(now)?;
         if !claims.has_audience(&self.audiences) {
             return Err(ClaimError::WrongAudience);

@@ -18,7 +18,7 @@
 //! | 1 | `issuer` |
 //! | 2 | `authentication_config` |
 
-pub mod authentication_config;
+pub(crate) mod authentication_config;
 mod claims;
 mod issuer;
 mod keys;
@@ -34,21 +34,22 @@ use serde::Deserialize;
 use serde_json::Map;
 use serde_json::Value;
 
-pub use claims::ClaimError;
-pub use claims::Claims;
+pub(crate) use claims::ClaimError;
+pub(crate) use claims::Claims;
 pub use issuer::ClaimMapping;
 pub use issuer::JwtIssuer;
-pub use issuer::RequiredClaim;
-pub use issuer::ServiceAccountValidator;
-pub use issuer::ValidatedUser;
+pub(crate) use issuer::ServiceAccountValidator;
+pub(crate) use issuer::ValidatedUser;
 pub use keys::KeySet;
 
 use crate::identity::bearer_token::BASE64_RAW_URL;
 use crate::identity::bearer_token::MAX_TOKEN_BYTES;
+#[cfg(test)]
+pub(crate) use issuer::RequiredClaim;
 
 /// A parsed token whose signature is not verified.
 #[derive(Debug)]
-pub struct Jwt<'t> {
+pub(crate) struct Jwt<'t> {
     header: JoseHeader,
     claims: Map<String, Value>,
     /// The bytes that were signed.
@@ -66,7 +67,7 @@ struct JoseHeader {
 impl<'t> Jwt<'t> {
     /// Parses a token. `None` if it is not a JWT.
     #[must_use]
-    pub fn parse(token: &'t [u8]) -> Option<Self> {
+    pub(crate) fn parse(token: &'t [u8]) -> Option<Self> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
@@ -99,26 +100,26 @@ impl<'t> Jwt<'t> {
 
     /// The unverified `iss` claim. Trustworthy only after [`Jwt::verify_signature`].
     #[must_use]
-    pub fn issuer(&self) -> Option<&str> {
+    pub(crate) fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
     }
 
     /// The unverified id of the key that signed the token.
     #[must_use]
-    pub fn key_id(&self) -> Option<&str> {
+    pub(crate) fn key_id(&self) -> Option<&str> {
         self.header.kid.as_deref()
     }
 
     /// The unverified `exp` claim, in seconds since the epoch. It may shorten the time for which a
     /// result is cached, never lengthen it.
     #[must_use]
-    pub fn expiry(&self) -> Option<f64> {
+    pub(crate) fn expiry(&self) -> Option<f64> {
         self.claims.get("exp")?.as_f64()
     }
 
     /// The claims, if one of `keys` signed them.
     #[must_use]
-    pub fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
+    pub(crate) fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
         let signed = self.header.crit.is_none()
             && keys.verify(
                 self.key_id(),

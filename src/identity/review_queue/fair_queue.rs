@@ -36,7 +36,7 @@ pub struct ClientSource {
 
 /// The result of [`FairQueue::dequeue`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum NextItem<T> {
+pub(crate) enum NextItem<T> {
     /// The next item.
     Ready(T),
     /// The rate limit allows the next item at this time.
@@ -47,7 +47,7 @@ pub enum NextItem<T> {
 
 /// Queued items.
 #[derive(Debug)]
-pub struct FairQueue<T> {
+pub(crate) struct FairQueue<T> {
     previously_verified: VecDeque<T>,
     /// By source network, then by connection.
     by_source: RoundRobin<IpAddr, RoundRobin<u64, VecDeque<T>>>,
@@ -59,7 +59,7 @@ pub struct FairQueue<T> {
 impl<T> FairQueue<T> {
     /// An empty queue from which `rate` items per second are dequeued.
     #[must_use]
-    pub fn new(rate: f64, now: Instant) -> Self {
+    pub(crate) fn new(rate: f64, now: Instant) -> Self {
         Self {
             previously_verified: VecDeque::new(),
             by_source: RoundRobin::default(),
@@ -70,7 +70,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Changes the rate to `rate` items per second, from `now` on.
-    pub fn set_rate(&mut self, rate: f64, now: Instant) {
+    pub(crate) fn set_rate(&mut self, rate: f64, now: Instant) {
         self.reserved_rate.set_rate(rate * RESERVED_SHARE, now);
         self.shared_rate
             .set_rate(rate * (1.0 - RESERVED_SHARE), now);
@@ -80,7 +80,7 @@ impl<T> FairQueue<T> {
     ///
     /// # Errors
     /// The item, if the queue is full.
-    pub fn enqueue(
+    pub(crate) fn enqueue(
         &mut self,
         source: ClientSource,
         verified_before: bool,
@@ -109,7 +109,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Removes the next item if the rate limit allows it at `now`.
-    pub fn dequeue(&mut self, now: Instant) -> NextItem<T> {
+    pub(crate) fn dequeue(&mut self, now: Instant) -> NextItem<T> {
         if !self.previously_verified.is_empty() {
             let token = self.reserved_rate.take(now).or_else(|reserved| {
                 self.shared_rate
@@ -139,7 +139,7 @@ impl<T> FairQueue<T> {
 
     /// The number of queued items.
     #[must_use]
-    pub fn queued(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         self.by_source_len + self.previously_verified.len()
     }
 }

@@ -26,11 +26,11 @@ use crate::identity::transport::UrlFetcher;
 
 /// The shortest time between two fetches. A new key is found by one fetch, and made-up key ids
 /// cause no more fetches than that.
-pub const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The age at which keys are fetched again, while they stay in use, so that a withdrawn key does
 /// not stay.
-pub const REFRESH_AFTER: Duration = Duration::from_secs(300);
+pub(crate) const REFRESH_AFTER: Duration = Duration::from_secs(300);
 
 /// Paths that the API server publishes (`serviceaccount.JWKSPath` and OIDC discovery).
 const JWKS_PATH: &str = "/openid/v1/jwks";
@@ -38,7 +38,7 @@ const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
 /// How the keys of an issuer are obtained.
 #[derive(Clone, Debug)]
-pub enum KeyProvider {
+pub(crate) enum KeyProvider {
     /// Configured keys, which are never fetched.
     Static(KeySet),
     /// The API server publishes the keys of its service accounts.
@@ -92,7 +92,7 @@ impl KeyProvider {
 /// Identifies keys and the rules under which their tokens are verified. Cached results carry it,
 /// and are void once no source has it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyStamp(u64);
+pub(crate) struct KeyStamp(u64);
 
 impl KeyStamp {
     fn new() -> Self {
@@ -103,13 +103,13 @@ impl KeyStamp {
 
 /// Published keys.
 #[derive(Clone, Debug)]
-pub struct PublishedKeys {
+pub(crate) struct PublishedKeys {
     /// The keys.
-    pub keys: KeySet,
+    pub(crate) keys: KeySet,
     /// Replaced when a key is gone.
-    pub stamp: KeyStamp,
+    pub(crate) stamp: KeyStamp,
     /// The issuer that the API server's discovery document names.
-    pub issuer: Option<String>,
+    pub(crate) issuer: Option<String>,
     /// `None` for configured keys.
     fetched_at: Option<Instant>,
 }
@@ -134,7 +134,7 @@ struct DiscoveryDocument {
 impl KeySource {
     /// A source whose keys are configured or fetched later.
     #[must_use]
-    pub fn new(provider: KeyProvider) -> Arc<Self> {
+    pub(crate) fn new(provider: KeyProvider) -> Arc<Self> {
         let published = match &provider {
             KeyProvider::Static(keys) => Some(Arc::new(PublishedKeys {
                 keys: keys.clone(),
@@ -190,19 +190,19 @@ impl KeySource {
 
     /// Whether the keys are configured and never fetched.
     #[must_use]
-    pub const fn is_static(&self) -> bool {
+    pub(crate) const fn is_static(&self) -> bool {
         matches!(self.provider, KeyProvider::Static(_))
     }
 
     /// The keys. `None` before the first successful fetch.
     #[must_use]
-    pub fn published_keys(&self) -> Option<Arc<PublishedKeys>> {
+    pub(crate) fn published_keys(&self) -> Option<Arc<PublishedKeys>> {
         self.published.load_full()
     }
 
     /// Whether the keys are due to be fetched again.
     #[must_use]
-    pub fn needs_refresh(&self, now: Instant) -> bool {
+    pub(crate) fn needs_refresh(&self, now: Instant) -> bool {
         self.published
             .load()
             .as_ref()
@@ -212,7 +212,7 @@ impl KeySource {
 
     /// Whether [`fetch`](Self::fetch) would start a fetch now or wait for one.
     #[must_use]
-    pub fn may_fetch(&self, now: Instant) -> bool {
+    pub(crate) fn may_fetch(&self, now: Instant) -> bool {
         if matches!(self.provider, KeyProvider::Static(_)) {
             return false;
         }
@@ -227,7 +227,7 @@ impl KeySource {
     ///
     /// # Cancel safety
     /// Not cancel safe: the attempt counts, and its result is lost.
-    pub async fn fetch(&self) -> Option<Result<(), RemoteError>> {
+    pub(crate) async fn fetch(&self) -> Option<Result<(), RemoteError>> {
         if matches!(self.provider, KeyProvider::Static(_)) {
             return None;
         }

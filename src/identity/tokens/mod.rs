@@ -21,12 +21,12 @@
 //! | 3 | `token_reviewer` |
 //! | 4 | `settings` |
 
-pub mod key_source;
+pub(crate) mod key_source;
 mod settings;
 mod signature;
-pub mod token_cache;
-pub mod token_file;
-pub mod token_review;
+pub(crate) mod token_cache;
+pub(crate) mod token_file;
+pub(crate) mod token_review;
 mod token_reviewer;
 mod token_store;
 
@@ -62,9 +62,9 @@ use crate::identity::tokens::token_store::TokenStore;
 use crate::metrics::Registry;
 
 pub use settings::TokenConfig;
-pub use signature::ServiceAccountKeys;
+pub(crate) use signature::ServiceAccountKeys;
 pub use token_store::TokenMetrics;
-pub use token_store::TokenOutcome;
+pub(crate) use token_store::TokenOutcome;
 
 /// How long a request waits for a review: without and with a stale result to fall back on.
 /// Kubernetes gives a `TokenReview` 10 s. A request has 60 s in all, and without a result it loses
@@ -84,7 +84,7 @@ pub struct TokenAuthenticator {
 
 /// The result of a cache lookup.
 #[derive(Debug)]
-pub enum TokenLookup {
+pub(crate) enum TokenLookup {
     /// The cached result is valid.
     Cached(TokenOutcome),
     /// The token has to be verified. Holds the stale result, if there is one.
@@ -112,7 +112,7 @@ impl TokenAuthenticator {
     /// their issuer has changed; those of reviews stay, and are reviewed again if the audiences
     /// have changed. Rejections are forgotten. Issuers that are in both keep the keys that were
     /// fetched for them, and queued reviews stay queued.
-    pub fn replace(&self, config: TokenConfig) {
+    pub(crate) fn replace(&self, config: TokenConfig) {
         let earlier = self.settings.load();
         let settings = earlier.replaced_by(config, &self.store, Clock.now());
         self.settings.store(Arc::new(settings));
@@ -144,21 +144,21 @@ impl TokenAuthenticator {
     /// Whether tokens can be verified at all: by reviews or with configured keys. If not, an
     /// unverified token is treated like any other.
     #[must_use]
-    pub fn can_verify(&self) -> bool {
+    pub(crate) fn can_verify(&self) -> bool {
         let settings = self.settings.load();
         settings.signature_verifier.can_verify() || settings.reviewer.is_some()
     }
 
     /// The tokens whose requests may share connections.
     #[must_use]
-    pub fn accepted_tokens(&self) -> &AcceptedTokens {
+    pub(crate) fn accepted_tokens(&self) -> &AcceptedTokens {
         &self.store.accepted
     }
 
     /// Looks up a token in the cache. Does not wait. Queues a review without waiting for it if the
     /// cached result is due for renewal.
     #[must_use]
-    pub fn look_up(
+    pub(crate) fn look_up(
         self: &Arc<Self>,
         token_hash: TokenHash,
         token: &[u8],
@@ -200,7 +200,7 @@ impl TokenAuthenticator {
     ///
     /// # Cancel safety
     /// Cancel safe: key fetches and reviews that other requests may share continue.
-    pub async fn verify(
+    pub(crate) async fn verify(
         self: &Arc<Self>,
         token_hash: TokenHash,
         token: &[u8],
@@ -298,7 +298,7 @@ impl TokenAuthenticator {
     }
 
     /// Records that the API server answered 401 to a request with this token.
-    pub fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
+    pub(crate) fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
         self.store
             .shard(token_hash)
             .record_unauthorized(token_hash, now);

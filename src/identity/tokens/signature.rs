@@ -18,9 +18,9 @@ use crate::identity::tokens::key_source::PublishedKeys;
 #[derive(Debug)]
 pub struct ServiceAccountKeys {
     /// The keys.
-    pub keys: Arc<KeySource>,
+    pub(crate) keys: Arc<KeySource>,
     /// `--service-account-issuer`. If empty, the issuer that the API server publishes.
-    pub issuers: Vec<String>,
+    pub(crate) issuers: Vec<String>,
 }
 
 /// The result of a verification by signature.

@@ -14,14 +14,14 @@ use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeyStamp;
 
 /// How long the last successful result stays in use while reviews fail.
-pub const STALE_IF_ERROR: Duration = Duration::from_secs(600);
+pub(crate) const STALE_IF_ERROR: Duration = Duration::from_secs(600);
 
 /// How long a rejection is cached. kube-apiserver's webhook cache has 2 minutes. A service account
 /// token that is used a moment too early must not be rejected for that long.
-pub const REJECTED_TTL: Duration = Duration::from_secs(10);
+pub(crate) const REJECTED_TTL: Duration = Duration::from_secs(10);
 
 /// How long no review is sent for a token whose last review was not answered.
-pub const UNANSWERED_TTL: Duration = Duration::from_secs(2);
+pub(crate) const UNANSWERED_TTL: Duration = Duration::from_secs(2);
 
 /// The fraction of its TTL after which a result is renewed in the background.
 const REFRESH_FRACTION: f64 = 0.75;
@@ -36,7 +36,7 @@ const MAX_UNVERIFIED: usize = 512;
 
 /// How a token was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VerifiedBy {
+pub(crate) enum VerifiedBy {
     /// By a review of the API server.
     ApiServer,
     /// By its signature, under the keys of this stamp.
@@ -45,17 +45,17 @@ pub enum VerifiedBy {
 
 /// A token that was verified.
 #[derive(Clone, Debug)]
-pub struct VerifiedToken {
+pub(crate) struct VerifiedToken {
     /// The user of the token.
-    pub user: Arc<UserInfo>,
+    pub(crate) user: Arc<UserInfo>,
     /// When the token was verified.
-    pub verified_at: Instant,
+    pub(crate) verified_at: Instant,
     /// When the token expires.
-    pub expires_at: Option<SystemTime>,
+    pub(crate) expires_at: Option<SystemTime>,
     /// How the token was verified.
-    pub verified_by: VerifiedBy,
+    pub(crate) verified_by: VerifiedBy,
     /// Whether the API server has answered 401 to a request with the token since it was verified.
-    pub must_revalidate: bool,
+    pub(crate) must_revalidate: bool,
 }
 
 /// A token that was rejected, or whose review was not answered.
@@ -67,7 +67,7 @@ struct UnverifiedToken {
 
 /// The cached state of a token.
 #[derive(Clone, Debug)]
-pub enum TokenState {
+pub(crate) enum TokenState {
     /// The token is valid.
     Fresh {
         /// The verified token.
@@ -85,7 +85,7 @@ pub enum TokenState {
 
 /// One shard of the cache.
 #[derive(Debug)]
-pub struct TokenCache {
+pub(crate) struct TokenCache {
     verified: GenerationalMap<VerifiedToken>,
     unverified: GenerationalMap<UnverifiedToken>,
 }
@@ -102,7 +102,7 @@ impl Default for TokenCache {
 impl TokenCache {
     /// The state of a token at `now`. A successful result is fresh for `ttl`. A result by signature
     /// counts only while its keys are in use.
-    pub fn find(
+    pub(crate) fn find(
         &mut self,
         token_hash: TokenHash,
         ttl: Duration,
@@ -151,20 +151,30 @@ impl TokenCache {
     }
 
     /// Records that a token was verified.
-    pub fn insert_verified(&mut self, token_hash: TokenHash, verified: VerifiedToken) {
+    pub(crate) fn insert_verified(&mut self, token_hash: TokenHash, verified: VerifiedToken) {
         self.unverified.remove(token_hash);
         let weight = approximate_bytes(&verified.user);
         self.verified.insert(token_hash, verified, weight);
     }
 
     /// Records that a token was rejected, and removes an earlier successful result.
-    pub fn insert_rejected(&mut self, token_hash: TokenHash, user: Arc<UserInfo>, now: Instant) {
+    pub(crate) fn insert_rejected(
+        &mut self,
+        token_hash: TokenHash,
+        user: Arc<UserInfo>,
+        now: Instant,
+    ) {
         self.verified.remove(token_hash);
         self.insert_unverified(token_hash, user, now + REJECTED_TTL);
     }
 
     /// Records that a review was not answered. An earlier result stays.
-    pub fn insert_unanswered(&mut self, token_hash: TokenHash, user: Arc<UserInfo>, now: Instant) {
+    pub(crate) fn insert_unanswered(
+        &mut self,
+        token_hash: TokenHash,
+        user: Arc<UserInfo>,
+        now: Instant,
+    ) {
         self.insert_unverified(token_hash, user, now + UNANSWERED_TTL);
     }
 
@@ -181,7 +191,7 @@ impl TokenCache {
     /// Records that the API server answered 401 to a request with the token. A verified token is
     /// revalidated, but at most every [`REJECTED_TTL`]: the 401 may come from a server behind the
     /// API server.
-    pub fn record_unauthorized(&mut self, token_hash: TokenHash, now: Instant) {
+    pub(crate) fn record_unauthorized(&mut self, token_hash: TokenHash, now: Instant) {
         if let Some(verified) = self.verified.get_mut(token_hash)
             && now.saturating_duration_since(verified.verified_at) >= REJECTED_TTL
         {
@@ -190,13 +200,13 @@ impl TokenCache {
     }
 
     /// Forgets the rejected and unanswered tokens, which new keys may verify.
-    pub fn forget_unverified(&mut self) {
+    pub(crate) fn forget_unverified(&mut self) {
         self.unverified = GenerationalMap::new(MAX_UNVERIFIED, usize::MAX);
     }
 
     /// Has every reviewed token reviewed again when it is next used. If that fails, the result
     /// stays in use.
-    pub fn revalidate_reviewed(&mut self) {
+    pub(crate) fn revalidate_reviewed(&mut self) {
         for verified in self.verified.values_mut() {
             verified.must_revalidate |= verified.verified_by == VerifiedBy::ApiServer;
         }

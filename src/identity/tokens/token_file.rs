@@ -83,7 +83,7 @@ impl TokenFile {
 
     /// The user of a token, and the token's hash if it is computed.
     #[must_use]
-    pub fn look_up(&self, token: &[u8]) -> Option<TokenFileEntry> {
+    pub(crate) fn look_up(&self, token: &[u8]) -> Option<TokenFileEntry> {
         if token.len() > self.max_token_len {
             return None;
         }

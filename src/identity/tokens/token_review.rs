@@ -12,11 +12,11 @@ use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::ReviewError;
 
 /// The path at which reviews are created.
-pub const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+pub(crate) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// The result of a review.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenReviewOutcome {
+pub(crate) enum TokenReviewOutcome {
     /// The token is valid and belongs to this user.
     Authenticated(UserInfo),
     /// The token is not valid.
@@ -53,7 +53,7 @@ struct TokenReviewUser {
 /// The request for a review of `token`, for one of `audiences` if there are any. `None` if the
 /// token is not UTF-8.
 #[must_use]
-pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
+pub(crate) fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
     let token = str::from_utf8(token).ok()?;
     let mut spec = json!({ "token": token });
     if let (false, Some(spec)) = (audiences.is_empty(), spec.as_object_mut()) {
@@ -75,7 +75,7 @@ pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
 ///
 /// # Errors
 /// The response contains no result.
-pub fn parse_response(
+pub(crate) fn parse_response(
     response: &RemoteResponse,
     audiences: &[String],
 ) -> Result<TokenReviewOutcome, ReviewError> {

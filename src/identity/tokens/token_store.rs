@@ -22,11 +22,11 @@ const SHARDS: usize = 16;
 
 /// The result of verifying a token.
 #[derive(Clone, Debug)]
-pub struct TokenOutcome {
+pub(crate) struct TokenOutcome {
     /// The user that the limits apply to.
-    pub user: Arc<UserInfo>,
+    pub(crate) user: Arc<UserInfo>,
     /// How the token was verified. `None` if it was not.
-    pub verified_by: Option<VerifiedBy>,
+    pub(crate) verified_by: Option<VerifiedBy>,
 }
 
 impl From<VerifiedToken> for TokenOutcome {

@@ -45,7 +45,9 @@ pub enum LruOutcome {
 
 impl<V> Lru<V> {
     /// The memory of an entry in bytes, with its slot in the index, which is half empty at worst.
-    pub const ENTRY_BYTES: usize = size_of::<LruEntry<V>>() + 2 * (size_of::<(LruKey, u32)>() + 1);
+    #[cfg(test)]
+    pub(crate) const ENTRY_BYTES: usize =
+        size_of::<LruEntry<V>>() + 2 * (size_of::<(LruKey, u32)>() + 1);
 
     /// At most `capacity` values, at least one and at most 2³² - 1.
     #[must_use]
@@ -61,14 +63,8 @@ impl<V> Lru<V> {
 
     /// The number of values.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Whether the map is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 
     /// The value of the key, which becomes the newest. A missing value is inserted; in a full map
@@ -116,26 +112,26 @@ impl<V> Lru<V> {
     }
 
     /// The value of the key, whose age does not change.
-    pub fn get_mut(&mut self, key: LruKey) -> Option<&mut V> {
+    pub(crate) fn get_mut(&mut self, key: LruKey) -> Option<&mut V> {
         let at = *self.by_key.get(&key)?;
         self.entry(at).map(|entry| &mut entry.value)
     }
 
     /// The value that would be evicted next.
     #[must_use]
-    pub fn oldest(&self) -> Option<&V> {
+    pub(crate) fn oldest(&self) -> Option<&V> {
         let at = usize::try_from(self.oldest).ok()?;
         self.entries.get(at).map(|entry| &entry.value)
     }
 
     /// Removes the least recently used value.
-    pub fn pop_oldest(&mut self) -> Option<V> {
+    pub(crate) fn pop_oldest(&mut self) -> Option<V> {
         let key = self.entry(self.oldest)?.key;
         self.remove(key)
     }
 
     /// Removes the value of the key.
-    pub fn remove(&mut self, key: LruKey) -> Option<V> {
+    pub(crate) fn remove(&mut self, key: LruKey) -> Option<V> {
         let at = self.by_key.remove(&key)?;
         self.unlink(at);
         let index = usize::try_from(at).ok()?;

@@ -38,7 +38,7 @@ impl LruKeyHasher {
 
     /// The key of these texts as a list: `["ab", "c"]` and `["a", "bc"]` differ.
     #[must_use]
-    pub fn hash_separate<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
+    pub(crate) fn hash_separate<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
         let mut hasher = self.0;
         for text in texts {
             hasher.write_usize(text.len());

@@ -13,9 +13,9 @@ pub mod clients;
 pub mod events;
 pub mod lru;
 pub mod lru_key;
-pub mod snapshot;
+pub(crate) mod snapshot;
 pub mod spin_lock;
-pub mod top_keys;
+pub(crate) mod top_keys;
 
 use crate::limits::rate::clients::enforcer::ClientLimits;
 use crate::limits::rate::events::enforcer::EventRateLimit;
@@ -35,7 +35,7 @@ pub struct RateLimitsConfig {
 #[derive(Debug, Default)]
 pub struct RateLimits {
     /// EventRateLimit, if it is configured.
-    pub events: Option<EventRateLimit>,
+    pub(crate) events: Option<EventRateLimit>,
     /// The client limits, if there are rules.
     pub clients: Option<ClientLimits>,
 }
@@ -43,7 +43,7 @@ pub struct RateLimits {
 impl RateLimits {
     /// Whether any limit is configured.
     #[must_use]
-    pub const fn is_configured(&self) -> bool {
+    pub(crate) const fn is_configured(&self) -> bool {
         self.events.is_some() || self.clients.is_some()
     }
 
@@ -57,7 +57,7 @@ impl RateLimits {
     /// their state; others start anew, or go. Requests that still use these limits, and what
     /// requests hold of them, are not lost.
     #[must_use]
-    pub fn replaced_by(&self, config: &RateLimitsConfig, registry: &Registry) -> Self {
+    pub(crate) fn replaced_by(&self, config: &RateLimitsConfig, registry: &Registry) -> Self {
         let RateLimitsConfig { events, clients } = config;
         let rules = Some(clients).filter(|rules| !rules.is_empty());
         if let (Some(gone), None) = (&self.events, events) {
@@ -77,7 +77,7 @@ impl RateLimits {
 
     /// The state of each limit, in the order of the configuration.
     #[must_use]
-    pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
+    pub(crate) fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let events = self.events.iter().flat_map(EventRateLimit::snapshot);
         let clients = self.clients.iter().flat_map(ClientLimits::snapshot);
         events.chain(clients).collect()
@@ -85,7 +85,7 @@ impl RateLimits {
 
     /// The keys with the most rejections, for operators: one line each, tab-separated.
     #[must_use]
-    pub fn dump_top_keys(&self) -> String {
+    pub(crate) fn dump_top_keys(&self) -> String {
         let mut lines = vec!["LIMIT\tREJECTIONS\tTOO HIGH BY AT MOST\tKEY".to_owned()];
         let events = self.events.iter().flat_map(EventRateLimit::top_keys);
         let events = events.map(|(kind, keys)| (format!("EventRateLimit/{}", kind.name()), keys));

@@ -14,23 +14,23 @@ const MAX_KEY_BYTES: usize = 256;
 
 /// The keys with the most rejections.
 #[derive(Clone, Debug, Default)]
-pub struct TopKeys(Vec<TopKey>);
+pub(crate) struct TopKeys(Vec<TopKey>);
 
 /// A key and its number of rejections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct TopKey {
+pub(crate) struct TopKey {
     /// The beginning of the key as text.
-    pub key: String,
+    pub(crate) key: String,
     /// The upper bound of its rejections.
-    pub rejections: u64,
+    pub(crate) rejections: u64,
     /// The maximal error of `rejections`.
-    pub error: u64,
+    pub(crate) error: u64,
 }
 
 impl TopKeys {
     /// Counts a rejection.
-    pub fn add(&mut self, key: &[u8]) {
+    pub(crate) fn add(&mut self, key: &[u8]) {
         let key = key.get(..MAX_KEY_BYTES).unwrap_or(key);
         let is_same = |top: &&mut TopKey| top.key.as_bytes() == key;
         if let Some(top) = self.0.iter_mut().find(is_same) {
@@ -58,7 +58,7 @@ impl TopKeys {
 
     /// All tracked keys, those with the most rejections first.
     #[must_use]
-    pub fn sorted(&self) -> Vec<TopKey> {
+    pub(crate) fn sorted(&self) -> Vec<TopKey> {
         let mut keys = self.0.clone();
         keys.sort_by(|a, b| {
             b.rejections

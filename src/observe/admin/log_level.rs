@@ -19,7 +19,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 /// The path of the endpoint.
-pub const PATH: &str = "/debug/log_level";
+pub(crate) const PATH: &str = "/debug/log_level";
 
 /// Longest filter in bytes: many times the length of a real one.
 const MAX_FILTER_BYTES: usize = 4096;
@@ -52,7 +52,7 @@ impl LogLevel {
     ///
     /// # Cancel safety
     /// The filter is either changed or not.
-    pub async fn handle<B>(&self, request: Request<B>) -> (StatusCode, String)
+    pub(crate) async fn handle<B>(&self, request: Request<B>) -> (StatusCode, String)
     where
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -93,7 +93,7 @@ impl LogLevel {
     ///
     /// # Errors
     /// The filter does not parse, or cannot be changed.
-    pub fn set(&self, text: &str) -> Result<(), String> {
+    pub(crate) fn set(&self, text: &str) -> Result<(), String> {
         let filter = parse_filter(text)?;
         self.put_in_force(text, filter)
     }
@@ -122,7 +122,7 @@ impl fmt::Debug for LogLevel {
 /// # Errors
 /// The first invalid part, with the expected syntax. A single word must be a level: the library
 /// takes `debgu` for a module of that name, and nothing would be logged any more.
-pub fn parse_filter(text: &str) -> Result<EnvFilter, String> {
+pub(crate) fn parse_filter(text: &str) -> Result<EnvFilter, String> {
     let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info and debug, as in weir::upstream=debug,info";
     if text.is_empty() {
         return Err(format!("no filter: {expected}"));

@@ -115,7 +115,7 @@ const READ_ONLY_TEXT: &str = "this listener is not on the loopback, and does not
 
 /// Whether only this machine can reach a listener at `address`.
 #[must_use]
-pub fn is_loopback(address: SocketAddr) -> bool {
+pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
@@ -124,16 +124,16 @@ const CROSS_SITE_TEXT: &str = "nothing is changed here for a page of another sit
 
 /// The endpoints of a listener and their data. A `None` field disables its endpoint.
 #[derive(Debug)]
-pub struct AdminServer {
+pub(crate) struct AdminServer {
     /// The source of `/readyz`.
-    pub readiness: Arc<Readiness>,
+    pub(crate) readiness: Arc<Readiness>,
     /// The source of `/metrics`.
     pub metrics: Option<Registry>,
     /// The source of `/debug/rate_limits`: the clients rejected most by client limits and event
     /// limits.
     pub rate_limits: Option<Arc<ArcSwap<ConfiguredSources>>>,
     /// The source of `/debug/places`: the slots for requests to the API server.
-    pub connection_budget: Option<ConnectionBudget>,
+    pub(crate) connection_budget: Option<ConnectionBudget>,
     /// The log filter, if it can be changed.
     pub log_level: Option<Arc<LogLevel>>,
     /// The source of the dumps. Present only with API Priority and Fairness.
@@ -141,11 +141,11 @@ pub struct AdminServer {
     /// The flow schemas and priority levels, for `objects` among the dumps and for `/configz`.
     pub flowcontrol: Option<Arc<LiveObjects>>,
     /// The source of `/debug/top_talkers`.
-    pub top_talkers: Option<Arc<TopTalkers>>,
+    pub(crate) top_talkers: Option<Arc<TopTalkers>>,
     /// The data of the status page.
-    pub status: Option<Arc<StatusFeed>>,
+    pub(crate) status: Option<Arc<StatusFeed>>,
     /// The configuration in force, for `/configz`, `/flagz` and `/statusz`.
-    pub zpages: Option<Arc<Zpages>>,
+    pub(crate) zpages: Option<Arc<Zpages>>,
 }
 
 /// The body of a response.

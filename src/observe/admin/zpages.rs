@@ -27,29 +27,29 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
 #[derive(Clone, Debug, Default)]
 pub struct EffectiveConfig {
     /// Flags with their values as text, defaults included. A flag without a value is empty.
-    pub flags: BTreeMap<String, String>,
+    pub(crate) flags: BTreeMap<String, String>,
     /// Settings by their names in a `--config` file.
-    pub settings: BTreeMap<String, Value>,
+    pub(crate) settings: BTreeMap<String, Value>,
     /// The name of the machine. Empty if it is not known.
-    pub host: String,
+    pub(crate) host: String,
 }
 
 /// The data of the endpoints.
 #[derive(Debug)]
-pub struct Zpages {
+pub(crate) struct Zpages {
     /// The configuration in force. A reload replaces it.
-    pub effective: Arc<ArcSwap<EffectiveConfig>>,
+    pub(crate) effective: Arc<ArcSwap<EffectiveConfig>>,
     /// Names the API server.
-    pub sources: Arc<ArcSwap<ConfiguredSources>>,
+    pub(crate) sources: Arc<ArcSwap<ConfiguredSources>>,
     /// The time at which weir started, on both clocks.
-    pub start_time: (Instant, SystemTime),
+    pub(crate) start_time: (Instant, SystemTime),
 }
 
 impl Zpages {
     /// Returns the body of `/configz`: the settings under the component's name, and the flow schemas
     /// and priority levels in force, if there are any.
     #[must_use]
-    pub fn configz(&self, flowcontrol: Option<Value>) -> String {
+    pub(crate) fn configz(&self, flowcontrol: Option<Value>) -> String {
         let mut configz = json!({"weir": self.effective.load().settings});
         if let (Some(objects), Some(configz)) = (flowcontrol, configz.as_object_mut()) {
             configz.insert("flowcontrol".to_owned(), objects);
@@ -59,7 +59,7 @@ impl Zpages {
 
     /// Returns the body of `/flagz`: the flags by name.
     #[must_use]
-    pub fn flagz(&self) -> String {
+    pub(crate) fn flagz(&self) -> String {
         let mut text = format!("\nweir flags\n{WARNING}\n");
         for (name, value) in &self.effective.load().flags {
             // Writing to a `String` cannot fail.
@@ -70,7 +70,7 @@ impl Zpages {
 
     /// Returns the body of `/statusz`: version, uptime and further endpoints.
     #[must_use]
-    pub fn statusz(&self, now: Instant) -> String {
+    pub(crate) fn statusz(&self, now: Instant) -> String {
         let (started, wall) = self.start_time;
         let up = format_uptime(now.saturating_duration_since(started));
         let wall = Timestamp::try_from(wall).unwrap_or_default();
@@ -99,7 +99,7 @@ fn format_uptime(up: Duration) -> String {
 /// Whether a client accepts plain text (`httputil.AcceptableMediaType`). A client without `Accept`
 /// accepts any type.
 #[must_use]
-pub fn accepts_plain_text(headers: &HeaderMap) -> bool {
+pub(crate) fn accepts_plain_text(headers: &HeaderMap) -> bool {
     let mut accepted = headers.get_all(header::ACCEPT).iter().peekable();
     accepted.peek().is_none()
         || accepted.any(|value| {

@@ -70,7 +70,7 @@ pub struct AuditConfig {
 
 /// The policy, and the destination, which is open.
 #[derive(Debug)]
-pub struct PreparedAudit {
+pub(crate) struct PreparedAudit {
     policy: AuditPolicy,
     output: AuditOutput,
 }
@@ -80,7 +80,7 @@ impl PreparedAudit {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub fn open(config: AuditConfig) -> io::Result<Self> {
+    pub(crate) fn open(config: AuditConfig) -> io::Result<Self> {
         let AuditConfig { policy, file } = config;
         Ok(Self {
             policy,
@@ -91,7 +91,7 @@ impl PreparedAudit {
 
 /// Queues entries for the audit log.
 #[derive(Debug)]
-pub struct AuditLog {
+pub(crate) struct AuditLog {
     queue: Arc<BoundedQueue<AuditEntry>>,
     replacement: Replacement,
     metrics: AuditMetrics,
@@ -105,7 +105,7 @@ impl AuditLog {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(prepared: PreparedAudit, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
+    pub(crate) fn start(prepared: PreparedAudit, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
         Self::with_capacity(prepared, metrics, MAX_QUEUED_BYTES)
     }
 
@@ -154,7 +154,7 @@ impl AuditLog {
     ///
     /// # Cancel safety
     /// The thread goes on writing queued entries.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.queue.close();
         let done = self.done.lock().take();
         if let Some(done) = done

@@ -19,7 +19,7 @@ const KIND: &str = "Policy";
 
 /// The amount that is logged of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuditLevel {
+pub(crate) enum AuditLevel {
     /// Nothing is logged.
     None,
     /// Everything but bodies is logged.
@@ -29,7 +29,7 @@ pub enum AuditLevel {
 impl AuditLevel {
     /// The name in events and metrics.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::None => "None",
             Self::Metadata => "Metadata",
@@ -39,7 +39,7 @@ impl AuditLevel {
 
 /// The stage of a request at which an event is generated. In this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuditStage {
+pub(crate) enum AuditStage {
     /// The request has arrived.
     RequestReceived,
     /// The response headers are sent, the body is not. Long-running requests only.
@@ -60,7 +60,7 @@ impl AuditStage {
 
     /// The name in events and policies.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::RequestReceived => "RequestReceived",
             Self::ResponseStarted => "ResponseStarted",
@@ -72,16 +72,16 @@ impl AuditStage {
 
 /// The policy's decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestAuditConfig<'a> {
+pub(crate) struct RequestAuditConfig<'a> {
     /// The amount that is logged.
-    pub level: AuditLevel,
+    pub(crate) level: AuditLevel,
     omit_stages: [&'a [AuditStage]; 2],
 }
 
 impl RequestAuditConfig<'_> {
     /// Whether an event is generated at `stage`.
     #[must_use]
-    pub fn includes(&self, stage: AuditStage) -> bool {
+    pub(crate) fn includes(&self, stage: AuditStage) -> bool {
         self.level != AuditLevel::None
             && !self
                 .omit_stages
@@ -138,7 +138,7 @@ impl AuditPolicy {
 
     /// Parses the policy of a file. `None`, with errors in `diagnostics`, if the file has no valid
     /// policy.
-    pub fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
+    pub(crate) fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
         let before = diagnostics.errors().count();
         let documents = document::parse_all(file, text, diagnostics);
         let mut documents = documents.iter().filter(|document| !document.is_null());
@@ -160,7 +160,7 @@ impl AuditPolicy {
     /// Returns the decision for a request. `user` is `None` if the request was rejected before
     /// authentication.
     #[must_use]
-    pub fn evaluate(
+    pub(crate) fn evaluate(
         &self,
         info: &RequestInfo<'_>,
         user: Option<&UserInfo>,

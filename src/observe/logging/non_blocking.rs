@@ -68,7 +68,7 @@ impl DroppedLineCounter {
 /// Queues lines for the log's thread. A writer of `tracing_subscriber::fmt`, which writes each line
 /// in one call.
 #[derive(Clone)]
-pub struct NonBlockingWriter {
+pub(crate) struct NonBlockingWriter {
     queue: Arc<BoundedQueue<LogLine>>,
     dropped_lines: DroppedLineCounter,
     /// The sender is dropped when everything is written.
@@ -80,7 +80,7 @@ impl NonBlockingWriter {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
         Self::with_capacity(output, MAX_QUEUED_BYTES)
     }
 
@@ -108,13 +108,13 @@ impl NonBlockingWriter {
 
     /// Returns the counter of dropped lines.
     #[must_use]
-    pub fn dropped_lines(&self) -> DroppedLineCounter {
+    pub(crate) fn dropped_lines(&self) -> DroppedLineCounter {
         self.dropped_lines.clone()
     }
 
     /// Closes the queue and waits until its lines are written, but at most `FLUSH_TIMEOUT`.
     /// Blocks the caller: for the end of the process.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.queue.close();
         let done = self.done.lock();
         let _ = done.recv_timeout(FLUSH_TIMEOUT); // the process ends in either case

@@ -49,7 +49,7 @@ const MAX_TEXT_BYTES: usize = 512;
 
 /// Logs rejections by a limit.
 #[derive(Debug)]
-pub struct RejectionLog {
+pub(crate) struct RejectionLog {
     /// Samplers are added and never removed.
     samplers: ArcSwap<Vec<Arc<ReasonSampler>>>,
     /// Locked while a sampler is added.
@@ -84,7 +84,7 @@ impl RejectionLog {
     ///
     /// # Cancel safety
     /// Only the next summary is lost.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let mut second = tokio::time::interval(INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -94,7 +94,7 @@ impl RejectionLog {
     }
 
     /// Logs a summary of the lines suppressed since the last call: each second, and at shutdown.
-    pub fn log_summaries(&self) {
+    pub(crate) fn log_summaries(&self) {
         for sampler in &**self.samplers.load() {
             sampler.log_summary();
         }
@@ -264,7 +264,7 @@ fn log_rejection(record: &Record, limit: &str) {
 
 /// Logs one line per request.
 #[derive(Debug)]
-pub struct AccessLog;
+pub(crate) struct AccessLog;
 
 impl RequestObserver for AccessLog {
     fn on_ended(&self, record: &Record, now: Instant) {

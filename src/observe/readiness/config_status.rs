@@ -17,22 +17,22 @@ const MAX_ERRORS: usize = 20;
 /// The configuration in the status snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ConfigReport {
+pub(crate) struct ConfigReport {
     /// The number of the configuration in force: 1 at the start, one more with each change.
-    pub generation: u64,
+    pub(crate) generation: u64,
     /// When it was last read without an error, in milliseconds since 1970.
-    pub last_success_unix_ms: u64,
+    pub(crate) last_success_unix_ms: u64,
     /// When it was last refused, in milliseconds since 1970. 0 if it never was.
-    pub last_failure_unix_ms: u64,
+    pub(crate) last_failure_unix_ms: u64,
     /// Why the last one was refused; empty if it was not. The one before it stays in force.
-    pub errors: Vec<String>,
+    pub(crate) errors: Vec<String>,
     /// Settings that have been changed and apply after a restart only.
-    pub needs_restart: Vec<String>,
+    pub(crate) needs_restart: Vec<String>,
 }
 
 /// Records the attempts to replace the configuration.
 #[derive(Debug)]
-pub struct ConfigStatus {
+pub(crate) struct ConfigStatus {
     /// Locked to read or change the snapshot only.
     snapshot: Mutex<ConfigReport>,
     generation: IntGauge,
@@ -44,7 +44,7 @@ pub struct ConfigStatus {
 impl ConfigStatus {
     /// Registers the metrics. The configuration of the start is in force since `started`.
     #[must_use]
-    pub fn register(registry: &Registry, started: SystemTime) -> Self {
+    pub(crate) fn register(registry: &Registry, started: SystemTime) -> Self {
         let status = Self {
             snapshot: Mutex::default(),
             generation: registry.gauge(
@@ -75,7 +75,7 @@ impl ConfigStatus {
     }
 
     /// Records that a changed configuration is in force. Returns its number.
-    pub fn record_applied(&self, now: SystemTime, needs_restart: Vec<String>) -> u64 {
+    pub(crate) fn record_applied(&self, now: SystemTime, needs_restart: Vec<String>) -> u64 {
         self.record_success(now, needs_restart);
         let mut snapshot = self.snapshot.lock();
         snapshot.generation += 1;
@@ -85,13 +85,13 @@ impl ConfigStatus {
     }
 
     /// Records that the files contain the configuration in force.
-    pub fn record_unchanged(&self, now: SystemTime, needs_restart: Vec<String>) {
+    pub(crate) fn record_unchanged(&self, now: SystemTime, needs_restart: Vec<String>) {
         self.record_success(now, needs_restart);
         self.reloads.with_label_values(&["unchanged"]).inc();
     }
 
     /// Records that a changed configuration was refused.
-    pub fn record_refused(&self, now: SystemTime, errors: &[String]) {
+    pub(crate) fn record_refused(&self, now: SystemTime, errors: &[String]) {
         let mut snapshot = self.snapshot.lock();
         snapshot.last_failure_unix_ms = unix_ms(now);
         snapshot.errors = errors.iter().take(MAX_ERRORS).cloned().collect();
@@ -102,13 +102,13 @@ impl ConfigStatus {
 
     /// The state for operators.
     #[must_use]
-    pub fn snapshot(&self) -> ConfigReport {
+    pub(crate) fn snapshot(&self) -> ConfigReport {
         self.snapshot.lock().clone()
     }
 
     /// The first error of the last configuration, if it was refused.
     #[must_use]
-    pub fn first_error(&self) -> Option<String> {
+    pub(crate) fn first_error(&self) -> Option<String> {
         self.snapshot.lock().errors.first().cloned()
     }
 

@@ -46,7 +46,7 @@ use crate::upstream::requester::Requester;
 
 /// The user that probes assert. Its only rights are those of `system:authenticated`, which include
 /// creating a `SelfSubjectReview`.
-pub const PROBE_USER: &str = "weir:front-proxy-probe";
+pub(crate) const PROBE_USER: &str = "weir:front-proxy-probe";
 
 /// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes
 /// 1.28).
@@ -55,7 +55,7 @@ const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// What the API server requires of the certificate.
-pub const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";
+pub(crate) const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";
 
 /// Rejected probes without an accepted one between them after which `/readyz` fails.
 const FAILURE_THRESHOLD: u32 = 3;
@@ -191,7 +191,7 @@ impl FrontProxyHealth {
 
     /// Returns the reason if readiness fails.
     #[must_use]
-    pub fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         let state = self.lock_state();
         state.is_failing().then(|| {
             format!(
@@ -241,17 +241,17 @@ impl FrontProxyHealth {
 
 /// The task that probes the API server.
 #[derive(Debug)]
-pub struct FrontProxyProbe {
+pub(crate) struct FrontProxyProbe {
     /// Connections with the front-proxy certificate.
-    pub pools: Arc<ServerPools<FrontProxy>>,
+    pub(crate) pools: Arc<ServerPools<FrontProxy>>,
     /// The headers that carry the user.
-    pub headers: Arc<IdentityHeaders>,
+    pub(crate) headers: Arc<IdentityHeaders>,
     /// Reports clients' requests that got a 401.
-    pub metrics: Arc<upstream::UpstreamMetrics>,
+    pub(crate) metrics: Arc<upstream::UpstreamMetrics>,
     /// The state that results are recorded in.
-    pub health: Arc<FrontProxyHealth>,
+    pub(crate) health: Arc<FrontProxyHealth>,
     /// Interval of probes after an accepted one.
-    pub interval: Duration,
+    pub(crate) interval: Duration,
 }
 
 impl FrontProxyProbe {
@@ -259,7 +259,7 @@ impl FrontProxyProbe {
     ///
     /// # Cancel safety
     /// A probe in progress is not counted.
-    pub async fn run(self) {
+    pub(crate) async fn run(self) {
         let retry_interval = RETRY_INTERVAL.min(self.interval);
         let mut last_advanced: Option<Instant> = None;
         loop {

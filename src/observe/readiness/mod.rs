@@ -11,7 +11,7 @@
 //! |---|---|
 //! | 0 | `config_status` `front_proxy` |
 
-pub mod config_status;
+pub(crate) mod config_status;
 pub mod front_proxy;
 
 use std::sync::Arc;
@@ -57,17 +57,17 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 /// Readiness in the status snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ReadinessStatus {
+pub(crate) struct ReadinessStatus {
     /// The last result of `/readyz`; `None` before the first probe.
-    pub ready: Option<bool>,
+    pub(crate) ready: Option<bool>,
     /// Whether weir is shutting down.
-    pub shutting_down: bool,
+    pub(crate) shutting_down: bool,
     /// Why the API server does not accept weir's front-proxy certificate.
-    pub front_proxy_failure: Option<String>,
+    pub(crate) front_proxy_failure: Option<String>,
     /// Why the upstream counts as a loop.
     pub loop_failure: Option<String>,
     /// Why the API server does not respond.
-    pub upstream_failure: Option<String>,
+    pub(crate) upstream_failure: Option<String>,
 }
 
 /// Probes the API server and caches the result.
@@ -93,7 +93,7 @@ pub struct Readiness {
 impl Readiness {
     /// Creates the readiness of the API server behind `upstream`.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         upstream: Arc<ServerPools<Internal>>,
         own_credentials: Arc<OwnCredentials>,
         drain: Arc<Drain>,
@@ -114,7 +114,7 @@ impl Readiness {
     }
 
     /// The check of the front-proxy certificate, if there is one.
-    pub fn set_front_proxy(&self, health: Option<Arc<FrontProxyHealth>>) {
+    pub(crate) fn set_front_proxy(&self, health: Option<Arc<FrontProxyHealth>>) {
         self.front_proxy.store(health);
     }
 
@@ -162,7 +162,7 @@ impl Readiness {
     ///
     /// # Cancel safety
     /// Nothing is lost; the next caller probes again.
-    pub async fn report(&self) -> (bool, String) {
+    pub(crate) async fn report(&self) -> (bool, String) {
         let shutdown = if self.drain.is_ready() {
             Ok(())
         } else {
@@ -217,7 +217,7 @@ impl Readiness {
 
     /// Whether the last result is at least `age` old, or there is none. `false` during a probe.
     #[must_use]
-    pub fn is_older_than(&self, age: Duration, now: Instant) -> bool {
+    pub(crate) fn is_older_than(&self, age: Duration, now: Instant) -> bool {
         // The lock is held during a probe.
         self.last_probe.try_lock().is_ok_and(|last| {
             last.as_ref()
@@ -228,7 +228,7 @@ impl Readiness {
     /// Returns the cached readiness without a probe. A result older than `STALE_AFTER` counts as
     /// none.
     #[must_use]
-    pub fn snapshot(&self, now: Instant) -> ReadinessStatus {
+    pub(crate) fn snapshot(&self, now: Instant) -> ReadinessStatus {
         let shutting_down = !self.drain.is_ready();
         let result = self.published_probe.load();
         let upstream = result
@@ -249,7 +249,7 @@ impl Readiness {
 
     /// Returns what `/readyz` would report, without a probe. The status feed probes regularly.
     #[must_use]
-    pub fn last_known_ready(&self) -> bool {
+    pub(crate) fn last_known_ready(&self) -> bool {
         let result = self.published_probe.load();
         let failed = result.as_deref().is_some_and(|(_, result)| result.is_err());
         let checks = [

@@ -28,7 +28,7 @@ pub struct TracingConfig {
 }
 
 /// Parses the documents of a file, of which there must be exactly one.
-pub fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
+pub(crate) fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
     let mut documents = documents.iter().filter(|document| !document.is_null());
     let first = documents.next()?;
     if let Some(second) = documents.next() {

@@ -9,7 +9,7 @@ use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
 
 /// `TracingConfiguration`, of which no value exists.
-pub mod config {
+pub(crate) mod config {
     use std::convert::Infallible;
 
     use crate::document::Diagnostics;
@@ -24,7 +24,10 @@ pub mod config {
     }
 
     /// Reports an error for any document.
-    pub fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
+    pub(crate) fn parse(
+        documents: &[Node],
+        diagnostics: &mut Diagnostics,
+    ) -> Option<TracingConfig> {
         if let Some(document) = documents.first() {
             let why = "this weir sends no traces: it was built without the cargo feature otlp";
             diagnostics.report_error(&document.location, "", why);
@@ -35,30 +38,30 @@ pub mod config {
 
 /// No metrics.
 #[derive(Clone, Copy, Debug)]
-pub struct SpanMetrics;
+pub(crate) struct SpanMetrics;
 
 impl SpanMetrics {
     /// Registers nothing.
     #[must_use]
-    pub const fn register(_: &Registry) -> Self {
+    pub(crate) const fn register(_: &Registry) -> Self {
         Self
     }
 }
 
 /// A type without values.
 #[derive(Clone, Copy, Debug)]
-pub struct SpanProcessor(Infallible);
+pub(crate) struct SpanProcessor(Infallible);
 
 impl SpanProcessor {
     /// Cannot be called.
     #[must_use]
-    pub const fn start(config: config::TracingConfig, _: SpanMetrics) -> Self {
+    pub(crate) const fn start(config: config::TracingConfig, _: SpanMetrics) -> Self {
         Self(config.never)
     }
 
     /// Cannot be called.
     #[expect(clippy::unused_async, reason = "as where there are traces")]
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         match self.0 {}
     }
 }

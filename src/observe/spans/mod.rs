@@ -57,7 +57,7 @@ const MAX_TEXT_BYTES: usize = 1024;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Builds the spans of traced requests and queues them for the exporter.
-pub struct SpanProcessor {
+pub(crate) struct SpanProcessor {
     /// `None` after `finish`.
     queue: ArcSwapOption<mpsc::Sender<Vec<Span>>>,
     metrics: SpanMetrics,
@@ -68,7 +68,7 @@ pub struct SpanProcessor {
 impl SpanProcessor {
     /// Starts the exporter on the current runtime.
     #[must_use]
-    pub fn start(config: TracingConfig, metrics: SpanMetrics) -> Self {
+    pub(crate) fn start(config: TracingConfig, metrics: SpanMetrics) -> Self {
         let (queue, spans) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let exporter = OtlpExporter {
             endpoint: config.endpoint,
@@ -85,7 +85,7 @@ impl SpanProcessor {
     ///
     /// # Cancel safety
     /// Queued spans may be lost.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.queue.store(None);
         if let Some(export_task) = self.export_task.lock().await.take() {
             let _ = timeout(FLUSH_TIMEOUT, export_task).await;

@@ -10,7 +10,7 @@ use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 
 /// Seconds between rows. 15 minutes are then 180 points, as many as a small plot has pixels.
-pub const ROW_SECONDS: u64 = 5;
+pub(crate) const ROW_SECONDS: u64 = 5;
 
 /// Rows kept: 15 minutes. A row takes 32 bytes per level; all rows of 50 levels take less than 320
 /// KiB.
@@ -21,7 +21,7 @@ const CODE_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// The rows, and the totals from which the next row is computed.
 #[derive(Debug, Default)]
-pub struct HistoryRing {
+pub(crate) struct HistoryRing {
     rows: VecDeque<HistoryRow>,
     last: Option<CounterTotals>,
 }
@@ -53,7 +53,7 @@ struct CounterTotals {
 
 impl HistoryRing {
     /// Adds a row with the rates since the last row. The first call only stores the totals.
-    pub fn add(&mut self, now: &StatusSnapshot) {
+    pub(crate) fn add(&mut self, now: &StatusSnapshot) {
         let before = self.last.take();
         let totals = CounterTotals::from_snapshot(now, before.as_ref());
         if let Some(before) = before {
@@ -69,7 +69,7 @@ impl HistoryRing {
     /// Creates a ring with the rows of another process's history. The next snapshot only stores the
     /// totals.
     #[must_use]
-    pub fn from_history(history: &StatusHistory) -> Self {
+    pub(crate) fn from_history(history: &StatusHistory) -> Self {
         let at = |column: &Vec<u32>, n| column.get(n).copied().unwrap_or_default();
         let rate = |column: &Vec<f32>, n| column.get(n).copied().unwrap_or_default();
         let names = history.levels.keys();
@@ -102,7 +102,7 @@ impl HistoryRing {
 
     /// Returns all rows as columns.
     #[must_use]
-    pub fn history(&self) -> StatusHistory {
+    pub(crate) fn history(&self) -> StatusHistory {
         let mut history = StatusHistory {
             every_seconds: ROW_SECONDS,
             ..StatusHistory::default()

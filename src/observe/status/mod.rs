@@ -15,11 +15,11 @@
 //! | 0 | `outcome_counts` `page` `snapshot` |
 //! | 1 | `history` `sources` `top_talkers` |
 
-pub mod history;
-pub mod outcome_counts;
-pub mod page;
-pub mod snapshot;
-pub mod sources;
+pub(crate) mod history;
+pub(crate) mod outcome_counts;
+pub(crate) mod page;
+pub(crate) mod snapshot;
+pub(crate) mod sources;
 mod top_talkers;
 
 use parking_lot::Mutex;
@@ -60,7 +60,7 @@ const SSE_RETRY: &[u8] = b"retry: 2000\n\n";
 
 /// Takes snapshots, keeps the history, and sends events to subscribers.
 #[derive(Debug)]
-pub struct StatusFeed {
+pub(crate) struct StatusFeed {
     sources: StatusSources,
     /// Locked to add one row, or to copy all.
     ring: Mutex<HistoryRing>,
@@ -74,7 +74,7 @@ pub struct StatusFeed {
 impl StatusFeed {
     /// Creates a feed with an empty history.
     #[must_use]
-    pub fn new(sources: StatusSources) -> Arc<Self> {
+    pub(crate) fn new(sources: StatusSources) -> Arc<Self> {
         Arc::new(Self {
             sources,
             ring: Mutex::default(),
@@ -89,7 +89,7 @@ impl StatusFeed {
     ///
     /// # Cancel safety
     /// Dropping the future ends the history; nothing else is lost.
-    pub async fn run(self: Arc<Self>, max_age: Duration) {
+    pub(crate) async fn run(self: Arc<Self>, max_age: Duration) {
         let started = Clock.now();
         let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -120,7 +120,7 @@ impl StatusFeed {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn json(&self) -> Bytes {
+    pub(crate) async fn json(&self) -> Bytes {
         // The result of the probe, good or bad, is part of the snapshot.
         let _ = self.sources.readiness.report().await;
         serde_json::to_vec(&self.snapshot())
@@ -131,7 +131,9 @@ impl StatusFeed {
     /// Returns the events of `/status/events`, without end: `history`, then a `snapshot` each
     /// second. `None` if there are too many subscribers.
     #[must_use]
-    pub fn subscribe(self: &Arc<Self>) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+    ) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
         let permit = Arc::clone(&self.subscribers).try_acquire_owned().ok()?;
         self.refresh_readiness(EVENT_INTERVAL);
         let mut events = self.events.subscribe();
@@ -184,7 +186,7 @@ impl StatusFeed {
 }
 
 /// A frame of the response body.
-pub type EventFrame = Result<Frame<Bytes>, Infallible>;
+pub(crate) type EventFrame = Result<Frame<Bytes>, Infallible>;
 
 /// A subscriber's state: its permit and at most one event.
 struct EventSubscriber {

@@ -20,7 +20,7 @@ const CODE_COUNT: usize = 500;
 
 /// Totals since the start. Relaxed: no number depends on another.
 #[derive(Debug)]
-pub struct OutcomeCounts {
+pub(crate) struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejections by rate limits. Priority levels count theirs themselves.
@@ -65,7 +65,7 @@ impl OutcomeCounts {
 
     /// Requests by status code. Codes without requests are left out.
     #[must_use]
-    pub fn by_code(&self) -> BTreeMap<u16, u64> {
+    pub(crate) fn by_code(&self) -> BTreeMap<u16, u64> {
         let counts = self
             .by_code
             .iter()
@@ -75,7 +75,7 @@ impl OutcomeCounts {
     }
 
     /// Requests that a rate limit rejected, by limit. Limits without rejections are left out.
-    pub fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.by_rate_limit.iter();
         let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0)
@@ -83,7 +83,7 @@ impl OutcomeCounts {
 
     /// Requests that their clients aborted before the response.
     #[must_use]
-    pub fn aborted(&self) -> u64 {
+    pub(crate) fn aborted(&self) -> u64 {
         self.aborted.load(Ordering::Relaxed)
     }
 }

@@ -10,12 +10,12 @@ use sha2::Sha256;
 
 /// The page with its script and style. It loads nothing from other hosts, which may be out of
 /// reach.
-pub const PAGE: &str = include_str!("page.html");
+pub(crate) const PAGE: &str = include_str!("page.html");
 
 /// Returns the policy of the page: it may run its own script and style, identified by their hashes,
 /// and connect to its own origin. The page displays names that clients choose; if such a name ever
 /// became markup, the policy would make it inert.
-pub fn content_security_policy() -> HeaderValue {
+pub(crate) fn content_security_policy() -> HeaderValue {
     static POLICY: LazyLock<String> = LazyLock::new(|| {
         let (script, style) = (csp_hash("script"), csp_hash("style"));
         format!(

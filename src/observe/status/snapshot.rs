@@ -17,109 +17,109 @@ use crate::observe::readiness::config_status::ConfigReport;
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct StatusSnapshot {
+pub(crate) struct StatusSnapshot {
     /// The name of the machine (or Pod) that weir runs on. Empty if it is not known.
-    pub host: String,
+    pub(crate) host: String,
     /// The version of weir.
-    pub version: String,
+    pub(crate) version: String,
     /// The time of the snapshot in milliseconds since 1970.
-    pub unix_ms: u64,
+    pub(crate) unix_ms: u64,
     /// Seconds since weir started.
-    pub uptime_seconds: f64,
+    pub(crate) uptime_seconds: f64,
     /// The readiness of weir.
-    pub readiness: ReadinessStatus,
+    pub(crate) readiness: ReadinessStatus,
     /// Which configuration is in force.
-    pub config: ConfigReport,
+    pub(crate) config: ConfigReport,
     /// Connections and failures towards the API server.
     pub upstream: UpstreamStatus,
     /// Requests of clients.
-    pub requests: RequestsStatus,
+    pub(crate) requests: RequestsStatus,
     /// Rejected requests by limit: `queue-full`, `time-out`, `client-limit` ...
-    pub rejections: BTreeMap<String, u64>,
+    pub(crate) rejections: BTreeMap<String, u64>,
     /// The mode in which weir limits concurrent requests.
-    pub mode: AdmissionMode,
+    pub(crate) mode: AdmissionMode,
     /// `--flowcontrol-enforcement=DryRun`: all requests execute at once, and the numbers of levels
     /// are those of a simulation.
-    pub dry_run: bool,
+    pub(crate) dry_run: bool,
     /// Requests that a level would have rejected without the dry run, by reason. They are not among
     /// the rejections.
-    pub would_be_rejections: BTreeMap<String, u64>,
+    pub(crate) would_be_rejections: BTreeMap<String, u64>,
     /// Priority levels by name; with max-in-flight, its two kinds of requests.
-    pub levels: Vec<LevelStatus>,
+    pub(crate) levels: Vec<LevelStatus>,
     /// The flow schemas and priority levels in force. Empty with max-in-flight.
-    pub flowcontrol: FlowcontrolStatus,
+    pub(crate) flowcontrol: FlowcontrolStatus,
     /// Event limits and client limits, in the order of the configuration.
-    pub rate_limits: Vec<RateLimitSnapshot>,
+    pub(crate) rate_limits: Vec<RateLimitSnapshot>,
     /// Rejections that are delayed.
-    pub holds: HoldsStatus,
+    pub(crate) holds: HoldsStatus,
     /// Connections of clients.
-    pub connections: ConnectionsStatus,
+    pub(crate) connections: ConnectionsStatus,
     /// The top talkers by window and dimension.
-    pub talkers: Vec<TopTalkersStatus>,
+    pub(crate) talkers: Vec<TopTalkersStatus>,
 }
 
 /// The flow schemas and priority levels in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct FlowcontrolStatus {
+pub(crate) struct FlowcontrolStatus {
     /// What weir knows about the cluster's objects: `not-read`, `pending`, `synced`, `failed`.
-    pub cluster: String,
+    pub(crate) cluster: String,
     /// Why they cannot be read.
-    pub failure: Option<String>,
+    pub(crate) failure: Option<String>,
     /// What the API server and weir disagreed about in the last minute.
-    pub drift: Option<String>,
+    pub(crate) drift: Option<String>,
     /// The objects, sorted by kind and name.
-    pub objects: Vec<FlowcontrolObjectStatus>,
+    pub(crate) objects: Vec<FlowcontrolObjectStatus>,
 }
 
 /// A flow schema or priority level in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct FlowcontrolObjectStatus {
+pub(crate) struct FlowcontrolObjectStatus {
     /// `FlowSchema` or `PriorityLevelConfiguration`.
-    pub kind: String,
+    pub(crate) kind: String,
     /// The name.
-    pub name: String,
+    pub(crate) name: String,
     /// `built-in`, `cluster`, or the location in a file.
-    pub origin: String,
+    pub(crate) origin: String,
 }
 
 /// Connections and failures towards the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct UpstreamStatus {
+pub(crate) struct UpstreamStatus {
     /// The configured API servers as HOST:PORT, separated by commas.
-    pub address: String,
+    pub(crate) address: String,
     /// The API servers by address.
-    pub servers: Vec<ServerStatus>,
+    pub(crate) servers: Vec<ServerStatus>,
     /// Open connections by class.
-    pub connections: BTreeMap<String, u64>,
+    pub(crate) connections: BTreeMap<String, u64>,
     /// Requests of clients without a response from the API server, by cause.
-    pub failures: BTreeMap<String, u64>,
+    pub(crate) failures: BTreeMap<String, u64>,
     /// The last of these failures.
-    pub last_failure: Option<FailureStatus>,
+    pub(crate) last_failure: Option<FailureStatus>,
     /// Slots for requests by kind: long-running ones, and those without a verified credential.
-    pub places: Vec<SlotsStatus>,
+    pub(crate) places: Vec<SlotsStatus>,
 }
 
 /// An API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ServerStatus {
+pub(crate) struct ServerStatus {
     /// HOST:PORT.
-    pub address: String,
+    pub(crate) address: String,
     /// Whether it gets its share of the requests.
-    pub healthy: bool,
+    pub(crate) healthy: bool,
     /// Whether a weir answers there, so that it is never used.
-    pub refused: bool,
+    pub(crate) refused: bool,
     /// Why it gets no requests.
-    pub why: Option<String>,
+    pub(crate) why: Option<String>,
     /// Short requests in flight.
-    pub in_flight: u64,
+    pub(crate) in_flight: u64,
     /// Long-running requests in flight.
-    pub long_running: u64,
+    pub(crate) long_running: u64,
     /// Requests so far.
-    pub requests: u64,
+    pub(crate) requests: u64,
     /// How often it was ejected because requests failed on it.
     pub ejections: u64,
 }
@@ -127,57 +127,57 @@ pub struct ServerStatus {
 /// Slots for requests of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct SlotsStatus {
+pub(crate) struct SlotsStatus {
     /// `long-running`, `watch` ..., as in `weir_upstream_places`.
-    pub kind: String,
+    pub(crate) kind: String,
     /// Number of slots.
-    pub total: u64,
+    pub(crate) total: u64,
     /// Slots in use.
-    pub taken: u64,
+    pub(crate) taken: u64,
     /// The users and addresses that use most slots, largest first. A request counts for its user
     /// and for its address.
-    pub holders: Vec<SlotHolderStatus>,
+    pub(crate) holders: Vec<SlotHolderStatus>,
 }
 
 /// A user or an address, and the slots it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct SlotHolderStatus {
+pub(crate) struct SlotHolderStatus {
     /// `user`, `sourceAddress`, or `watches`: the connections that watches share.
-    pub by: String,
+    pub(crate) by: String,
     /// The name, truncated; empty for `watches`.
-    pub name: String,
+    pub(crate) name: String,
     /// Slots in use.
-    pub taken: u64,
+    pub(crate) taken: u64,
 }
 
 /// A request without a response from the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct FailureStatus {
+pub(crate) struct FailureStatus {
     /// The time in milliseconds since 1970.
-    pub unix_ms: u64,
+    pub(crate) unix_ms: u64,
     /// The cause.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// Requests of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct RequestsStatus {
+pub(crate) struct RequestsStatus {
     /// Requests in flight, queued ones included, long-running ones excluded.
-    pub in_flight: u64,
+    pub(crate) in_flight: u64,
     /// Open watches.
-    pub watches: u64,
+    pub(crate) watches: u64,
     /// Ended requests by status code.
-    pub by_code: BTreeMap<u16, u64>,
+    pub(crate) by_code: BTreeMap<u16, u64>,
     /// Requests that their clients aborted before the response.
-    pub aborted: u64,
+    pub(crate) aborted: u64,
 }
 
 /// How weir limits concurrent requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum AdmissionMode {
+pub(crate) enum AdmissionMode {
     /// Two counters: `--max-requests-inflight` and `--max-mutating-requests-inflight`.
     MaxInFlight,
     /// API Priority and Fairness.
@@ -188,46 +188,46 @@ pub enum AdmissionMode {
 /// A priority level, or one of the two kinds of requests of max-in-flight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct LevelStatus {
+pub(crate) struct LevelStatus {
     /// The name of the level.
-    pub name: String,
+    pub(crate) name: String,
     /// The response to requests over the limit.
-    pub kind: LevelKind,
+    pub(crate) kind: LevelKind,
     /// Removed from the configuration; ends with its last request.
-    pub quiescing: bool,
+    pub(crate) quiescing: bool,
     /// Seats in use. With max-in-flight, each request takes one.
-    pub seats_in_use: u64,
+    pub(crate) seats_in_use: u64,
     /// Requests that are executing.
-    pub executing: u64,
+    pub(crate) executing: u64,
     /// Current seats, with borrowed ones and without lent ones. `None`: no limit.
-    pub current_limit: Option<u32>,
+    pub(crate) current_limit: Option<u32>,
     /// Seats by the level's shares.
-    pub nominal_limit: Option<u32>,
+    pub(crate) nominal_limit: Option<u32>,
     /// Fewest seats that the level can have.
-    pub lower_limit: Option<u32>,
+    pub(crate) lower_limit: Option<u32>,
     /// Most seats that the level can have.
-    pub upper_limit: Option<u32>,
+    pub(crate) upper_limit: Option<u32>,
     /// Queued requests.
-    pub waiting: u64,
+    pub(crate) waiting: u64,
     /// Seats that the queued requests need.
-    pub waiting_seats: u64,
+    pub(crate) waiting_seats: u64,
     /// Number of queues.
-    pub queues: u64,
+    pub(crate) queues: u64,
     /// Queues with queued requests.
-    pub active_queues: u64,
+    pub(crate) active_queues: u64,
     /// Most requests per queue.
-    pub queue_length_limit: u64,
+    pub(crate) queue_length_limit: u64,
     /// Requests dispatched so far.
-    pub dispatched: u64,
+    pub(crate) dispatched: u64,
     /// Requests rejected, or in a dry run those that would have been, by reason.
-    pub rejected: BTreeMap<String, u64>,
+    pub(crate) rejected: BTreeMap<String, u64>,
     /// Queue times of requests that were dispatched or whose clients gave up.
-    pub waits: QueueWaitStatus,
+    pub(crate) waits: QueueWaitStatus,
 }
 
 /// The response to requests over a level's limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LevelKind {
+pub(crate) enum LevelKind {
     /// There is no limit.
     Exempt,
     /// One of the two kinds of max-in-flight.
@@ -242,23 +242,23 @@ pub enum LevelKind {
 /// A histogram of queue times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct QueueWaitStatus {
+pub(crate) struct QueueWaitStatus {
     /// Number of requests.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Sum of the queue times, in seconds.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Upper bounds in seconds, each with the number of requests that waited no longer.
-    pub buckets: Vec<(f64, u64)>,
+    pub(crate) buckets: Vec<(f64, u64)>,
 }
 
 /// Delayed rejections: of clients that retried before `Retry-After` had passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct HoldsStatus {
+pub(crate) struct HoldsStatus {
     /// Rejections that are delayed now.
-    pub now: u64,
+    pub(crate) now: u64,
     /// Flows of these rejections.
-    pub flows: u64,
+    pub(crate) flows: u64,
     /// Delayed rejections since the start, except those of `now`.
     pub ended: u64,
 }
@@ -266,87 +266,87 @@ pub struct HoldsStatus {
 /// Connections of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ConnectionsStatus {
+pub(crate) struct ConnectionsStatus {
     /// Open connections.
-    pub open: u64,
+    pub(crate) open: u64,
     /// The limit of open connections.
-    pub most: u64,
+    pub(crate) most: u64,
 }
 
 /// The top talkers in one window and dimension.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct TopTalkersStatus {
+pub(crate) struct TopTalkersStatus {
     /// `user`, `userAgent`, `namespace` ...
-    pub by: String,
+    pub(crate) by: String,
     /// Length of the window in seconds.
-    pub window_seconds: u64,
+    pub(crate) window_seconds: u64,
     /// Requests of all names together, listed or not.
-    pub requests: u64,
+    pub(crate) requests: u64,
     /// The first names by each measure; those by requests come first.
-    pub rows: Vec<TalkerStatus>,
+    pub(crate) rows: Vec<TalkerStatus>,
 }
 
 /// The usage of one name in the window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct TalkerStatus {
+pub(crate) struct TalkerStatus {
     /// The name, truncated.
-    pub name: String,
+    pub(crate) name: String,
     /// Number of requests.
-    pub requests: u64,
+    pub(crate) requests: u64,
     /// Seats × seconds that they were occupied.
-    pub seat_seconds: f64,
+    pub(crate) seat_seconds: f64,
     /// Bytes of response bodies.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Rejected requests.
-    pub rejections: u64,
+    pub(crate) rejections: u64,
     /// Seconds in queues.
-    pub queue_wait_seconds: f64,
+    pub(crate) queue_wait_seconds: f64,
     /// The number of requests is at most `requests` + `error`.
-    pub error: u64,
+    pub(crate) error: u64,
 }
 
 /// The history as columns of equal length, oldest value first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct StatusHistory {
+pub(crate) struct StatusHistory {
     /// Seconds between values. The interval is longer while weir is overloaded.
-    pub every_seconds: u64,
+    pub(crate) every_seconds: u64,
     /// The time of each row in milliseconds since 1970.
-    pub unix_ms: Vec<u64>,
+    pub(crate) unix_ms: Vec<u64>,
     /// Ended requests per second by class of status code: `2xx` ...
-    pub codes: BTreeMap<String, Vec<f32>>,
+    pub(crate) codes: BTreeMap<String, Vec<f32>>,
     /// Rejected requests per second.
-    pub rejected: Vec<f32>,
+    pub(crate) rejected: Vec<f32>,
     /// The history of each level by its name.
-    pub levels: BTreeMap<String, LevelHistory>,
+    pub(crate) levels: BTreeMap<String, LevelHistory>,
 }
 
 /// The history of one level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct LevelHistory {
+pub(crate) struct LevelHistory {
     /// Current seats; 0 without a limit.
-    pub limit: Vec<u32>,
+    pub(crate) limit: Vec<u32>,
     /// Seats in use.
-    pub seats: Vec<u32>,
+    pub(crate) seats: Vec<u32>,
     /// Queued requests.
-    pub waiting: Vec<u32>,
+    pub(crate) waiting: Vec<u32>,
     /// Rejected requests per second.
-    pub rejected: Vec<f32>,
+    pub(crate) rejected: Vec<f32>,
 }
 
 impl LevelStatus {
     /// Returns the rejections of all reasons.
     #[must_use]
-    pub fn rejected_total(&self) -> u64 {
+    pub(crate) fn rejected_total(&self) -> u64 {
         self.rejected.values().sum()
     }
 
     /// Returns the seats borrowed from other levels; negative if more are lent.
     #[must_use]
-    pub fn borrowed_seats(&self) -> i64 {
+    pub(crate) fn borrowed_seats(&self) -> i64 {
         match (self.current_limit, self.nominal_limit) {
             (Some(current), Some(nominal)) => i64::from(current) - i64::from(nominal),
             _ => 0,

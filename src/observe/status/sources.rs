@@ -59,19 +59,19 @@ const MAX_HOLDER_NAME_CHARS: usize = 128;
 
 /// The components that a snapshot is read from.
 #[derive(Debug)]
-pub struct StatusSources {
+pub(crate) struct StatusSources {
     /// The name of the machine that weir runs on.
-    pub host: String,
+    pub(crate) host: String,
     /// The API servers.
-    pub servers: Arc<ServerSet>,
+    pub(crate) servers: Arc<ServerSet>,
     /// The time at which weir started.
-    pub start_time: Instant,
+    pub(crate) start_time: Instant,
     /// The shutdown state, and the requests in flight.
-    pub drain: Arc<Drain>,
+    pub(crate) drain: Arc<Drain>,
     /// The cached result of `/readyz`.
-    pub readiness: Arc<Readiness>,
+    pub(crate) readiness: Arc<Readiness>,
     /// Connections and failures towards the API server.
-    pub upstream: Arc<upstream::UpstreamMetrics>,
+    pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
     /// Slots for requests to the API server, and what uses them.
     pub connection_budget: ConnectionBudget,
     /// Priority levels or max-in-flight counters.
@@ -79,24 +79,24 @@ pub struct StatusSources {
     /// The flow schemas and priority levels. `None` without priority and fairness.
     pub flowcontrol: Option<Arc<LiveObjects>>,
     /// Requests by outcome.
-    pub outcomes: Arc<OutcomeCounts>,
+    pub(crate) outcomes: Arc<OutcomeCounts>,
     /// The top talkers.
-    pub top_talkers: Arc<TopTalkers>,
+    pub(crate) top_talkers: Arc<TopTalkers>,
     /// What a reload replaces.
-    pub configured: Arc<ArcSwap<ConfiguredSources>>,
+    pub(crate) configured: Arc<ArcSwap<ConfiguredSources>>,
     /// Which configuration is in force.
-    pub config: Arc<ConfigStatus>,
+    pub(crate) config: Arc<ConfigStatus>,
 }
 
 /// The sources that a reload replaces.
 #[derive(Debug)]
-pub struct ConfiguredSources {
+pub(crate) struct ConfiguredSources {
     /// The configured API servers as HOST:PORT, separated by commas.
-    pub upstream_address: String,
+    pub(crate) upstream_address: String,
     /// Event limits and client limits.
-    pub rate_limits: Arc<RateLimits>,
+    pub(crate) rate_limits: Arc<RateLimits>,
     /// Rejections that are delayed.
-    pub rejection_delay: Arc<RejectionDelay>,
+    pub(crate) rejection_delay: Arc<RejectionDelay>,
     /// The limit of open client connections.
     pub max_connections: usize,
 }

@@ -49,8 +49,7 @@ use crate::observe::top_talkers::shared::lock;
 use crate::observe::top_talkers::sliding_windows::WindowView;
 
 pub use self::name::TalkerName;
-pub use self::query::Dimension;
-pub use self::query::QueryError;
+pub(crate) use self::query::Dimension;
 pub use self::query::TalkerRow;
 pub use self::query::TopTalkersQuery;
 pub use self::query::TopTalkersReport;
@@ -58,7 +57,7 @@ pub use self::query::Usage;
 pub use self::query::UsageMeasure;
 pub use self::query::Window;
 pub use self::weights::Weights;
-pub use crate::observe::top_talkers::worker_shard::WorkerShard;
+pub(crate) use crate::observe::top_talkers::worker_shard::WorkerShard;
 
 /// The interval at which shards are flushed: the longest delay until usage is counted.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
@@ -116,7 +115,7 @@ impl TopTalkers {
     ///
     /// # Cancel safety
     /// Nothing is lost: queries flush the shards as well.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -11,7 +11,7 @@ use crate::request_info;
 
 /// The period that a query covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Window {
+pub(crate) enum Window {
     /// `1m`
     #[default]
     #[serde(rename = "1m")]
@@ -27,7 +27,7 @@ pub enum Window {
 /// The kind of name that usage is grouped by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Dimension {
+pub(crate) enum Dimension {
     /// Flow schema and flow distinguisher: `SCHEMA/DISTINGUISHER`. Only requests that a priority
     /// level decided on have one.
     Flow,
@@ -47,7 +47,7 @@ pub enum Dimension {
 /// The kind of usage that rows are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum UsageMeasure {
+pub(crate) enum UsageMeasure {
     /// Bytes of response bodies.
     Bytes,
     /// Time spent in queues.
@@ -63,11 +63,11 @@ pub enum UsageMeasure {
 
 impl Window {
     /// All windows, shortest first.
-    pub const ALL: [Self; 3] = [Self::OneMinute, Self::FiveMinutes, Self::SixtyMinutes];
+    pub(crate) const ALL: [Self; 3] = [Self::OneMinute, Self::FiveMinutes, Self::SixtyMinutes];
 
     /// The length of the window.
     #[must_use]
-    pub const fn duration(self) -> Duration {
+    pub(crate) const fn duration(self) -> Duration {
         Duration::from_secs(match self {
             Self::OneMinute => 60,
             Self::FiveMinutes => 300,
@@ -77,7 +77,7 @@ impl Window {
 
     /// The value of the query parameter `window`.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OneMinute => "1m",
             Self::FiveMinutes => "5m",
@@ -88,7 +88,7 @@ impl Window {
 
 impl Dimension {
     /// All dimensions, by name.
-    pub const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Flow,
         Self::Namespace,
         Self::Resource,
@@ -98,7 +98,7 @@ impl Dimension {
     ];
 
     /// All dimensions in display order: those that identify the client come first.
-    pub const DISPLAY_ORDER: [Self; 6] = [
+    pub(crate) const DISPLAY_ORDER: [Self; 6] = [
         Self::User,
         Self::UserAgent,
         Self::SourceAddress,
@@ -109,7 +109,7 @@ impl Dimension {
 
     /// The value of the query parameter `by`.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Flow => "flow",
             Self::Namespace => "namespace",
@@ -123,7 +123,7 @@ impl Dimension {
 
 impl UsageMeasure {
     /// All measures, by name.
-    pub const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::Bytes,
         Self::QueueWait,
         Self::Rejections,
@@ -132,7 +132,7 @@ impl UsageMeasure {
     ];
 
     /// All measures in the order of the displayed columns.
-    pub const DISPLAY_ORDER: [Self; 5] = [
+    pub(crate) const DISPLAY_ORDER: [Self; 5] = [
         Self::Requests,
         Self::SeatSeconds,
         Self::QueueWait,
@@ -142,7 +142,7 @@ impl UsageMeasure {
 
     /// The value of the query parameter `sort`.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
             Self::QueueWait => "queueWait",
@@ -163,13 +163,13 @@ impl UsageMeasure {
 #[serde(default)]
 pub struct TopTalkersQuery {
     /// The period to cover.
-    pub window: Window,
+    pub(crate) window: Window,
     /// The kind of name to group by.
-    pub by: Dimension,
+    pub(crate) by: Dimension,
     /// The measure to sort by, largest first.
-    pub sort: UsageMeasure,
+    pub(crate) sort: UsageMeasure,
     /// Most rows: 1 to [`Self::MAX_LIMIT`].
-    pub limit: usize,
+    pub(crate) limit: usize,
 }
 
 impl Default for TopTalkersQuery {
@@ -185,7 +185,7 @@ impl Default for TopTalkersQuery {
 
 /// All errors in a query, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueryError(String);
+pub(crate) struct QueryError(String);
 
 impl fmt::Display for QueryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -195,13 +195,13 @@ impl fmt::Display for QueryError {
 
 impl TopTalkersQuery {
     /// The largest `limit`: so many entries are kept for each measure.
-    pub const MAX_LIMIT: usize = super::heavy_hitters::MIN_KEPT_PER_MEASURE;
+    pub(crate) const MAX_LIMIT: usize = super::heavy_hitters::MIN_KEPT_PER_MEASURE;
 
     /// Parses the parameters of a URL.
     ///
     /// # Errors
     /// All invalid parameters, each with what is expected.
-    pub fn parse(parameters: request_info::Query<'_>) -> Result<Self, QueryError> {
+    pub(crate) fn parse(parameters: request_info::Query<'_>) -> Result<Self, QueryError> {
         let mut errors = String::new();
         let mut query = Self::default();
         for parameter in parameters.parameters() {
@@ -308,7 +308,7 @@ pub struct Usage {
     /// Requests that a limit rejected.
     pub rejections: u64,
     /// Seconds spent in queues.
-    pub queue_wait_seconds: f64,
+    pub(crate) queue_wait_seconds: f64,
 }
 
 impl From<Weights> for Usage {
@@ -333,7 +333,7 @@ pub struct TalkerRow {
     #[serde(flatten)]
     pub usage: Usage,
     /// The usage is at most `usage` + `error`. Zero in most clusters.
-    pub error: Usage,
+    pub(crate) error: Usage,
 }
 
 /// The top talkers for a query.
@@ -342,15 +342,15 @@ pub struct TalkerRow {
 pub struct TopTalkersReport {
     /// The query.
     #[serde(flatten)]
-    pub query: TopTalkersQuery,
+    pub(crate) query: TopTalkersQuery,
     /// The time that the report covers, in seconds: at most a tenth more than the window, or the
     /// time since weir started.
-    pub covered_seconds: f64,
+    pub(crate) covered_seconds: f64,
     /// Usage of all names together, displayed or not. Exact.
     pub total: Usage,
     /// Upper bound of the usage of any name that has no entry. No count is too low by more than
     /// this.
-    pub max_error: Usage,
+    pub(crate) max_error: Usage,
     /// The rows, largest first.
     pub rows: Vec<TalkerRow>,
 }

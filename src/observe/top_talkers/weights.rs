@@ -30,12 +30,12 @@ impl Weights {
 
     /// Further bytes of a request that is counted already.
     #[must_use]
-    pub const fn from_bytes(bytes: u64) -> Self {
+    pub(crate) const fn from_bytes(bytes: u64) -> Self {
         Self([bytes, 0, 0, 0, 0])
     }
 
     /// No usage.
-    pub const ZERO: Self = Self([0; MEASURES]);
+    pub(crate) const ZERO: Self = Self([0; MEASURES]);
 
     /// Returns one measure by its index.
     pub(super) fn get(self, measure: usize) -> u64 {

@@ -28,7 +28,7 @@ pub const HEAD_BUDGET: usize = 64 << 20;
 
 /// The part of an incomplete head that is not counted, in bytes: each connection reads that much in
 /// any case.
-pub const UNCOUNTED_HEAD_BYTES: usize = 8 << 10;
+pub(crate) const UNCOUNTED_HEAD_BYTES: usize = 8 << 10;
 
 /// The size of a field besides its name and value, in bytes: an entry of the map (104) and of its
 /// index (up to 11), in tables that grow by doubling.
@@ -50,7 +50,7 @@ pub struct HeadBudget {
 
 /// The state of a rejected head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RejectedHead {
+pub(crate) enum RejectedHead {
     /// Incomplete; the connection is closed.
     Incomplete,
     /// Complete, but its user would have to be looked up.
@@ -59,7 +59,7 @@ pub enum RejectedHead {
 
 /// There is no memory for a head whose user would have to be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadBudgetExhausted;
+pub(crate) struct HeadBudgetExhausted;
 
 impl HeadBudget {
     /// A budget of [`HEAD_BUDGET`] bytes.
@@ -82,12 +82,12 @@ impl HeadBudget {
 
     /// An empty reservation for this source. `None` has no limit of its own.
     #[must_use]
-    pub fn reserve_for(&self, source: Option<IpAddr>) -> MemoryReservation {
+    pub(crate) fn reserve_for(&self, source: Option<IpAddr>) -> MemoryReservation {
         self.budget.reserve_for(source)
     }
 
     /// Counts a rejection.
-    pub fn record_rejection(&self, head: RejectedHead) {
+    pub(crate) fn record_rejection(&self, head: RejectedHead) {
         let label = match head {
             RejectedHead::Incomplete => "incomplete",
             RejectedHead::Unidentified => "unidentified",
@@ -143,7 +143,7 @@ pub fn head_memory(headers: &HeaderMap) -> usize {
 /// be a field. Most blocks take far less, but few span several frames, and those are incomplete
 /// only for a moment.
 #[must_use]
-pub fn header_block_memory(bytes: usize) -> usize {
+pub(crate) fn header_block_memory(bytes: usize) -> usize {
     bytes.saturating_add(FIELD_OVERHEAD * bytes.min(MAX_FIELDS))
 }
 

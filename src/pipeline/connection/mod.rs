@@ -13,4 +13,4 @@
 pub mod head_budget;
 pub mod peer;
 pub mod request_count;
-pub mod target_fragments;
+pub(crate) mod target_fragments;

@@ -65,7 +65,7 @@ impl Peer {
     /// Completes when the client certificate has given an identity that it gives no more, because a
     /// CA was removed.
     #[must_use]
-    pub fn trust_loss(&self) -> TrustLoss {
+    pub(crate) fn trust_loss(&self) -> TrustLoss {
         self.trust.loss(self.certificate.as_ref())
     }
 

@@ -24,7 +24,7 @@ pub const RESET_BURST_SECONDS: u32 = 4;
 
 /// The counts of a connection. Relaxed ordering: no other memory depends on them.
 #[derive(Debug, Default)]
-pub struct RequestCount {
+pub(crate) struct RequestCount {
     started: AtomicU64,
     ended: AtomicU64,
     last_immediate: AtomicBool,
@@ -36,7 +36,7 @@ impl RequestCount {
     /// The count of an HTTP/2 connection that may reset this many requests a second, with a burst
     /// of [`RESET_BURST_SECONDS`] times as many. 0 is no limit.
     #[must_use]
-    pub fn with_reset_limit(per_second: u32, now: Instant) -> Self {
+    pub(crate) fn with_reset_limit(per_second: u32, now: Instant) -> Self {
         let reset_limiter = (per_second > 0).then(|| ResetLimiter::new(per_second, now));
         Self {
             reset_limiter,
@@ -46,7 +46,7 @@ impl RequestCount {
 
     /// Counts a reset on drop unless the guard is disarmed.
     #[must_use]
-    pub fn reset_guard(self: &Arc<Self>) -> ResetGuard {
+    pub(crate) fn reset_guard(self: &Arc<Self>) -> ResetGuard {
         ResetGuard(self.reset_limiter.is_some().then(|| Arc::clone(self)))
     }
 
@@ -54,7 +54,7 @@ impl RequestCount {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn reset_limit_exceeded(&self) {
+    pub(crate) async fn reset_limit_exceeded(&self) {
         match &self.reset_limiter {
             Some(limiter) => limiter.exceeded.notified().await,
             None => std::future::pending().await,
@@ -71,32 +71,32 @@ impl RequestCount {
 
     /// Counts a request as started.
     #[must_use]
-    pub fn start(self: &Arc<Self>) -> ActiveRequest {
+    pub(crate) fn start(self: &Arc<Self>) -> ActiveRequest {
         self.started.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(Arc::clone(self))
     }
 
     /// The number of started requests.
     #[must_use]
-    pub fn started(&self) -> u64 {
+    pub(crate) fn started(&self) -> u64 {
         self.started.load(Ordering::Relaxed)
     }
 
     /// The number of ended requests: their responses were written to the connection completely, or
     /// cut off.
     #[must_use]
-    pub fn ended(&self) -> u64 {
+    pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
     /// Whether bytes of a response wait for the client to read.
     #[must_use]
-    pub fn write_pending(&self) -> bool {
+    pub(crate) fn write_pending(&self) -> bool {
         self.write_pending.load(Ordering::Relaxed)
     }
 
     /// Sets whether bytes of a response wait. The value seldom changes, so it is compared first.
-    pub fn set_write_pending(&self, pending: bool) {
+    pub(crate) fn set_write_pending(&self, pending: bool) {
         if self.write_pending() != pending {
             self.write_pending.store(pending, Ordering::Relaxed);
         }
@@ -104,7 +104,7 @@ impl RequestCount {
 
     /// Whether the response to the last request was ready at once: a guess about the next.
     #[must_use]
-    pub fn last_was_immediate(&self) -> bool {
+    pub(crate) fn last_was_immediate(&self) -> bool {
         self.last_immediate.load(Ordering::Relaxed)
     }
 }
@@ -138,11 +138,11 @@ impl ResetLimiter {
 /// end on weir's side (an error, a deadline, a stopped watch) passes through the response body,
 /// which disarms the guard.
 #[derive(Debug, Default)]
-pub struct ResetGuard(Option<Arc<RequestCount>>);
+pub(crate) struct ResetGuard(Option<Arc<RequestCount>>);
 
 impl ResetGuard {
     /// Records that the request has ended.
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         self.0 = None;
     }
 }
@@ -157,14 +157,14 @@ impl Drop for ResetGuard {
 
 /// A request that is active until this is dropped.
 #[derive(Debug)]
-pub struct ActiveRequest(Arc<RequestCount>);
+pub(crate) struct ActiveRequest(Arc<RequestCount>);
 
 impl ActiveRequest {
     /// Awaits the response and records whether it was ready at once.
     ///
     /// # Cancel safety
     /// That of `answer`.
-    pub async fn track<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
+    pub(crate) async fn track<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
         let mut first = true;
         poll_fn(|cx| {
             let polled = answer.as_mut().poll(cx);

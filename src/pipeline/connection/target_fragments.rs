@@ -67,7 +67,7 @@ struct TruncatedRequestLine {
 
 impl TargetFragments {
     /// Scans the bytes that were read next.
-    pub fn scan(&self, bytes: &[u8]) {
+    pub(crate) fn scan(&self, bytes: &[u8]) {
         let mut state = self.state();
         let mut rest = bytes;
         if let Some(end) = memrchr(b'\n', bytes) {
@@ -120,7 +120,7 @@ impl TargetFragments {
     }
 
     /// Whether a `#` truncated the target of this request. Removes the record.
-    pub fn take_truncated(&self, method: &str, target: &str) -> bool {
+    pub(crate) fn take_truncated(&self, method: &str, target: &str) -> bool {
         if !self.any_truncated.load(Ordering::Acquire) {
             return false;
         }

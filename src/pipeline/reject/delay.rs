@@ -103,7 +103,7 @@ impl RejectionDelay {
 
     /// Changes the longest delay; zero disables delays. Rejections that are delayed keep their
     /// times.
-    pub fn set_max_hold(&self, max_hold: Duration) {
+    pub(crate) fn set_max_hold(&self, max_hold: Duration) {
         lock(&self.holds).set_max_hold(max_hold);
         self.enabled.store(!max_hold.is_zero(), Ordering::Relaxed);
     }
@@ -111,7 +111,7 @@ impl RejectionDelay {
     /// The key of requests of the same user and classification (`values`), and the owner to which
     /// their slots are charged, if any. `None` if delays are disabled.
     #[must_use]
-    pub fn hold_key(&self, values: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
+    pub(crate) fn hold_key(&self, values: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
         self.enabled.load(Ordering::Relaxed).then(|| HoldKey {
             flow: HoldFlow(self.hasher.hash_one(values)),
             owner: owner.map(|owner| HoldOwner(self.hasher.hash_one(owner))),
@@ -124,7 +124,7 @@ impl RejectionDelay {
     ///
     /// # Cancel safety
     /// See the module's.
-    pub fn hold<'h>(
+    pub(crate) fn hold<'h>(
         &'h self,
         connection: &'h HoldState,
         flow: HoldKey,

@@ -14,7 +14,7 @@ use http::request;
 
 /// What is wrong with a request's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InvalidHead {
+pub(crate) enum InvalidHead {
     /// `Expect` is not `100-continue` (HTTP/1 only).
     Expectation,
     /// The head is longer than the HTTP library accepts, or has too many fields.
@@ -36,7 +36,7 @@ pub enum InvalidHead {
 impl InvalidHead {
     /// Classifies the HTTP library's parse error.
     #[must_use]
-    pub fn from_parse_error(error: String) -> Self {
+    pub(crate) fn from_parse_error(error: String) -> Self {
         match error.as_str() {
             "invalid transfer-encoding parsed" => Self::TransferEncoding,
             "message head is too large" => Self::TooLong,
@@ -47,7 +47,7 @@ impl InvalidHead {
 
     /// The status code of the response.
     #[must_use]
-    pub const fn code(&self) -> StatusCode {
+    pub(crate) const fn code(&self) -> StatusCode {
         match self {
             Self::Expectation => StatusCode::EXPECTATION_FAILED,
             Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -12,5 +12,5 @@ pub mod body_drain;
 pub mod delay;
 pub mod invalid_head;
 pub(in crate::pipeline) mod malformed;
-pub mod rejection;
-pub mod response_cache;
+pub(crate) mod rejection;
+pub(crate) mod response_cache;

@@ -38,10 +38,10 @@ use crate::upstream::loop_detection::LoopRejection;
 const RETRY_AFTER_UNSENT: u32 = 1;
 
 /// The limit label of events whose bodies have no room in the budget.
-pub const EVENT_BODIES: &str = "event-bodies";
+pub(crate) const EVENT_BODIES: &str = "event-bodies";
 
 /// The limit label of long-running requests beyond the share of their user or address.
-pub const LONG_RUNNING_SHARE: &str = "long-running-share";
+pub(crate) const LONG_RUNNING_SHARE: &str = "long-running-share";
 
 /// The body of `/readyz` during shutdown, in kube-apiserver's format.
 const SHUTTING_DOWN_BODY: &[u8] =
@@ -55,7 +55,7 @@ const NO_FRONT_PROXY_MESSAGE: &str = "weir authenticated you by your client cert
 
 /// Why a request gets no response of the upstream.
 #[derive(Clone, Debug)]
-pub enum RequestRejection {
+pub(crate) enum RequestRejection {
     /// The request cannot be forwarded as it is.
     BadRequest(String),
     /// The request's body cannot be read.
@@ -96,7 +96,7 @@ pub enum RequestRejection {
 
 /// Why a request's body cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyReadError {
+pub(crate) enum BodyReadError {
     /// The client disconnected.
     Aborted,
     /// The body is malformed.
@@ -112,7 +112,7 @@ pub enum BodyReadError {
 
 /// Why weir rejects an impersonation that it has to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ImpersonationError {
+pub(crate) enum ImpersonationError {
     /// The impersonation is forbidden; the text is the API server's.
     Denied(String),
     /// The API server could not be queried.
@@ -178,7 +178,7 @@ impl From<UnencodableUser> for RequestRejection {
 impl RequestRejection {
     /// The status code of the response.
     #[must_use]
-    pub fn code(&self) -> StatusCode {
+    pub(crate) fn code(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::Body(BodyReadError::Aborted | BodyReadError::Malformed) => {
@@ -213,26 +213,26 @@ impl RequestRejection {
 
     /// Whether a limit or the request's deadline is the reason: kube-apiserver's "terminations".
     #[must_use]
-    pub const fn is_termination(&self) -> bool {
+    pub(crate) const fn is_termination(&self) -> bool {
         self.limit().is_some() || matches!(self, Self::Timeout(_))
     }
 
     /// Whether the client ended the request, so that no response is received.
     #[must_use]
-    pub const fn is_client_abort(&self) -> bool {
+    pub(crate) const fn is_client_abort(&self) -> bool {
         matches!(self, Self::Body(BodyReadError::Aborted))
     }
 
     /// Whether an HTTP/1.1 connection ends with the response, because the start of the next request
     /// is uncertain.
     #[must_use]
-    pub const fn closes_connection(&self) -> bool {
+    pub(crate) const fn closes_connection(&self) -> bool {
         matches!(self, Self::InvalidHead(_) | Self::HeadTimeout)
     }
 
     /// The cause of a 502, 503 or 504 that stands in for the API server's missing response.
     #[must_use]
-    pub const fn upstream_failure_cause(&self) -> Option<&'static str> {
+    pub(crate) const fn upstream_failure_cause(&self) -> Option<&'static str> {
         match self {
             Self::Forward(ForwardError::ShareExceeded(_)) => None, // weir's own limit
             Self::Forward(error) => Some(error.label()),
@@ -260,7 +260,7 @@ impl RequestRejection {
     /// [`Rejection::limit_label`], the budget of event bodies, and the shares of long-running
     /// requests.
     #[must_use]
-    pub const fn limit(&self) -> Option<&'static str> {
+    pub(crate) const fn limit(&self) -> Option<&'static str> {
         if let Self::Limit(rejection) = self {
             return Some(rejection.limit_label());
         }
@@ -295,7 +295,7 @@ impl RequestRejection {
 
     /// The seconds of `Retry-After`, if the response has one.
     #[must_use]
-    pub fn retry_after(&self) -> Option<u32> {
+    pub(crate) fn retry_after(&self) -> Option<u32> {
         match self {
             Self::Limit(rejection) => rejection
                 .sends_retry_after()
@@ -326,7 +326,7 @@ impl RequestRejection {
     /// `None` without `Retry-After`. The cause of a rejection that is not a limit's may be over at
     /// any moment, so the delay is at most its own `Retry-After`, whatever was sent before.
     #[must_use]
-    pub fn hold_policy(&self) -> Option<HoldPolicy> {
+    pub(crate) fn hold_policy(&self) -> Option<HoldPolicy> {
         let seconds = self.retry_after()?;
         Some(if let Self::Limit(rejection) = self {
             rejection.hold_policy()
@@ -339,7 +339,7 @@ impl RequestRejection {
     ///
     /// # Errors
     /// The text of a rejection without a Status.
-    pub fn status(&self) -> Result<Status, Bytes> {
+    pub(crate) fn status(&self) -> Result<Status, Bytes> {
         let (reason, cause, message) = match self {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN_BODY)),
             Self::RequestInfo(text) => return Err(text.clone()),
@@ -555,7 +555,7 @@ pub(in crate::pipeline) const PROTOBUF: &str = "application/vnd.kubernetes.proto
 
 /// The encoding of a Status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatusEncoding {
+pub(crate) enum StatusEncoding {
     /// JSON.
     Json,
     /// Kubernetes' protobuf.
@@ -566,7 +566,7 @@ impl StatusEncoding {
     /// The encoding for this `Accept`: protobuf if it is accepted and nothing that JSON would
     /// satisfy is.
     #[must_use]
-    pub fn from_accept(accept: Option<&HeaderValue>) -> Self {
+    pub(crate) fn from_accept(accept: Option<&HeaderValue>) -> Self {
         if wants_protobuf(accept) {
             Self::Protobuf
         } else {

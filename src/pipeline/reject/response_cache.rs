@@ -63,7 +63,7 @@ struct CachedResponse {
 impl RejectionResponseCache {
     /// The response in the client's encoding.
     #[must_use]
-    pub fn respond(
+    pub(crate) fn respond(
         &self,
         rejection: &RequestRejection,
         encoding: StatusEncoding,

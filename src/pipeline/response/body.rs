@@ -36,7 +36,7 @@ impl Body {
     /// without a reader. A complete body ends at once. A body that is dropped before its end counts
     /// a reset through `reset_guard`.
     #[must_use]
-    pub fn with_end_guards(
+    pub(crate) fn with_end_guards(
         mut self,
         active_request: ActiveRequest,
         mut reset_guard: ResetGuard,

@@ -22,10 +22,10 @@ use crate::throttling::minimum_rate::MinimumRate;
 use crate::throttling::minimum_rate::RateMeter;
 
 /// The interval of the checks: how long after its deadline an entry may expire.
-pub const SCAN_INTERVAL: Duration = Duration::from_millis(250);
+pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Something that can be ended from outside.
-pub trait Expire: Send + Sync {
+pub(crate) trait Expire: Send + Sync {
     /// Ends it; no effect if it has ended already.
     fn expire(&self);
 
@@ -37,18 +37,18 @@ pub trait Expire: Send + Sync {
 
 /// The progress of a transfer between a client and weir.
 #[derive(Clone, Copy, Debug)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     /// The kind of transfer.
-    pub phase: TransferPhase,
+    pub(crate) phase: TransferPhase,
     /// The bytes so far: received, or accepted by the client's connection.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Whether the transfer waits for the client.
-    pub waiting_for_client: bool,
+    pub(crate) waiting_for_client: bool,
 }
 
 /// The kind of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransferPhase {
+pub(crate) enum TransferPhase {
     /// A request body.
     RequestBody,
     /// A response body.
@@ -115,7 +115,7 @@ impl DeadlineEntry {
 }
 
 /// An entry; dropping it removes it.
-pub struct DeadlineGuard {
+pub(crate) struct DeadlineGuard {
     deadlines: Arc<Deadlines>,
     key: usize,
 }
@@ -133,20 +133,20 @@ impl Deadlines {
 
     /// The minimum rate of a transfer.
     #[must_use]
-    pub fn rate(&self) -> MinimumRate {
+    pub(crate) fn rate(&self) -> MinimumRate {
         **self.rate.load()
     }
 
     /// Changes the minimum rate, also of transfers under way. What a transfer has fallen behind
     /// still counts.
-    pub fn set_rate(&self, rate: MinimumRate) {
+    pub(crate) fn set_rate(&self, rate: MinimumRate) {
         self.rate.store(Arc::new(rate));
     }
 
     /// Registers `expirable`, which expires soon after `deadline`, if it has one, or when its
     /// transfer is too slow, if it is one.
     #[must_use]
-    pub fn register(
+    pub(crate) fn register(
         self: &Arc<Self>,
         deadline: Option<Instant>,
         expirable: Arc<dyn Expire>,
@@ -163,7 +163,7 @@ impl Deadlines {
     }
 
     /// Expires every entry that is due by `now`.
-    pub fn expire(&self, now: Instant) {
+    pub(crate) fn expire(&self, now: Instant) {
         let (mut expired, rate) = (Vec::new(), self.rate());
         for (_, entry) in self.entries().iter_mut() {
             if let Some(slow) = entry.check(rate, now)

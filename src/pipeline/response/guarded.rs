@@ -32,7 +32,7 @@ use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 
 /// What a body holds until its end.
-pub trait BodyGuard: Send + Unpin + 'static {
+pub(crate) trait BodyGuard: Send + Unpin + 'static {
     /// These bytes have passed.
     fn on_data(&mut self, data: &[u8]);
     /// No data is available at the moment.
@@ -45,7 +45,7 @@ pub trait BodyGuard: Send + Unpin + 'static {
 
 /// When a body is cut off if it has not ended itself. A client that is too slow is cut off in any
 /// case.
-pub enum BodyLifetime {
+pub(crate) enum BodyLifetime {
     /// With an error at this time: the client must not take it for complete.
     Deadline(Instant),
     /// Never.
@@ -55,7 +55,7 @@ pub enum BodyLifetime {
 }
 
 /// A body with its guard and its deadline.
-pub struct GuardedBody<B, G> {
+pub(crate) struct GuardedBody<B, G> {
     shared: Arc<SharedBody<B, G>>,
     /// Records in `shared` that data is available.
     data_waker: Waker,
@@ -163,7 +163,7 @@ where
     G: BodyGuard,
 {
     /// Changes the guard, if the body still has it.
-    pub fn with_guard(&self, change: impl FnOnce(&mut G)) {
+    pub(crate) fn with_guard(&self, change: impl FnOnce(&mut G)) {
         if let Some((_, guard)) = self.shared.inner().as_mut() {
             change(guard);
         }
@@ -172,7 +172,7 @@ where
     /// Calls `action` with the guard soon after `deadline`, also without a reader, unless the body
     /// is over by then or what this returns is dropped.
     #[must_use]
-    pub fn register_timeout(
+    pub(crate) fn register_timeout(
         &self,
         deadline: Instant,
         action: fn(&mut G),
@@ -184,7 +184,12 @@ where
 
     /// `body` with `guard`, cut off as `lifetime` says, or if its client is too slow for
     /// `deadlines`.
-    pub fn new(body: B, mut guard: G, lifetime: BodyLifetime, deadlines: &Arc<Deadlines>) -> Self {
+    pub(crate) fn new(
+        body: B,
+        mut guard: G,
+        lifetime: BodyLifetime,
+        deadlines: &Arc<Deadlines>,
+    ) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
         if ended {
             guard.on_complete();

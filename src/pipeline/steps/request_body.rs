@@ -49,7 +49,7 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::request_body::classify_error;
 
 /// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
-pub const MAX_BODY_SIZE: usize = 3 << 20;
+pub(crate) const MAX_BODY_SIZE: usize = 3 << 20;
 
 /// Memory for all bodies that are read before their requests are forwarded, in bytes: twenty of the
 /// largest events, thirty thousand usual ones. One client address may use a quarter. Trusted

@@ -24,13 +24,13 @@ const MAX_AUDIT_ID_LENGTH: usize = 256;
 #[derive(Clone, Debug)]
 pub struct AuditContext {
     /// The request's id, here and at the API server.
-    pub id: HeaderValue,
+    pub(crate) id: HeaderValue,
     /// The user that the request impersonates.
-    pub impersonation_target: Option<Arc<UserInfo>>,
+    pub(crate) impersonation_target: Option<Arc<UserInfo>>,
     /// weir has authorized the impersonation.
-    pub impersonation_allowed: bool,
+    pub(crate) impersonation_allowed: bool,
     /// Whether the observers got the start of the response.
-    pub response_started: bool,
+    pub(crate) response_started: bool,
 }
 
 impl AuditContext {
@@ -65,7 +65,7 @@ impl AuditContext {
     /// it, or the API server has sent a response that follows its own authorization. kube-apiserver
     /// records no impersonated user before that (`impersonation.WithImpersonation`).
     #[must_use]
-    pub fn impersonated_user(&self, outcome: RequestOutcome) -> Option<&Arc<UserInfo>> {
+    pub(crate) fn impersonated_user(&self, outcome: RequestOutcome) -> Option<&Arc<UserInfo>> {
         let is_allowed = self.impersonation_allowed
             || matches!(outcome, RequestOutcome::Responded(code) if is_after_impersonation(code));
         self.impersonation_target.as_ref().filter(|_| is_allowed)

@@ -13,7 +13,7 @@
 //! | 2 | `record` |
 //! | 3 | `request_metrics` |
 
-pub mod audit_id;
+pub(crate) mod audit_id;
 pub(in crate::pipeline) mod label_allowlist;
 pub(in crate::pipeline) mod malformed_metrics;
 pub mod outcome;
@@ -21,7 +21,7 @@ pub mod record;
 pub(in crate::pipeline) mod request_metrics;
 pub(in crate::pipeline) mod request_series;
 pub(in crate::pipeline) mod stage_metrics;
-pub mod trace_context;
+pub(crate) mod trace_context;
 
 use std::fmt;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl Trace {
 
     /// When the request arrived.
     #[must_use]
-    pub const fn arrived_at(&self) -> Instant {
+    pub(crate) const fn arrived_at(&self) -> Instant {
         self.arrived_at
     }
 
@@ -268,7 +268,7 @@ impl Trace {
 
     /// Moves the record into the returned trace, which the response body takes.
     #[must_use]
-    pub fn hand_over(&mut self) -> Self {
+    pub(crate) fn hand_over(&mut self) -> Self {
         let state = std::mem::replace(&mut self.state, TraceState::Unclassified);
         Self {
             metrics: Arc::clone(&self.metrics),

@@ -23,7 +23,7 @@ pub enum RequestOutcome {
 impl RequestOutcome {
     /// The code of the response.
     #[must_use]
-    pub const fn code(self) -> Option<StatusCode> {
+    pub(crate) const fn code(self) -> Option<StatusCode> {
         match self {
             Self::NoResponse => None,
             Self::Responded(code) | Self::Failed(code) => Some(code),

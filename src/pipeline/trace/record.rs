@@ -101,7 +101,7 @@ pub trait RequestObserver: fmt::Debug + Send + Sync {
 }
 
 /// All observers.
-pub type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
+pub(crate) type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
 
 /// A record that is passed to the observers on drop.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Record {
 
     /// The user that the limits see.
     #[must_use]
-    pub fn effective_user(&self) -> Option<&UserInfo> {
+    pub(crate) fn effective_user(&self) -> Option<&UserInfo> {
         self.counted_as.as_deref().or(self.user.as_deref())
     }
 }

@@ -131,7 +131,7 @@ pub struct MetricSubject<'a> {
 impl<'a> MetricSubject<'a> {
     /// The subject of a request with this head.
     #[must_use]
-    pub fn from_head(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
+    pub(crate) fn from_head(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
         let content_type = head.headers.get(header::CONTENT_TYPE);
         let content_type = content_type.map(HeaderValue::as_bytes);
         let labels = MetricLabels::from_request(head.method.as_str(), info, content_type);

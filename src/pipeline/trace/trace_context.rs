@@ -31,17 +31,17 @@ pub struct Sampler {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// The id of the trace.
-    pub trace_id: [u8; 16],
+    pub(crate) trace_id: [u8; 16],
     /// The client's span, if it has one.
-    pub parent_span: Option<[u8; 8]>,
+    pub(crate) parent_span: Option<[u8; 8]>,
     /// weir's span of the request.
-    pub request_span: [u8; 8],
+    pub(crate) request_span: [u8; 8],
     /// weir's span of the forwarding, which is the parent of the API server's span.
-    pub upstream_span: [u8; 8],
+    pub(crate) upstream_span: [u8; 8],
     /// When the request was forwarded to the API server.
-    pub forwarded_at: Option<Instant>,
+    pub(crate) forwarded_at: Option<Instant>,
     /// When the API server started to respond.
-    pub responded_at: Option<Instant>,
+    pub(crate) responded_at: Option<Instant>,
 }
 
 /// The client's `traceparent`.
@@ -55,7 +55,7 @@ struct ParentContext {
 impl Sampler {
     /// Samples this many of a million requests without a parent.
     #[must_use]
-    pub fn new(rate_per_million: u32) -> Self {
+    pub(crate) fn new(rate_per_million: u32) -> Self {
         // OpenTelemetry's arithmetic, so that every sampler of the same id decides alike.
         let whole = 1_u128 << 63;
         let below = whole * u128::from(rate_per_million) / 1_000_000;

@@ -16,7 +16,7 @@ const CLUSTER: &str = "weir-playground";
 
 /// Returns the kubeconfig for a server at `server` (`https://127.0.0.1:6443`) whose certificate the
 /// playground's CA signed. The current context is `admin`.
-pub fn render(server: &str, certificates: &Certificates) -> String {
+pub(crate) fn render(server: &str, certificates: &Certificates) -> String {
     let ca = BASE64_STANDARD.encode(&certificates.ca);
     let mut contexts = String::new();
     let mut users = String::new();
@@ -57,7 +57,7 @@ fn push_fmt(text: &mut String, piece: std::fmt::Arguments<'_>) {
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(path: &Path, server: &str, certificates: &Certificates) -> io::Result<()> {
+pub(crate) fn write(path: &Path, server: &str, certificates: &Certificates) -> io::Result<()> {
     write_private(path, &render(server, certificates))
 }
 

@@ -15,7 +15,7 @@ pub(in crate::playground) mod authorization;
 pub(in crate::playground) mod error;
 pub(in crate::playground) mod impersonation;
 /// The kubeconfig for `kubectl`.
-pub mod kubeconfig;
+pub(crate) mod kubeconfig;
 pub(in crate::playground) mod pki;
 pub(in crate::playground) mod service_account_tokens;
 pub(in crate::playground) mod tls;

@@ -82,13 +82,13 @@ pub struct Certificates {
     /// The CA of all serving and client certificates except the front proxy's, PEM.
     pub ca: String,
     /// The CA of the front proxy's certificate, PEM.
-    pub front_proxy_ca: String,
+    pub(crate) front_proxy_ca: String,
     /// The client certificate with which a proxy asserts identities.
     pub front_proxy_client: CertificateAndKey,
     /// The API server's serving certificate.
-    pub apiserver: CertificateAndKey,
+    pub(crate) apiserver: CertificateAndKey,
     /// The proxy's serving certificate.
-    pub tls: CertificateAndKey,
+    pub(crate) tls: CertificateAndKey,
     /// `admin`, `alice` and `bob`.
     pub users: Vec<PlaygroundUser>,
     /// The issuer of service account tokens.
@@ -139,7 +139,7 @@ impl Certificates {
     /// Reads the files that [`write_to`](Self::write_to) wrote to `directory`, so that the clients
     /// of a restarted playground, and a weir in another process, need no new files. `None` if a
     /// file is missing, unreadable or about to expire.
-    pub fn read_from(directory: &Path) -> Option<Self> {
+    pub(crate) fn read_from(directory: &Path) -> Option<Self> {
         let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
         let credential = |name: &str| {
             Some(CertificateAndKey {

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The issuer of the tokens and their audience.
-pub const ISSUER: &str = "https://kubernetes.default.svc";
+pub(crate) const ISSUER: &str = "https://kubernetes.default.svc";
 
 /// The path of the public keys.
 pub(crate) const JWKS_PATH: &str = "/openid/v1/jwks";
@@ -42,7 +42,7 @@ pub struct ServiceAccountTokenIssuer {
     key: Arc<EcdsaKeyPair>,
     kid: String,
     /// The public key, PEM.
-    pub public_key_pem: String,
+    pub(crate) public_key_pem: String,
     /// The private key, PEM (PKCS#8).
     pub(crate) private_key_pem: String,
 }

@@ -16,7 +16,7 @@ const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowsch
 const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
 /// A boxed future.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// API Priority and Fairness, as kube-apiserver's `WithPriorityAndFairness` uses it.
 pub trait Fairness: fmt::Debug + Send + Sync {
@@ -71,37 +71,38 @@ pub enum ObjectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidField {
     /// The reason in a Status: `FieldValueInvalid`.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// The path of the field.
-    pub field: String,
+    pub(crate) field: String,
     /// What is wrong.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// The seats of a request, until dropped.
 pub struct SeatGuard {
     /// The objects that classified the request.
-    pub classification: ClassificationUids,
+    pub(crate) classification: ClassificationUids,
     /// Releases the seats when it is dropped.
-    pub permit: Box<dyn Any + Send>,
+    #[expect(dead_code, reason = "held for its drop")]
+    pub(crate) permit: Box<dyn Any + Send>,
 }
 
 /// The rejection of a request.
 #[derive(Clone, Debug)]
 pub struct TooManyRequests {
     /// The objects that classified the request.
-    pub classification: ClassificationUids,
+    pub(crate) classification: ClassificationUids,
     /// `Retry-After`, in seconds.
-    pub retry_after: u32,
+    pub(crate) retry_after: u32,
 }
 
 /// The UIDs of the objects that classified a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClassificationUids {
+pub(crate) struct ClassificationUids {
     /// The UID of the FlowSchema.
-    pub flow_schema: HeaderValue,
+    pub(crate) flow_schema: HeaderValue,
     /// The UID of the PriorityLevelConfiguration.
-    pub priority_level: HeaderValue,
+    pub(crate) priority_level: HeaderValue,
 }
 
 impl ClassificationUids {

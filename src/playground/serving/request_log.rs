@@ -41,30 +41,30 @@ pub struct ReviewRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
     /// Connections whose handshake succeeded.
-    pub connections: u64,
+    pub(crate) connections: u64,
     /// Requests of any kind.
     pub requests: u64,
     /// Ordinary requests in flight. A request is in flight until its response ends, even if its
     /// client has disconnected.
-    pub in_flight: usize,
+    pub(crate) in_flight: usize,
     /// Maximum of `in_flight`.
     pub max_in_flight: usize,
     /// Open watches, logs and tunnels.
-    pub long_running: usize,
+    pub(crate) long_running: usize,
     /// Running handlers whose streams were reset or whose connections ended.
-    pub abandoned: usize,
+    pub(crate) abandoned: usize,
     /// Maximum of `abandoned`.
-    pub max_abandoned: usize,
+    pub(crate) max_abandoned: usize,
     /// HTTP/2 connections that were ended with ENHANCE_YOUR_CALM: too many handlers ran or waited
     /// for streams that were reset, or too many streams were reset before they were accepted.
-    pub too_many_early_resets: u64,
+    pub(crate) too_many_early_resets: u64,
     /// Requests that the server's own limit on requests in flight, or its priority and fairness,
     /// rejected.
     pub rejected: u64,
     /// Responses by status code.
-    pub by_code: BTreeMap<u16, u64>,
+    pub(crate) by_code: BTreeMap<u16, u64>,
     /// Accepted writes by verb and resource (`("create", "events")`).
-    pub accepted_writes: BTreeMap<(&'static str, &'static str), u64>,
+    pub(crate) accepted_writes: BTreeMap<(&'static str, &'static str), u64>,
 }
 
 /// Records and counts requests.

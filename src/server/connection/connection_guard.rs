@@ -7,7 +7,7 @@ use crate::drain::DrainGuard;
 /// Counts a connection as open, and as load of its worker, until its socket is closed. It is held
 /// across a protocol upgrade.
 #[derive(Debug)]
-pub struct ConnectionGuard {
+pub(crate) struct ConnectionGuard {
     _open_guard: DrainGuard,
     _load_guard: Arc<()>,
 }

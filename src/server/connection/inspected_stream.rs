@@ -24,6 +24,7 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 
+use crate::clock::Clock;
 use crate::metrics::GaugeGuard;
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
@@ -384,7 +385,6 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::metrics::Registry;
     use crate::pipeline::connection::head_budget::HeadBudget;
     use crate::server::connection::frame_scanner::PREFACE_LENGTH;

@@ -138,25 +138,25 @@ const MAX_PENDING_RESET_STREAMS: usize = 1000;
 
 /// What all connections of a worker share.
 #[derive(Debug)]
-pub struct ConnectionContext {
+pub(crate) struct ConnectionContext {
     /// Handles the requests. A request loads it once and keeps it to its end; a reload replaces it.
-    pub pipeline: ArcSwap<Pipeline>,
+    pub(crate) pipeline: ArcSwap<Pipeline>,
     /// What the worker keeps for its pipelines.
-    pub worker: WorkerDependencies,
+    pub(crate) worker: WorkerDependencies,
     /// Memory for request heads that are incomplete.
     pub head_budget: Arc<HeadBudget>,
     /// The settings of new connections, shared by all workers.
-    pub settings: Arc<ArcSwap<ListenerSettings>>,
+    pub(crate) settings: Arc<ArcSwap<ListenerSettings>>,
     /// The stages of the shutdown.
-    pub drain: Arc<Drain>,
+    pub(crate) drain: Arc<Drain>,
     /// The queue for TLS handshakes.
-    pub handshake_queue: Arc<HandshakeQueue>,
+    pub(crate) handshake_queue: Arc<HandshakeQueue>,
     /// The metrics of the server.
     pub metrics: ServerMetrics,
 }
 
 /// Serves a connection until it is closed.
-pub async fn serve(
+pub(crate) async fn serve(
     tcp: TcpStream,
     mut address: SocketAddr,
     guard: ConnectionGuard,

@@ -10,7 +10,7 @@ use crate::throttling::memory_budget::MemoryReservation;
 
 /// A body that was read in full. It is forwarded byte for byte.
 #[derive(Debug)]
-pub struct BufferedBody {
+pub(crate) struct BufferedBody {
     data: Bytes,
     trailers: Option<HeaderMap>,
     /// Held until the body has been sent, or the request dropped.
@@ -21,7 +21,11 @@ impl BufferedBody {
     /// A body of these bytes, which `reservation` covers, with its trailers, from which identity
     /// headers have been removed.
     #[must_use]
-    pub fn new(data: Bytes, trailers: Option<HeaderMap>, reservation: MemoryReservation) -> Self {
+    pub(crate) fn new(
+        data: Bytes,
+        trailers: Option<HeaderMap>,
+        reservation: MemoryReservation,
+    ) -> Self {
         Self {
             data,
             trailers,
@@ -31,7 +35,7 @@ impl BufferedBody {
 
     /// The bytes that have not been sent yet.
     #[must_use]
-    pub fn data(&self) -> &[u8] {
+    pub(crate) fn data(&self) -> &[u8] {
         &self.data
     }
 

@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 /// hyper ends the body silently if the code is `NO_ERROR`, and the part that arrived would be
 /// forwarded as the whole.
 #[derive(Debug)]
-pub struct ClientBody {
+pub(crate) struct ClientBody {
     incoming: Incoming,
     http2: bool,
 }
@@ -25,7 +25,7 @@ pub struct ClientBody {
 impl ClientBody {
     /// The body of a request of this HTTP version.
     #[must_use]
-    pub fn new(incoming: Incoming, version: Version) -> Self {
+    pub(crate) fn new(incoming: Incoming, version: Version) -> Self {
         Self {
             incoming,
             http2: version >= Version::HTTP_2,
@@ -62,7 +62,7 @@ impl Body for ClientBody {
 
 /// Why a client's body is incomplete.
 #[derive(Debug)]
-pub enum ClientBodyError {
+pub(crate) enum ClientBodyError {
     /// The error of hyper.
     Hyper(hyper::Error),
     /// Its stream was reset with `NO_ERROR`.

@@ -11,8 +11,8 @@
 //! | 4 | `response_body` |
 
 pub(in crate::upstream) mod body_pump;
-pub mod buffered_body;
-pub mod client_body;
-pub mod progress;
-pub mod request_body;
-pub mod response_body;
+pub(crate) mod buffered_body;
+pub(crate) mod client_body;
+pub(crate) mod progress;
+pub(crate) mod request_body;
+pub(crate) mod response_body;

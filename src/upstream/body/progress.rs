@@ -9,7 +9,7 @@ use futures_util::task::AtomicWaker;
 
 /// The progress of a client's body.
 #[derive(Debug, Default)]
-pub struct BodyProgress {
+pub(crate) struct BodyProgress {
     /// Written by one task, as is `awaiting_client`; read now and then. Relaxed: they order nothing
     /// else.
     bytes: AtomicU64,
@@ -20,7 +20,7 @@ pub struct BodyProgress {
 
 /// The state of a client's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyState {
+pub(crate) enum BodyState {
     /// More of it is expected.
     Unfinished,
     /// It was received in full.
@@ -36,19 +36,19 @@ pub enum BodyState {
 impl BodyProgress {
     /// The bytes received so far.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether weir waits for the client: the upstream would take more.
     #[must_use]
-    pub fn is_awaiting_client(&self) -> bool {
+    pub(crate) fn is_awaiting_client(&self) -> bool {
         self.awaiting_client.load(Ordering::Relaxed)
     }
 
     /// The state of the body.
     #[must_use]
-    pub fn state(&self) -> BodyState {
+    pub(crate) fn state(&self) -> BodyState {
         match self.state.load(Ordering::Acquire) {
             COMPLETE => BodyState::Complete,
             ABORTED => BodyState::Aborted,
@@ -59,7 +59,7 @@ impl BodyProgress {
     }
 
     /// Aborts the body unless it has ended: its next frame is an error.
-    pub fn stall(&self) {
+    pub(crate) fn stall(&self) {
         self.finish(STALLED);
         self.reader_waker.wake();
     }

@@ -29,7 +29,7 @@ use crate::upstream::body::progress::MALFORMED;
 
 /// The body of a request to the upstream.
 #[derive(Debug)]
-pub struct RequestBody(RequestBodyKind);
+pub(crate) struct RequestBody(RequestBodyKind);
 
 #[derive(Debug)]
 enum RequestBodyKind {
@@ -56,7 +56,7 @@ impl RequestBody {
     /// A client's body that is streamed after the part that was read beforehand, if any. The
     /// headers in `names` are removed from its trailers. `progress` follows it.
     #[must_use]
-    pub fn streamed(
+    pub(crate) fn streamed(
         prefix: Option<BufferedBody>,
         incoming: ClientBody,
         names: Arc<IdentityHeaders>,
@@ -72,25 +72,25 @@ impl RequestBody {
 
     /// No body.
     #[must_use]
-    pub fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self(RequestBodyKind::Empty)
     }
 
     /// A client's that was read beforehand.
     #[must_use]
-    pub fn buffered(read: BufferedBody) -> Self {
+    pub(crate) fn buffered(read: BufferedBody) -> Self {
         Self(RequestBodyKind::Buffered(read))
     }
 
     /// A body of weir's own.
     #[must_use]
-    pub fn internal(body: Bytes) -> Self {
+    pub(crate) fn internal(body: Bytes) -> Self {
         Self(RequestBodyKind::Internal(body))
     }
 
     /// Whether all of it has been received from the client.
     #[must_use]
-    pub fn is_fully_received(&self) -> bool {
+    pub(crate) fn is_fully_received(&self) -> bool {
         match &self.0 {
             RequestBodyKind::Empty
             | RequestBodyKind::Buffered(_)
@@ -102,7 +102,7 @@ impl RequestBody {
 
 /// Why a request body is incomplete.
 #[derive(Debug)]
-pub enum RequestBodyError {
+pub(crate) enum RequestBodyError {
     /// The body could not be read from the client.
     Client(ClientBodyError),
     /// The body was aborted: [`BodyProgress::stall`].
@@ -129,7 +129,7 @@ impl std::error::Error for RequestBodyError {
 
 /// Whether a body that cannot be read was aborted by its client or is malformed.
 #[must_use]
-pub fn classify_error(error: &ClientBodyError) -> BodyState {
+pub(crate) fn classify_error(error: &ClientBodyError) -> BodyState {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {

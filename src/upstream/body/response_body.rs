@@ -22,7 +22,7 @@ const MAX_DRAIN_BYTES: usize = 64 << 10;
 /// The body of the upstream's response. Dropping it before its end resets the stream or closes the
 /// connection.
 #[derive(Debug)]
-pub struct ResponseBody(ResponseBodyKind);
+pub(crate) struct ResponseBody(ResponseBodyKind);
 
 #[derive(Debug)]
 enum ResponseBodyKind {

@@ -27,7 +27,7 @@ pub struct ServerAddress {
     pub proxy: Option<ProxyAddress>,
     /// One of the addresses of `authority`'s host. `None`: the system resolves the host, or the
     /// proxy does, for each connection.
-    pub socket: Option<SocketAddr>,
+    pub(crate) socket: Option<SocketAddr>,
 }
 
 /// An HTTP proxy (`proxy-url`).
@@ -36,7 +36,7 @@ pub struct ProxyAddress {
     /// Host and port.
     pub authority: Authority,
     /// The `Proxy-Authorization` header, if the URL had a user.
-    pub authorization: Option<HeaderValue>,
+    pub(crate) authorization: Option<HeaderValue>,
 }
 
 impl ServerAddress {
@@ -53,7 +53,7 @@ impl ServerAddress {
 
     /// The same server at one address.
     #[must_use]
-    pub fn at(&self, socket: SocketAddr) -> Self {
+    pub(crate) fn at(&self, socket: SocketAddr) -> Self {
         Self {
             socket: Some(socket),
             ..self.clone()
@@ -70,7 +70,7 @@ impl ServerAddress {
 ///
 /// # Errors
 /// The URL is not `https://HOST[:PORT]`. The error says why, without the URL itself.
-pub fn parse_server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
+pub(crate) fn parse_server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     let given = url;
     let url: Uri = url
         .parse()
@@ -119,7 +119,7 @@ fn check_port(authority: &Authority) -> Result<(), &'static str> {
 ///
 /// # Errors
 /// `name` is neither a host name nor an IP address.
-pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
+pub(crate) fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| format!("{name:?} is neither a host name nor an IP address"))
 }
@@ -129,7 +129,7 @@ pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
 /// # Errors
 /// The URL is not `http://[USER[:PASSWORD]@]HOST[:PORT]`. The error says why, without the URL
 /// itself.
-pub fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
+pub(crate) fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
     const EXPECTED: &str = "expected http://HOST[:PORT]";
     let url: Uri = url.parse().map_err(|_| EXPECTED)?;
     match scheme(&url).as_deref() {

@@ -83,13 +83,13 @@ pub struct ConnectionBudget {
 
 /// The slots of one kind, for operators.
 #[derive(Clone, Debug, Default)]
-pub struct SlotUsage {
+pub(crate) struct SlotUsage {
     /// The number of slots.
-    pub total: usize,
+    pub(crate) total: usize,
     /// The number of slots in use.
-    pub used: usize,
+    pub(crate) used: usize,
     /// The holders of most slots, most first.
-    pub holders: Vec<(SlotHolder, usize)>,
+    pub(crate) holders: Vec<(SlotHolder, usize)>,
 }
 
 /// A permit for one connection. Released on drop.
@@ -177,7 +177,7 @@ impl ConnectionBudget {
 
     /// The same budget, as requests without a verified credential use it.
     #[must_use]
-    pub fn for_unverified(&self) -> Self {
+    pub(crate) fn for_unverified(&self) -> Self {
         let [long_running, short] = &*self.unverified;
         Self {
             long_running: long_running.clone(),
@@ -248,7 +248,7 @@ impl ConnectionBudget {
     /// The slots of each kind and their holders, for operators: a line each, its columns separated
     /// by tabs.
     #[must_use]
-    pub fn dump(&self) -> String {
+    pub(crate) fn dump(&self) -> String {
         let mut lines = vec!["KIND\tTAKEN\tOF\tHOLDER".to_owned()];
         for (kind, usage) in self.snapshot(MAX_HOLDERS) {
             lines.push(format!("{kind}\t{}\t{}\t", usage.used, usage.total));
@@ -263,7 +263,7 @@ impl ConnectionBudget {
     /// The slots in use, for operators: of long-running requests with a connection each, and of
     /// watches that share connections, each with at most `holders` holders.
     #[must_use]
-    pub fn snapshot(&self, holders: usize) -> [(&'static str, SlotUsage); 4] {
+    pub(crate) fn snapshot(&self, holders: usize) -> [(&'static str, SlotUsage); 4] {
         let [unverified_long_running, unverified_short] = &*self.unverified;
         [
             (LONG_RUNNING, self.long_running.usage(holders)),

@@ -51,7 +51,7 @@ const USER_TIMEOUT: Duration = KEEPALIVE_IDLE.saturating_add(KEEPALIVE_TIMEOUT);
 
 /// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2.
@@ -59,15 +59,15 @@ pub enum Protocol {
 }
 
 /// A byte stream on which HTTP has not begun.
-pub trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
 /// A TLS connection to the upstream.
-pub type TlsConnection = TokioIo<TlsStream<Box<dyn IoStream>>>;
+pub(crate) type TlsConnection = TokioIo<TlsStream<Box<dyn IoStream>>>;
 
 /// Opens the connections of one [`AuthMode`].
-pub struct Connector<M> {
+pub(crate) struct Connector<M> {
     address: ServerAddress,
     /// ALPN h2 and http/1.1, or http/1.1 only where the [`AuthMode`] requires it.
     tls_any_alpn: Arc<ClientConfig>,
@@ -82,7 +82,7 @@ impl<M: AuthMode> Connector<M> {
     /// Connects to `address` with `tls` (its ALPN is set here), as far as `connection_budget`
     /// allows.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         address: ServerAddress,
         tls: ClientConfig,
         connection_budget: Option<ConnectionBudget>,
@@ -110,7 +110,7 @@ impl<M: AuthMode> Connector<M> {
 
     /// Host and port of the upstream.
     #[must_use]
-    pub fn authority(&self) -> &Authority {
+    pub(crate) fn authority(&self) -> &Authority {
         &self.address.authority
     }
 
@@ -121,7 +121,7 @@ impl<M: AuthMode> Connector<M> {
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
-    pub async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
+    pub(crate) async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
         self.connect_tls(Arc::clone(&self.tls_any_alpn)).await
     }
 
@@ -132,7 +132,7 @@ impl<M: AuthMode> Connector<M> {
     ///
     /// # Cancel safety
     /// As [`Connector::connect`].
-    pub async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
+    pub(crate) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
         self.connect_tls(Arc::clone(&self.tls_http1))
             .await
             .map(|(connection, _)| connection)

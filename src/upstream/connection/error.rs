@@ -13,7 +13,7 @@ use crate::upstream::requester::SlotHolder;
 
 /// Why a request got no response.
 #[derive(Clone, Debug)]
-pub enum ForwardError {
+pub(crate) enum ForwardError {
     /// The connection was closed before the request could be sent.
     Closed,
     /// The TCP connection failed.
@@ -57,7 +57,7 @@ impl ForwardError {
 
     /// The value of the cause in the client's Status, and of `reason` in the log.
     #[must_use]
-    pub const fn label(&self) -> &'static str {
+    pub(crate) const fn label(&self) -> &'static str {
         match self {
             Self::Closed => "weir/upstream-closed",
             Self::Connect(_) => "weir/upstream-connect",
@@ -77,7 +77,7 @@ impl ForwardError {
 
     /// Whether the request cannot have reached the API server, so that the client can safely retry.
     #[must_use]
-    pub const fn is_unsent(&self) -> bool {
+    pub(crate) const fn is_unsent(&self) -> bool {
         match self {
             Self::Closed
             | Self::Connect(_)
@@ -102,7 +102,7 @@ impl ForwardError {
     /// after a certificate that failed verification: it will not verify a second later, and a
     /// client that retries ten times would only seem to hang.
     #[must_use]
-    pub fn is_transient(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         // rustls reports an error in the peer's handshake, rather than in the connection, as
         // invalid data.
         let untrusted = matches!(self, Self::Tls(why) if why.kind() == io::ErrorKind::InvalidData);

@@ -10,7 +10,7 @@ use std::hash::Hash;
 
 /// The slots and how many each holder has.
 #[derive(Debug)]
-pub struct FairShares<H> {
+pub(crate) struct FairShares<H> {
     total: usize,
     used: usize,
     holders: HashMap<H, usize>,
@@ -18,7 +18,7 @@ pub struct FairShares<H> {
 
 /// Why no slot was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShareError<H> {
+pub(crate) enum ShareError<H> {
     /// All slots are in use.
     Full,
     /// This holder has as many slots as are free.
@@ -28,7 +28,7 @@ pub enum ShareError<H> {
 impl<H: Clone + Eq + Hash> FairShares<H> {
     /// `total` slots, all free.
     #[must_use]
-    pub fn new(total: usize) -> Self {
+    pub(crate) fn new(total: usize) -> Self {
         Self {
             total,
             used: 0,
@@ -40,7 +40,7 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
     ///
     /// # Errors
     /// No slot is free, or a holder has its share.
-    pub fn acquire(&mut self, holders: &[H]) -> Result<(), ShareError<H>> {
+    pub(crate) fn acquire(&mut self, holders: &[H]) -> Result<(), ShareError<H>> {
         let free = self.total.saturating_sub(self.used);
         if free == 0 {
             return Err(ShareError::Full);
@@ -57,7 +57,7 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
     }
 
     /// Releases one slot that was acquired for all of `holders`.
-    pub fn release(&mut self, holders: &[H]) {
+    pub(crate) fn release(&mut self, holders: &[H]) {
         self.used = self.used.saturating_sub(1);
         for holder in holders {
             match self.held_by(holder) {
@@ -69,13 +69,13 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
 
     /// The number of slots, and how many are in use.
     #[must_use]
-    pub const fn counts(&self) -> (usize, usize) {
+    pub(crate) const fn counts(&self) -> (usize, usize) {
         (self.total, self.used)
     }
 
     /// The holders of most slots, most first.
     #[must_use]
-    pub fn top_holders(&self, number: usize) -> Vec<(H, usize)>
+    pub(crate) fn top_holders(&self, number: usize) -> Vec<(H, usize)>
     where
         H: Ord,
     {

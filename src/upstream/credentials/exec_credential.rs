@@ -31,7 +31,7 @@ use crate::upstream::tls::parse_certified_key;
 
 /// The version of the input; the output has to be of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExecApiVersion {
+pub(crate) enum ExecApiVersion {
     /// `client.authentication.k8s.io/v1`
     V1,
     /// `client.authentication.k8s.io/v1beta1`
@@ -41,7 +41,7 @@ pub enum ExecApiVersion {
 impl ExecApiVersion {
     /// The value of `apiVersion`.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "client.authentication.k8s.io/v1",
             Self::V1Beta1 => "client.authentication.k8s.io/v1beta1",
@@ -51,19 +51,19 @@ impl ExecApiVersion {
 
 /// The cluster as a plugin's input describes it. Its `Debug` leaves out what can contain secrets.
 #[derive(Clone, PartialEq)]
-pub struct ClusterInfo {
+pub(crate) struct ClusterInfo {
     /// The API server's URL.
-    pub server: String,
+    pub(crate) server: String,
     /// The name that its certificate is verified against, if not the URL's.
-    pub tls_server_name: Option<String>,
+    pub(crate) tls_server_name: Option<String>,
     /// Its CA; always passed as data.
-    pub ca: Option<Pem>,
+    pub(crate) ca: Option<Pem>,
     /// The proxy to it.
-    pub proxy_url: Option<String>,
+    pub(crate) proxy_url: Option<String>,
     /// Whether clients should not request compression.
-    pub disable_compression: bool,
+    pub(crate) disable_compression: bool,
     /// The content of the cluster's extension `client.authentication.k8s.io/exec`, or null.
-    pub config: Value,
+    pub(crate) config: Value,
 }
 
 impl fmt::Debug for ClusterInfo {
@@ -81,7 +81,7 @@ pub(super) struct PluginCredential {
 
 /// Why a plugin's output is not a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExecCredentialError {
+pub(crate) enum ExecCredentialError {
     /// It has another version.
     ApiVersion {
         /// The version of the input.

@@ -57,17 +57,17 @@ const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, PartialEq)]
 pub struct ExecPlugin {
     /// The version of its input and output.
-    pub api_version: ExecApiVersion,
+    pub(crate) api_version: ExecApiVersion,
     /// The program: a path, or a name to look for in `PATH`.
-    pub command: PathBuf,
+    pub(crate) command: PathBuf,
     /// Its arguments.
-    pub args: Vec<String>,
+    pub(crate) args: Vec<String>,
     /// Environment variables beyond weir's own.
-    pub env: Vec<(String, String)>,
+    pub(crate) env: Vec<(String, String)>,
     /// How to install it, as the kubeconfig says.
-    pub install_hint: Option<String>,
+    pub(crate) install_hint: Option<String>,
     /// The cluster that its input describes, if it wants that (`provideClusterInfo`).
-    pub cluster: Option<ClusterInfo>,
+    pub(crate) cluster: Option<ClusterInfo>,
 }
 
 impl fmt::Debug for ExecPlugin {
@@ -83,18 +83,18 @@ impl fmt::Debug for ExecPlugin {
 
 /// A plugin that gave no credential.
 #[derive(Clone, Debug)]
-pub struct PluginError {
+pub(crate) struct PluginError {
     /// The program.
-    pub command: PathBuf,
+    pub(crate) command: PathBuf,
     /// How to install it, as the kubeconfig says.
-    pub install_hint: Option<String>,
+    pub(crate) install_hint: Option<String>,
     /// What went wrong.
-    pub cause: PluginFailure,
+    pub(crate) cause: PluginFailure,
 }
 
 /// Why a plugin gave no credential.
 #[derive(Clone, Debug)]
-pub enum PluginFailure {
+pub(crate) enum PluginFailure {
     /// Its output is not a credential.
     InvalidOutput(ExecCredentialError),
     /// The cluster's CA, a part of its input, cannot be read.

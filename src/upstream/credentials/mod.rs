@@ -19,22 +19,23 @@
 //! | 5 | `refresh_task` |
 
 pub mod bearer;
-pub mod exec_credential;
-pub mod exec_plugin;
+pub(crate) mod exec_credential;
+pub(crate) mod exec_plugin;
 mod own_credentials;
 mod refresh_schedule;
 mod refresh_task;
 mod source;
 
-pub use own_credentials::CredentialExpired;
-pub use own_credentials::OwnCredentials;
-pub use own_credentials::PreparedCredentials;
-pub use refresh_task::RefreshTask;
+pub(crate) use own_credentials::CredentialExpired;
+pub(crate) use own_credentials::OwnCredentials;
+pub(crate) use own_credentials::PreparedCredentials;
+pub(crate) use refresh_task::RefreshTask;
 pub use source::BearerToken;
-pub use source::ClientCertificate;
-pub use source::CredentialError;
+pub(crate) use source::ClientCertificate;
+#[cfg(test)]
+pub(crate) use source::CredentialError;
 pub use source::CredentialSource;
-pub use source::parse_token;
+pub(crate) use source::parse_token;
 
 #[cfg(test)]
 mod tests;

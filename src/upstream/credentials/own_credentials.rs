@@ -25,9 +25,9 @@ use crate::upstream::credentials::source::LoadedCredential;
 
 /// The credential has expired and there is no other.
 #[derive(Clone, Debug)]
-pub struct CredentialExpired {
+pub(crate) struct CredentialExpired {
     /// Why the last refresh failed; none if no refresh has failed yet.
-    pub failure: Option<Arc<CredentialError>>,
+    pub(crate) failure: Option<Arc<CredentialError>>,
 }
 
 impl fmt::Display for CredentialExpired {
@@ -68,7 +68,7 @@ struct SourceSlot {
 }
 
 /// A source and the credential that it has given.
-pub struct PreparedCredentials {
+pub(crate) struct PreparedCredentials {
     pub(super) source: CredentialSource,
     pub(super) schedule: RefreshSchedule,
     pub(super) credential: LoadedCredential,
@@ -99,7 +99,7 @@ impl OwnCredentials {
     ///
     /// # Errors
     /// The credential has expired: the call must not be made without it.
-    pub fn authorization(&self) -> Result<Option<HeaderValue>, CredentialExpired> {
+    pub(crate) fn authorization(&self) -> Result<Option<HeaderValue>, CredentialExpired> {
         self.authorization_at(self.clock.now())
     }
 
@@ -118,7 +118,7 @@ impl OwnCredentials {
 
     /// The certificate that is presented now, if any.
     #[must_use]
-    pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
+    pub(crate) fn certificate(&self) -> Option<Arc<CertifiedKey>> {
         self.certificate_at(self.clock.now())
     }
 
@@ -133,7 +133,7 @@ impl OwnCredentials {
 
     /// Records the status code of the API server's response to a call of weir's own. The first 401
     /// is logged, and so is the first other code after it.
-    pub fn record_response(&self, code: StatusCode) {
+    pub(crate) fn record_response(&self, code: StatusCode) {
         let unauthorized = code == StatusCode::UNAUTHORIZED;
         if unauthorized {
             self.request_refresh();
@@ -156,7 +156,7 @@ impl OwnCredentials {
 
     /// Whether there is a credential: without one, weir's calls are anonymous.
     #[must_use]
-    pub fn is_configured(&self) -> bool {
+    pub(crate) fn is_configured(&self) -> bool {
         let credential = &self.current.load().credential;
         credential.authorization.is_some() || credential.certificate.is_some()
     }
@@ -166,7 +166,7 @@ impl OwnCredentials {
     ///
     /// # Errors
     /// Why it does not work.
-    pub fn health(&self) -> Result<(), String> {
+    pub(crate) fn health(&self) -> Result<(), String> {
         self.authorization().map_err(|why| why.to_string())?;
         if self.unauthorized.load(Ordering::Acquire) {
             return Err("the API server responds with 401 to weir's own credentials".to_owned());
@@ -176,25 +176,25 @@ impl OwnCredentials {
 
     /// Requests a new credential, after the API server has answered 401 to a call of weir's own. It
     /// is fetched at once if the last attempt is a minute ago, and otherwise when it is.
-    pub fn request_refresh(&self) {
+    pub(crate) fn request_refresh(&self) {
         self.refresh_requested.notify_one();
     }
 
     /// Resolves to the current certificate when a connection is opened.
     #[must_use]
-    pub fn certificate_resolver(self: &Arc<Self>) -> Arc<dyn ResolvesClientCert> {
+    pub(crate) fn certificate_resolver(self: &Arc<Self>) -> Arc<dyn ResolvesClientCert> {
         Arc::new(CurrentCertResolver(Arc::clone(self)))
     }
 
     /// A number that changes with the certificate. Earlier connections keep presenting the old
     /// certificate, which the API server rejects once it has expired: they have to be closed.
     #[must_use]
-    pub fn certificate_changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn certificate_changes(&self) -> watch::Receiver<u64> {
         self.certificate_changes.subscribe()
     }
 
     /// Uses `prepared` from now on, and its source for later credentials: the refresh task follows.
-    pub fn replace_source(&self, prepared: PreparedCredentials) {
+    pub(crate) fn replace_source(&self, prepared: PreparedCredentials) {
         let mut source = self.source.lock();
         source.number += 1;
         self.unauthorized.store(false, Ordering::Release);

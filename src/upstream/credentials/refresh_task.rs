@@ -21,7 +21,7 @@ use crate::upstream::credentials::source::run_plugin;
 /// Refreshes [`OwnCredentials`]. There is one task for each, and so one attempt at a time.
 #[derive(Debug)]
 #[must_use = "credentials end unless their renewal runs"]
-pub struct RefreshTask {
+pub(crate) struct RefreshTask {
     pub(super) credentials: Arc<OwnCredentials>,
     pub(super) source: CredentialSource,
     /// The number of the source: what an earlier one gives does not count any more.
@@ -37,7 +37,10 @@ impl PreparedCredentials {
     ///
     /// # Cancel safety
     /// Dropping the future kills a running plugin.
-    pub async fn load(source: CredentialSource, clock: Clock) -> Result<Self, CredentialError> {
+    pub(crate) async fn load(
+        source: CredentialSource,
+        clock: Clock,
+    ) -> Result<Self, CredentialError> {
         let credential = match &source {
             CredentialSource::Configured { certificate, token } => LoadedCredential {
                 authorization: initial_token(token.as_ref()).await?,
@@ -68,7 +71,7 @@ impl OwnCredentials {
     ///
     /// # Cancel safety
     /// Dropping the future kills a running plugin.
-    pub async fn start(
+    pub(crate) async fn start(
         source: CredentialSource,
         clock: Clock,
     ) -> Result<(Arc<Self>, RefreshTask), CredentialError> {
@@ -95,7 +98,7 @@ impl RefreshTask {
     ///
     /// # Cancel safety
     /// Dropping the future kills a running plugin; the credentials stay as they are.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let credentials = Arc::clone(&self.credentials);
         loop {
             tokio::select! {

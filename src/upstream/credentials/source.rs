@@ -44,9 +44,9 @@ pub enum CredentialSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     /// The certificate with its chain.
-    pub certificate: Pem,
+    pub(crate) certificate: Pem,
     /// Its private key.
-    pub key: Pem,
+    pub(crate) key: Pem,
 }
 
 /// A bearer token.
@@ -65,7 +65,7 @@ pub enum BearerToken {
 
 /// Why there is no credential, or no new one.
 #[derive(Clone, Debug)]
-pub enum CredentialError {
+pub(crate) enum CredentialError {
     /// The certificate or its key is unusable.
     Certificate(PemError),
     /// The plugin failed.
@@ -94,7 +94,7 @@ impl fmt::Display for CredentialError {
 impl CredentialError {
     /// Whether the key belongs to another certificate.
     #[must_use]
-    pub fn is_key_mismatch(&self) -> bool {
+    pub(crate) fn is_key_mismatch(&self) -> bool {
         matches!(self, Self::Certificate(error) if error.is_key_mismatch())
     }
 }
@@ -139,7 +139,7 @@ impl LoadedCredential {
 impl CredentialSource {
     /// Whether there is no credential: calls are anonymous.
     #[must_use]
-    pub const fn is_anonymous(&self) -> bool {
+    pub(crate) const fn is_anonymous(&self) -> bool {
         matches!(
             self,
             Self::Configured {
@@ -151,12 +151,12 @@ impl CredentialSource {
 
     /// Whether the credential is in files, which may have other contents at any time.
     #[must_use]
-    pub fn is_in_files(&self) -> bool {
+    pub(crate) fn is_in_files(&self) -> bool {
         matches!(self, Self::Configured { .. }) && self.can_change()
     }
 
     /// The files of the certificate, the key and the token.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
         let (certificate, token) = match self {
             Self::Configured { certificate, token } => (certificate.as_ref(), token.as_ref()),
             Self::Plugin(_) => (None, None),
@@ -258,7 +258,7 @@ pub(super) async fn read_token(path: &Path) -> Result<HeaderValue, CredentialErr
 ///
 /// # Errors
 /// What is wrong with the content.
-pub fn parse_token(bytes: &[u8]) -> Result<HeaderValue, String> {
+pub(crate) fn parse_token(bytes: &[u8]) -> Result<HeaderValue, String> {
     let text = str::from_utf8(bytes)
         .map_err(|_| "not text".to_owned())?
         .trim();

@@ -35,7 +35,7 @@ use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
 
 /// The request timeout of kube-apiserver's delegating authentication for a `TokenReview`.
-pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest time for a streamed response. A large API server takes seconds to write its metrics.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// A client of the API server that uses weir's own credentials.
 #[derive(Clone, Debug)]
-pub struct ApiServerClient {
+pub(crate) struct ApiServerClient {
     pools: Arc<ServerPools<Internal>>,
     credentials: Arc<OwnCredentials>,
 }
@@ -54,7 +54,7 @@ pub struct ApiServerClient {
 impl ApiServerClient {
     /// Sends requests over `pools`.
     #[must_use]
-    pub const fn new(pools: Arc<ServerPools<Internal>>, own: Arc<OwnCredentials>) -> Self {
+    pub(crate) const fn new(pools: Arc<ServerPools<Internal>>, own: Arc<OwnCredentials>) -> Self {
         Self {
             pools,
             credentials: own,
@@ -70,7 +70,7 @@ impl ApiServerClient {
     ///
     /// # Cancel safety
     /// Dropping the future affects no other request.
-    pub async fn stream(
+    pub(crate) async fn stream(
         &self,
         target: PathAndQuery,
         accept: Option<HeaderValue>,
@@ -89,7 +89,7 @@ impl ApiServerClient {
     ///
     /// # Cancel safety
     /// Dropping the future affects no other request.
-    pub async fn watch(
+    pub(crate) async fn watch(
         &self,
         target: PathAndQuery,
         limit: Duration,
@@ -216,7 +216,7 @@ impl ServerPools<Internal> {
     ///
     /// # Cancel safety
     /// The request may have been executed; it is not counted.
-    pub async fn send_internal(
+    pub(crate) async fn send_internal(
         &self,
         request: RequestHead<Internal>,
         body: RequestBody,

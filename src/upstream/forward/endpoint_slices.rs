@@ -42,7 +42,7 @@ const MAX_LIST_BYTES: usize = 1 << 20;
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn run(client: ApiServerClient, servers: Arc<ServerSet>) {
+pub(crate) async fn run(client: ApiServerClient, servers: Arc<ServerSet>) {
     let mut failing = false;
     loop {
         match list(&client).await {

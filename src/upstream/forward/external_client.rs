@@ -34,7 +34,7 @@ use crate::upstream::tls;
 
 /// A client for any HTTPS URL.
 #[derive(Clone, Debug)]
-pub struct ExternalClient {
+pub(crate) struct ExternalClient {
     roots: RootCertStore,
     metrics: Arc<UpstreamMetrics>,
 }
@@ -42,7 +42,7 @@ pub struct ExternalClient {
 impl ExternalClient {
     /// Trusts servers whose certificates `roots` verify.
     #[must_use]
-    pub fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
+    pub(crate) fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
         Self { roots, metrics }
     }
 
@@ -96,7 +96,7 @@ impl UrlFetcher for ExternalClient {
 
 /// A pool to a server other than the API server, without a client certificate.
 #[must_use]
-pub fn external_pool(
+pub(crate) fn external_pool(
     target: ServerAddress,
     roots: RootCertStore,
     metrics: &Arc<UpstreamMetrics>,

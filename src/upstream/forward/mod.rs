@@ -10,10 +10,10 @@
 //! | 3 | `api_server_client` |
 //! | 4 | `endpoint_slices` `external_client` `server_probes` |
 
-pub mod api_server_client;
-pub mod endpoint_slices;
-pub mod external_client;
-pub mod send;
-pub mod server_pools;
-pub mod server_probes;
-pub mod upgrade;
+pub(crate) mod api_server_client;
+pub(crate) mod endpoint_slices;
+pub(crate) mod external_client;
+pub(crate) mod send;
+pub(crate) mod server_pools;
+pub(crate) mod server_probes;
+pub(crate) mod upgrade;

@@ -42,14 +42,14 @@ use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ServerRequest;
 
 /// The context of one request.
-pub struct SendContext<'a> {
+pub(crate) struct SendContext<'a> {
     /// The user and the network that its slot counts for.
-    pub requester: &'a Requester,
+    pub(crate) requester: &'a Requester,
     /// Set as soon as a connection or a stream is in use.
-    pub guard: &'a mut Option<Box<dyn StreamGuard>>,
+    pub(crate) guard: &'a mut Option<Box<dyn StreamGuard>>,
     /// When the request was handed to a connection. From then on the API server may be executing
     /// it.
-    pub sent_at: &'a mut Option<Instant>,
+    pub(crate) sent_at: &'a mut Option<Instant>,
 }
 
 /// A client's request, or one of weir's own.

@@ -76,7 +76,7 @@ pub(in crate::upstream) struct PoolSettings {
 }
 
 /// One [`Pool`] for each API server.
-pub struct ServerPools<M> {
+pub(crate) struct ServerPools<M> {
     servers: Arc<ServerSet>,
     settings: PoolSettings,
     retry_budget: RetryBudget,
@@ -124,7 +124,7 @@ impl<M: AuthMode> ServerPools<M> {
 
     /// The API servers.
     #[must_use]
-    pub const fn servers(&self) -> &Arc<ServerSet> {
+    pub(crate) const fn servers(&self) -> &Arc<ServerSet> {
         &self.servers
     }
 
@@ -139,7 +139,7 @@ impl<M: AuthMode> ServerPools<M> {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         mut head: RequestHead<M>,
         body: RequestBody,
@@ -177,7 +177,7 @@ impl<M: AuthMode> ServerPools<M> {
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
-    pub async fn send_upgrade(
+    pub(crate) async fn send_upgrade(
         &self,
         mut head: RequestHead<M>,
         body: RequestBody,
@@ -380,7 +380,7 @@ impl<M: AuthMode> ServerPools<M> {
     }
 
     /// Closes connections that have been idle for 45 s, and those to removed servers.
-    pub fn close_idle(&self, now: Instant) {
+    pub(crate) fn close_idle(&self, now: Instant) {
         let mut pools = self.pools.lock();
         self.follow(&self.servers.list(), &mut pools);
         for entry in &pools.pools {
@@ -390,7 +390,7 @@ impl<M: AuthMode> ServerPools<M> {
 
     /// Retires every connection: their certificate has been replaced. Requests on them are
     /// completed.
-    pub fn retire_all(&self) {
+    pub(crate) fn retire_all(&self) {
         for entry in &self.pools.lock().pools {
             entry.pool.retire_all();
         }

@@ -37,7 +37,7 @@ use crate::upstream::servers::health::ProbeOutcome;
 use crate::upstream::servers::health::WeirServer;
 
 /// The interval of probes: no load for a server, and short enough to see a restart.
-pub const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Longest time of a probe. A server that takes longer for `/readyz` hangs.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -50,15 +50,15 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Probes all API servers.
 #[derive(Debug)]
-pub struct ServerProbes {
+pub(crate) struct ServerProbes {
     /// Connections with weir's own credentials.
-    pub pools: Arc<ServerPools<Internal>>,
+    pub(crate) pools: Arc<ServerPools<Internal>>,
     /// weir's own credentials.
-    pub credentials: Arc<OwnCredentials>,
+    pub(crate) credentials: Arc<OwnCredentials>,
     /// Recognizes probes that come back.
     pub loop_detector: Arc<LoopDetector>,
     /// The interval of probes.
-    pub interval: Duration,
+    pub(crate) interval: Duration,
 }
 
 impl ServerProbes {
@@ -66,7 +66,7 @@ impl ServerProbes {
     ///
     /// # Cancel safety
     /// Probes in progress are not counted.
-    pub async fn run_once(&self) {
+    pub(crate) async fn run_once(&self) {
         let list = self.pools.servers().list().clone();
         if list.is_probed() {
             join_all(list.servers.iter().map(|server| self.probe(server))).await;
@@ -77,7 +77,7 @@ impl ServerProbes {
     ///
     /// # Cancel safety
     /// Probes in tasks of removed servers end by themselves.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let mut changes = self.pools.servers().changes();
         let mut tasks: Vec<Weak<ApiServer>> = Vec::new();
         loop {

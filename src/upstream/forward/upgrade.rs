@@ -123,7 +123,7 @@ impl StreamGuard for UpgradeGuard {
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
-pub async fn run_tunnel(
+pub(crate) async fn run_tunnel(
     client: OnUpgrade,
     upstream: OnUpgrade,
     progress: &TunnelProgress,
@@ -149,7 +149,7 @@ pub async fn run_tunnel(
 /// The progress of a tunnel. A tunnel with nothing to send may be silent for any time; a client
 /// that does not read what is sent to it may not.
 #[derive(Debug, Default)]
-pub struct TunnelProgress {
+pub(crate) struct TunnelProgress {
     /// Both are relaxed: they order nothing else.
     bytes: AtomicU64,
     write_blocked: AtomicBool,
@@ -159,18 +159,18 @@ pub struct TunnelProgress {
 impl TunnelProgress {
     /// The bytes that were written to the client.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether a write to the client is blocked.
     #[must_use]
-    pub fn is_write_blocked(&self) -> bool {
+    pub(crate) fn is_write_blocked(&self) -> bool {
         self.write_blocked.load(Ordering::Relaxed)
     }
 
     /// Ends the tunnel.
-    pub fn shutdown(&self) {
+    pub(crate) fn shutdown(&self) {
         self.shutdown.notify_one();
     }
 }

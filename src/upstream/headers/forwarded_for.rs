@@ -12,11 +12,11 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// The address of a client, as the upstream's audit log records it.
 #[derive(Clone, Copy, Debug)]
-pub struct ClientAddress {
+pub(crate) struct ClientAddress {
     /// The address that the connection came from.
-    pub peer: IpAddr,
+    pub(crate) peer: IpAddr,
     /// Whether it is one of `--trusted-proxies`, whose list of earlier hops is kept.
-    pub trusted: bool,
+    pub(crate) trusted: bool,
 }
 
 pub(super) fn append_forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {

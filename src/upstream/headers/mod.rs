@@ -19,21 +19,21 @@
 //! | 0 | `auth_mode` `forwarded_for` |
 //! | 1 | `request_head` |
 
-pub mod auth_mode;
-pub mod forwarded_for;
-pub mod request_head;
+pub(crate) mod auth_mode;
+pub(crate) mod forwarded_for;
+pub(crate) mod request_head;
 
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use http::header;
 
-pub use request_head::external_head;
-pub use request_head::front_proxy_head;
-pub use request_head::impersonation_head;
-pub use request_head::internal_head;
-pub use request_head::pass_through_head;
-pub use request_head::unverified_head;
+pub(crate) use request_head::external_head;
+pub(crate) use request_head::front_proxy_head;
+pub(crate) use request_head::impersonation_head;
+pub(crate) use request_head::internal_head;
+pub(crate) use request_head::pass_through_head;
+pub(crate) use request_head::unverified_head;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and older ones that are still in
 /// use). Other headers that `Connection` names are forwarded. kube-apiserver does not interpret
@@ -52,16 +52,16 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// The audit ID of a request, in requests and responses.
-pub const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// The trace that a request is part of (W3C Trace Context).
-pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Marks values that differ in each message or each second as never indexed (HPACK, RFC 7541,
 /// 7.1.3). h2 compares a value with all recent values of its name on the connection, up to sixty
 /// dates or IDs, and each new value evicts an entry that one byte could name. On a long-lived
 /// connection that is a fifteenth of the cost of a rejection.
-pub fn keep_unindexed(headers: &mut HeaderMap) {
+pub(crate) fn keep_unindexed(headers: &mut HeaderMap) {
     for name in [header::DATE, AUDIT_ID, TRACEPARENT] {
         if let Some(value) = headers.get_mut(name) {
             value.set_sensitive(true);
@@ -71,14 +71,14 @@ pub fn keep_unindexed(headers: &mut HeaderMap) {
 
 /// Prepares the headers of a message for the next hop: removes the hop-by-hop headers that are
 /// left, and marks the values that HPACK must not index.
-pub fn prepare_forwarding(headers: &mut HeaderMap) {
+pub(crate) fn prepare_forwarding(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
     keep_unindexed(headers);
 }
 
 /// Removes the headers that concern the client's connection only. Returns the protocol of an
 /// upgrade, if one is requested.
-pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
+pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     let upgrade = requests_upgrade(headers)
         .then(|| headers.get(header::UPGRADE).cloned())
         .flatten();
@@ -114,7 +114,7 @@ fn requests_upgrade(headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 /// The headers are invalid or too long.
-pub fn validate(headers: &HeaderMap, target: usize) -> Result<(), InvalidHeaders> {
+pub(crate) fn validate(headers: &HeaderMap, target: usize) -> Result<(), InvalidHeaders> {
     let mut length = target;
     for (name, value) in headers {
         // The one character that the `http` crate accepts in a name, and RFC 9110 does not.
@@ -134,7 +134,7 @@ pub fn validate(headers: &HeaderMap, target: usize) -> Result<(), InvalidHeaders
 
 /// Why headers cannot be forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InvalidHeaders {
+pub(crate) enum InvalidHeaders {
     /// They exceed [`MAX_HEADER_BYTES`].
     TooLong,
     /// A name is invalid.
@@ -143,7 +143,7 @@ pub enum InvalidHeaders {
 
 /// Most bytes of a request's headers and target, compressed or not: what the API server accepts
 /// (`http.DefaultMaxHeaderBytes`), less room for the headers that weir adds.
-pub const MAX_HEADER_BYTES: usize = (1 << 20) - (64 << 10);
+pub(crate) const MAX_HEADER_BYTES: usize = (1 << 20) - (64 << 10);
 
 /// Bytes that an entry counts for beside its name and its value (RFC 9113, 6.5.2).
 const ENTRY_OVERHEAD: usize = 32;

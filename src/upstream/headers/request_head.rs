@@ -36,7 +36,7 @@ use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 
 /// The head of a request that may be sent on connections of the [`AuthMode`] `M`, and on no other.
-pub struct RequestHead<M> {
+pub(crate) struct RequestHead<M> {
     parts: request::Parts,
     mode: PhantomData<M>,
 }
@@ -127,7 +127,7 @@ impl<M: AuthMode> RequestHead<M> {
 
 /// A request whose own credential is forwarded unchanged.
 #[must_use]
-pub fn pass_through_head(
+pub(crate) fn pass_through_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
@@ -137,7 +137,7 @@ pub fn pass_through_head(
 
 /// A request without a credential, or with one that was not verified.
 #[must_use]
-pub fn unverified_head(
+pub(crate) fn unverified_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
@@ -147,7 +147,7 @@ pub fn unverified_head(
 
 /// A request of weir's own.
 #[must_use]
-pub fn internal_head(
+pub(crate) fn internal_head(
     method: http::Method,
     path: PathAndQuery,
     authorization: Option<HeaderValue>,
@@ -166,21 +166,21 @@ impl RequestHead<Internal> {
 
     /// Sets `Accept`.
     #[must_use]
-    pub fn with_accept(mut self, form: HeaderValue) -> Self {
+    pub(crate) fn with_accept(mut self, form: HeaderValue) -> Self {
         self.parts.headers.insert(header::ACCEPT, form);
         self
     }
 
     /// Sets `CDN-Loop` to this first entry.
     #[must_use]
-    pub fn with_cdn_loop(mut self, entry: HeaderValue) -> Self {
+    pub(crate) fn with_cdn_loop(mut self, entry: HeaderValue) -> Self {
         self.parts.headers.insert(cdn_loop::CDN_LOOP, entry);
         self
     }
 
     /// Sends and accepts JSON.
     #[must_use]
-    pub fn with_json(mut self) -> Self {
+    pub(crate) fn with_json(mut self) -> Self {
         let json = HeaderValue::from_static("application/json");
         self.parts
             .headers
@@ -192,7 +192,7 @@ impl RequestHead<Internal> {
 
 /// A request for public data, without a credential.
 #[must_use]
-pub fn external_head(path: PathAndQuery) -> RequestHead<External> {
+pub(crate) fn external_head(path: PathAndQuery) -> RequestHead<External> {
     RequestHead::new(internal_parts(http::Method::GET, path))
 }
 
@@ -231,7 +231,7 @@ fn encode_user_part(what: &'static str, text: &str) -> Result<HeaderValue, Unenc
 ///
 /// # Errors
 /// [`UnencodableUser`] if a part of the user cannot be written as a header.
-pub fn front_proxy_head(
+pub(crate) fn front_proxy_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
@@ -275,7 +275,7 @@ pub fn front_proxy_head(
 ///
 /// # Errors
 /// [`UnencodableUser`] if a part of the user cannot be written as a header.
-pub fn impersonation_head(
+pub(crate) fn impersonation_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
@@ -330,7 +330,7 @@ fn upstream_adds_authenticated(user: &UserInfo) -> bool {
 
 /// A user that cannot be written as headers; names the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnencodableUser(pub &'static str);
+pub(crate) struct UnencodableUser(pub(crate) &'static str);
 
 impl fmt::Display for UnencodableUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

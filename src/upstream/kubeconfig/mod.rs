@@ -50,13 +50,13 @@ const MAX_LISTED_NAMES: usize = 20;
 
 /// A context of a kubeconfig, resolved.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kubeconfig {
+pub(crate) struct Kubeconfig {
     /// The context's name.
-    pub context: String,
+    pub(crate) context: String,
     /// The API server.
     pub address: ServerAddress,
     /// The roots for its certificate; the system's, if absent.
-    pub ca: Option<Pem>,
+    pub(crate) ca: Option<Pem>,
     /// weir's credential.
     pub source: CredentialSource,
 }

@@ -23,16 +23,16 @@ use http::HeaderValue;
 pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// The response header in which a weir gives its ID, in answers to probes of weirs.
-pub const INSTANCE: HeaderName = HeaderName::from_static("x-weir-instance");
+pub(crate) const INSTANCE: HeaderName = HeaderName::from_static("x-weir-instance");
 
 /// Most entries of a forwarded request, this weir's included. A chain of proxies has a few.
-pub const MAX_ENTRIES: usize = 16;
+pub(crate) const MAX_ENTRIES: usize = 16;
 
 /// Most bytes of the entries that a request lists already: fifteen entries of weirs have 600.
-pub const MAX_BYTES: usize = 2048;
+pub(crate) const MAX_BYTES: usize = 2048;
 
 /// Bytes of an ID and of a nonce.
-pub const ID_BYTES: usize = 16;
+pub(crate) const ID_BYTES: usize = 16;
 
 /// The separator of entries.
 const SEPARATOR: &[u8] = b", ";
@@ -61,19 +61,19 @@ impl InstanceId {
 
     /// The ID as it is listed.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 
     /// The ID as a header value.
     #[must_use]
-    pub fn to_header_value(&self) -> HeaderValue {
+    pub(crate) fn to_header_value(&self) -> HeaderValue {
         copy_value(&self.0)
     }
 
     /// The entry of a probe.
     #[must_use]
-    pub fn probe_entry(&self, nonce: &Nonce) -> HeaderValue {
+    pub(crate) fn probe_entry(&self, nonce: &Nonce) -> HeaderValue {
         let id = String::from_utf8_lossy(self.as_bytes());
         ascii_value(format!("{id};probe={}", hex(&nonce.0)))
     }
@@ -82,18 +82,18 @@ impl InstanceId {
 /// The nonce of a probe, used once. `Debug` does not show it: a client that knew it could repeat it
 /// while the probe is in flight.
 #[derive(Clone)]
-pub struct Nonce([u8; ID_BYTES]);
+pub(crate) struct Nonce([u8; ID_BYTES]);
 
 impl Nonce {
     /// The nonce of these bytes, which must be unguessable.
     #[must_use]
-    pub const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
+    pub(crate) const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
         Self(bytes)
     }
 
     /// Whether both are equal, in a time that does not depend on where they differ.
     #[must_use]
-    pub fn constant_time_eq(&self, other: &Self) -> bool {
+    pub(crate) fn constant_time_eq(&self, other: &Self) -> bool {
         verify_slices_are_equal(&self.0, &other.0).is_ok()
     }
 
@@ -114,7 +114,7 @@ impl fmt::Debug for Nonce {
 
 /// The result of inspecting a request's entries.
 #[derive(Debug)]
-pub enum CdnLoopStatus {
+pub(crate) enum CdnLoopStatus {
     /// This weir is not listed, and there is room for its ID.
     Absent,
     /// This weir has forwarded the request before; as its own probe, if there is a nonce.
@@ -125,7 +125,7 @@ pub enum CdnLoopStatus {
 
 /// Inspects the entries in `headers` for the ID `own`. At most [`MAX_BYTES`] are read.
 #[must_use]
-pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
+pub(crate) fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
     let (mut entries, mut room, mut too_long) = (0, MAX_BYTES, false);
     for value in headers.get_all(CDN_LOOP) {
         let text = value.as_bytes();
@@ -154,7 +154,7 @@ pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
 /// Whether the request is a probe of a weir, this one or another: an entry of a weir has a nonce. At
 /// most [`MAX_BYTES`] are read.
 #[must_use]
-pub fn is_probe(headers: &HeaderMap) -> bool {
+pub(crate) fn is_probe(headers: &HeaderMap) -> bool {
     let values = headers.get_all(CDN_LOOP).iter().map(HeaderValue::as_bytes);
     let mut entries = values
         .flat_map(|text| {

@@ -12,7 +12,7 @@
 //! | 1 | `probes` |
 
 pub mod cdn_loop;
-pub mod probes;
+pub(crate) mod probes;
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
@@ -60,7 +60,7 @@ fn random_bytes() -> Result<[u8; ID_BYTES], String> {
 
 /// Why a request is rejected because of its `CDN-Loop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopRejection {
+pub(crate) enum LoopRejection {
     /// It lists this weir.
     OwnId,
     /// It lists too many proxies.
@@ -132,7 +132,11 @@ impl LoopDetector {
     ///
     /// # Errors
     /// The request was forwarded by this weir before, or by too many proxies.
-    pub fn check(&self, headers: &HeaderMap, client: SocketAddr) -> Result<(), LoopRejection> {
+    pub(crate) fn check(
+        &self,
+        headers: &HeaderMap,
+        client: SocketAddr,
+    ) -> Result<(), LoopRejection> {
         let rejection = match cdn_loop::inspect(headers, &self.instance_id) {
             CdnLoopStatus::Absent => return Ok(()),
             CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
@@ -168,7 +172,7 @@ impl LoopDetector {
 
     /// Starts a probe. Returns its nonce, and the first `CDN-Loop` entry that its request must
     /// carry. `None` if the system has no randomness to give.
-    pub fn start_probe(&self) -> Option<(Nonce, HeaderValue)> {
+    pub(crate) fn start_probe(&self) -> Option<(Nonce, HeaderValue)> {
         let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
         self.probes().record_sent(nonce.clone(), Clock.now());
         let entry = self.instance_id.probe_entry(&nonce);
@@ -177,7 +181,7 @@ impl LoopDetector {
 
     /// Starts a probe of one of several servers. Returns the first `CDN-Loop` entry that its request
     /// must carry. `None` if the system has no randomness to give.
-    pub fn start_server_probe(&self) -> Option<HeaderValue> {
+    pub(crate) fn start_server_probe(&self) -> Option<HeaderValue> {
         let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
         let entry = self.instance_id.probe_entry(&nonce);
         self.server_probes.lock().record_sent(nonce, Clock.now());
@@ -185,18 +189,18 @@ impl LoopDetector {
     }
 
     /// The id of this weir.
-    pub const fn instance_id(&self) -> &InstanceId {
+    pub(crate) const fn instance_id(&self) -> &InstanceId {
         &self.instance_id
     }
 
     /// Records the response to the probe with `nonce`.
-    pub fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
+    pub(crate) fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
         self.update(|probes| probes.record_response(nonce, code));
     }
 
     /// Why readiness fails, if it does.
     #[must_use]
-    pub fn readiness_failure(&self) -> Option<String> {
+    pub(crate) fn readiness_failure(&self) -> Option<String> {
         let looping = self.probes().looping();
         looping.then(|| {
             "weir's own probe came back to it: the upstream's address leads back to this weir"

@@ -13,15 +13,15 @@ use crate::upstream::loop_detection::cdn_loop::Nonce;
 
 /// Most probes that are remembered. One is in flight at a time; others timed out without a
 /// response.
-pub const MAX_PROBES: usize = 16;
+pub(crate) const MAX_PROBES: usize = 16;
 
 /// How long a probe without a clear response is remembered: longer than any proxy on the path waits
 /// for a response.
-pub const PROBE_TTL: Duration = Duration::from_secs(120);
+pub(crate) const PROBE_TTL: Duration = Duration::from_secs(120);
 
 /// What a probe shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopEvent {
+pub(crate) enum LoopEvent {
     /// It returned: the upstream leads back to this weir.
     Started,
     /// It returned, as an earlier one did.
@@ -32,7 +32,7 @@ pub enum LoopEvent {
 
 /// The probes in flight, and whether the upstream loops.
 #[derive(Debug, Default)]
-pub struct LoopProbes {
+pub(crate) struct LoopProbes {
     /// Oldest first.
     in_flight: VecDeque<(Instant, Nonce)>,
     looping: bool,
@@ -41,12 +41,12 @@ pub struct LoopProbes {
 impl LoopProbes {
     /// Whether the last conclusive probe returned.
     #[must_use]
-    pub const fn looping(&self) -> bool {
+    pub(crate) const fn looping(&self) -> bool {
         self.looping
     }
 
     /// Records that a probe with `nonce` is about to be sent.
-    pub fn record_sent(&mut self, nonce: Nonce, now: Instant) {
+    pub(crate) fn record_sent(&mut self, nonce: Nonce, now: Instant) {
         self.evict_expired(now);
         if self.in_flight.len() >= MAX_PROBES {
             self.in_flight.pop_front();
@@ -56,7 +56,7 @@ impl LoopProbes {
 
     /// Records that a request with `nonce` was received. A nonce that is not remembered shows
     /// nothing: it was used before, or is not weir's.
-    pub fn record_returned(&mut self, nonce: &Nonce, now: Instant) -> Option<LoopEvent> {
+    pub(crate) fn record_returned(&mut self, nonce: &Nonce, now: Instant) -> Option<LoopEvent> {
         self.evict_expired(now);
         let at = self.position(nonce)?;
         self.in_flight.remove(at);
@@ -72,7 +72,7 @@ impl LoopProbes {
     /// Records the response to the probe with `nonce`. If it did not return, and the response is
     /// one that an API server gives, it reached one: its nonce and those of earlier probes are
     /// removed.
-    pub fn record_response(&mut self, nonce: &Nonce, code: StatusCode) -> Option<LoopEvent> {
+    pub(crate) fn record_response(&mut self, nonce: &Nonce, code: StatusCode) -> Option<LoopEvent> {
         let at = self.position(nonce)?;
         if !is_api_server_response(code) {
             return None;

@@ -6,7 +6,7 @@
 
 /// The kind of connection that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionClass {
+pub(crate) enum ConnectionClass {
     /// For a short request: a shared connection, if the API server speaks HTTP/2.
     Shared,
     /// For a watch: a connection that watches share, if the API server speaks HTTP/2.

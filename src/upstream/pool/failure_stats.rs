@@ -9,20 +9,20 @@ use crate::upstream::connection::error::ForwardError;
 
 /// Failures so far.
 #[derive(Debug, Default)]
-pub struct FailureStats(Mutex<FailureSnapshot>);
+pub(crate) struct FailureStats(Mutex<FailureSnapshot>);
 
 /// A copy of the counts.
 #[derive(Clone, Debug, Default)]
-pub struct FailureSnapshot {
+pub(crate) struct FailureSnapshot {
     /// The number of failures by [`ForwardError::label`].
-    pub by_cause: BTreeMap<&'static str, u64>,
+    pub(crate) by_cause: BTreeMap<&'static str, u64>,
     /// The last failure, with its time.
-    pub last: Option<(Instant, ForwardError)>,
+    pub(crate) last: Option<(Instant, ForwardError)>,
 }
 
 impl FailureStats {
     /// Counts a failure at `now`.
-    pub fn record(&self, failure: &ForwardError, now: Instant) {
+    pub(crate) fn record(&self, failure: &ForwardError, now: Instant) {
         let mut stats = self.lock();
         *stats.by_cause.entry(failure.label()).or_default() += 1;
         stats.last = Some((now, failure.clone()));
@@ -30,7 +30,7 @@ impl FailureStats {
 
     /// All failures so far.
     #[must_use]
-    pub fn snapshot(&self) -> FailureSnapshot {
+    pub(crate) fn snapshot(&self) -> FailureSnapshot {
         self.lock().clone()
     }
 

@@ -75,19 +75,19 @@ impl UpstreamMetrics {
     ///
     /// # Cancel safety
     /// No 401 is lost: it ends the next wait.
-    pub async fn wait_for_unauthorized_assertion(&self) {
+    pub(crate) async fn wait_for_unauthorized_assertion(&self) {
         self.unauthorized_assertions.notified().await;
     }
 
     /// Requests of clients that got no response.
     #[must_use]
-    pub const fn failures(&self) -> &FailureStats {
+    pub(crate) const fn failures(&self) -> &FailureStats {
         &self.failures
     }
 
     /// The open connections by the value of the label `way`.
     #[must_use]
-    pub fn open_connections(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn open_connections(&self) -> BTreeMap<String, u64> {
         let mut open = BTreeMap::new();
         for metric in self
             .open_connections

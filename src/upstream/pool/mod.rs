@@ -32,7 +32,7 @@ pub(in crate::upstream) mod lease;
 pub mod metrics;
 pub(in crate::upstream) mod retry_budget;
 mod shared_connections;
-pub mod stream_guard;
+pub(crate) mod stream_guard;
 mod wait_queue;
 
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ const MAX_CONCURRENT_HANDSHAKES: usize = 32;
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The connections of one [`AuthMode`].
-pub struct Pool<M> {
+pub(crate) struct Pool<M> {
     connector: Connector<M>,
     /// Most HTTP/2 connections for short requests (`--upstream-max-connections`), which a reload
     /// changes.
@@ -127,7 +127,7 @@ enum LeaseChoice {
 impl<M: AuthMode> Pool<M> {
     /// A pool without connections; the first request opens one.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         connector: Connector<M>,
         max_http2_connections: Arc<AtomicUsize>,
         metrics: Arc<UpstreamMetrics>,
@@ -517,13 +517,13 @@ impl<M: AuthMode> Pool<M> {
     }
 
     /// Closes connections that have been idle for 45 s. The maintenance task calls it.
-    pub fn close_idle(&self, now: Instant) {
+    pub(crate) fn close_idle(&self, now: Instant) {
         self.idle.close_idle(now);
     }
 
     /// Retires every connection: their certificate has been replaced. Requests on them are
     /// completed.
-    pub fn retire_all(&self) {
+    pub(crate) fn retire_all(&self) {
         let mut state = self.state();
         self.idle.retire_all();
         for shared in state.http2.each_mut() {

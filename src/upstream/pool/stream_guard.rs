@@ -14,7 +14,7 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 
 /// Held until the response body has ended: the use of a connection or of a stream.
-pub trait StreamGuard: Send + Sync {
+pub(crate) trait StreamGuard: Send + Sync {
     /// Records that the body has ended, and that the connection can serve another request.
     fn complete(&mut self);
 
@@ -33,7 +33,7 @@ pub trait StreamGuard: Send + Sync {
 }
 
 /// Why there is no response head.
-pub enum ResponseHeadError {
+pub(crate) enum ResponseHeadError {
     /// On an HTTP/1.1 connection; with the request, if it was not sent.
     Http1(Box<TrySendError<Request<RequestBody>>>),
     /// On an HTTP/2 connection.
@@ -42,11 +42,11 @@ pub enum ResponseHeadError {
 
 /// Ends when the API server is known to be done with a cancelled request, or when the connection
 /// has ended.
-pub type Cancellation = Pin<Box<dyn Future<Output = CancelOutcome> + Send>>;
+pub(crate) type Cancellation = Pin<Box<dyn Future<Output = CancelOutcome> + Send>>;
 
 /// How a cancelled request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CancelOutcome {
+pub(crate) enum CancelOutcome {
     /// The API server answered it.
     Finished,
     /// Its stream was reset. The server may still be executing it.

@@ -33,7 +33,7 @@ pub(in crate::upstream) enum ServerOrigin {
 
 /// An API server.
 #[derive(Debug)]
-pub struct ApiServer {
+pub(crate) struct ApiServer {
     address: ServerAddress,
     /// Host and port, for operators.
     label: String,
@@ -87,7 +87,7 @@ impl ApiServer {
 
     /// Host and port, as metrics name it.
     #[must_use]
-    pub fn label(&self) -> &str {
+    pub(crate) fn label(&self) -> &str {
         &self.label
     }
 

@@ -14,12 +14,12 @@
 //! | 4 | `server_set` |
 //! | 5 | `resolver` |
 
-pub mod api_server;
+pub(crate) mod api_server;
 pub(in crate::upstream) mod balancer;
 pub(in crate::upstream) mod health;
 pub(in crate::upstream) mod metrics;
 mod own_address;
 mod recovery;
-pub mod resolver;
-pub mod server_set;
+pub(crate) mod resolver;
+pub(crate) mod server_set;
 pub(in crate::upstream) mod sources;

@@ -25,7 +25,7 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn resolve_once(servers: &ServerSet) {
+pub(crate) async fn resolve_once(servers: &ServerSet) {
     for address in servers.names() {
         match lookup(&address).await {
             Ok(found) => servers.record_resolved(&address, found),
@@ -40,7 +40,7 @@ pub async fn resolve_once(servers: &ServerSet) {
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn run(servers: Arc<ServerSet>) {
+pub(crate) async fn run(servers: Arc<ServerSet>) {
     loop {
         let _ = timeout(INTERVAL, servers.wait_for_resolve_request()).await;
         resolve_once(&servers).await;

@@ -69,7 +69,7 @@ struct SetState {
 
 /// The servers at one time.
 #[derive(Debug)]
-pub struct ServerList {
+pub(crate) struct ServerList {
     /// Grows with each change.
     pub(in crate::upstream) version: u64,
     pub(in crate::upstream) servers: Vec<Arc<ApiServer>>,
@@ -132,14 +132,14 @@ impl ServerSet {
 
     /// Whether weir can use a server, or why none. `None` for a single server, which is not probed.
     #[must_use]
-    pub fn readiness(&self) -> Option<Result<(), String>> {
+    pub(crate) fn readiness(&self) -> Option<Result<(), String>> {
         let list = self.list();
         list.is_probed().then(|| list.readiness())
     }
 
     /// The state of each server at `now`.
     #[must_use]
-    pub fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
+    pub(crate) fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
         self.list().states(now)
     }
 
@@ -149,7 +149,7 @@ impl ServerSet {
 
     /// The first configured server, as HOST:PORT.
     #[must_use]
-    pub fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         self.state.lock().sources.authority()
     }
 
@@ -181,7 +181,7 @@ impl ServerSet {
     }
 
     /// Sets the address of the listener for clients. Servers at the same address are refused.
-    pub fn set_listener(&self, listener: SocketAddr) {
+    pub(crate) fn set_listener(&self, listener: SocketAddr) {
         let mut state = self.state.lock();
         state.listener = Some(listener);
         self.rebuild(&mut state, Clock.now());
@@ -329,13 +329,13 @@ impl ServerSet {
 
     /// Whether watches and lists wait for their turn after an outage of all servers.
     #[must_use]
-    pub fn is_recovering(&self) -> bool {
+    pub(crate) fn is_recovering(&self) -> bool {
         self.is_recovering.load(Ordering::Acquire)
     }
 
     /// How long a watch or a list of `holder` waits for its turn after an outage of all servers.
     #[must_use]
-    pub fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
+    pub(crate) fn recovery_delay(&self, holder: &SlotHolder) -> Duration {
         if !self.is_recovering() {
             return Duration::ZERO;
         }
@@ -502,23 +502,23 @@ impl Tier {
 
 /// The state of a server, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerSnapshot {
+pub(crate) struct ServerSnapshot {
     /// Host and port.
-    pub address: String,
+    pub(crate) address: String,
     /// Whether it gets requests.
-    pub healthy: bool,
+    pub(crate) healthy: bool,
     /// Why not.
-    pub why: Option<String>,
+    pub(crate) why: Option<String>,
     /// Whether it is a weir, and never used.
-    pub refused: bool,
+    pub(crate) refused: bool,
     /// Short requests in flight.
-    pub in_flight: usize,
+    pub(crate) in_flight: usize,
     /// Long-running requests in flight.
-    pub long_running: usize,
+    pub(crate) long_running: usize,
     /// Requests so far.
     pub requests: u64,
     /// Ejections so far.
-    pub ejections: u64,
+    pub(crate) ejections: u64,
 }
 
 impl ServerSnapshot {

@@ -44,19 +44,19 @@ const DUMP_QUEUES_PATH: &str = "/debug/api_priority_and_fairness/dump_queues";
 
 /// `weir explain`.
 #[derive(Args, Clone, Debug)]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// The request.
     #[command(flatten)]
-    pub request: RequestArgs,
+    pub(crate) request: RequestArgs,
     /// Whose policies.
     #[command(flatten)]
-    pub serve: ServeArgs,
+    pub(crate) serve: ServeArgs,
 }
 
 /// The request to explain.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Explain")]
-pub struct RequestArgs {
+pub(crate) struct RequestArgs {
     /// The method, as GET.
     #[arg(required_unless_present = "batch", requires = "url")]
     method: Option<String>,

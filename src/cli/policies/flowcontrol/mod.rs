@@ -27,7 +27,7 @@ const OBJECTS_PATH: &str = "/debug/api_priority_and_fairness/objects";
 
 /// `weir flowcontrol`.
 #[derive(Args, Clone, Debug)]
-pub struct FlowcontrolArgs {
+pub(crate) struct FlowcontrolArgs {
     /// What to do.
     #[command(subcommand)]
     command: FlowcontrolCommand,

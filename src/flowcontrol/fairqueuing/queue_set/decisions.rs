@@ -69,11 +69,11 @@ pub struct Effects {
     pub started: Vec<RequestKey>,
     /// The request that is next, if there are too few free seats for it. No request behind it may
     /// overtake it, so that narrow requests do not starve a wide one.
-    pub blocked: Option<RequestKey>,
+    pub(crate) blocked: Option<RequestKey>,
     /// The queue that the arriving request joined.
     pub enqueued: Option<QueuePosition>,
     /// The step advanced the epoch of virtual time.
-    pub epoch_advance: Option<EpochAdvance>,
+    pub(crate) epoch_advance: Option<EpochAdvance>,
 }
 
 /// The position at which an arriving request joined.
@@ -82,14 +82,14 @@ pub struct QueuePosition {
     /// The index of the queue at that time.
     pub queue: usize,
     /// The number of requests that wait in it, with this one, before any dispatch.
-    pub length: usize,
+    pub(crate) length: usize,
 }
 
 /// All virtual times of the level were lowered, long before R would overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EpochAdvance {
+pub(crate) struct EpochAdvance {
     /// False if a time was too low and wrapped.
-    pub success: bool,
+    pub(crate) success: bool,
 }
 
 /// The counts of a level, current and since its creation.
@@ -104,7 +104,7 @@ pub struct QueueSetTotals {
     /// Occupied seats, including lingering ones.
     pub seats_in_use: u64,
     /// Requests that ever started.
-    pub dispatched: u64,
+    pub(crate) dispatched: u64,
     /// Requests that never started and never will: rejected on arrival, or removed from the queue.
     pub rejected: u64,
     /// Those of `rejected` that had waited.
@@ -113,7 +113,7 @@ pub struct QueueSetTotals {
 
 /// The current requests and seats of a level. A rejected request changes none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub(crate) struct Load {
     /// Requests in the queues.
     pub requests_waiting: usize,
     /// Executing requests.
@@ -121,28 +121,28 @@ pub struct Load {
     /// Occupied seats, including lingering ones.
     pub seats_in_use: u64,
     /// See [`QueueSetTotals::seat_demand`].
-    pub seat_demand: u64,
+    pub(crate) seat_demand: u64,
 }
 
 /// Virtual times at the last dispatch from a queue, for the gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastDispatch {
+pub(crate) struct LastDispatch {
     /// The virtual time R of the level: `dispatch_r`.
-    pub r: SeatSeconds,
+    pub(crate) r: SeatSeconds,
     /// The virtual start of the dispatched request: `latest_s`.
-    pub s: SeatSeconds,
+    pub(crate) s: SeatSeconds,
     /// The least and the greatest virtual start of the queues with waiting requests:
     /// `next_s_bounds`.
-    pub s_bounds: (SeatSeconds, SeatSeconds),
+    pub(crate) s_bounds: (SeatSeconds, SeatSeconds),
     /// The same, each less the expected cost of its queue's seats in use:
     /// `next_discounted_s_bounds`.
-    pub discounted_s_bounds: (SeatSeconds, SeatSeconds),
+    pub(crate) discounted_s_bounds: (SeatSeconds, SeatSeconds),
 }
 
 impl RejectReason {
     /// The value of the `reason` label, in Kubernetes' spelling.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::ConcurrencyLimit => "concurrency-limit",
             Self::QueueFull => "queue-full",
@@ -183,7 +183,7 @@ impl QueueSetTotals {
 
     /// The counts that demand and utilization are computed from.
     #[must_use]
-    pub const fn load(&self) -> Load {
+    pub(crate) const fn load(&self) -> Load {
         Load {
             requests_waiting: self.requests_waiting,
             requests_executing: self.requests_executing,

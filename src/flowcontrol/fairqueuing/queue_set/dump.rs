@@ -6,7 +6,6 @@ use std::time::Instant;
 use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
-use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestKey;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
@@ -14,7 +13,7 @@ use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueDump {
     /// The index of the queue.
-    pub index: usize,
+    pub(crate) index: usize,
     /// Requests in the queue: `PendingRequests`.
     pub requests_waiting: usize,
     /// Executing requests of the queue.
@@ -24,36 +23,34 @@ pub struct QueueDump {
     /// The virtual start of the next request to be dispatched.
     pub next_dispatch_r: SeatSeconds,
     /// The seats of the main phase, summed over the waiting requests.
-    pub initial_seats_sum: u64,
+    pub(crate) initial_seats_sum: u64,
     /// The seats that the waiting requests will occupy.
-    pub max_seats_sum: u64,
+    pub(crate) max_seats_sum: u64,
     /// The work of the waiting requests.
-    pub total_work_sum: SeatSeconds,
+    pub(crate) total_work_sum: SeatSeconds,
 }
 
 /// A line of `dump_requests`.
 #[derive(Clone, Copy, Debug)]
-pub struct RequestDump<'a, T> {
-    /// The request's key.
-    pub key: RequestKey,
+pub(crate) struct RequestDump<'a, T> {
     /// The caller's payload.
-    pub payload: &'a T,
+    pub(crate) payload: &'a T,
     /// The queue that it waits in or was dispatched from.
-    pub queue: Option<usize>,
+    pub(crate) queue: Option<usize>,
     /// The position in the queue, from 0, while it waits.
-    pub position: Option<usize>,
+    pub(crate) position: Option<usize>,
     /// The time of arrival.
-    pub arrived: Instant,
+    pub(crate) arrived: Instant,
     /// The expected cost.
-    pub work: WorkEstimate,
+    pub(crate) work: WorkEstimate,
     /// The time of dispatch. `None` while it waits.
-    pub started: Option<Instant>,
+    pub(crate) started: Option<Instant>,
 }
 
 impl<T> QueueSet<T> {
     /// The number of queues with waiting requests: `ActiveQueues` of `dump_priority_levels`.
     #[must_use]
-    pub fn backlogged_queues(&self) -> usize {
+    pub(crate) fn backlogged_queues(&self) -> usize {
         self.backlogged.len()
     }
 
@@ -91,16 +88,16 @@ impl<T> QueueSet<T> {
     /// requests in order come before executing requests by start. Requests without a queue come
     /// last. Requests whose seats only linger are left out.
     #[must_use]
-    pub fn dump_requests(&self) -> Vec<RequestDump<'_, T>> {
+    pub(crate) fn dump_requests(&self) -> Vec<RequestDump<'_, T>> {
         let mut lines = Vec::new();
         for queue in &self.queues {
-            for (position, (slot, request)) in queue.waiting.iter(&self.requests).enumerate() {
-                lines.push(self.dump_request(slot, request, Some(position), None));
+            for (position, (_, request)) in queue.waiting.iter(&self.requests).enumerate() {
+                lines.push(dump_request(request, Some(position), None));
             }
         }
-        for (slot, request) in self.requests.iter() {
+        for (_, request) in self.requests.iter() {
             if let DispatchPhase::Executing { since } = request.phase {
-                lines.push(self.dump_request(slot, request, None, Some(since)));
+                lines.push(dump_request(request, None, Some(since)));
             }
         }
         lines.sort_by_key(|line| {
@@ -112,22 +109,19 @@ impl<T> QueueSet<T> {
         });
         lines
     }
+}
 
-    fn dump_request<'a>(
-        &self,
-        slot: usize,
-        request: &'a QueueSetRequest<T>,
-        position: Option<usize>,
-        started: Option<Instant>,
-    ) -> RequestDump<'a, T> {
-        RequestDump {
-            key: self.requests.key(slot),
-            payload: &request.payload,
-            queue: request.queue,
-            position,
-            arrived: request.arrived,
-            work: request.work,
-            started,
-        }
+fn dump_request<T>(
+    request: &QueueSetRequest<T>,
+    position: Option<usize>,
+    started: Option<Instant>,
+) -> RequestDump<'_, T> {
+    RequestDump {
+        payload: &request.payload,
+        queue: request.queue,
+        position,
+        arrived: request.arrived,
+        work: request.work,
+        started,
     }
 }

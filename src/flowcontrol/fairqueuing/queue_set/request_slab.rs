@@ -24,7 +24,7 @@ pub struct RequestKey {
 
 /// The phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DispatchPhase {
+pub(crate) enum DispatchPhase {
     /// The request is in its queue.
     Waiting,
     /// The request has its seats and counts as executing.

@@ -174,13 +174,20 @@ impl<T> QueueSet<T> {
     }
 
     /// Changes only the limit, as borrowing does frequently.
-    pub fn set_concurrency_limit(
+    #[cfg(test)]
+    pub(crate) fn set_concurrency_limit(
         &mut self,
         now: Instant,
         concurrency_limit: u32,
         effects: &mut Effects,
     ) {
         self.reconfigure(now, self.queuing, concurrency_limit, effects);
+    }
+
+    /// The queuing of the level.
+    #[must_use]
+    pub(crate) const fn queuing(&self) -> Queuing {
+        self.queuing
     }
 
     /// The counts of the level.
@@ -191,13 +198,14 @@ impl<T> QueueSet<T> {
 
     /// Whether no request waits or executes. Seats may still linger, as upstream.
     #[must_use]
-    pub const fn is_idle(&self) -> bool {
+    pub(crate) const fn is_idle(&self) -> bool {
         self.totals.requests_waiting == 0 && self.totals.requests_executing == 0
     }
 
     /// The limit of the level, in seats.
     #[must_use]
-    pub const fn concurrency_limit(&self) -> u32 {
+    #[cfg(test)]
+    pub(crate) const fn concurrency_limit(&self) -> u32 {
         self.concurrency_limit
     }
 
@@ -209,7 +217,7 @@ impl<T> QueueSet<T> {
 
     /// Virtual times at the last dispatch from a queue.
     #[must_use]
-    pub const fn last_dispatch(&self) -> Option<LastDispatch> {
+    pub(crate) const fn last_dispatch(&self) -> Option<LastDispatch> {
         self.last_dispatch
     }
 
@@ -220,7 +228,7 @@ impl<T> QueueSet<T> {
     }
 
     /// The caller's payload of a request, mutably.
-    pub fn payload_mut(&mut self, key: RequestKey) -> Option<&mut T> {
+    pub(crate) fn payload_mut(&mut self, key: RequestKey) -> Option<&mut T> {
         let slot = self.requests.find(key)?;
         Some(&mut self.requests.at_mut(slot).payload)
     }
@@ -228,13 +236,13 @@ impl<T> QueueSet<T> {
     /// The estimate of a request. The dispatch narrows and extends a final phase that is wider than
     /// the level.
     #[must_use]
-    pub fn work(&self, key: RequestKey) -> Option<WorkEstimate> {
+    pub(crate) fn work(&self, key: RequestKey) -> Option<WorkEstimate> {
         Some(self.requests.at(self.requests.find(key)?).work)
     }
 
     /// The phase of a request.
     #[must_use]
-    pub fn phase(&self, key: RequestKey) -> Option<DispatchPhase> {
+    pub(crate) fn phase(&self, key: RequestKey) -> Option<DispatchPhase> {
         Some(self.requests.at(self.requests.find(key)?).phase)
     }
 }

@@ -54,7 +54,7 @@ const DEFAULT_MAX_CLIENTS: u32 = 16_384;
 
 /// What distinguishes clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientDistinguisher {
+pub(crate) enum ClientDistinguisher {
     /// The namespace of the service account; the name of any other user.
     Namespace,
     /// The source address of the connection.
@@ -67,7 +67,7 @@ pub enum ClientDistinguisher {
 
 /// What happens to a request above a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientLimitResponse {
+pub(crate) enum ClientLimitResponse {
     /// It is delayed, at most this long.
     Delay(Duration),
     /// It is rejected.
@@ -76,48 +76,48 @@ pub enum ClientLimitResponse {
 
 /// The backoff of writes after a failed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectBackoff {
+pub(crate) struct ObjectBackoff {
     /// The backoff after the first failure.
-    pub base: Duration,
+    pub(crate) base: Duration,
     /// The limit up to which it doubles.
-    pub max: Duration,
+    pub(crate) max: Duration,
 }
 
 /// Limits of concurrent long-running requests, which API Priority and Fairness does not limit;
 /// `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LongRunningLimits {
+pub(crate) struct LongRunningLimits {
     /// The most open watches.
-    pub watches: Option<u32>,
+    pub(crate) watches: Option<u32>,
     /// The most open exec, attach, port-forward, log and proxy streams.
-    pub streams: Option<u32>,
+    pub(crate) streams: Option<u32>,
 }
 
 /// A rule: a set of requests and their limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimitRule {
     /// The name in metrics and rejections.
-    pub name: String,
+    pub(crate) name: String,
     /// The requests that the rule applies to.
-    pub rules: Vec<PolicyRulesWithSubjects>,
+    pub(crate) rules: Vec<PolicyRulesWithSubjects>,
     /// What distinguishes clients.
-    pub distinguisher: ClientDistinguisher,
+    pub(crate) distinguisher: ClientDistinguisher,
     /// The rate of each client's requests.
     pub requests: Option<Rate>,
     /// The rate of the writes of all clients together.
-    pub writes: Option<Rate>,
+    pub(crate) writes: Option<Rate>,
     /// The backoff of a client's writes to an object.
-    pub object_backoff: Option<ObjectBackoff>,
+    pub(crate) object_backoff: Option<ObjectBackoff>,
     /// The most concurrent requests of a client for a resource.
-    pub concurrency: Option<u32>,
+    pub(crate) concurrency: Option<u32>,
     /// The limits of long-running requests.
-    pub long_running: LongRunningLimits,
+    pub(crate) long_running: LongRunningLimits,
     /// What happens to requests above a limit.
-    pub response: ClientLimitResponse,
+    pub(crate) response: ClientLimitResponse,
     /// Whether the rule only counts what it would do.
-    pub dry_run: bool,
+    pub(crate) dry_run: bool,
     /// The most clients, and the most failing objects, that are tracked.
-    pub max_clients: u32,
+    pub(crate) max_clients: u32,
 }
 
 /// Parses the value of the field. Rules with errors are left out.

@@ -48,24 +48,24 @@ const DELAY_BUCKETS: [f64; 10] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 
 /// The source of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct RequestSource<'r> {
+pub(crate) struct RequestSource<'r> {
     /// The source address of the connection.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// The header `User-Agent`.
-    pub user_agent: &'r [u8],
+    pub(crate) user_agent: &'r [u8],
 }
 
 /// A request that a rule has rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientLimitRejection {
     /// The rule that rejected it.
-    pub rule: Arc<str>,
+    pub(crate) rule: Arc<str>,
     /// The limit of the rule.
-    pub limit: ClientLimitKind,
+    pub(crate) limit: ClientLimitKind,
     /// Whole seconds until a retry makes sense.
-    pub retry_after: u32,
+    pub(crate) retry_after: u32,
     /// The same, not rounded.
-    pub wait: Duration,
+    pub(crate) wait: Duration,
 }
 
 /// All rules of `clientLimits`.
@@ -179,12 +179,12 @@ pub struct ClientLimitPermit {
 impl ClientLimitPermit {
     /// When the request was admitted, if it was delayed. Its time in a queue starts then.
     #[must_use]
-    pub const fn admitted_after_delay(&self) -> Option<Instant> {
+    pub(crate) const fn admitted_after_delay(&self) -> Option<Instant> {
         self.admitted_at
     }
 
     /// Records the status code of the upstream's response.
-    pub fn record_response(&mut self, code: u16, sent: Instant, now: Instant) {
+    pub(crate) fn record_response(&mut self, code: u16, sent: Instant, now: Instant) {
         for (rule, object) in self.object_writes.drain(..) {
             spin_lock(&rule.tables).record_response(
                 object,
@@ -206,7 +206,7 @@ impl ClientLimits {
     /// The rules, which replace those of `earlier`. A rule that is in both keeps its state.
     /// Requests release what they hold of other rules as before.
     #[must_use]
-    pub fn replacing(
+    pub(crate) fn replacing(
         earlier: Option<&Self>,
         rules: &[ClientLimitRule],
         registry: &Registry,
@@ -246,7 +246,7 @@ impl ClientLimits {
     ///
     /// # Cancel safety
     /// A request that is cancelled while it waits releases its slots; its tokens are spent.
-    pub async fn admit(
+    pub(crate) async fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
         source: RequestSource<'_>,
@@ -321,13 +321,13 @@ impl ClientLimits {
 
     /// The state of each rule.
     #[must_use]
-    pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
+    pub(crate) fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         self.rules.iter().map(|rule| rule.snapshot()).collect()
     }
 
     /// The clients with the most rejections, for each rule.
     #[must_use]
-    pub fn top_keys(&self) -> Vec<(Arc<str>, Vec<TopKey>)> {
+    pub(crate) fn top_keys(&self) -> Vec<(Arc<str>, Vec<TopKey>)> {
         let top_keys = |rule: &Arc<ClientRuleEnforcer>| {
             (
                 Arc::clone(&rule.name),

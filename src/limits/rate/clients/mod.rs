@@ -23,4 +23,4 @@ pub mod config;
 pub mod enforcer;
 mod keyed_slots;
 mod summary;
-pub mod tables;
+pub(crate) mod tables;

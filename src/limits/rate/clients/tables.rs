@@ -21,7 +21,7 @@ const MAX_EVICTIONS_PER_CHARGE: usize = 2;
 
 /// A limit of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ClientLimitKind {
+pub(crate) enum ClientLimitKind {
     /// The concurrent requests of the client for the resource.
     Concurrency,
     /// The open watches, or open streams, of the client.
@@ -36,7 +36,7 @@ pub enum ClientLimitKind {
 
 impl ClientLimitKind {
     /// All limits.
-    pub const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::Concurrency,
         Self::LongRunning,
         Self::ObjectBackoff,
@@ -46,7 +46,7 @@ impl ClientLimitKind {
 
     /// The name in the configuration.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Concurrency => "concurrency",
             Self::LongRunning => "longRunning",
@@ -59,18 +59,18 @@ impl ClientLimitKind {
 
 /// A request in the sense of a rule.
 #[derive(Clone, Copy, Debug)]
-pub struct ClientLimitRequest {
+pub(crate) struct ClientLimitRequest {
     /// The key of the client.
-    pub client: LruKey,
+    pub(crate) client: LruKey,
     /// Whether the request is a write.
-    pub write: bool,
+    pub(crate) write: bool,
     /// The key of the client and the object that it writes to, if the path names it.
-    pub object: Option<LruKey>,
+    pub(crate) object: Option<LruKey>,
 }
 
 /// The decision of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientLimitDecision {
+pub(crate) enum ClientLimitDecision {
     /// Admitted, after the longest delay and its limit, if there is one.
     Admit(Option<(ClientLimitKind, Duration)>),
     /// Rejected: the delay would be this long, which is more than allowed.
@@ -79,7 +79,7 @@ pub enum ClientLimitDecision {
 
 /// The outcome of a write in the sense of a backoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectWriteOutcome {
+pub(crate) enum ObjectWriteOutcome {
     /// A failure of the object or the server: 400, 403, 405, 413, 415, 422, 5xx.
     Failed,
     /// Neither a failure nor a success: 404, 409, 429.
@@ -91,7 +91,7 @@ pub enum ObjectWriteOutcome {
 impl ObjectWriteOutcome {
     /// The outcome for a status code.
     #[must_use]
-    pub const fn from_status_code(code: u16) -> Self {
+    pub(crate) const fn from_status_code(code: u16) -> Self {
         match code {
             400 | 403 | 405 | 413 | 415 | 422 | 500.. => Self::Failed,
             200..=399 => Self::Succeeded,
@@ -145,7 +145,7 @@ impl ClientRuleTables {
 
     /// The number of tracked clients and of failing objects.
     #[must_use]
-    pub fn entry_counts(&self) -> (usize, usize) {
+    pub(crate) fn entry_counts(&self) -> (usize, usize) {
         (
             self.requests.as_ref().map_or(0, |(_, table)| table.len()),
             self.backoff.as_ref().map_or(0, |(_, table)| table.len()),
@@ -153,7 +153,7 @@ impl ClientRuleTables {
     }
 
     /// Charges all limits that the request concerns. It may wait for at most `max_wait`.
-    pub fn charge(
+    pub(crate) fn charge(
         &mut self,
         request: &ClientLimitRequest,
         now: Instant,
@@ -201,7 +201,7 @@ impl ClientRuleTables {
 
     /// Records the response to a write to `object` that was forwarded at `admitted`. Of several
     /// concurrent failures only one counts.
-    pub fn record_response(
+    pub(crate) fn record_response(
         &mut self,
         object: LruKey,
         outcome: ObjectWriteOutcome,

@@ -104,7 +104,7 @@ impl LimitedEvent<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLimitResult {
     /// Whether the key had a bucket.
-    pub lookup: LruOutcome,
+    pub(crate) lookup: LruOutcome,
     /// `Err` is the time until there is a token.
     pub token: Result<(), Duration>,
 }
@@ -173,13 +173,13 @@ impl EventLimits {
     }
 
     /// Removes all limits but these.
-    pub fn retain(&mut self, kept: &[EventLimitId]) {
+    pub(crate) fn retain(&mut self, kept: &[EventLimitId]) {
         self.limits.retain(|limit| kept.contains(&limit.id));
     }
 
     /// The number of buckets of a limit.
     #[must_use]
-    pub fn bucket_count(&self, id: EventLimitId) -> usize {
+    pub(crate) fn bucket_count(&self, id: EventLimitId) -> usize {
         let limit = self.limits.iter().find(|limit| limit.id == id);
         limit.map_or(0, |limit| limit.buckets.len())
     }

@@ -69,7 +69,7 @@ pub struct EventLimitConfig {
 
 /// Where an `AdmissionConfiguration` has the plugin's document.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PluginConfigSource {
+pub(crate) enum PluginConfigSource {
     /// In the configuration itself, at this path.
     Inline(Node, String),
     /// In another file, relative to the configuration.
@@ -78,7 +78,7 @@ pub enum PluginConfigSource {
 
 /// Reads an `AdmissionConfiguration` (`apiserver.config.k8s.io/v1`). `None`, and errors, if it has
 /// no configuration of the plugin.
-pub fn parse_admission_configuration(
+pub(crate) fn parse_admission_configuration(
     file: &str,
     text: &str,
     diagnostics: &mut Diagnostics,
@@ -131,7 +131,7 @@ pub fn parse_configuration(
 }
 
 /// Reads the same from a part of another document, at this path.
-pub fn parse_limits(
+pub(crate) fn parse_limits(
     node: &Node,
     path: &str,
     diagnostics: &mut Diagnostics,

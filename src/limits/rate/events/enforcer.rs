@@ -56,17 +56,17 @@ pub struct EventRateLimitConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRejection {
     /// Upstream's message.
-    pub message: String,
+    pub(crate) message: String,
     /// Whole seconds until every limit that rejected has a token; `None` if no `Retry-After` is to
     /// be sent.
-    pub retry_after: Option<u32>,
+    pub(crate) retry_after: Option<u32>,
     /// The same, not rounded.
-    pub wait: Duration,
+    pub(crate) wait: Duration,
 }
 
 /// A request that writes an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventRequest {
+pub(crate) struct EventRequest {
     write: EventWrite,
     /// The encoding of the body, if the body has to be read.
     encoding: Option<EventEncoding>,
@@ -75,7 +75,7 @@ pub struct EventRequest {
 impl EventRequest {
     /// Whether the decision needs the body.
     #[must_use]
-    pub const fn needs_body(&self) -> bool {
+    pub(crate) const fn needs_body(&self) -> bool {
         self.encoding.is_some()
     }
 }
@@ -182,7 +182,7 @@ impl EventRateLimit {
     /// The limits of `config`, which replace `earlier`. A limit that is in both keeps its buckets,
     /// which requests that still use `earlier` are charged to as well.
     #[must_use]
-    pub fn replacing(
+    pub(crate) fn replacing(
         earlier: Option<&Self>,
         config: &EventRateLimitConfig,
         registry: &Registry,
@@ -251,7 +251,7 @@ impl EventRateLimit {
 
     /// Parses what matters of a request; `None` if it writes no event that is limited.
     #[must_use]
-    pub fn event_request(
+    pub(crate) fn event_request(
         &self,
         info: &RequestInfo<'_>,
         content_type: Option<&[u8]>,
@@ -273,7 +273,7 @@ impl EventRateLimit {
     ///
     /// # Errors
     /// At least one limit has no token.
-    pub fn admit(
+    pub(crate) fn admit(
         &self,
         request: EventRequest,
         info: &RequestInfo<'_>,
@@ -405,7 +405,7 @@ impl EventRateLimit {
 
     /// The keys with the most rejections, for each limit.
     #[must_use]
-    pub fn top_keys(&self) -> Vec<(LimitType, Vec<TopKey>)> {
+    pub(crate) fn top_keys(&self) -> Vec<(LimitType, Vec<TopKey>)> {
         let top = spin_lock(&self.top_keys);
         self.types
             .iter()

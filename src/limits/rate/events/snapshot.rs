@@ -7,7 +7,7 @@ use crate::limits::rate::snapshot::RateLimitSnapshot;
 impl EventRateLimit {
     /// The state of each limit.
     #[must_use]
-    pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
+    pub(crate) fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let tops = self.top_keys().into_iter();
         let limits = self.limit_configs().iter().zip(self.counts()).zip(tops);
         limits

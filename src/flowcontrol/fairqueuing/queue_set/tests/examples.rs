@@ -264,7 +264,11 @@ fn a_higher_limit_starts_waiting_requests() {
         "turns begin at the second queue"
     );
     set.set_concurrency_limit(t0 + MS, 1, fx);
-    assert_eq!(set.totals().seats_in_use, 2, "nobody who runs is stopped");
+    assert_eq!(
+        set.totals().seats_in_use,
+        2,
+        "no running request is stopped"
+    );
 }
 
 #[test]

@@ -40,9 +40,9 @@ pub struct EventBody<'b> {
     /// Whether `apiVersion` is that of the URL or absent.
     pub version_accepted: bool,
     /// `metadata.name`.
-    pub name: Cow<'b, [u8]>,
+    pub(crate) name: Cow<'b, [u8]>,
     /// `type`.
-    pub event_type: Cow<'b, [u8]>,
+    pub(crate) event_type: Cow<'b, [u8]>,
     /// The parts of the bucket's key in upstream's order: component and host of the source; kind,
     /// namespace, name, uid and apiVersion of the object.
     pub key: [Cow<'b, [u8]>; 7],

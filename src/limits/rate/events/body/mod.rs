@@ -28,7 +28,7 @@ mod yaml;
 
 use crate::limits::rate::events::body::event_fields::read_event;
 
-pub use event_fields::EventBody;
+pub(crate) use event_fields::EventBody;
 pub use event_fields::EventSchema;
 
 /// The encoding of a body.
@@ -61,7 +61,7 @@ impl EventEncoding {
     /// The encoding for the `Content-Type` of a patch that contains the whole object: server-side
     /// apply.
     #[must_use]
-    pub fn from_patch_content_type(content_type: Option<&[u8]>) -> Option<Self> {
+    pub(crate) fn from_patch_content_type(content_type: Option<&[u8]>) -> Option<Self> {
         match &*media_type(content_type) {
             b"application/apply-patch+cbor" => Some(Self::Cbor),
             b"application/apply-patch+yaml" => Some(Self::Yaml),
