@@ -304,3 +304,51 @@ async fn a_cancelled_http1_request_that_ends_soon_keeps_its_connection() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_a_short_response_costs_no_http1_connection() {
+    const REQUESTS: usize = 12;
+    // Counted when the client's part of a request is over.
+    const ENDED_METRIC: &str = "apiserver_request_total{code=\"200\",component=\"apiserver\",\
+        dry_run=\"\",group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"LIST\",\
+        version=\"v1\"}";
+    let mut upstream = FakeUpstream::preferring(HttpVersion::Http1).await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut ended = 0.0;
+    for (length, is_kept) in [
+        (None, true),
+        (Some("10000"), true),
+        (Some("1000000"), false),
+    ] {
+        let headers: Vec<_> = length.iter().map(|l| ("content-length", *l)).collect();
+        let mut client = weir.alice(HttpVersion::Http2);
+        let mut connections = HashSet::new();
+        for _ in 0..REQUESTS {
+            let mut call = client.send(TestRequest::get(LIST)).await;
+            let mut exchange = upstream.next_exchange().await;
+            connections.insert(exchange.connection.number);
+            exchange.send_head(200, &headers).await;
+            exchange.send("some").await;
+            assert_eq!(call.head().await.status, 200);
+            drop(call);
+            ended += 1.0;
+            weir.wait_for_metric(ENDED_METRIC, ended).await;
+            if is_kept {
+                // If the machine pauses for a second, its connection is closed by now.
+                let rest = length.map_or(5000, |length| length.parse::<usize>().unwrap() - 4);
+                let _ = tokio::spawn(async move {
+                    exchange.send(vec![b'x'; rest]).await;
+                    exchange.end().await;
+                })
+                .await;
+            } else {
+                exchange.wait_for_cancel().await;
+            }
+            weir.wait_for_metric(ABANDONED_METRIC, 0.0).await;
+        }
+        let count = connections.len();
+        let most = if is_kept { REQUESTS / 4 } else { REQUESTS };
+        let least = if is_kept { 1 } else { REQUESTS };
+        assert!((least..=most).contains(&count), "{count}: {length:?}");
+    }
+}

@@ -20,6 +20,7 @@ use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::arrival::RequestDeadline;
 use crate::pipeline::steps::rates::RateLimitStep;
 use crate::pipeline::steps::request_body::BodyPrefix;
+use crate::pipeline::steps::request_body::BodyReadTime;
 use crate::pipeline::steps::request_body::RequestBodyStep;
 use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
@@ -83,12 +84,10 @@ impl AdmissionStep {
             admitted.map_err(RequestRejection::Limit)?;
         }
         if rates.body.is_none() {
-            let deadline = times.deadline;
-            let deadline = deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
-            let (info, upgrades) = (attributes.info, upgrade != RequestedUpgrade::NotRequested);
-            let read = self
-                .request_body
-                .buffer(info, received, body, upgrades, deadline);
+            let before = BodyReadTime::BeforeSeat;
+            let read =
+                self.request_body
+                    .buffer(info, received, body, before, upgrades, body_deadline);
             rates.body = read.await?;
         }
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
@@ -110,6 +109,13 @@ impl AdmissionStep {
             .map_err(RequestRejection::Limit)?
             .with_client_limits(rates.client_permit);
         trace.record_admitted(&permit, Clock.now());
+        if rates.body.is_none() {
+            let with_seat = BodyReadTime::WithSeat;
+            let read =
+                self.request_body
+                    .buffer(info, received, body, with_seat, upgrades, body_deadline);
+            rates.body = read.await?;
+        }
         let body = rates.body;
         Ok(Admitted { permit, body })
     }

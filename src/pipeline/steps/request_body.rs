@@ -136,6 +136,17 @@ impl OutgoingBody {
     }
 }
 
+/// When a body is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pipeline) enum BodyReadTime {
+    /// Before its request takes a seat.
+    BeforeSeat,
+    /// After that: the body of a client that waits for `100 Continue`, which it gets only if its
+    /// request is admitted. The connection to the API server is taken after the body, so that a
+    /// client that leaves instead costs none.
+    WithSeat,
+}
+
 /// Reads bodies before their requests are forwarded.
 #[derive(Debug)]
 pub(in crate::pipeline) struct RequestBodyStep {
@@ -174,7 +185,8 @@ impl RequestBodyStep {
         }
     }
 
-    /// Reads the part of a body that must arrive before its request may take a seat.
+    /// Reads the part of a body that must arrive before its request is forwarded, if this is the
+    /// time to read it.
     ///
     /// # Errors
     /// The body cannot be read.
@@ -183,6 +195,7 @@ impl RequestBodyStep {
         info: &RequestInfo<'_>,
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
+        time: BodyReadTime,
         upgrades: bool,
         deadline: Instant,
     ) -> Result<Option<BodyPrefix>, RequestRejection> {
@@ -191,7 +204,12 @@ impl RequestBodyStep {
         };
         let ReceivedHead { peer, head } = received;
         let whole = upgrades || head.method == Method::GET || head.method == Method::HEAD;
-        if !whole && (self.buffer_size == 0 || info.long_running() || expects_continue(head)) {
+        let time_to_read = if !whole && expects_continue(head) {
+            BodyReadTime::WithSeat
+        } else {
+            BodyReadTime::BeforeSeat
+        };
+        if time != time_to_read || !whole && (self.buffer_size == 0 || info.long_running()) {
             return Ok(None);
         }
         let max = if whole {

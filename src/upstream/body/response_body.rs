@@ -1,10 +1,15 @@
 //! The body of the upstream's response. Frames are forwarded as they arrive; nothing is buffered.
+//!
+//! A client may leave in the middle of a response. On HTTP/1.1 the connection would be lost with it,
+//! and the next request would cost the API server a TLS handshake. The rest of a short response is
+//! therefore read, if its request allows that.
 
 use std::fmt;
 use std::pin::Pin;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -13,7 +18,10 @@ use http_body::Frame;
 use http_body::SizeHint;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
+use crate::numeric::saturating_u64;
 use crate::upstream::body::body_pump::BodyPump;
 
 /// Most bytes that are read of a response that is not needed any more: as cheap as a reset.
@@ -26,8 +34,38 @@ pub(crate) struct ResponseBody(ResponseBodyKind);
 
 #[derive(Debug)]
 enum ResponseBodyKind {
-    Http1(Incoming),
+    Http1(Http1Body),
     Http2(Http2Body),
+}
+
+#[derive(Debug)]
+struct Http1Body {
+    /// `None` only while it is dropped.
+    incoming: Option<Incoming>,
+    /// How long the rest is read after the body was dropped before its end.
+    drain_timeout: Option<Duration>,
+}
+
+impl Drop for Http1Body {
+    /// Reads the rest in a task of its own.
+    fn drop(&mut self) {
+        let (incoming, drain_timeout) = (self.incoming.take(), self.drain_timeout);
+        if let Some(incoming) = incoming.filter(is_short)
+            && let Some(drain_timeout) = drain_timeout
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move {
+                // If it does not end in time, dropping it closes the connection.
+                let _ = timeout(drain_timeout, ResponseBody::from(incoming).drain()).await;
+            });
+        }
+    }
+}
+
+/// Whether the body has not ended and may have so few bytes left that they are worth reading.
+fn is_short(incoming: &Incoming) -> bool {
+    let most = saturating_u64(MAX_DRAIN_BYTES);
+    !incoming.is_end_stream() && incoming.size_hint().lower() <= most
 }
 
 #[derive(Debug)]
@@ -42,11 +80,23 @@ struct Http2Body {
 
 impl From<Incoming> for ResponseBody {
     fn from(incoming: Incoming) -> Self {
-        Self(ResponseBodyKind::Http1(incoming))
+        Self::from_http1(incoming, None)
     }
 }
 
 impl ResponseBody {
+    /// The body of an HTTP/1.1 response. If it is dropped before its end, its rest is read for
+    /// `drain_timeout`, if that is a time.
+    pub(in crate::upstream) const fn from_http1(
+        incoming: Incoming,
+        drain_timeout: Option<Duration>,
+    ) -> Self {
+        Self(ResponseBodyKind::Http1(Http1Body {
+            incoming: Some(incoming),
+            drain_timeout,
+        }))
+    }
+
     pub(in crate::upstream) fn from_http2(
         frames: RecvStream,
         length: Option<u64>,
@@ -105,6 +155,22 @@ impl std::error::Error for ResponseBodyError {
     }
 }
 
+impl Http1Body {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(incoming) = &mut self.incoming else {
+            return Poll::Ready(None);
+        };
+        let polled = ready!(Pin::new(incoming).poll_frame(cx));
+        if !matches!(polled, Some(Ok(_))) {
+            self.drain_timeout = None; // nothing is left
+        }
+        Poll::Ready(polled)
+    }
+}
+
 impl Http2Body {
     fn poll_frame(
         &mut self,
@@ -142,9 +208,7 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match &mut self.0 {
-            ResponseBodyKind::Http1(incoming) => Pin::new(incoming)
-                .poll_frame(cx)
-                .map_err(ResponseBodyError::Http1),
+            ResponseBodyKind::Http1(body) => body.poll_frame(cx).map_err(ResponseBodyError::Http1),
             ResponseBodyKind::Http2(stream) => {
                 stream.poll_frame(cx).map_err(ResponseBodyError::Http2)
             }
@@ -153,14 +217,17 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            ResponseBodyKind::Http1(incoming) => incoming.is_end_stream(),
+            ResponseBodyKind::Http1(body) => body.incoming.as_ref().is_none_or(Body::is_end_stream),
             ResponseBodyKind::Http2(stream) => stream.frames.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            ResponseBodyKind::Http1(incoming) => incoming.size_hint(),
+            ResponseBodyKind::Http1(body) => {
+                let incoming = body.incoming.as_ref();
+                incoming.map_or_else(SizeHint::default, Body::size_hint)
+            }
             ResponseBodyKind::Http2(stream) => stream
                 .remaining
                 .map_or_else(SizeHint::default, SizeHint::with_exact),

@@ -3,7 +3,6 @@
 //! Promises: a request carries no credential and nothing of a client's request.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use http::Uri;
 use http::uri::PathAndQuery;

@@ -62,7 +62,7 @@ impl<M: AuthMode> Pool<M> {
         let slot = budget
             .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;
-        let connection = self.connect_http1().await?;
+        let connection = self.connect_http1(requester).await?;
         let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await

@@ -22,7 +22,8 @@ use tokio::time::timeout;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::pool::idle_connections::IdleConnections;
+use crate::upstream::pool::http1::idle_connections::IdleConnections;
+use crate::upstream::pool::pool_limits::CountedUse;
 use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::servers::api_server::ServerRequest;
@@ -40,9 +41,15 @@ pub(in crate::upstream) struct Http1Lease {
     /// The slot of the request.
     pub(in crate::upstream) slot: Option<RequestSlot>,
     /// Counts the request as in flight on its server.
-    pub(super) counted: Option<ServerRequest>,
+    pub(in crate::upstream::pool) counted: Option<ServerRequest>,
+    /// Counts a read that is here by choice.
+    pub(in crate::upstream::pool) counted_read: Option<CountedUse>,
+    /// Whether the connection has served a request before.
+    reused: bool,
     /// The request, until its response begins.
     pending: Option<PendingHttp1>,
+    /// Whether the response has begun and may finish although the request was cancelled.
+    may_finish_response: bool,
 }
 
 /// A request on an HTTP/1.1 connection whose response has not begun. Dropping it closes the
@@ -71,8 +78,21 @@ impl Http1Lease {
             idle,
             slot: None,
             counted: None,
+            counted_read: None,
+            reused: false,
             pending: None,
+            may_finish_response: false,
         }
+    }
+
+    /// Records that the connection was idle before.
+    pub(in crate::upstream) const fn mark_reused(&mut self) {
+        self.reused = true;
+    }
+
+    /// Whether the connection was idle before: the server may close it while a request is sent.
+    pub(in crate::upstream) const fn is_reused(&self) -> bool {
+        self.reused
     }
 
     /// Sends the request. `may_finish` says whether the exchange may finish after a cancellation.
@@ -106,14 +126,18 @@ impl Http1Lease {
         let head = pending.head.get_mut();
         let head = head.as_mut();
         let head = ready!(head.poll(cx));
+        self.may_finish_response = head.is_ok() && pending.may_finish;
         self.pending = None;
-        Poll::Ready(head.map(|response| response.map(ResponseBody::from)))
+        let drain_timeout = self.may_finish_response.then_some(CANCEL_GRACE_PERIOD);
+        let body = |incoming| ResponseBody::from_http1(incoming, drain_timeout);
+        Poll::Ready(head.map(|response| response.map(body)))
     }
 
     /// Records that the exchange has ended: the connection may serve another request.
     pub(in crate::upstream) fn complete(&mut self) {
         self.slot = None;
         self.counted = None;
+        self.counted_read = None;
         if let Some(sender) = self.sender.take() {
             return_connection(&self.idle, sender, self.generation);
         }
@@ -125,17 +149,24 @@ impl Http1Lease {
     pub(in crate::upstream) fn cancel(
         &mut self,
     ) -> Option<impl Future<Output = CancelOutcome> + Send + use<>> {
-        let PendingHttp1 { head, may_finish } = self.pending.take()?;
-        let sender = self.sender.take().filter(|_| may_finish)?;
+        let pending = self.pending.take();
+        let may_finish = pending
+            .as_ref()
+            .map_or(self.may_finish_response, |pending| pending.may_finish);
+        let mut sender = self.sender.take().filter(|_| may_finish)?;
         let (idle, generation) = (Arc::clone(&self.idle), self.generation);
-        let head = head.into_inner();
-        let finished = async move {
-            match head.await {
-                Ok(response) => ResponseBody::from(response.into_body()).drain().await,
-                Err(_) => true, // the connection has ended
-            }
-        };
+        let head = pending.map(|pending| pending.head.into_inner());
         Some(async move {
+            let finished = async {
+                match head {
+                    Some(head) => match head.await {
+                        Ok(response) => ResponseBody::from(response.into_body()).drain().await,
+                        Err(_) => true, // the connection has ended
+                    },
+                    // The body that was dropped reads its rest itself.
+                    None => sender.ready().await.is_ok(),
+                }
+            };
             if let Ok(true) = timeout(CANCEL_GRACE_PERIOD, finished).await {
                 return_connection(&idle, sender, generation);
                 CancelOutcome::Finished
