@@ -14,18 +14,36 @@ use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 
+/// The bytes that one poll reads from a connection with [`TcpIo::limit_reads`]. They may be
+/// thousands of TLS records without data (2,400 key updates, at a microsecond each), which nothing
+/// above TLS sees.
+const MAX_READ_PER_POLL: usize = 64 << 10;
+
 /// A TCP connection, and a value that is dropped when the connection is closed.
 #[derive(Debug)]
 pub(crate) struct TcpIo<K = ()> {
     tcp: TcpStream,
+    /// The bytes that were read since the last poll ended; `None` without a limit.
+    read_in_poll: Option<usize>,
     _guard: K,
 }
 
 impl<K> TcpIo<K> {
     /// Wraps this connection.
     #[must_use]
-    pub const fn new(tcp: TcpStream, guard: K) -> Self {
-        Self { tcp, _guard: guard }
+    pub(crate) const fn new(tcp: TcpStream, guard: K) -> Self {
+        Self {
+            tcp,
+            read_in_poll: None,
+            _guard: guard,
+        }
+    }
+
+    /// Lets other tasks run after each [`MAX_READ_PER_POLL`].
+    #[must_use]
+    pub(crate) fn limit_reads(mut self) -> Self {
+        self.read_in_poll = Some(0);
+        self
     }
 
     /// The connection itself, for its options.
@@ -41,7 +59,22 @@ impl<K: Unpin> AsyncRead for TcpIo<K> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_read(cx, buffer)
+        if let Some(read) = &mut self.read_in_poll
+            && *read >= MAX_READ_PER_POLL
+        {
+            *read = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.tcp).poll_read(cx, buffer);
+        if let Some(read) = &mut self.read_in_poll {
+            *read = match polled {
+                Poll::Ready(_) => *read + (buffer.filled().len() - before),
+                Poll::Pending => 0,
+            };
+        }
+        polled
     }
 }
 
@@ -75,5 +108,53 @@ impl<K: Unpin> AsyncWrite for TcpIo<K> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::AsyncReadExt;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_poll_reads_a_bounded_number_of_bytes() {
+        const ALL: usize = 40 * MAX_READ_PER_POLL;
+        const PART: usize = 4 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let mut far = listener.accept().await.unwrap().0;
+        let writing = tokio::spawn(async move { far.write_all(&vec![7; ALL]).await });
+        let mut near = TcpIo::new(tcp.unwrap(), ()).limit_reads();
+        let mut all = 0;
+        while all < ALL {
+            // What is read until `poll_read` says that the poll is over.
+            let in_poll = poll_fn(|cx| {
+                let mut read = 0;
+                let mut part = [0; PART];
+                let mut buffer = ReadBuf::new(&mut part);
+                while Pin::new(&mut near).poll_read(cx, &mut buffer).is_ready() {
+                    read += buffer.filled().len();
+                    buffer.clear();
+                    if all + read == ALL {
+                        return Poll::Ready(read);
+                    }
+                }
+                if read > 0 {
+                    return Poll::Ready(read);
+                }
+                Poll::Pending
+            })
+            .await;
+            assert!(in_poll < MAX_READ_PER_POLL + PART, "{in_poll}");
+            all += in_poll;
+            tokio::task::yield_now().await;
+        }
+        writing.await.unwrap().unwrap();
+        assert_eq!(near.read(&mut [0]).await.unwrap(), 0);
     }
 }

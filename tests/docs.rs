@@ -61,6 +61,8 @@ use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
 use weir::throttling::memory_budget::SOURCE_FRACTION;
+use weir::throttling::read_spacing::INEFFECTIVE_FRAMES_PER_RESET;
+use weir::throttling::read_spacing::READ_INTERVAL;
 use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::ConnectionBudget;
 use weir::upstream::connection::connection_budget::SlotMetrics;
@@ -310,6 +312,34 @@ fn limit_rows() -> Vec<[String; 6]> {
             "GOAWAY",
             &[],
             &["weir_client_connections_closed_total"],
+        ),
+        row(
+            "frames without effect on an HTTP/2 connection: resets, PINGs, settings, empty DATA",
+            format!(
+                "{INEFFECTIVE_FRAMES_PER_RESET} × `--http2-max-resets-per-second` by connection, as many at once"
+            ),
+            String::new(),
+            &format!(
+                "the connection is read every {} ms",
+                READ_INTERVAL.as_millis()
+            ),
+            &[],
+            &[],
+        ),
+        row(
+            "new connections after one was closed for too many resets, or for the memory of incomplete heads",
+            format!(
+                "one in {} ms by address, until {} s after the last such end; any number with `--max-connections-per-address=0`",
+                CONNECT_INTERVAL.as_millis(),
+                BACKOFF.as_secs()
+            ),
+            String::new(),
+            &format!(
+                "wait for {} s at most, then closed",
+                handshakes.max_wait.as_secs()
+            ),
+            &["weir_client_handshakes_delayed_total"],
+            &["weir_client_handshakes_turned_away_total"],
         ),
         row(
             "exempt requests that wait while the API server executes abandoned ones",

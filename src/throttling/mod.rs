@@ -5,6 +5,9 @@
 //! | [`log_limiter`] | log lines a second |
 //! | [`memory_budget`] | bytes held for clients, by key and in all |
 //! | [`minimum_rate`] | the slowest rate of a transfer |
+//! | [`poll_budget`] | work of a connection in one poll |
+//! | [`read_pacing`] | both bounds of a connection's reads |
+//! | [`read_spacing`] | frames without effect on a connection |
 //! | [`round_robin`] | the delay that one key's items cause to another's |
 //! | [`token_bucket`] | requests a second, with a burst |
 //!
@@ -12,10 +15,15 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `log_limiter` `memory_budget` `minimum_rate` `round_robin` `token_bucket` |
+//! | 0 | `log_limiter` `memory_budget` `minimum_rate` `poll_budget` `round_robin` `token_bucket` |
+//! | 1 | `read_spacing` |
+//! | 2 | `read_pacing` |
 
 pub(crate) mod log_limiter;
 pub mod memory_budget;
 pub mod minimum_rate;
+pub(crate) mod poll_budget;
+pub(crate) mod read_pacing;
+pub mod read_spacing;
 pub(crate) mod round_robin;
 pub mod token_bucket;

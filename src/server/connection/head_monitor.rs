@@ -8,13 +8,9 @@
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 use std::future::Future;
-use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
 use std::time::Duration;
@@ -37,13 +33,6 @@ const MAX_LEADING_LINE_BREAKS: usize = 16;
 /// The end of a head: an empty line.
 const HEAD_TERMINATORS: [&[u8]; 2] = [b"\n\r\n", b"\n\n"];
 
-/// The header block bytes that an HTTP/2 connection decodes in one poll; a read may exceed it.
-///
-/// A client can send as many heads at once as it may open streams, and the library decodes all that
-/// have arrived before it passes on the first. With one byte per field, 90 heads of 1 MiB took 270
-/// MiB. This limit allows a hundred usual heads, and at most 4 MiB of memory.
-const BLOCK_BYTES_PER_POLL: u64 = 16 << 10;
-
 /// Why a connection is closed because of an incomplete head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum IncompleteHeadError {
@@ -62,9 +51,6 @@ pub(in crate::server) struct HeadMonitor {
     /// Locked for one step of the connection. No await happens under the lock.
     state: Mutex<HeadMonitorState>,
     changed: Notify,
-    /// The header block bytes decoded since the connection was last polled. Only the task of the
-    /// connection uses it.
-    decoded_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -114,7 +100,6 @@ impl HeadMonitor {
             budget: Arc::clone(budget),
             state: Mutex::new(state),
             changed: Notify::new(),
-            decoded_bytes: AtomicU64::new(0),
         })
     }
 
@@ -132,29 +117,6 @@ impl HeadMonitor {
     /// Records that the head is complete.
     pub(in crate::server) fn record_complete(&self) {
         self.lock_state().clear();
-    }
-
-    /// Polls an HTTP/2 connection. Each poll may decode [`BLOCK_BYTES_PER_POLL`].
-    ///
-    /// # Cancel safety
-    /// That of `connection`.
-    pub(in crate::server) async fn with_block_limit<F: Future>(&self, connection: F) -> F::Output {
-        let mut connection = pin!(connection);
-        poll_fn(|cx| {
-            self.decoded_bytes.store(0, Ordering::Relaxed);
-            connection.as_mut().poll(cx)
-        })
-        .await
-    }
-
-    /// Adds to the header block bytes decoded in this poll.
-    pub(in crate::server) fn record_decoded(&self, bytes: u64) {
-        self.decoded_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Whether the connection has to be polled again before it decodes more.
-    pub(in crate::server) fn block_limit_reached(&self) -> bool {
-        self.decoded_bytes.load(Ordering::Relaxed) >= BLOCK_BYTES_PER_POLL
     }
 
     /// Completes when the connection has to be closed because of a head.

@@ -26,6 +26,7 @@ use tokio::io::ReadBuf;
 
 use crate::clock::Clock;
 use crate::metrics::GaugeGuard;
+use crate::numeric::saturating_u64;
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::connection::target_fragments::TargetFragments;
@@ -36,6 +37,8 @@ use crate::server::connection::frame_scanner::IncompleteBlock;
 use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::IncompleteHeadError;
 use crate::server::connection::write_backpressure::UnwrittenBytes;
+use crate::server::connection::write_progress::WriteProgress;
+use crate::throttling::read_pacing::ReadPacing;
 
 /// The size of the buffer for bytes that are read and discarded.
 const DISCARD_BUFFER: usize = 4 << 10;
@@ -56,6 +59,8 @@ pub(in crate::server) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard
     pub(in crate::server) requests: Arc<RequestCount>,
     pub(in crate::server) head_monitor: Arc<HeadMonitor>,
     pub(in crate::server) unwritten_bytes: Arc<UnwrittenBytes>,
+    pub(in crate::server) write_progress: WriteProgress,
+    pub(in crate::server) pacing: ReadPacing,
     /// The unwritten part of weir's response to a head that is incomplete or cannot be parsed.
     pub(in crate::server) rejection_response: Option<Vec<u8>>,
     /// Whether the library's response to a head that it cannot parse was suppressed.
@@ -71,7 +76,8 @@ impl<S, H> InspectedStream<S, H> {
         polled
     }
 
-    fn record_written(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn record_written(&mut self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.write_progress.record_write(&polled);
         if let Poll::Ready(Ok(bytes)) = polled {
             self.unwritten_bytes.record_written(bytes);
         }
@@ -131,9 +137,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
         }
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         loop {
+            ready!(self.pacing.poll_ready(cx));
             let mut discarded = [0; DISCARD_BUFFER];
             let mut buffer = ReadBuf::new(&mut discarded);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+            let read = saturating_u64(buffer.filled().len());
+            self.pacing.record_read(read);
             if buffer.filled().is_empty() {
                 return aborted();
             }
@@ -182,12 +191,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
         if let Err(error) = self.head_monitor.http1_before_read() {
             return self.poll_reject_incomplete(cx, error);
         }
+        ready!(self.pacing.poll_ready(cx));
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let read = buffer.filled().get(before..).unwrap_or_default();
         if !read.is_empty() {
             self.target_fragments.scan(read);
             self.head_monitor.http1_record_read(read);
+            self.pacing.record_read(saturating_u64(read.len()));
+        }
+        if polled.is_pending() {
+            self.pacing.record_pending();
         }
         polled
     }
@@ -226,6 +240,7 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for InspectedStream<S, H> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.write_progress.record_flush(&polled);
         self.record_pending(polled)
     }
 
@@ -244,6 +259,8 @@ pub(in crate::server) struct Http2InspectedStream<S> {
     scanner: FrameScanner,
     head_monitor: Arc<HeadMonitor>,
     last_stream_id: Arc<LastStreamId>,
+    write_progress: WriteProgress,
+    pacing: ReadPacing,
 }
 
 /// The highest stream id of an HTTP/2 connection with a complete header block.
@@ -286,8 +303,12 @@ impl<S> Http2InspectedStream<S> {
         stream: S,
         head_monitor: &Arc<HeadMonitor>,
         last_stream_id: &Arc<LastStreamId>,
+        write_progress: WriteProgress,
+        pacing: ReadPacing,
     ) -> Self {
         Self {
+            write_progress,
+            pacing,
             stream,
             scanner: FrameScanner::new(),
             head_monitor: Arc::clone(head_monitor),
@@ -296,14 +317,17 @@ impl<S> Http2InspectedStream<S> {
     }
 
     fn scan(&mut self, read: &[u8]) {
-        let complete = self.scanner.completed_block_bytes();
+        let (work, ineffective) = (self.scanner.work(), self.scanner.ineffective_frames());
         let before = self
             .scanner
             .incomplete()
             .map(|_| self.scanner.completed_units());
         self.scanner.feed(read);
-        self.head_monitor
-            .record_decoded(self.scanner.completed_block_bytes() - complete);
+        self.pacing.record_read(self.scanner.work() - work);
+        let ineffective = self.scanner.ineffective_frames() - ineffective;
+        if ineffective > 0 {
+            self.pacing.record_ineffective(ineffective, Clock.now());
+        }
         let last = self.scanner.last_stream_id();
         self.last_stream_id.0.store(last, Ordering::Relaxed);
         // The same read may have started the next block, which has its own timeout.
@@ -321,10 +345,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.head_monitor.block_limit_reached() {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
+        ready!(self.pacing.poll_ready(cx));
         if let Some(IncompleteBlock {
             decoded_bytes: decoded,
             frame_length: frame,
@@ -337,10 +358,32 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
             }
         }
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.scan(buffer.filled().get(before..).unwrap_or_default());
+        let limit = self.scanner.read_limit();
+        let polled = poll_read_at_most(limit, Pin::new(&mut self.stream), cx, buffer);
+        if polled.is_pending() {
+            self.pacing.record_pending();
+        } else {
+            self.scan(buffer.filled().get(before..).unwrap_or_default());
+        }
         polled
     }
+}
+
+/// Reads at most `limit` bytes, which is above 0.
+fn poll_read_at_most<S: AsyncRead>(
+    limit: usize,
+    stream: Pin<&mut S>,
+    cx: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    if buffer.remaining() <= limit {
+        return stream.poll_read(cx, buffer);
+    }
+    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(limit));
+    ready!(stream.poll_read(cx, &mut part))?;
+    let read = part.filled().len();
+    buffer.advance(read);
+    Poll::Ready(Ok(()))
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
@@ -349,7 +392,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.write_progress.record_write(&polled);
+        polled
     }
 
     fn poll_write_vectored(
@@ -357,7 +402,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.write_progress.record_write(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -365,7 +412,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.write_progress.record_flush(&polled);
+        polled
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -388,31 +437,31 @@ mod tests {
     use crate::metrics::Registry;
     use crate::pipeline::connection::head_budget::HeadBudget;
     use crate::server::connection::frame_scanner::PREFACE_LENGTH;
+    use crate::throttling::read_spacing::READ_INTERVAL;
 
-    #[tokio::test]
-    async fn a_poll_decodes_a_bounded_number_of_header_blocks() {
-        const HEADS: usize = 40;
-        const BLOCK: usize = 4 << 10;
-        let (near, mut far) = tokio::io::duplex(HEADS * (BLOCK + 9) + PREFACE_LENGTH);
+    /// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.
+    async fn read_frames(frames: usize, frame: &[u8], pacing: ReadPacing) -> (u32, u32) {
+        let whole = PREFACE_LENGTH + frames * frame.len();
+        let (near, mut far) = tokio::io::duplex(whole);
         far.write_all(&[0; PREFACE_LENGTH]).await.unwrap();
-        for _ in 0..HEADS {
-            far.write_all(&[0, 0x10, 0, 1, 4, 0, 0, 0, 1])
-                .await
-                .unwrap();
-            far.write_all(&[0; BLOCK]).await.unwrap();
-        }
+        far.write_all(&frame.repeat(frames)).await.unwrap();
         let head_monitor =
             HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
-        let mut stream = Http2InspectedStream::new(near, &head_monitor, &Arc::default());
-        let whole = PREFACE_LENGTH + HEADS * (BLOCK + 9);
+        let mut stream = Http2InspectedStream::new(
+            near,
+            &head_monitor,
+            &Arc::default(),
+            WriteProgress::unobserved(),
+            pacing,
+        );
         let reads = AtomicU32::new(0);
-        let mut reading = pin!(head_monitor.with_block_limit(async {
+        let mut reading = pin!(async {
             let mut all = 0;
             while all < whole {
-                all += stream.read(&mut [0; BLOCK]).await.unwrap();
+                all += stream.read(&mut [0; 8 << 10]).await.unwrap();
                 reads.fetch_add(1, Ordering::Relaxed);
             }
-        }));
+        });
         let mut polls = 1;
         poll_fn(|cx| {
             let polled = reading.as_mut().poll(cx);
@@ -420,9 +469,42 @@ mod tests {
             polled
         })
         .await;
-        let reads = reads.load(Ordering::Relaxed);
-        assert!((8..=11).contains(&polls), "{polls}: 16 KiB and a read each");
+        (polls, reads.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn a_poll_does_a_bounded_amount_of_work() {
+        const KIB: usize = 1 << 10;
+        let heads = [&[0, 0x10, 0, 1, 4, 0, 0, 0, 1][..], &[0; 4 * KIB]].concat();
+        let (polls, reads) = read_frames(40, &heads, ReadPacing::default()).await;
+        assert!((8..=14).contains(&polls), "{polls}: 16 KiB and a read each");
         assert!(reads > polls, "{reads} in {polls} polls");
+        // A head of one byte: some 32 in a poll, and never more than 60.
+        let requests = [0, 0, 1, 1, 5, 0, 0, 0, 1, 0x82];
+        let (polls, _) = read_frames(3200, &requests, ReadPacing::default()).await;
+        assert!((53..=101).contains(&polls), "{polls}");
+        let bodies = [&[0, 0x40, 0, 0, 0, 0, 0, 0, 1][..], &[0; 16 * KIB]].concat();
+        let (polls, _) = read_frames(60, &bodies, ReadPacing::default()).await;
+        assert!(
+            (8..=16).contains(&polls),
+            "{polls}: at least four frames each"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_pings_is_read_in_intervals() {
+        const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        for (resets_per_second, most) in [(0, 0), (50, 70)] {
+            let start = Clock.now();
+            let pacing = ReadPacing::with_reset_limit(resets_per_second, start);
+            let (polls, _) = read_frames(1000, &PING, pacing).await;
+            let waits = (Clock.now() - start).as_millis() / READ_INTERVAL.as_millis();
+            let least = most / 2;
+            assert!(
+                (least..=most).contains(&waits),
+                "{waits} waits in {polls} polls"
+            );
+        }
     }
 
     /// A HEADERS frame with END_HEADERS, cut in two.
@@ -440,7 +522,13 @@ mod tests {
         const TIME: Duration = Duration::from_secs(10);
         let (near, mut far) = tokio::io::duplex(1 << 10);
         let head_monitor = HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None);
-        let mut scanned = Http2InspectedStream::new(near, &head_monitor, &Arc::default());
+        let mut scanned = Http2InspectedStream::new(
+            near,
+            &head_monitor,
+            &Arc::default(),
+            WriteProgress::unobserved(),
+            ReadPacing::default(),
+        );
         let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
         let sending = async {
             let ((first, rest), (next, _)) = (halves(1), halves(3));
@@ -476,6 +564,8 @@ mod tests {
                 None,
             ),
             unwritten_bytes: Arc::default(),
+            write_progress: WriteProgress::unobserved(),
+            pacing: ReadPacing::default(),
             rejection_response: None,
             response_suppressed: false,
             _guard: (),

@@ -12,6 +12,7 @@
 //! | 2 | `inspected_stream` |
 
 pub(in crate::server) mod connection_guard;
+pub mod connection_shares;
 pub(in crate::server) mod frame_scanner;
 pub(in crate::server) mod head_monitor;
 pub(in crate::server) mod idle_timeout;
@@ -29,6 +30,7 @@ use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -76,9 +78,8 @@ use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::HeadTimer;
-use crate::server::connection::head_monitor::IncompleteHeadError;
 use crate::server::connection::idle_timeout::wait_for_idle_timeout;
-use crate::server::connection::inspected_stream::Http2Error;
+use crate::server::connection::idle_timeout::wait_for_idle_under_pressure;
 use crate::server::connection::inspected_stream::Http2InspectedStream;
 use crate::server::connection::inspected_stream::InspectedStream;
 use crate::server::connection::inspected_stream::LastStreamId;
@@ -94,6 +95,7 @@ use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::proxy_protocol;
 use crate::server::settings::ListenerSettings;
+use crate::throttling::read_pacing::ReadPacing;
 use crate::write_coalescing::coalesce_writes;
 
 /// The longest handshake: enough for two lost packets. Go's server uses `ReadHeaderTimeout`, which
@@ -159,14 +161,21 @@ pub(crate) struct ConnectionContext {
 pub(crate) async fn serve(
     tcp: TcpStream,
     mut address: SocketAddr,
-    guard: ConnectionGuard,
+    mut guard: ConnectionGuard,
     mut pending_guard: PendingHandshakeGuard,
     context: Arc<ConnectionContext>,
 ) {
     let evicted = pending_guard.wait_for_eviction();
     let settings = context.settings.load_full();
     let peer_address = address;
-    let handshaking = handshake(tcp, &mut address, &mut pending_guard, &settings, &context);
+    let handshaking = handshake(
+        tcp,
+        &mut address,
+        &mut guard,
+        &mut pending_guard,
+        &settings,
+        &context,
+    );
     let result = tokio::select! {
         biased;
         result = timeout(HANDSHAKE_TIMEOUT, handshaking) => result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
@@ -189,39 +198,20 @@ pub(crate) async fn serve(
     // An address from the PROXY protocol is the client's, even if it is in `--trusted-proxies`: the
     // proxy passes bytes on without checking identity headers.
     let trusted = address == peer_address && settings.is_trusted_proxy(peer_address);
-    let peer = Arc::new(Peer {
+    Peer {
         address,
         connection_id: fastrand::u64(..),
         trusted,
         certificate,
         trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
-        target_fragments: Arc::clone(&fragments),
-        hold_state: HoldState::new(if http2 {
+        target_fragments: Arc::new(TargetFragments::default()),
+        hold_state: HoldState::new(if is_http2(stream) {
             saturating_usize(settings.max_streams)
         } else {
             1
         }),
         body_drain_slots: BodyDrainSlots::default(),
-    });
-    let open = GaugeGuard::new(context.metrics.open_connections.clone());
-    let budget = &context.head_budget;
-    let head_monitor = HeadMonitor::new(settings.header_timeout, budget, peer.source_network());
-    if http2 {
-        serve_http2(stream, peer, &head_monitor, &settings, &context).await;
-        drop((guard, open));
-    } else {
-        let stream = InspectedStream {
-            stream,
-            target_fragments: fragments,
-            requests: Arc::default(),
-            head_monitor,
-            unwritten_bytes: Arc::default(),
-            rejection_response: None,
-            response_suppressed: false,
-            _guard: (guard, open),
-        };
-        serve_http1(stream, peer, &settings, &context).await;
     }
 }
 
@@ -230,6 +220,7 @@ pub(crate) async fn serve(
 async fn handshake(
     mut tcp: TcpStream,
     address: &mut SocketAddr,
+    guard: &mut ConnectionGuard,
     pending_guard: &mut PendingHandshakeGuard,
     settings: &ListenerSettings,
     context: &ConnectionContext,
@@ -250,7 +241,7 @@ async fn handshake(
     let permit = permit.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
     // Loaded here, since a client may be silent for long before its handshake.
     let tls = TlsAcceptor::from(Arc::clone(&context.settings.load().tls));
-    let mut accepting = pin!(tls.accept(TcpIo::new(tcp, ())));
+    let mut accepting = pin!(tls.accept(TcpIo::new(tcp, ()).limit_reads()));
     tokio::select! {
         result = accepting.as_mut() => return result,
         () = tokio::time::sleep(HANDSHAKE_PERMIT_TIMEOUT) => drop(permit), // it waits for its peer, not for the CPU
@@ -261,11 +252,12 @@ async fn handshake(
 async fn serve_http1(
     stream: InspectedStream<TlsStream<TcpIo>>,
     peer: Arc<Peer>,
+    monitors: &ConnectionMonitors,
     settings: &ListenerSettings,
     context: &Arc<ConnectionContext>,
 ) {
     let requests = Arc::clone(&stream.requests);
-    let head_monitor = Arc::clone(&stream.head_monitor);
+    let head_monitor = &monitors.head_monitor;
     let unwritten_bytes = Arc::<UnwrittenBytes>::clone(&stream.unwritten_bytes);
     let service = service_fn(|request: Request<Incoming>| {
         head_monitor.http1_record_request(!request.body().is_end_stream());
@@ -275,7 +267,7 @@ async fn serve_http1(
             .map_ok(|response| response.map(|body| BackpressureBody::new(body, unwritten_bytes)))
     });
     let mut connection = http1::Builder::new()
-        .timer(HeadTimer::new(&head_monitor))
+        .timer(HeadTimer::new(head_monitor))
         .header_read_timeout(settings.header_timeout) // ignored by `HeadTimer`
         .max_headers(MAX_HTTP1_HEADERS)
         .max_buf_size(MAX_HTTP1_BUFFER)
@@ -341,12 +333,12 @@ async fn finish_http1(
 async fn serve_http2(
     stream: TlsStream<TcpIo>,
     peer: Arc<Peer>,
-    head_monitor: &Arc<HeadMonitor>,
+    monitors: &ConnectionMonitors,
     settings: &ListenerSettings,
     context: &Arc<ConnectionContext>,
 ) {
-    let go_away = Arc::new(Notify::new());
-    let close_stage = context.drain.close_stage();
+    let head_monitor = &monitors.head_monitor;
+    let (go_away, close_stage) = (Arc::new(Notify::new()), context.drain.close_stage());
     let requests = Arc::new(RequestCount::with_reset_limit(
         settings.max_resets_per_second,
         Clock.now(),
@@ -359,14 +351,15 @@ async fn serve_http2(
     });
     keepalive::enable_http2(stream.get_ref().0.tcp());
     let last_stream = Arc::<LastStreamId>::default();
-    let stream = Http2InspectedStream::new(stream, head_monitor, &last_stream);
+    let pacing = ReadPacing::with_reset_limit(settings.max_resets_per_second, Clock.now());
+    let stream =
+        Http2InspectedStream::new(stream, head_monitor, &last_stream, write_progress, pacing);
     let (stream, coalescer) = coalesce_writes(stream);
     // Boxed, so that it can be dropped with its requests before the connection is closed.
     let mut connection = Box::pin(
         http2_builder(StreamExecutor(Arc::clone(&requests)), settings.max_streams)
             .serve_connection(TokioIo::new(stream), service),
     );
-    let preface = saturating_u64(PREFACE_LENGTH);
     let end = pin!(async {
         tokio::select! {
             () = coalescer.insufficient_read(preface, HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
@@ -376,7 +369,7 @@ async fn serve_http2(
             end = wait_for_client_violation(&peer, head_monitor, &requests) => end,
         }
     });
-    let driven = head_monitor.with_block_limit(coalescer.drive(connection.as_mut()));
+    let driven = coalescer.drive(connection.as_mut());
     let first = poll_with_rare_event(pin!(driven), end).await;
     let mut end = match first {
         FirstReady::Main(result) => return log_connection_error(&peer, result),
@@ -386,8 +379,8 @@ async fn serve_http2(
         record_close(&peer, context, end);
         connection.as_mut().graceful_shutdown();
         let drain_timeout = end.drain_timeout();
-        let draining = pin!(head_monitor.with_block_limit(coalescer.drive(connection.as_mut())));
-        let violation = pin!(wait_for_client_violation(&peer, head_monitor, &requests));
+        let draining = pin!(coalescer.drive(connection.as_mut()));
+        let violation = pin!(wait_for_http2_violation(&peer, monitors, &requests));
         let draining = poll_with_rare_event(draining, violation);
         end = match timeout(drain_timeout, draining).await {
             Ok(FirstReady::Main(result)) => return log_connection_error(&peer, result),
