@@ -28,6 +28,7 @@ use crate::observe::audit;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
+use crate::server::settings::AddressLimit;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
@@ -86,6 +87,8 @@ pub struct ServingConfig {
     pub resets_per_second: u32,
     /// `--max-connections`, or the default that the open-file limit allows.
     pub max_connections: usize,
+    /// `--max-connections-per-address`.
+    pub address_limit: AddressLimit,
     /// `--trusted-proxies`.
     pub trusted_proxies: Vec<IpNet>,
     /// `--proxy-protocol`.

@@ -60,6 +60,7 @@ use weir::pipeline::steps::request_body::REQUEST_BODY_BUDGET;
 use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
+use weir::server::connection::connection_shares::ConnectionShares;
 use weir::throttling::memory_budget::SOURCE_FRACTION;
 use weir::throttling::read_spacing::INEFFECTIVE_FRAMES_PER_RESET;
 use weir::throttling::read_spacing::READ_INTERVAL;

@@ -49,6 +49,7 @@ use crate::server::acceptor;
 use crate::server::acceptor::Acceptor;
 use crate::server::connection::ConnectionContext;
 use crate::server::connection::HANDSHAKE_TIMEOUT;
+use crate::server::connection::connection_shares::ConnectionShares;
 use crate::server::handshake_queue::HandshakeQueue;
 use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::settings::ListenerSettings;
@@ -255,6 +256,7 @@ impl SharedComponents {
         let metrics = server::metrics::ServerMetrics::register(registry);
         metrics.set_max_connections(settings.load().max_connections);
         let handshake_queue = HandshakeQueue::new(HANDSHAKE_TIMEOUT, &metrics);
+        let shares = ConnectionShares::new(registry);
         let (shared, pipeline) = (self.pipeline_dependencies(), self.pipeline_settings());
         let configure = |_| {
             let talkers_shard: Arc<dyn RequestObserver> = self.talkers.new_shard();
@@ -311,6 +313,7 @@ pub(super) fn listener_settings(
         header_timeout: serving.header_timeout,
         max_resets_per_second: serving.resets_per_second,
         max_connections: serving.max_connections,
+        address_limit: serving.address_limit,
     })
 }
 

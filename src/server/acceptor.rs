@@ -18,7 +18,11 @@ use tracing::warn;
 
 use crate::drain::Drain;
 use crate::drain::DrainStage;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
+use crate::server::connection::connection_shares::ConnectionShare;
+use crate::server::connection::connection_shares::ConnectionShares;
+use crate::server::connection::connection_shares::ShareExceeded;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
@@ -75,26 +79,30 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 
 /// The accept loop and what it needs.
 #[derive(Debug)]
-pub struct Acceptor {
-    /// The listening socket.
-    pub listener: TcpListener,
+pub(crate) struct Acceptor {
+    /// The listening socket. A hand-over passes it on while the loop runs.
+    pub(crate) listener: Arc<TcpListener>,
     /// The workers that serve the connections; at least one.
     pub(crate) workers: Vec<Worker>,
     /// The settings of new connections.
-    pub settings: Arc<ArcSwap<ListenerSettings>>,
-    /// The stages of the shutdown; the loop ends at [`DrainStage::Closing`].
-    pub drain: Arc<Drain>,
+    pub(crate) settings: Arc<ArcSwap<ListenerSettings>>,
+    /// The stages of the shutdown; the loop ends at [`DrainStage::ListenerClosed`].
+    pub(crate) drain: Arc<Drain>,
     /// The connections whose TLS handshake is not complete.
-    pub pending_handshakes: Arc<PendingHandshakes>,
+    pub(crate) pending_handshakes: Arc<PendingHandshakes>,
+    /// The connections of each address.
+    pub(crate) shares: Arc<ConnectionShares>,
+    /// Rejects connections while the process uses far too much memory.
+    pub(crate) memory_limit: Arc<MemoryLimit>,
     /// The metrics of the listener.
     pub(crate) metrics: ServerMetrics,
 }
 
 impl Acceptor {
-    /// Accepts connections until [`DrainStage::Closing`]. Returns the workers, which continue to
+    /// Accepts connections until [`DrainStage::ListenerClosed`]. Returns the workers, which continue to
     /// serve their connections.
-    pub async fn run(self) -> Vec<Worker> {
-        let mut closing = std::pin::pin!(self.drain.reached(DrainStage::Closing));
+    pub(crate) async fn run(self) -> Vec<Worker> {
+        let mut closing = std::pin::pin!(self.drain.reached(DrainStage::ListenerClosed));
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -113,11 +121,18 @@ impl Acceptor {
     }
 
     async fn dispatch(&self, tcp: TcpStream, address: SocketAddr) {
+        // Returning drops the socket, which closes it.
+        if !self.memory_limit.admits_connection() {
+            return;
+        }
         let source = ConnectionSource::from_address(address.ip());
         if !self.ensure_below_limit(source).await {
             self.metrics.rejected_connections.inc();
-            return; // dropping the socket closes it
+            return;
         }
+        let Ok(share) = self.acquire_share(address) else {
+            return;
+        };
         let open_guard = self.drain.track_connection();
         let pending = GaugeGuard::new(self.metrics.pending_connections.clone());
         let pending_guard = self.pending_handshakes.register(source, Some(pending));
@@ -133,10 +148,23 @@ impl Acceptor {
                 address,
                 open_guard,
                 pending_guard,
+                share,
             }),
             (Err(why), _) => warn!(client = %address, %why, "a connection cannot be served"),
             (Ok(_), None) => warn!("there is no worker"),
         }
+    }
+
+    /// Counts the connection for its address, or for the proxy that opens it.
+    fn acquire_share(&self, address: SocketAddr) -> Result<ConnectionShare, ShareExceeded> {
+        let settings = self.settings.load();
+        let source = if settings.is_trusted_proxy(address) {
+            ConnectionSource::TrustedProxy(address.ip())
+        } else {
+            ConnectionSource::from_address(address.ip())
+        };
+        let free = settings.free_connections(self.drain.open_connections());
+        self.shares.acquire(source, settings.address_limit, free)
     }
 
     async fn ensure_below_limit(&self, source: ConnectionSource) -> bool {

@@ -25,6 +25,7 @@ use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
 use crate::server::connection::connection_guard::ConnectionGuard;
+use crate::server::connection::connection_shares::ConnectionShare;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 
 /// The interval at which idle upstream connections are checked. Their idle timeout is several times
@@ -46,7 +47,9 @@ pub(crate) struct AcceptedConnection {
     /// Counts the connection as open.
     pub(crate) open_guard: DrainGuard,
     /// Counts the connection as pending until its TLS handshake is complete.
-    pub pending_guard: PendingHandshakeGuard,
+    pub(crate) pending_guard: PendingHandshakeGuard,
+    /// Counts the connection for its address.
+    pub(in crate::server) share: ConnectionShare,
 }
 
 /// A thread that serves connections.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ::weir::server::settings::AddressLimit;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
@@ -124,6 +125,77 @@ async fn one_address_cannot_take_all_connections_before_its_handshakes() {
     let rejected = "weir_client_connections_refused_total";
     assert_eq!(weir.metric(displaced).await, 1.0);
     assert_eq!(weir.metric(rejected).await, 1.0);
+}
+
+#[tokio::test]
+async fn an_address_has_three_quarters_of_the_connections_and_leaves_the_others() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .max_connections(4)
+        .with(|config| config.serving.address_limit = AddressLimit::DynamicShare)
+        .start()
+        .await;
+    let mut first = Vec::new();
+    for _ in 0..3 {
+        first.push(raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await);
+    }
+    let one_more = connect_from(&weir, [127, 0, 0, 1]).await;
+    RawHttp1::new(one_more).reader.wait_for_close().await;
+    let mut other = raw_http1_over(connect_from(&weir, [127, 0, 0, 2]).await).await;
+    for client in first.iter_mut().chain([&mut other]) {
+        client.send(request_bytes()).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(client.read_response_head().await.status, 200);
+    }
+    let rejected = "weir_client_connections_share_refused_total";
+    assert_eq!(weir.metric(rejected).await, 1.0);
+    let largest = "weir_client_connections_largest_address";
+    assert_eq!(weir.metric(largest).await, 3.0);
+    first.pop();
+    weir.wait_for_metric(largest, 2.0).await;
+    raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
+}
+
+#[tokio::test]
+async fn connections_behind_proxy_protocol_count_for_the_client_that_it_names() {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .proxy_protocol()
+        .with(|config| config.serving.address_limit = AddressLimit::Fixed(1))
+        .start()
+        .await;
+    let named = async |last: u8| {
+        let mut tcp = weir.connect_tcp().await;
+        let mut header = PROXY_V2_HEADER.to_vec();
+        header[19] = last;
+        tcp.write_all(&header).await.unwrap();
+        tcp
+    };
+    let _first = raw_http1_over(named(7).await).await;
+    let _other = raw_http1_over(named(8).await).await;
+    let mut tcp = named(7).await;
+    let mut received = Vec::new();
+    let _ = within("the end", tcp.read_to_end(&mut received)).await;
+    assert_eq!(received, b"", "no handshake");
+    let rejected = "weir_client_connections_share_refused_total";
+    assert_eq!(weir.metric(rejected).await, 1.0);
+}
+
+#[tokio::test]
+async fn far_above_the_memory_limit_new_connections_are_closed() {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.memory_limit = 1)
+        .start()
+        .await;
+    weir.wait_for_metric("weir_memory_pressure", 2.0).await;
+    RawHttp1::new(weir.connect_tcp().await)
+        .reader
+        .wait_for_close()
+        .await;
+    let rejected = "weir_memory_limit_refused_connections_total";
+    assert_eq!(weir.metric(rejected).await, 1.0);
+    assert_eq!(weir.get_admin("/livez").await.status, 200);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use crate::cli::flags::ServingArgs;
 use crate::cli::flags::TlsVersion;
 use crate::config;
 use crate::numeric::saturating_usize;
+use crate::server::settings::AddressLimit;
 use crate::server::tls;
 
 /// kube-apiserver's default.
@@ -70,6 +71,11 @@ impl FlagResolver {
             max_connections: args
                 .max_connections
                 .map_or(connection_budget, saturating_usize),
+            address_limit: match args.max_connections_per_address {
+                None => AddressLimit::DynamicShare,
+                Some(0) => AddressLimit::Unlimited,
+                Some(limit) => AddressLimit::Fixed(saturating_usize(limit)),
+            },
             trusted_proxies: identity.trusted_proxies.clone(),
             proxy_protocol: identity.proxy_protocol,
         })

@@ -161,7 +161,11 @@ pub(crate) struct ServingArgs {
     pub(crate) http2_max_resets_per_second: u32,
     /// Most open connections of clients; by default what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_connections: Option<u32>,
+    pub(crate) max_connections: Option<u32>,
+    /// Most open connections of one address (of IPv6 a /64); more are closed at once. By default an address may open one more while it
+    /// has less than three times as many as are free of --max-connections, so that one alone gets three quarters. 0 is no limit. --trusted-proxies have none.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_connections_per_address: Option<u32>,
 }
 
 /// kube-apiserver's names of the TLS versions.

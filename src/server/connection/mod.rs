@@ -94,6 +94,7 @@ use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::proxy_protocol;
+use crate::server::settings::AddressLimit;
 use crate::server::settings::ListenerSettings;
 use crate::throttling::read_pacing::ReadPacing;
 use crate::write_coalescing::coalesce_writes;
@@ -234,6 +235,10 @@ async fn handshake(
             *address = client;
             source = ConnectionSource::from_address(client.ip());
             pending_guard.set_source(source);
+            let free = settings.free_connections(context.drain.open_connections());
+            guard
+                .set_source(source, settings.address_limit, free)
+                .map_err(io::Error::other)?;
         }
     }
     tcp.readable().await?; // a silent client takes no permit

@@ -23,6 +23,7 @@ use weir::identity::request_header::IdentityHeaders;
 use weir::limits::max_in_flight;
 use weir::limits::rate;
 use weir::observe::admin::zpages::EffectiveConfig;
+use weir::server::settings::AddressLimit;
 use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connection::address::ServerAddress;
@@ -84,6 +85,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             header_timeout: Duration::from_secs(10),
             resets_per_second: 50,
             max_connections: 1000,
+            address_limit: AddressLimit::Unlimited, // clients of tests have one address
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
         },
