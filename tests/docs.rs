@@ -64,6 +64,8 @@ use weir::server::connection::connection_shares::ConnectionShares;
 use weir::throttling::memory_budget::SOURCE_FRACTION;
 use weir::throttling::read_spacing::INEFFECTIVE_FRAMES_PER_RESET;
 use weir::throttling::read_spacing::READ_INTERVAL;
+use weir::throttling::reconnect_backoff::BACKOFF;
+use weir::throttling::reconnect_backoff::CONNECT_INTERVAL;
 use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::ConnectionBudget;
 use weir::upstream::connection::connection_budget::SlotMetrics;

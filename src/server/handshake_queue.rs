@@ -17,6 +17,8 @@ use crate::server::handshake_limiter::HandshakeDecision;
 use crate::server::handshake_limiter::HandshakeLimiter;
 use crate::server::handshake_limiter::HandshakeLimits;
 use crate::server::metrics::ServerMetrics;
+use crate::throttling::reconnect_backoff::BackoffTooLong;
+use crate::throttling::reconnect_backoff::ReconnectBackoff;
 
 /// The limits of the handshake queue.
 ///
@@ -42,6 +44,10 @@ pub(crate) struct HandshakeQueue {
     active: IntGauge,
     queued: IntGauge,
     rejected: IntCounter,
+    delayed: IntCounter,
+    /// Locked for one step. The sources whose new connections are delayed.
+    backoff: Mutex<ReconnectBackoff<ConnectionSource>>,
+    max_wait: Duration,
 }
 
 /// The permit for one handshake. Drop passes it to the next queued connection.
@@ -61,14 +67,27 @@ impl HandshakeQueue {
             active: metrics.active_handshakes.clone(),
             queued: metrics.queued_handshakes.clone(),
             rejected: metrics.rejected_handshakes.clone(),
+            delayed: metrics.delayed_handshakes.clone(),
+            backoff: Mutex::new(ReconnectBackoff::new()),
+            max_wait,
         })
+    }
+
+    /// Delays new connections of a source after one of its connections was closed for a violation.
+    pub(crate) fn record_violation(&self, source: ConnectionSource) {
+        let mut backoff = self.backoff.lock();
+        backoff.record_violation(source, Clock.now());
     }
 
     /// Waits for a permit. `None` if the queue is full or the wait was too long.
     ///
     /// # Cancel safety
     /// A connection that stops waiting is skipped.
-    pub async fn acquire(self: &Arc<Self>, source: ConnectionSource) -> Option<HandshakePermit> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        source: ConnectionSource,
+    ) -> Option<HandshakePermit> {
+        self.wait_for_backoff(source).await?;
         let (sender, permit) = oneshot::channel();
         match self.start_or_queue(source, sender) {
             HandshakeDecision::Start(_) => Some(self.permit(source)),
@@ -78,6 +97,26 @@ impl HandshakeQueue {
                 permit.await.ok()
             }
         }
+    }
+
+    /// `None` if the wait would be too long.
+    async fn wait_for_backoff(&self, source: ConnectionSource) -> Option<()> {
+        let reserved = self
+            .backoff
+            .lock()
+            .reserve(&source, Clock.now(), self.max_wait);
+        match reserved {
+            Ok(Duration::ZERO) => {}
+            Ok(wait) => {
+                self.delayed.inc();
+                tokio::time::sleep(wait).await;
+            }
+            Err(BackoffTooLong) => {
+                self.rejected.inc();
+                return None;
+            }
+        }
+        Some(())
     }
 
     fn start_or_queue(
@@ -131,5 +170,41 @@ impl Drop for HandshakePermit {
                 released = Some(source); // the connection was closed
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::metrics::Registry;
+    use crate::throttling::reconnect_backoff::CONNECT_INTERVAL;
+
+    const MAX_WAIT: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_connects_more_slowly_after_a_violation_and_others_at_once() {
+        let metrics = ServerMetrics::register(&Registry::new());
+        let queue = HandshakeQueue::new(MAX_WAIT, &metrics);
+        let [violator, other] =
+            [1, 2].map(|n| ConnectionSource::from_address(IpAddr::from([10, 0, 0, n])));
+        assert!(queue.acquire(violator).now_or_never().is_some());
+        queue.record_violation(violator);
+        let start = Clock.now();
+        for n in 1..=5 {
+            assert!(matches!(queue.acquire(other).now_or_never(), Some(Some(_))));
+            assert!(queue.acquire(violator).await.is_some());
+            assert!(Clock.now() - start >= n * CONNECT_INTERVAL, "{n}");
+        }
+        assert_eq!(metrics.delayed_handshakes.get(), 5);
+        let mut waiting: Vec<_> = (0..1000)
+            .map(|_| Box::pin(queue.acquire(violator)))
+            .collect();
+        let closed = waiting.iter_mut().filter_map(|w| w.as_mut().now_or_never());
+        assert_eq!(closed.filter(Option::is_none).count(), 900);
+        assert_eq!(metrics.rejected_handshakes.get(), 900);
     }
 }

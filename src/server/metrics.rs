@@ -21,6 +21,7 @@ pub struct ServerMetrics {
     pub(super) active_handshakes: IntGauge,
     pub(super) queued_handshakes: IntGauge,
     pub(super) rejected_handshakes: IntCounter,
+    pub(super) delayed_handshakes: IntCounter,
     pub(super) panics: IntCounter,
     pub(super) worker_tasks: IntGaugeVec,
     pub(super) worker_busy_seconds: CounterVec,
@@ -64,6 +65,10 @@ impl ServerMetrics {
             rejected_handshakes: registry.counter(
                 "weir_client_handshakes_turned_away_total",
                 "Client connections that were closed because too many waited for the TLS handshake, or for too long, or because a client with fewer connections took the slot.",
+            ),
+            delayed_handshakes: registry.counter(
+                "weir_client_handshakes_delayed_total",
+                "Client connections that waited for the TLS handshake because weir had closed another one of their address for exceeding a limit.",
             ),
             panics: registry.counter(
                 "weir_panics_total",

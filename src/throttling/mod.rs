@@ -8,6 +8,7 @@
 //! | [`poll_budget`] | work of a connection in one poll |
 //! | [`read_pacing`] | both bounds of a connection's reads |
 //! | [`read_spacing`] | frames without effect on a connection |
+//! | [`reconnect_backoff`] | new connections after a violation |
 //! | [`round_robin`] | the delay that one key's items cause to another's |
 //! | [`token_bucket`] | requests a second, with a burst |
 //!
@@ -15,7 +16,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `log_limiter` `memory_budget` `minimum_rate` `poll_budget` `round_robin` `token_bucket` |
+//! | 0 | `log_limiter` `memory_budget` `minimum_rate` `poll_budget` `reconnect_backoff` `round_robin` `token_bucket` |
 //! | 1 | `read_spacing` |
 //! | 2 | `read_pacing` |
 
@@ -25,5 +26,6 @@ pub mod minimum_rate;
 pub(crate) mod poll_budget;
 pub(crate) mod read_pacing;
 pub mod read_spacing;
+pub mod reconnect_backoff;
 pub(crate) mod round_robin;
 pub mod token_bucket;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ::weir::limits::abandoned_backlog::MAX_EXECUTING;
+use ::weir::server::settings::AddressLimit;
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
@@ -21,6 +22,8 @@ const LIST: &str = "/api/v1/pods";
 
 const CANCEL: u32 = 8;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+const DELAYED_METRIC: &str = "weir_client_handshakes_delayed_total";
 
 /// The burst for a rate of one a second.
 const BURST: u32 = 4;
@@ -139,6 +142,38 @@ async fn cancelled_held_rejections_count_as_resets() {
     }
     let goaway = client.next_frame_of_kind(raw_http2::GOAWAY).await;
     assert_eq!(goaway.u32_at(4), ENHANCE_YOUR_CALM);
+}
+
+#[tokio::test]
+async fn an_address_that_resets_too_often_connects_again_more_slowly() {
+    const ATTEMPTS: u32 = 50;
+    let upstream = FakeUpstream::start().await;
+    let weir = with_one_reset_per_second(&upstream)
+        .with(|config| config.serving.address_limit = AddressLimit::DynamicShare)
+        .start()
+        .await;
+    // The delay ends after a second, which may pass before the next attempt.
+    for attempt in 0..ATTEMPTS {
+        let mut client = weir.raw_http2().await;
+        if weir.metric(DELAYED_METRIC).await > 0.0 {
+            assert!(attempt > 0, "there is a violation before each delay");
+            return;
+        }
+        for n in 0..MAX_TRIES {
+            let stream = 2 * n + 1;
+            let request = RawFrame::request(stream, &request_head("/readyz"), true);
+            if client.try_send(&request).await.is_err()
+                || client
+                    .try_send(&RawFrame::reset(stream, CANCEL))
+                    .await
+                    .is_err()
+            {
+                break;
+            }
+        }
+        client.wait_for_close().await;
+    }
+    panic!("no connection is delayed");
 }
 
 async fn was_closed_for_resets(weir: &Weir) -> bool {

@@ -10,7 +10,9 @@
 //! | 0 | `connection_guard` `frame_scanner` `head_monitor` |
 //! | 1 | `idle_timeout` `rare_events` `stream_executor` `write_backpressure` |
 //! | 2 | `inspected_stream` |
+//! | 3 | `close_reason` |
 
+pub(in crate::server) mod close_reason;
 pub(in crate::server) mod connection_guard;
 pub mod connection_shares;
 pub(in crate::server) mod frame_scanner;
@@ -74,6 +76,10 @@ use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::response::body::Body;
+use crate::server::connection::close_reason::ClientCloseReason;
+use crate::server::connection::close_reason::ConnectionMonitors;
+use crate::server::connection::close_reason::wait_for_http1_violation;
+use crate::server::connection::close_reason::wait_for_http2_violation;
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::HeadMonitor;
@@ -280,22 +286,16 @@ async fn serve_http1(
         .with_upgrades();
     let end = pin!(async {
         tokio::select! {
-            error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
+            end = wait_for_http1_violation(&peer, monitors) => end,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
-            () = peer.trust_loss() => ClientCloseReason::Untrusted,
         }
     });
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
     if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
         Pin::new(&mut connection).graceful_shutdown();
-        let error = pin!(async {
-            tokio::select! {
-                error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
-                () = peer.trust_loss() => ClientCloseReason::Untrusted,
-            }
-        });
-        first = poll_with_rare_event(Pin::new(&mut connection), error).await;
+        let violation = pin!(wait_for_http1_violation(&peer, monitors));
+        first = poll_with_rare_event(Pin::new(&mut connection), violation).await;
     }
     let end = match first {
         FirstReady::Main(result) => {
@@ -367,11 +367,11 @@ async fn serve_http2(
     );
     let end = pin!(async {
         tokio::select! {
-            () = coalescer.insufficient_read(preface, HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
+            () = coalescer.insufficient_read(saturating_u64(PREFACE_LENGTH), HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = go_away.notified() => ClientCloseReason::Drain,
-            end = wait_for_client_violation(&peer, head_monitor, &requests) => end,
+            end = wait_for_http2_violation(&peer, monitors, &requests) => end,
         }
     });
     let driven = coalescer.drive(connection.as_mut());
@@ -398,23 +398,6 @@ async fn serve_http2(
         drop(connection);
         let goaway = last_stream.goaway_frame(end.http2_error());
         let _ = timeout(LINGER_TIMEOUT, coalescer.finish(&goaway)).await;
-    }
-}
-
-/// Completes when the client violates a limit so that its HTTP/2 connection has to be closed, or
-/// when its certificate is not trusted any more.
-///
-/// # Cancel safety
-/// Nothing is lost.
-async fn wait_for_client_violation(
-    peer: &Peer,
-    head_monitor: &HeadMonitor,
-    requests: &RequestCount,
-) -> ClientCloseReason {
-    tokio::select! {
-        error = head_monitor.wait_for_error() => ClientCloseReason::IncompleteHead(error),
-        () = requests.reset_limit_exceeded() => ClientCloseReason::TooManyResets,
-        () = peer.trust_loss() => ClientCloseReason::Untrusted,
     }
 }
 
@@ -496,7 +479,20 @@ fn record_close(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason
             .closed_connections
             .with_label_values(&[reason])
             .inc();
+        delay_reconnects(peer, context, end);
         debug!(client = %peer.address, reason, "a client's connection is closed");
+    }
+}
+
+/// Delays new connections of an address that has exceeded a limit, unless it is a proxy's or stands
+/// for many clients (`--max-connections-per-address=0`).
+fn delay_reconnects(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason) {
+    if end.is_violation()
+        && context.settings.load().address_limit != AddressLimit::Unlimited
+        && let Some(network) = peer.source_network()
+    {
+        let source = ConnectionSource::from_address(network);
+        context.handshake_queue.record_violation(source);
     }
 }
 
