@@ -258,6 +258,80 @@ async fn a_client_that_does_not_read_its_response_is_disconnected() {
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_what_is_left_of_ended_responses_is_disconnected() {
+    const RESPONSES: u32 = 99;
+    let mut upstream = FakeUpstream::preferring(HttpVersion::Http2).await;
+    let weir = weir::builder(upstream.address)
+        .transfer_grace(GRACE)
+        .start()
+        .await;
+    let mut client = weir.raw_http2().await;
+    client.send(&RawFrame::settings(&[(4, 1 << 30)])).await; // SETTINGS_INITIAL_WINDOW_SIZE
+    let window = (1_u32 << 30).to_be_bytes();
+    client
+        .send(&RawFrame::new(raw_http2::WINDOW_UPDATE, 0, 0, window))
+        .await;
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", LIST),
+        weir::ALICE,
+    ];
+    let body = Bytes::from_static(&[7; 60 << 10]);
+    let closed = "weir_client_connections_closed_total{reason=\"stalled\"}";
+    let mut closing = std::pin::pin!(weir.wait_for_metric(closed, 1.0));
+    let responding = async {
+        for n in 0..RESPONSES {
+            client
+                .send(&RawFrame::request(2 * n + 1, &head, true))
+                .await;
+            let exchange = upstream.next_exchange().await;
+            exchange.respond(200, body.clone()).await;
+        }
+    };
+    tokio::select! {
+        () = &mut closing => {}
+        () = responding => closing.await,
+    }
+    weir.wait_for_metric("weir_client_connections", 0.0).await;
+    let slow = "weir_slow_transfers_ended_total{phase=\"ended_response\"}";
+    assert_eq!(weir.metric(slow).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_after_100_continue_costs_no_connection_to_the_upstream() {
+    let (weir, mut upstream) = with_one_seat(HttpVersion::Http1).await;
+    let expecting = TestRequest::new("POST", PODS)
+        .header(weir::ALICE.0, weir::ALICE.1)
+        .header("expect", "100-continue")
+        .header("content-length", "2");
+    for leaves in [true, false] {
+        let mut wire = weir.raw_http1().await;
+        wire.send(expecting.to_http1()).await;
+        assert_eq!(wire.read_response_head().await.status, 100);
+        if leaves {
+            drop(wire);
+            weir.wait_for_metric("weir_client_connections", 0.0).await;
+            assert_eq!(upstream.connection_count(), 0);
+            upstream.assert_no_request();
+            continue;
+        }
+        wire.send("{}").await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.headers.get("connection"), None);
+        exchange.respond(201, "{}").await;
+        assert_eq!(wire.read_response_head().await.status, 201);
+    }
+    assert_another_is_served(&weir, &mut upstream).await;
+    assert_eq!(
+        upstream.connection_count(),
+        1,
+        "the connection is used again"
+    );
+}
+
+#[tokio::test]
 async fn a_client_whose_window_is_closed_from_the_start_is_disconnected() {
     let (weir, mut upstream) = with_one_seat(HttpVersion::Http2).await;
     let mut client = weir.raw_http2().await;

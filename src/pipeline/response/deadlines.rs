@@ -55,11 +55,27 @@ pub(crate) enum TransferPhase {
     ResponseBody,
     /// Bytes of another protocol.
     Tunnel,
+    /// What is left of responses whose requests have ended.
+    EndedResponse,
+}
+
+impl TransferPhase {
+    /// The minimum rate of this phase. What is left of ended responses gets twice the grace, so that
+    /// a response on the same connection that is not read ends by itself first.
+    fn rate(self, rate: MinimumRate) -> MinimumRate {
+        match self {
+            Self::RequestBody | Self::ResponseBody | Self::Tunnel => rate,
+            Self::EndedResponse => MinimumRate {
+                grace: rate.grace.saturating_mul(2),
+                ..rate
+            },
+        }
+    }
 }
 
 /// Counts the transfers that were ended because they were too slow, by kind.
 #[derive(Clone, Debug)]
-pub struct SlowTransfers([IntCounter; 3]);
+pub struct SlowTransfers([IntCounter; 4]);
 
 impl SlowTransfers {
     /// Registers the counters.
@@ -67,19 +83,20 @@ impl SlowTransfers {
     pub fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_slow_transfers_ended_total",
-            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (408 unless a response has started), response_body, tunnel.",
+            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (408 unless a response has started), response_body, tunnel, ended_response (what the client has not read of responses whose requests have ended: the connection is closed).",
             &["phase"],
         );
         let count = |phase| counts.with_label_values(&[phase]);
-        Self(["request_body", "response_body", "tunnel"].map(count))
+        Self(["request_body", "response_body", "tunnel", "ended_response"].map(count))
     }
 
     fn count(&self, phase: TransferPhase) {
-        let [request_body, response_body, tunnel] = &self.0;
+        let [request_body, response_body, tunnel, ended_response] = &self.0;
         match phase {
             TransferPhase::RequestBody => request_body.inc(),
             TransferPhase::ResponseBody => response_body.inc(),
             TransferPhase::Tunnel => tunnel.inc(),
+            TransferPhase::EndedResponse => ended_response.inc(),
         }
     }
 }
@@ -108,6 +125,7 @@ impl DeadlineEntry {
             return Some(None);
         }
         let transfer = self.expirable.as_ref()?.transfer()?;
+        let rate = transfer.phase.rate(rate);
         let meter = self.meter.get_or_insert_with(|| RateMeter::new(rate, now));
         let in_time = meter.check(rate, now, transfer.bytes, transfer.waiting_for_client);
         (!in_time).then_some(Some(transfer.phase))

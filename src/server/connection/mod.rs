@@ -7,8 +7,8 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `connection_guard` `frame_scanner` `head_monitor` |
-//! | 1 | `idle_timeout` `rare_events` `stream_executor` `write_backpressure` |
+//! | 0 | `connection_shares` `frame_scanner` `head_monitor` |
+//! | 1 | `connection_guard` `idle_timeout` `rare_events` `stream_executor` `write_backpressure` `write_progress` |
 //! | 2 | `inspected_stream` |
 //! | 3 | `close_reason` |
 
@@ -22,6 +22,7 @@ pub(in crate::server) mod inspected_stream;
 pub(in crate::server) mod rare_events;
 pub(in crate::server) mod stream_executor;
 pub(in crate::server) mod write_backpressure;
+pub(in crate::server) mod write_progress;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -94,6 +95,7 @@ use crate::server::connection::rare_events::poll_with_rare_event;
 use crate::server::connection::stream_executor::StreamExecutor;
 use crate::server::connection::write_backpressure::BackpressureBody;
 use crate::server::connection::write_backpressure::UnwrittenBytes;
+use crate::server::connection::write_progress::WriteProgress;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_queue::HandshakeQueue;
 use crate::server::keepalive;
@@ -337,6 +339,7 @@ async fn finish_http1(
 
 async fn serve_http2(
     stream: TlsStream<TcpIo>,
+    write_progress: WriteProgress,
     peer: Arc<Peer>,
     monitors: &ConnectionMonitors,
     settings: &ListenerSettings,

@@ -1,0 +1,227 @@
+//! The minimum rate of a client that does not read what is left of ended responses.
+//!
+//! The last bytes of a response, up to 64 KiB, are handed to the HTTP library, and the request ends.
+//! Nothing else bounds how long they stay in memory: a hundred such responses on each connection are
+//! gigabytes. So a connection whose bytes the kernel does not accept must keep to the [minimum
+//! rate](crate::throttling::minimum_rate), whatever the requests are that the bytes belong to.
+//!
+//! The grace is twice that of a request, so that a response that is not read ends before its
+//! connection does. A connection is registered only while it has such bytes: until a flush is complete.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use tokio::sync::Notify;
+
+use crate::limits::memory_limit::unread_responses::UnreadConnection;
+use crate::pipeline::response::deadlines::DeadlineGuard;
+use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::Transfer;
+use crate::pipeline::response::deadlines::TransferPhase;
+
+/// Reports that the client of a connection has stalled. Relaxed ordering: no other memory depends
+/// on the counts.
+#[derive(Debug, Default)]
+pub(in crate::server) struct WriteStall {
+    /// Accepted by the kernel, or by the buffer of TLS before it, while bytes waited.
+    bytes: AtomicU64,
+    /// Whether the connection is still HTTP: a tunnel has a minimum rate of its own.
+    is_awaited: AtomicBool,
+    stalled: Notify,
+}
+
+impl Expire for WriteStall {
+    fn expire(&self) {
+        self.stalled.notify_one();
+    }
+
+    fn transfer(&self) -> Option<Transfer> {
+        let transfer = Transfer {
+            phase: TransferPhase::EndedResponse,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            waiting_for_client: true,
+        };
+        self.is_awaited.load(Ordering::Relaxed).then_some(transfer)
+    }
+}
+
+impl WriteStall {
+    /// Completes when the client has accepted too little for too long.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost. Dropping the future ends the observation.
+    pub(in crate::server) async fn stalled(&self) {
+        self.is_awaited.store(true, Ordering::Relaxed);
+        let _end = EndOfObservation(self);
+        self.stalled.notified().await;
+    }
+}
+
+struct EndOfObservation<'a>(&'a WriteStall);
+
+impl Drop for EndOfObservation<'_> {
+    fn drop(&mut self) {
+        self.0.is_awaited.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Follows the writes of one connection.
+#[derive(Debug)]
+pub(in crate::server) struct WriteProgress {
+    stall: Arc<WriteStall>,
+    deadlines: Arc<Deadlines>,
+    /// Present while bytes wait for the client.
+    waiting: Option<DeadlineGuard>,
+    /// What counts until it is flushed.
+    unread: Option<Arc<UnreadConnection>>,
+}
+
+impl WriteProgress {
+    /// Of a connection without unwritten bytes.
+    pub(in crate::server) fn new(stall: &Arc<WriteStall>, deadlines: &Arc<Deadlines>) -> Self {
+        Self {
+            stall: Arc::clone(stall),
+            deadlines: Arc::clone(deadlines),
+            waiting: None,
+            unread: None,
+        }
+    }
+
+    /// Records each complete flush for `unread`, too.
+    pub(in crate::server) fn with_unread(mut self, unread: &Arc<UnreadConnection>) -> Self {
+        self.unread = Some(Arc::clone(unread));
+        self
+    }
+
+    /// For tests of the streams.
+    #[cfg(test)]
+    pub(in crate::server) fn unobserved() -> Self {
+        use crate::metrics::Registry;
+        use crate::pipeline::response::deadlines::SlowTransfers;
+        use crate::throttling::minimum_rate::MinimumRate;
+
+        let slow = SlowTransfers::register(&Registry::new());
+        let deadlines = Deadlines::new(MinimumRate::default(), slow);
+        Self::new(&Arc::default(), &deadlines)
+    }
+
+    /// Records the result of a write.
+    pub(in crate::server) fn record_write(&mut self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Pending => self.begin_wait(),
+            Poll::Ready(Ok(bytes)) if self.waiting.is_some() => {
+                let bytes = u64::try_from(*bytes).unwrap_or(u64::MAX);
+                self.stall.bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            Poll::Ready(_) => {}
+        }
+    }
+
+    /// Records the result of a flush.
+    pub(in crate::server) fn record_flush(&mut self, flushed: &Poll<io::Result<()>>) {
+        match flushed {
+            Poll::Pending => self.begin_wait(),
+            Poll::Ready(_) => {
+                self.waiting = None;
+                if let Some(unread) = &self.unread {
+                    unread.record_flush();
+                }
+            }
+        }
+    }
+
+    fn begin_wait(&mut self) {
+        if self.waiting.is_none() {
+            let stall: Arc<dyn Expire> = Arc::<WriteStall>::clone(&self.stall);
+            self.waiting = Some(self.deadlines.register(None, stall));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::metrics::Registry;
+    use crate::pipeline::response::deadlines::SlowTransfers;
+    use crate::throttling::minimum_rate::MinimumRate;
+
+    struct Fixture {
+        stall: Arc<WriteStall>,
+        deadlines: Arc<Deadlines>,
+        progress: WriteProgress,
+        seconds: u64,
+        began: std::time::Instant,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let slow = SlowTransfers::register(&Registry::new());
+            let deadlines = Deadlines::new(MinimumRate::default(), slow);
+            let stall = Arc::<WriteStall>::default();
+            Self {
+                progress: WriteProgress::new(&stall, &deadlines),
+                stall,
+                deadlines,
+                seconds: 0,
+                began: Clock.now(),
+            }
+        }
+
+        /// Whether the connection stalls within so many seconds, in each of which this many bytes
+        /// are written.
+        fn stalls_within(&mut self, seconds: u64, bytes: usize) -> bool {
+            let stall = Arc::clone(&self.stall);
+            let mut stalled = std::pin::pin!(stall.stalled());
+            assert_eq!(stalled.as_mut().now_or_never(), None);
+            (0..seconds).any(|_| {
+                self.seconds += 1;
+                if bytes > 0 {
+                    self.progress.record_write(&Poll::Ready(Ok(bytes)));
+                }
+                let now = self.began + Duration::from_secs(self.seconds);
+                self.deadlines.expire(now);
+                stalled.as_mut().now_or_never().is_some()
+            })
+        }
+    }
+
+    #[test]
+    fn a_client_that_accepts_less_than_the_minimum_rate_stalls_its_connection() {
+        let mut connection = Fixture::new();
+        assert!(!connection.stalls_within(100, 0), "nothing waits");
+        connection.progress.record_write(&Poll::Pending);
+        assert!(!connection.stalls_within(100, 1024), "the rate is enough");
+        connection.progress.record_flush(&Poll::Pending);
+        assert!(!connection.stalls_within(19, 1), "twice the grace");
+        assert!(connection.stalls_within(3, 1), "a byte a second is not");
+    }
+
+    #[test]
+    fn a_flush_ends_the_wait() {
+        let mut connection = Fixture::new();
+        connection.progress.record_flush(&Poll::Pending);
+        assert!(!connection.stalls_within(18, 0));
+        connection.progress.record_flush(&Poll::Ready(Ok(())));
+        assert!(!connection.stalls_within(100, 0));
+    }
+
+    #[test]
+    fn a_tunnel_is_not_observed() {
+        let mut tunnel = Fixture::new();
+        tunnel.progress.record_write(&Poll::Pending);
+        let late = tunnel.began + Duration::from_secs(1000);
+        tunnel.deadlines.expire(late);
+        tunnel.deadlines.expire(late + Duration::from_secs(1000));
+        assert!(!tunnel.stalls_within(1, 0));
+    }
+}
