@@ -50,6 +50,8 @@ pub struct Config {
     pub rejection_hold: Duration,
     /// Limits on the transfers of clients.
     pub transfers: TransferConfig,
+    /// `--memory-limit` in bytes, or its default; 0 is no limit.
+    pub memory_limit: u64,
     /// `--object-count-poll-period`; zero disables the polls of the API server.
     pub object_count_poll_period: Duration,
     /// The API server.

@@ -30,6 +30,7 @@ use weir::limits::abandoned_backlog::MAX_EXECUTING;
 use weir::limits::abandoned_backlog::MAX_WAITING;
 use weir::limits::abandoned_backlog::MAX_WAITING_PER_REQUESTER;
 use weir::limits::max_in_flight;
+use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::rate::clients::enforcer::ClientLimits;
 use weir::limits::rate::events::buckets::LimitedEventGroups;
 use weir::limits::rate::events::enforcer;
@@ -244,6 +245,35 @@ fn limit_rows() -> Vec<[String; 6]> {
             &["weir_client_handshakes_turned_away_total"],
         ),
         row(
+            "open connections",
+            "`--max-connections-per-address` by address, or three times as many as are free".into(),
+            "`--max-connections`".into(),
+            "closed",
+            &[
+                "weir_client_connections",
+                "weir_client_connections_largest_address",
+            ],
+            &[
+                "weir_client_connections_refused_total",
+                "weir_client_connections_share_refused_total",
+            ],
+        ),
+        row(
+            "memory of the process",
+            "an equal share of the unread responses by user (unauthenticated: by address), at the limit".into(),
+            "`--memory-limit`".into(),
+            "429 (`weir/memory-limit`), and connections without a request close. An eighth above it, all requests get 429, and new connections are closed",
+            &[
+                "process_resident_memory_bytes",
+                "weir_memory_pressure",
+                "weir_memory_unread_response_bytes",
+            ],
+            &[
+                "weir_memory_limit_rejected_total",
+                "weir_memory_limit_refused_connections_total",
+            ],
+        ),
+        row(
             "memory of request heads that are incomplete, or whose user is being looked up",
             format!(
                 "{} by address, or as much as is free",
@@ -451,6 +481,8 @@ fn the_metrics_page_matches_the_program() {
     let _slow = SlowTransfers::register(&registry);
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _backlog = AbandonedBacklog::new(&registry);
+    let _memory = MemoryLimit::new(0, &registry);
+    let _shares = ConnectionShares::new(&registry);
     let _given_up = AbandonedRequests::register(&registry);
     let _tokens = weir::identity::tokens::TokenMetrics::register(&registry);
     let _access =

@@ -53,11 +53,13 @@ use crate::config::AdmissionConfig;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
-use crate::flowcontrol::metrics::in_flight::PEAK_UPDATE_PERIOD;
-use crate::flowcontrol::sources::FlowcontrolSources;
-use crate::flowcontrol::sources::LiveObjects;
-use crate::limits::Admission;
-use crate::limits::MaxInFlight;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use crate::handover::listeners::InheritedListeners;
+use crate::handover::listeners::ListenerId;
+use crate::limits::limiters::LimiterInForce;
+use crate::limits::limiters::Limiters;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -89,7 +91,8 @@ pub struct App {
     renewal: RefreshTask,
     review_tasks: ReviewTasks,
     talkers: Arc<TopTalkers>,
-    admission: Admission,
+    limiter_tasks: LimiterTasks,
+    memory_limit: Arc<MemoryLimit>,
     observers: Arc<ArcSwap<Observers>>,
     drain: Arc<Drain>,
     shutdown: Arc<ArcSwap<ShutdownTimes>>,
@@ -211,7 +214,8 @@ impl App {
             renewal,
             review_tasks,
             talkers,
-            admission,
+            limiter_tasks,
+            memory_limit,
             observers,
             drain,
             shutdown,

@@ -19,6 +19,7 @@ use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::metrics::Registry;
@@ -67,6 +68,7 @@ use crate::upstream::servers::server_set::ServerSet;
 
 /// The memory and connection budgets of all requests together.
 pub(super) struct Budgets {
+    pub(super) memory_limit: Arc<MemoryLimit>,
     pub(super) request_body_budget: Arc<MemoryBudget>,
     pub(super) head_budget: Arc<HeadBudget>,
     pub(super) body_drain_budget: Arc<BodyDrainBudget>,
@@ -81,6 +83,7 @@ pub(super) struct Budgets {
 impl Budgets {
     pub(super) fn new(
         transfers: config::TransferConfig,
+        memory_limit: u64,
         connections: usize,
         registry: &Registry,
     ) -> Self {
@@ -91,6 +94,7 @@ impl Budgets {
             abandoned_backlog: AbandonedBacklog::new(registry),
             upgrade_rate: UpgradeRateLimit::new(transfers.upgrades_per_second, registry),
             connection_budget: ConnectionBudget::new(connections, &SlotMetrics::register(registry)),
+            memory_limit: MemoryLimit::new(memory_limit, registry),
             request_body_budget: request_body_budget(registry),
             head_budget: HeadBudget::new(registry),
             body_drain_budget: BodyDrainBudget::new(registry),
@@ -146,6 +150,7 @@ impl SharedComponents {
             identity_headers: Arc::clone(&self.auth.identity_headers),
             rates: Arc::clone(&self.rates),
             admission: self.admission.clone(),
+            memory_limit: Arc::clone(&self.budgets.memory_limit),
             abandoned_backlog: Arc::clone(&self.budgets.abandoned_backlog),
             upgrade_rate: Arc::clone(&self.budgets.upgrade_rate),
             head_budget: Arc::clone(&self.budgets.head_budget),
@@ -265,6 +270,7 @@ impl SharedComponents {
                 pipeline: ArcSwap::from_pointee(Pipeline::new(&shared, &worker, pipeline)),
                 worker,
                 head_budget: Arc::clone(&shared.head_budget),
+                memory_limit: Arc::clone(&shared.memory_limit),
                 settings: Arc::clone(settings),
                 drain: Arc::clone(&self.drain),
                 handshake_queue: Arc::clone(&handshake_queue),
@@ -286,6 +292,8 @@ impl SharedComponents {
             settings: Arc::clone(settings),
             drain: Arc::clone(&self.drain),
             pending_handshakes: PendingHandshakes::new(),
+            shares,
+            memory_limit: Arc::clone(&self.budgets.memory_limit),
             metrics,
         };
         Ok(ConfiguredListener {

@@ -11,13 +11,14 @@
 //! | 0 | `admission_attributes` `rejection_hold` `service_times` |
 //! | 1 | `rate` |
 //! | 2 | `rejection` |
-//! | 3 | `abandoned_backlog` `max_in_flight` `upgrade_rate` |
+//! | 3 | `abandoned_backlog` `max_in_flight` `memory_limit` `upgrade_rate` |
 //! | 4 | `admission` |
 
 pub mod abandoned_backlog;
 pub mod admission;
 pub mod admission_attributes;
 pub mod max_in_flight;
+pub mod memory_limit;
 pub mod rate;
 pub(crate) mod rejection;
 pub mod rejection_hold;

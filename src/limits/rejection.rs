@@ -10,7 +10,10 @@ use crate::limits::rejection_hold::HoldPolicy;
 use crate::request_info::RequestKind;
 
 /// The label of the limit of abandoned exempt requests.
-pub const ABANDONED_REQUESTS: &str = "abandoned-requests";
+pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";
+
+/// The label of the memory limit.
+pub(crate) const MEMORY_LIMIT: &str = "memory-limit";
 
 /// The label of the limit of unproven upgrades.
 pub(crate) const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
@@ -34,6 +37,8 @@ pub enum Rejection {
         /// The limit that was reached.
         limit: u32,
     },
+    /// The process uses as much memory as it may.
+    MemoryLimit,
     /// A source network sends too many upgrade requests whose credential the API server has not
     /// accepted before.
     UnprovenUpgrade {
@@ -49,10 +54,9 @@ const MAX_IN_FLIGHT_RETRY_AFTER: u32 = 1;
 /// server has answered most of them.
 const ABANDONED_BACKLOG_RETRY_AFTER: u32 = 1;
 
-/// The shortest hold of a request that a rate limit has rejected. In 10 ms a rate has tokens for as
-/// many requests as the next client sends, while a client that is rejected at once retries thirty
-/// times.
-const MIN_RATE_HOLD: Duration = Duration::from_millis(10);
+/// The `Retry-After` of the memory limit in seconds: after that time the connections without requests
+/// are closed, which frees the memory of those whose clients do not read.
+const MEMORY_LIMIT_RETRY_AFTER: u32 = 1;
 
 impl Rejection {
     /// The `Retry-After` in seconds; at least 1.
@@ -67,6 +71,7 @@ impl Rejection {
             Self::Fairness(rejection) => rejection.retry_after,
             Self::MaxInFlight { .. } => MAX_IN_FLIGHT_RETRY_AFTER,
             Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
+            Self::MemoryLimit => MEMORY_LIMIT_RETRY_AFTER,
             Self::UnprovenUpgrade { retry_after } => *retry_after,
         }
     }
@@ -95,11 +100,10 @@ impl Rejection {
             | Self::EventRateLimit(_)
             | Self::Fairness(_)
             | Self::MaxInFlight { .. }
-            | Self::UnprovenUpgrade { .. } => HoldPolicy {
-                wait: Duration::from_secs(self.retry_after().into()),
-                sequential: false,
-                max_hold: None,
-            },
+            | Self::MemoryLimit
+            | Self::UnprovenUpgrade { .. } => {
+                HoldPolicy::for_seats(Duration::from_secs(self.retry_after().into()))
+            }
         }
     }
 
@@ -119,6 +123,7 @@ impl Rejection {
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::MaxInFlight { .. }
+            | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => None,
         }
     }
@@ -132,6 +137,7 @@ impl Rejection {
             Self::Fairness(rejection) => rejection.reason.label(),
             Self::AbandonedBacklog => ABANDONED_REQUESTS,
             Self::MaxInFlight { .. } => "max-in-flight",
+            Self::MemoryLimit => MEMORY_LIMIT,
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
         }
     }
@@ -145,6 +151,7 @@ impl Rejection {
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::MaxInFlight { .. }
+            | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
         }
     }
@@ -158,6 +165,7 @@ impl Rejection {
             Self::EventRateLimit(_) => "events",
             Self::Fairness(rejection) => &rejection.flow_schema().name,
             Self::MaxInFlight { kind, .. } => kind.label(),
+            Self::MemoryLimit => "memory",
             Self::UnprovenUpgrade { .. } => "upgrades",
         }
     }

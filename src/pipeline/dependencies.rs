@@ -13,6 +13,7 @@ use crate::identity::RequestAuthenticator;
 use crate::identity::request_header::IdentityHeaders;
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::pipeline::connection::head_budget::HeadBudget;
@@ -43,6 +44,8 @@ pub struct SharedDependencies {
     pub rates: Arc<RateLimits>,
     /// Admits or rejects requests.
     pub admission: Admission,
+    /// Rejects requests while the process uses too much memory.
+    pub memory_limit: Arc<MemoryLimit>,
     /// The abandoned requests that have no seat.
     pub abandoned_backlog: Arc<AbandonedBacklog>,
     /// How often requests without a verified credential may request a protocol upgrade.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`log_limiter`] | log lines a second |
 //! | [`memory_budget`] | bytes held for clients, by key and in all |
+//! | [`memory_pressure`] | memory of the process |
 //! | [`minimum_rate`] | the slowest rate of a transfer |
 //! | [`poll_budget`] | work of a connection in one poll |
 //! | [`read_pacing`] | both bounds of a connection's reads |
@@ -16,12 +17,13 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `log_limiter` `memory_budget` `minimum_rate` `poll_budget` `reconnect_backoff` `round_robin` `token_bucket` |
+//! | 0 | `log_limiter` `memory_budget` `memory_pressure` `minimum_rate` `poll_budget` `reconnect_backoff` `round_robin` `token_bucket` |
 //! | 1 | `read_spacing` |
 //! | 2 | `read_pacing` |
 
 pub(crate) mod log_limiter;
 pub mod memory_budget;
+pub(crate) mod memory_pressure;
 pub mod minimum_rate;
 pub(crate) mod poll_budget;
 pub(crate) mod read_pacing;

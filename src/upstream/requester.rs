@@ -44,6 +44,12 @@ impl SlotHolder {
             Some(Self::User(user.name.clone()))
         }
     }
+
+    /// [`from_client`](Self::from_client), with one holder for all anonymous requests behind
+    /// trusted proxies.
+    pub(crate) fn for_client(user: &UserInfo, network: Option<IpAddr>) -> Self {
+        Self::from_client(user, network).unwrap_or_else(|| Self::User(user.name.clone()))
+    }
 }
 
 impl Requester {

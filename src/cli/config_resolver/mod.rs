@@ -32,6 +32,7 @@ use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
+use crate::cli::config_resolver::memory::default_memory_limit;
 use crate::cli::flags::FlowcontrolEnforcement;
 use crate::cli::flags::FlowcontrolSource;
 use crate::cli::flags::IdentityArgs;
@@ -251,7 +252,10 @@ impl FlagResolver {
         self.check_operation(&identity_args, &operation);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, upstream?);
         let workers = operation.workers.map_or_else(core_count, usize::from);
-        let effective = fill_effective(origin.effective, &serving, &upstream, workers);
+        let memory_limit = limits.memory_limit.unwrap_or_else(default_memory_limit);
+        let mut effective = fill_effective(origin.effective, &serving, &upstream, workers);
+        let shown = effective.settings.entry("memoryLimit".to_owned());
+        shown.or_insert_with(|| memory_limit.into());
         let config = Config {
             serving,
             identity,
@@ -260,6 +264,7 @@ impl FlagResolver {
             request_timeout: limits.request_timeout,
             rejection_hold: limits.rejection_hold,
             transfers: transfer_config(&limits),
+            memory_limit,
             object_count_poll_period: limits.object_count_poll_period,
             upstream,
             own_credentials,

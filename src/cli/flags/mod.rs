@@ -10,6 +10,7 @@
 //! | 0 | `input_files` `values` |
 //! | 1 | `origin` |
 
+pub(in crate::cli) mod environment;
 pub(in crate::cli) mod input_files;
 pub mod origin;
 pub(in crate::cli) mod values;
@@ -21,12 +22,14 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::ValueEnum;
+use clap::builder::TypedValueParser;
 use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::values::parse_duration;
 use crate::cli::flags::values::parse_goaway_chance;
+use crate::cli::flags::values::parse_memory_limit;
 use crate::cli::flags::values::parse_positive_duration;
 use crate::cli::flags::values::parse_rejection_hold;
 use crate::cli::flags::values::parse_request_timeout;
@@ -373,7 +376,13 @@ pub(crate) struct LimitArgs {
     /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
     /// server a TLS handshake. 0 is no limit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
-    pub unproven_upgrades_per_second: u32,
+    pub(crate) unproven_upgrades_per_second: u32,
+    /// Resident memory at which weir rejects requests (429) of the users and addresses that hold more than their share of the responses
+    /// that clients have not read, in bytes or as 512Mi. Others and exempt requests are admitted until an eighth more is in use, and
+    /// connections are accepted until then. By default 80 % of the memory limit of weir's cgroup, or, where there is
+    /// none, half of what is available on the machine at the start, but at least 256 MiB. 0 is no limit; otherwise at least 64Mi.
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_limit)]
+    pub(crate) memory_limit: Option<u64>,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -456,9 +465,9 @@ pub(crate) struct OperationArgs {
     /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
     /// their clients come back together.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub shutdown_watch_termination_grace_period: Duration,
-    /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: whoever
-    /// reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
+    pub(crate) shutdown_watch_termination_grace_period: Duration,
+    /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: every
+    /// client that reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
     /// level is 403.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
     pub(crate) admin_address: SocketAddr,

@@ -32,6 +32,8 @@ pub(crate) struct ConfigOrigin {
     pub(in crate::cli) warnings: Diagnostics,
     /// The configuration that `/configz` and `/flagz` show.
     pub(in crate::cli) effective: EffectiveConfig,
+    /// Whether any setting is given, on the command line or in the file.
+    pub(in crate::cli) is_typed: bool,
     /// Reads the files that flags name.
     pub(in crate::cli) files: Arc<InputFiles>,
 }
@@ -76,6 +78,7 @@ impl ConfigOrigin {
             locations,
             warnings: Diagnostics::default(),
             effective,
+            is_typed: false,
             files: Arc::default(),
         }
     }

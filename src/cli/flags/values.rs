@@ -51,3 +51,64 @@ pub(in crate::cli) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
         _ => Err("--goaway-chance can not be less than 0 or greater than 0.02".to_owned()),
     }
 }
+
+/// A mebibyte in bytes.
+pub(in crate::cli) const MEBIBYTE: u64 = 1 << 20;
+
+/// weir takes some 30 MiB without clients. With a lower limit it would reject everything.
+const MIN_MEMORY_LIMIT: u64 = 64 * MEBIBYTE;
+
+/// Parses a limit of memory: bytes, or a Kubernetes quantity without a fraction (`512Mi`, `1G`). 0
+/// is no limit.
+pub(in crate::cli) fn parse_memory_limit(text: &str) -> Result<u64, String> {
+    const SUFFIXES: [(&str, u64); 8] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
+        ("k", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let (number, unit) = SUFFIXES
+        .iter()
+        .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
+        .unwrap_or((text, 1));
+    let bytes = number
+        .parse()
+        .ok()
+        .and_then(|number: u64| number.checked_mul(unit))
+        .ok_or("give it in bytes, or as 512Mi or 1Gi")?;
+    if bytes > 0 && bytes < MIN_MEMORY_LIMIT {
+        return Err("it must be at least 64Mi, or 0 for no limit".to_owned());
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_limit_is_a_number_of_bytes_or_a_quantity() {
+        let parsed = |text| parse_memory_limit(text).ok();
+        assert_eq!(parsed("0"), Some(0));
+        assert_eq!(parsed("268435456"), Some(256 * MEBIBYTE));
+        assert_eq!(parsed("256Mi"), Some(256 * MEBIBYTE));
+        assert_eq!(parsed("2Gi"), Some(2 << 30));
+        assert_eq!(parsed("1G"), Some(1_000_000_000));
+        for invalid in [
+            "",
+            "Mi",
+            "-1",
+            "1.5Gi",
+            "63Mi",
+            "1mi",
+            "99999999999Ti",
+            "1 Gi",
+        ] {
+            assert_eq!(parsed(invalid), None, "{invalid}");
+        }
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::limits::rejection::ABANDONED_REQUESTS;
+use crate::limits::rejection::MEMORY_LIMIT;
 use crate::limits::rejection::UNPROVEN_UPGRADES;
 use crate::pipeline::reject::rejection::EVENT_BODIES;
 use crate::pipeline::reject::rejection::LONG_RUNNING_SHARE;
@@ -24,7 +25,7 @@ pub(crate) struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejections by rate limits. Priority levels count theirs themselves.
-    by_rate_limit: [(&'static str, AtomicU64); 6],
+    by_rate_limit: [(&'static str, AtomicU64); 7],
 }
 
 impl Default for OutcomeCounts {
@@ -38,6 +39,7 @@ impl Default for OutcomeCounts {
                 "event-rate-limit",
                 EVENT_BODIES,
                 LONG_RUNNING_SHARE,
+                MEMORY_LIMIT,
                 UNPROVEN_UPGRADES,
             ]
             .map(|limit| (limit, AtomicU64::new(0))),

@@ -14,8 +14,9 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::token_bucket::Rate;
-use crate::token_bucket::TokenBucket;
+use crate::limits::memory_limit::unread_responses::UnreadConnection;
+use crate::throttling::token_bucket::Rate;
+use crate::throttling::token_bucket::TokenBucket;
 
 /// The burst of resets that an HTTP/2 connection may send, in seconds of its rate. When a client
 /// ends, all of its watches end at once, and there are as many as the connection has streams (100
@@ -30,6 +31,7 @@ pub(crate) struct RequestCount {
     last_immediate: AtomicBool,
     write_pending: AtomicBool,
     reset_limiter: Option<ResetLimiter>,
+    unread: Arc<UnreadConnection>,
 }
 
 impl RequestCount {
@@ -102,6 +104,12 @@ impl RequestCount {
         }
     }
 
+    /// What the client has not read of the responses.
+    #[must_use]
+    pub(crate) fn unread(&self) -> &Arc<UnreadConnection> {
+        &self.unread
+    }
+
     /// Whether the response to the last request was ready at once: a guess about the next.
     #[must_use]
     pub(crate) fn last_was_immediate(&self) -> bool {
@@ -160,6 +168,11 @@ impl Drop for ResetGuard {
 pub(crate) struct ActiveRequest(Arc<RequestCount>);
 
 impl ActiveRequest {
+    /// What the client of its connection has not read.
+    pub(crate) fn unread(&self) -> &Arc<UnreadConnection> {
+        self.0.unread()
+    }
+
     /// Awaits the response and records whether it was ready at once.
     ///
     /// # Cancel safety

@@ -1,10 +1,12 @@
 //! The body of weir's responses: a few bytes of its own, or what the upstream sends, as it arrives.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Context;
 use std::task::Poll;
 
 use bytes::Bytes;
+use http_body::Body as _;
 use http_body::Frame;
 use http_body::SizeHint;
 
@@ -14,6 +16,7 @@ use crate::pipeline::connection::request_count::ResetGuard;
 use crate::pipeline::response::guarded::GuardedBody;
 use crate::pipeline::response::guarded::GuardedBodyError;
 use crate::pipeline::response::in_flight::ResponseGuard;
+use crate::pipeline::response::response_reader::ResponseReader;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::body::response_body::ResponseBodyError;
 
@@ -22,7 +25,12 @@ pub struct Body(BodyKind, ResetGuard);
 
 enum BodyKind {
     Fixed(Bytes),
-    Forwarded(Box<GuardedBody<ResponseBody, ResponseGuard>>),
+    Forwarded(Box<ForwardedBody>),
+}
+
+struct ForwardedBody {
+    body: GuardedBody<ResponseBody, ResponseGuard>,
+    reader: ResponseReader,
 }
 
 impl Body {
@@ -41,8 +49,10 @@ impl Body {
         active_request: ActiveRequest,
         mut reset_guard: ResetGuard,
     ) -> Self {
-        match &self.0 {
-            BodyKind::Forwarded(body) if !http_body::Body::is_end_stream(body.as_ref()) => {
+        match &mut self.0 {
+            BodyKind::Forwarded(forwarded) if !forwarded.body.is_end_stream() => {
+                forwarded.reader.connection = Some(Arc::clone(active_request.unread()));
+                let body = &forwarded.body;
                 body.with_guard(|guard| guard.active_request = Some(active_request));
                 self.1 = reset_guard;
             }
@@ -51,8 +61,13 @@ impl Body {
         self
     }
 
-    pub(in crate::pipeline) fn forwarded(body: GuardedBody<ResponseBody, ResponseGuard>) -> Self {
-        Self(BodyKind::Forwarded(Box::new(body)), ResetGuard::default())
+    /// A body of the API server, whose bytes count for `reader` until they are written.
+    pub(in crate::pipeline) fn forwarded(
+        body: GuardedBody<ResponseBody, ResponseGuard>,
+        reader: ResponseReader,
+    ) -> Self {
+        let forwarded = Box::new(ForwardedBody { body, reader });
+        Self(BodyKind::Forwarded(forwarded), ResetGuard::default())
     }
 }
 
@@ -67,10 +82,12 @@ impl http_body::Body for Body {
         match &mut self.0 {
             BodyKind::Fixed(bytes) if bytes.is_empty() => Poll::Ready(None),
             BodyKind::Fixed(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            BodyKind::Forwarded(body) => {
-                let polled = Pin::new(body.as_mut()).poll_frame(cx);
+            BodyKind::Forwarded(forwarded) => {
+                let ForwardedBody { body, reader } = forwarded.as_mut();
+                let polled = reader.count(Pin::new(&mut *body).poll_frame(cx));
                 let over = matches!(polled, Poll::Ready(None | Some(Err(_))));
-                if over || http_body::Body::is_end_stream(body.as_ref()) {
+                if over || body.is_end_stream() {
+                    reader.end();
                     self.1.disarm();
                 }
                 polled
@@ -81,14 +98,14 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             BodyKind::Fixed(bytes) => bytes.is_empty(),
-            BodyKind::Forwarded(body) => body.is_end_stream(),
+            BodyKind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             BodyKind::Fixed(bytes) => SizeHint::with_exact(saturating_u64(bytes.len())),
-            BodyKind::Forwarded(body) => body.size_hint(),
+            BodyKind::Forwarded(forwarded) => forwarded.body.size_hint(),
         }
     }
 }

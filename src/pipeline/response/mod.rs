@@ -16,7 +16,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `abandoned` `deadlines` `explain` `list_observer` |
+//! | 0 | `abandoned` `deadlines` `explain` `list_observer` `response_reader` |
 //! | 1 | `guarded` `watch_init` |
 //! | 2 | `in_flight` |
 //! | 3 | `body` |
@@ -28,4 +28,5 @@ pub(in crate::pipeline) mod explain;
 pub(crate) mod guarded;
 pub(in crate::pipeline) mod in_flight;
 pub(in crate::pipeline) mod list_observer;
+pub(in crate::pipeline) mod response_reader;
 pub(in crate::pipeline) mod watch_init;

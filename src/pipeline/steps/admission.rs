@@ -9,6 +9,8 @@ use crate::limits::AdmissionAttributes;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::memory_limit::MemoryLimit;
+use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::peer::ReceivedHead;
@@ -32,11 +34,14 @@ use crate::upstream::requester::SlotHolder;
 pub(in crate::pipeline) struct Admitted {
     pub(in crate::pipeline) permit: Permit,
     pub(in crate::pipeline) body: Option<BodyPrefix>,
+    /// What the response counts for until it arrives, while memory may become scarce.
+    pub(in crate::pipeline) reserved: Option<ReservedResponse>,
 }
 
 /// Admits requests or rejects them.
 #[derive(Debug)]
 pub(in crate::pipeline) struct AdmissionStep {
+    memory_limit: Arc<MemoryLimit>,
     rates: RateLimitStep,
     upgrade_rate: Arc<UpgradeRateLimit>,
     request_body: RequestBodyStep,
@@ -53,6 +58,7 @@ impl AdmissionStep {
         settings: PipelineSettings,
     ) -> Self {
         Self {
+            memory_limit: Arc::clone(&shared.memory_limit),
             rates: RateLimitStep::new(shared),
             upgrade_rate: Arc::clone(&shared.upgrade_rate),
             request_body: RequestBodyStep::new(shared, worker, settings),
@@ -73,6 +79,10 @@ impl AdmissionStep {
         deadline: Option<RequestDeadline>,
         trace: &mut Trace,
     ) -> Result<Admitted, RequestRejection> {
+        let is_exempt = || self.admission.is_exempt(attributes);
+        let holder = || SlotHolder::for_client(attributes.user, received.peer.source_network());
+        let reserved = self.memory_limit.admit(holder, is_exempt);
+        let reserved = reserved.map_err(RequestRejection::Limit)?;
         let mut times = trace.admission_times(deadline.map(|limit| limit.deadline));
         let mut rates = self
             .rates
@@ -83,6 +93,9 @@ impl AdmissionStep {
             let admitted = self.upgrade_rate.admit(source, times.now);
             admitted.map_err(RequestRejection::Limit)?;
         }
+        let body_deadline = times.deadline;
+        let body_deadline = body_deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
+        let (info, upgrades) = (attributes.info, upgrade != RequestedUpgrade::NotRequested);
         if rates.body.is_none() {
             let before = BodyReadTime::BeforeSeat;
             let read =
@@ -117,7 +130,11 @@ impl AdmissionStep {
             rates.body = read.await?;
         }
         let body = rates.body;
-        Ok(Admitted { permit, body })
+        Ok(Admitted {
+            permit,
+            body,
+            reserved,
+        })
     }
 
     /// After an outage of all API servers, lets a watch or a list wait for its turn, before it takes
@@ -134,8 +151,7 @@ impl AdmissionStep {
         {
             return Ok(false);
         }
-        let holder = SlotHolder::from_client(attributes.user, peer.source_network());
-        let holder = holder.unwrap_or_else(|| SlotHolder::User(attributes.user.name.clone()));
+        let holder = SlotHolder::for_client(attributes.user, peer.source_network());
         let delay = self.upstream.recovery_delay(&holder);
         if delay.is_zero() {
             return Ok(false);

@@ -22,6 +22,7 @@ use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::service_times::RequestShape;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::PipelineSettings;
@@ -42,6 +43,8 @@ use crate::pipeline::response::in_flight::ResponseGuard;
 use crate::pipeline::response::list_observer::InitialEventsObserver;
 use crate::pipeline::response::list_observer::ListObserver;
 use crate::pipeline::response::list_observer::ObservedList;
+use crate::pipeline::response::response_reader::ResponseReader;
+use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::response::watch_init::INITIALIZATION_TIMEOUT;
 use crate::pipeline::response::watch_init::WatchInitialization;
 use crate::pipeline::steps::arrival::RequestDeadline;
@@ -74,7 +77,7 @@ pub(in crate::pipeline) struct AdmittedRequest {
     pub(in crate::pipeline) body: OutgoingBody,
     pub(in crate::pipeline) upgrade: Option<UpgradeRequest>,
     pub(in crate::pipeline) permit: Permit,
-    pub(in crate::pipeline) requester: Requester,
+    pub(in crate::pipeline) reader: ResponseReader,
     pub(in crate::pipeline) deadline: Option<RequestDeadline>,
     pub(in crate::pipeline) observed_list: Option<ObservedList>,
     pub(in crate::pipeline) drain_guard: Option<DrainGuard>,
@@ -89,6 +92,7 @@ pub(in crate::pipeline) struct ForwardingStep {
     abandoned_requests: Arc<AbandonedRequests>,
     abandoned_backlog: Arc<AbandonedBacklog>,
     deadlines: Arc<Deadlines>,
+    memory_limit: Arc<WorkerMemoryLimit>,
     drain: Arc<Drain>,
     /// Compares the API server's flow schemas with weir's. `None` without priority and fairness.
     drift: Option<Arc<DriftMonitor>>,
@@ -111,6 +115,7 @@ impl ForwardingStep {
             abandoned_requests: Arc::clone(&worker.abandoned_requests),
             abandoned_backlog: Arc::clone(&shared.abandoned_backlog),
             deadlines: Arc::clone(&worker.deadlines),
+            memory_limit: Arc::new(WorkerMemoryLimit(Arc::clone(&shared.memory_limit))),
             drain: Arc::clone(&shared.drain),
             drift: shared.drift.clone(),
             controller: match &shared.admission {
@@ -120,6 +125,10 @@ impl ForwardingStep {
             request_timeout: settings.request_timeout,
             explain_responses: settings.explain_responses,
         }
+    }
+
+    pub(in crate::pipeline) fn close_idle(&self, now: Instant) {
+        self.upstream.close_idle(now);
     }
 
     /// The list that the response is counted as. `None` without priority and fairness.
@@ -152,6 +161,15 @@ impl ForwardingStep {
         OutgoingBody::new(prefix, body, &self.identity_headers)
     }
 
+    /// The client that reads the response, and what its request counts for already.
+    pub(in crate::pipeline) fn reader(
+        &self,
+        requester: Requester,
+        reserved: Option<ReservedResponse>,
+    ) -> ResponseReader {
+        ResponseReader::new(requester, &self.memory_limit, reserved)
+    }
+
     /// Records what the headers of a response say, before weir's own are added.
     fn observe_response_headers(&self, now: Instant, headers: &HeaderMap, trace: &mut Trace) {
         trace.record_response_headers(headers);
@@ -172,20 +190,20 @@ impl ForwardingStep {
             body: OutgoingBody { body, progress },
             upgrade,
             permit,
-            requester,
+            reader,
             deadline,
             mut observed_list,
             drain_guard,
         } = admitted;
         let is_sent = progress.is_none();
         let mut in_flight =
-            self.start_in_flight(subject.info, &requester, permit, deadline, is_sent);
+            self.start_in_flight(subject.info, &reader.requester, permit, deadline, is_sent);
         let head_limit =
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
         let size = body.size_hint().exact();
         let context = SendContext {
-            requester: &requester,
+            requester: &reader.requester,
             guard: &mut in_flight.stream_guard,
             sent_at: &mut in_flight.sent_at,
         };
@@ -223,17 +241,18 @@ impl ForwardingStep {
             return Ok(start_tunnel(response, client, guard, &self.deadlines));
         }
         let lifetime = self.body_lifetime(subject.info, deadline);
-        Ok(self.guarded_response(response, guard, lifetime, seats_until))
+        Ok(self.guarded_response(response, guard, lifetime, seats_until, reader))
     }
 
     /// The response whose body has this guard. The seats of a watch that is not initialized are
-    /// released at `seats_until`.
+    /// released at `seats_until`. Its bytes count for `reader`.
     fn guarded_response(
         &self,
         response: Response<ResponseBody>,
         guard: ResponseGuard,
         lifetime: BodyLifetime,
         seats_until: Option<Instant>,
+        reader: ResponseReader,
     ) -> Response<Body> {
         let (mut head, body) = response.into_parts();
         headers::prepare_forwarding(&mut head.headers);
@@ -242,7 +261,7 @@ impl ForwardingStep {
         if let Some(deadline) = seats_until {
             ResponseGuard::limit_initialization(&body, deadline, &self.deadlines);
         }
-        Response::from_parts(head, Body::forwarded(body))
+        Response::from_parts(head, Body::forwarded(body, reader))
     }
 
     /// What a request holds while it is forwarded.

@@ -64,6 +64,7 @@ use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::identity::PeerCertificate;
 use crate::io::TcpIo;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
@@ -127,11 +128,6 @@ const MAX_HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 /// The window of a stream in bytes: kube-apiserver's for uploads.
 const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
 
-/// How long an idle HTTP/2 connection stays open after its GOAWAY while its client still reads
-/// responses. A response counts as complete when its last bytes have been handed to the connection.
-/// The client can start no more requests, and a connection without unread data closes at once.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
-
 /// How long a client has to read the final response or the GOAWAY of its connection (Go's
 /// `rstAvoidanceDelay` is 0.5 s).
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -155,7 +151,9 @@ pub(crate) struct ConnectionContext {
     /// What the worker keeps for its pipelines.
     pub(crate) worker: WorkerDependencies,
     /// Memory for request heads that are incomplete.
-    pub head_budget: Arc<HeadBudget>,
+    pub(crate) head_budget: Arc<HeadBudget>,
+    /// Closes idle connections while the process uses too much memory.
+    pub(crate) memory_limit: Arc<MemoryLimit>,
     /// The settings of new connections, shared by all workers.
     pub(crate) settings: Arc<ArcSwap<ListenerSettings>>,
     /// The stages of the shutdown.
@@ -200,10 +198,50 @@ pub(crate) async fn serve(
         }
     };
     drop(pending_guard);
-    let (_, session) = stream.get_ref();
-    let http2 = session.alpn_protocol() == Some(b"h2");
-    let certificate = PeerCertificate::new(session.peer_certificates()).map(Arc::new);
-    let fragments = Arc::new(TargetFragments::default());
+    let peer = Arc::new(peer(&stream, address, peer_address, &settings, &context));
+    let open = GaugeGuard::new(context.metrics.open_connections.clone());
+    let budget = &context.head_budget;
+    let head_monitor = HeadMonitor::new(settings.header_timeout, budget, peer.source_network());
+    let monitors = ConnectionMonitors {
+        head_monitor,
+        write_stall: Arc::default(),
+    };
+    let write_progress = WriteProgress::new(&monitors.write_stall, &context.worker.deadlines);
+    if is_http2(&stream) {
+        serve_http2(stream, write_progress, peer, &monitors, &settings, &context).await;
+        drop((guard, open));
+    } else {
+        let requests = Arc::<RequestCount>::default();
+        let write_progress = write_progress.with_unread(requests.unread());
+        let stream = InspectedStream {
+            stream,
+            target_fragments: Arc::clone(&peer.target_fragments),
+            requests,
+            head_monitor: Arc::clone(&monitors.head_monitor),
+            unwritten_bytes: Arc::default(),
+            write_progress,
+            pacing: ReadPacing::default(),
+            rejection_response: None,
+            response_suppressed: false,
+            _guard: (guard, open),
+        };
+        serve_http1(stream, peer, &monitors, &settings, &context).await;
+    }
+}
+
+fn is_http2(stream: &TlsStream<TcpIo>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(b"h2")
+}
+
+/// The client at `address`, whose connection comes from `peer_address`.
+fn peer(
+    stream: &TlsStream<TcpIo>,
+    address: SocketAddr,
+    peer_address: SocketAddr,
+    settings: &ListenerSettings,
+    context: &ConnectionContext,
+) -> Peer {
+    let certificate = PeerCertificate::new(stream.get_ref().1.peer_certificates()).map(Arc::new);
     // An address from the PROXY protocol is the client's, even if it is in `--trusted-proxies`: the
     // proxy passes bytes on without checking identity headers.
     let trusted = address == peer_address && settings.is_trusted_proxy(peer_address);
@@ -290,6 +328,7 @@ async fn serve_http1(
         tokio::select! {
             end = wait_for_http1_violation(&peer, monitors) => end,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
+            () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
         }
     });
@@ -357,6 +396,7 @@ async fn serve_http2(
         }
         respond(Arc::clone(context), Arc::clone(&peer), &requests, request)
     });
+    let write_progress = write_progress.with_unread(requests.unread());
     keepalive::enable_http2(stream.get_ref().0.tcp());
     let last_stream = Arc::<LastStreamId>::default();
     let pacing = ReadPacing::with_reset_limit(settings.max_resets_per_second, Clock.now());
@@ -372,6 +412,7 @@ async fn serve_http2(
         tokio::select! {
             () = coalescer.insufficient_read(saturating_u64(PREFACE_LENGTH), HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
+            () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = go_away.notified() => ClientCloseReason::Drain,
             end = wait_for_http2_violation(&peer, monitors, &requests) => end,
@@ -422,57 +463,13 @@ fn http2_builder(streams: StreamExecutor, max_streams: u32) -> http2::Builder<St
     builder
 }
 
-/// Why weir ends a connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ClientCloseReason {
-    /// The client has sent nothing.
-    Silence,
-    /// The connection has had no request for a long time.
-    Idle,
-    /// The active requests finish, and no new ones start.
-    Drain,
-    /// The head of a request was not complete in time or too large.
-    IncompleteHead(IncompleteHeadError),
-    /// The client has reset too many requests.
-    TooManyResets,
-    /// The CA of the client's certificate was removed.
-    Untrusted,
-}
-
-impl ClientCloseReason {
-    /// The value of the metric's label; `None` if the client did not cause the close.
-    const fn metric_label(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Silence => "silence",
-            Self::Idle => "idle",
-            Self::Drain => return None,
-            Self::IncompleteHead(IncompleteHeadError::Timeout) => "head_timeout",
-            Self::IncompleteHead(IncompleteHeadError::BudgetExceeded) => "head_budget",
-            Self::TooManyResets => "resets",
-            Self::Untrusted => "ca_removed",
-        })
-    }
-
-    /// The error of the GOAWAY with which the connection is closed at once.
-    fn http2_error(self) -> Http2Error {
-        if self == Self::Untrusted {
-            Http2Error::NoError
-        } else {
-            Http2Error::EnhanceYourCalm
-        }
-    }
-
-    /// How long active requests may take after GOAWAY.
-    const fn drain_timeout(self) -> Duration {
-        match self {
-            Self::Idle => DRAIN_TIMEOUT,
-            Self::Silence
-            | Self::Drain
-            | Self::IncompleteHead(_)
-            | Self::TooManyResets
-            | Self::Untrusted => Duration::MAX,
-        }
-    }
+/// Completes when the connection is idle and its memory is needed.
+///
+/// # Cancel safety
+/// The time starts again.
+async fn wait_for_memory_pressure(requests: &RequestCount, memory: &MemoryLimit) {
+    let exceeds_share = || memory.exceeds_share(requests.unread());
+    wait_for_idle_under_pressure(requests, memory.observe(), exceeds_share).await;
 }
 
 fn record_close(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason) {

@@ -115,6 +115,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         request_timeout: Duration::from_secs(60),
         rejection_hold: Duration::ZERO,
         transfers: config::TransferConfig::default(),
+        memory_limit: 0,
         object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
         upstream: upstream::UpstreamConfig {
             servers: vec![server_address(upstream)],
