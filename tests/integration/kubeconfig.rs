@@ -215,19 +215,15 @@ async fn the_upstream_is_verified_by_its_tls_server_name() {
     );
 }
 
-#[tokio::test]
-async fn the_upstream_is_reached_through_the_proxy_url() {
-    let mut upstream = FakeUpstream::start().await;
+/// The user and the password of the proxy, as in its URL and in its header.
+const PROXY_USER: &str = "user:pass%20word";
+const PROXY_AUTHORIZATION: &str = "Basic dXNlcjpwYXNzIHdvcmQ=";
+
+/// A proxy that connects to `upstream` where it is asked for `target`.
+async fn start_proxy(target: &str, upstream: SocketAddr) -> SocketAddr {
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = proxy.local_addr().unwrap();
-    let files = ConfigDir::new();
-    let cluster = format!("    proxy-url: http://user:pass%20word@{address}\n");
-    files.write(
-        "kubeconfig",
-        &kubeconfig_yaml(upstream.address, &cluster, "token: t"),
-    );
-    let weir = serve(files).await;
-    let to = upstream.address.to_string();
+    let expected = target.to_owned();
     tokio::spawn(async move {
         while let Ok((tcp, _)) = proxy.accept().await {
             let mut wire = RawHttp1::new(tcp);
@@ -237,19 +233,33 @@ async fn the_upstream_is_reached_through_the_proxy_url() {
                 headers,
                 ..
             } = wire.read_request_head().await;
-            let allowed = headers.get("proxy-authorization") == Some("Basic dXNlcjpwYXNzIHdvcmQ=");
-            if method != "CONNECT" || target != to || !allowed {
+            let allowed = headers.get("proxy-authorization") == Some(PROXY_AUTHORIZATION);
+            if method != "CONNECT" || target != expected || !allowed {
                 wire.send("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
                     .await;
                 continue;
             }
-            let mut far = TcpStream::connect(&to).await.unwrap();
+            let mut far = TcpStream::connect(upstream).await.unwrap();
             wire.send("HTTP/1.1 200 Connected\r\n\r\n").await;
             tokio::spawn(
                 async move { copy_bidirectional(&mut wire.into_stream(), &mut far).await },
             );
         }
     });
+    address
+}
+
+#[tokio::test]
+async fn the_upstream_is_reached_through_the_proxy_url() {
+    let mut upstream = FakeUpstream::start().await;
+    let address = start_proxy(&upstream.address.to_string(), upstream.address).await;
+    let files = ConfigDir::new();
+    let cluster = format!("    proxy-url: http://{PROXY_USER}@{address}\n");
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(upstream.address, &cluster, "token: t"),
+    );
+    let weir = serve(files).await;
     assert_own_credentials_unused(&weir, &mut upstream).await;
     let mut near = weir.raw_http1().await;
     let request = TestRequest::get("/api/v1/namespaces/a/pods/b/exec")
@@ -264,6 +274,87 @@ async fn the_upstream_is_reached_through_the_proxy_url() {
     assert_eq!(near.read_response_head().await.status, 101);
     near.send("bytes").await;
     assert_eq!(far.reader.read_exactly(5).await.unwrap(), "bytes");
+}
+
+/// A name that only the proxy knows: Go connects directly to loopback addresses.
+const BEHIND_THE_PROXY: &str = "api.weir.invalid:6443";
+
+#[tokio::test]
+async fn the_upstream_is_reached_through_the_proxy_of_the_environment() {
+    let mut upstream = FakeUpstream::start().await;
+    let address = start_proxy(BEHIND_THE_PROXY, upstream.address).await;
+    let files = ConfigDir::new();
+    let text = kubeconfig_yaml(
+        upstream.address,
+        "    tls-server-name: 127.0.0.1\n",
+        "token: t",
+    );
+    let text = text.replace(&upstream.address.to_string(), BEHIND_THE_PROXY);
+    files.write("kubeconfig", &text);
+    let proxy = format!("http://{PROXY_USER}@{address}");
+    let environment = [("HTTPS_PROXY", &*proxy), ("NO_PROXY", "10.0.0.0/8")];
+    let flags = kubeconfig_flags(&["--token-auth-file=tokens.csv"]);
+    let weir = WeirProcess::start_with(files, &flags, &environment).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(
+        exchange.request.headers.get("authorization"),
+        Some("Bearer t")
+    );
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get(LIST)).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_proxy_of_the_environment_that_cannot_be_used_prevents_the_start() {
+    let files = ConfigDir::new();
+    let text = kubeconfig_yaml(([10, 0, 0, 1], 6443).into(), "", "token: t");
+    files.write("kubeconfig", &text);
+    let flags = kubeconfig_flags(&[]);
+    let all: Vec<&str> = ["serve"]
+        .into_iter()
+        .chain(flags.iter().map(String::as_str))
+        .collect();
+    let environment = [("HTTPS_PROXY", "socks5://hidden@proxy:1080")];
+    let finished = process::run_with(&files, &all, &environment).await;
+    assert_eq!(finished.code, Some(2), "{finished:?}");
+    assert!(
+        finished
+            .stderr
+            .contains("HTTPS_PROXY: only http:// proxies"),
+        "{}",
+        finished.stderr
+    );
+    assert!(!finished.stderr.contains("hidden"), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn the_files_of_the_variable_kubeconfig_are_merged() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    let whole = kubeconfig_yaml(upstream.address, "", "token: of-the-second");
+    files.write("second", &whole);
+    files.write(
+        "first",
+        "users:\n- {name: u, user: {token: of-the-first}}\n",
+    );
+    let mut flags = kubeconfig_flags(&["--token-auth-file=tokens.csv"]);
+    flags.retain(|flag| flag != "--kubeconfig=kubeconfig");
+    let environment = [("KUBECONFIG", "absent:first:second")];
+    let weir = WeirProcess::start_with(files, &flags, &environment).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(
+        exchange.request.headers.get("authorization"),
+        Some("Bearer of-the-first")
+    );
+    drop(weir);
+    // An --upstream is one by itself.
+    let mut flags = process::required_flags(upstream.address);
+    flags.push("--token-auth-file=tokens.csv".to_owned());
+    let weir = WeirProcess::start_with(ConfigDir::new(), &flags, &environment).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(exchange.request.headers.get("authorization"), None);
 }
 
 #[tokio::test]
@@ -304,13 +395,8 @@ async fn errors_in_a_kubeconfig_are_reported() {
     let good = kubeconfig_yaml(([127, 0, 0, 1], 1).into(), "", "token: t");
     let proxy = "    proxy-url: http://127.0.0.1:1\n";
     let proxied = kubeconfig_yaml(([127, 0, 0, 1], 1).into(), proxy, "token: t");
-    let cases: [(&str, &[&str], &[&str]); 8] = [
+    let cases: [(&str, &[&str], &[&str]); 7] = [
         (&good, &["--context=nowhere"], &["--kubeconfig", "nowhere"]),
-        (
-            &good,
-            &["--upstream=https://127.0.0.1:1"],
-            &["--kubeconfig", "--upstream"],
-        ),
         (
             &good,
             &["--upstream-ca-file=upstream-ca.crt"],
@@ -380,4 +466,51 @@ async fn shutdown_waits_for_a_request_whose_token_is_under_review() {
     exchange.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
     assert_eq!(weir.wait_for_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn several_servers_are_used_with_the_credentials_and_the_ca_of_a_kubeconfig() {
+    let named = |name| pki().server_ca.issue_server_named(name);
+    let mut servers = [
+        FakeUpstream::with_certificate(&named("api.example")).await,
+        FakeUpstream::with_certificate(&named("api.example")).await,
+    ];
+    let files = ConfigDir::new();
+    let nowhere = ([127, 0, 0, 1], 1).into();
+    let cluster = "    tls-server-name: api.example\n";
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(nowhere, cluster, "token: weirs-own"),
+    );
+    let [first, second] = servers.each_ref().map(|server| server.address);
+    let more = format!("--upstream=https://{first},https://{second}");
+    let flags = kubeconfig_flags(&[&more, "--token-auth-file=tokens.csv"]);
+    let weir = WeirProcess::start(files, &flags);
+    let probes = async {
+        for server in &mut servers {
+            let exchange = server.next_exchange().await;
+            assert_eq!(exchange.request.target, "/readyz");
+            let own = exchange.request.headers.get("authorization");
+            assert_eq!(own, Some("Bearer weirs-own"));
+            exchange.respond(200, "ok").await;
+            server.answer_readyz(200);
+        }
+    };
+    let (weir, ()) = tokio::join!(weir, probes);
+    for address in [first, second] {
+        let healthy = format!("weir_upstream_server_healthy{{server=\"{address}\"}}");
+        weir.wait_for_metric(&healthy, 1.0).await;
+    }
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::get(LIST))
+        .await;
+    let [one, other] = &mut servers;
+    let exchange = tokio::select! {
+        exchange = one.next_exchange_except_readyz() => exchange,
+        exchange = other.next_exchange_except_readyz() => exchange,
+    };
+    assert_eq!(exchange.request.headers.get("authorization"), Some(ALICE.1));
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }

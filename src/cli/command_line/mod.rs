@@ -35,6 +35,7 @@ use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
 use crate::cli::flags::LoggingFormat;
+use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::process::exit::EXIT_USAGE;
@@ -170,6 +171,8 @@ pub(super) fn parse(
             ConfigOrigin::from_matches(subcommand, submatches, file.locations, file.file_only);
         origin.warnings = file.warnings;
         origin.files = Arc::clone(files);
+        origin.is_typed = has_typed_setting(subcommand, submatches);
+        origin.environment = Environment::of_process();
         cli.command.set_origin(origin);
     }
     if !errors.findings.prevent_start() {

@@ -97,7 +97,7 @@ impl FlagResolver {
         identity: &IdentityArgs,
         upstream: &UpstreamArgs,
     ) {
-        if identity.classify_impersonated && upstream.kubeconfig.is_none() {
+        if identity.classify_impersonated && self.kubeconfig_source(upstream).is_none() {
             self.add(
                 "classify-impersonated",
                 "needs a --kubeconfig: weir sends SubjectAccessReviews with its credentials",
@@ -131,7 +131,7 @@ impl FlagResolver {
         if args.assert_by != AssertBy::Impersonation {
             return false;
         }
-        if args.kubeconfig.is_none() {
+        if self.kubeconfig_source(args).is_none() {
             self.add(
                 ASSERT_BY,
                 "impersonation needs a --kubeconfig: its credentials are those that impersonate",

@@ -14,7 +14,7 @@ use crate::cli::config_resolver::certificates::Defect;
 use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::FindingSubject;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::config_resolver::findings::Subject;
+use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::clock::Clock;
 use crate::document;
@@ -31,6 +31,7 @@ pub(super) struct FlagResolver {
     /// Where the `--config` file sets a flag, by the flag's name.
     locations: BTreeMap<String, SourceLocation>,
     files: Arc<InputFiles>,
+    environment: Environment,
 }
 
 /// A file and the flag that names it.
@@ -44,12 +45,21 @@ pub(super) struct FlagFile<'f> {
 impl FlagResolver {
     /// Nothing found yet. `locations` tells where the `--config` file sets a flag, by the flag's
     /// name. `files` reads the files.
-    pub(super) fn new(locations: BTreeMap<String, SourceLocation>, files: Arc<InputFiles>) -> Self {
+    pub(super) fn new(
+        locations: BTreeMap<String, SourceLocation>,
+        files: Arc<InputFiles>,
+        environment: Environment,
+    ) -> Self {
         Self {
             findings: Findings::default(),
             locations,
             files,
         }
+    }
+
+    /// The variables that settings depend on.
+    pub(super) const fn environment(&self) -> &Environment {
+        &self.environment
     }
 
     /// Reads the files.

@@ -71,9 +71,11 @@ pub(crate) struct UpstreamArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) upstream_ca_file: Option<PathBuf>,
     /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. Clients' requests do
-    /// not carry these credentials, except with --assert-by=impersonation. Not together with --upstream or --upstream-ca-file.
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
+    /// not carry these credentials, except with --assert-by=impersonation. With --upstream, the API servers are those and all else
+    /// is the kubeconfig's, its tls-server-name and proxy-url included. Not together with --upstream-ca-file. If it is empty, or
+    /// neither is given: the files of KUBECONFIG, merged as kubectl does; or, in a Pod, its service account.
+    #[arg(long, value_name = "FILE", value_parser = clap::builder::OsStringValueParser::new().map(PathBuf::from))]
+    pub(crate) kubeconfig: Option<PathBuf>,
     /// The kubeconfig's context to use; its current one if not given.
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,

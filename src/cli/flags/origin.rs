@@ -9,6 +9,7 @@ use clap::ArgMatches;
 use clap::Command;
 use serde_json::Value;
 
+use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::document::Content;
 use crate::document::Diagnostics;
@@ -36,6 +37,8 @@ pub(crate) struct ConfigOrigin {
     pub(in crate::cli) is_typed: bool,
     /// Reads the files that flags name.
     pub(in crate::cli) files: Arc<InputFiles>,
+    /// The variables that settings depend on.
+    pub(in crate::cli) environment: Environment,
 }
 
 impl ConfigOrigin {
@@ -80,6 +83,7 @@ impl ConfigOrigin {
             effective,
             is_typed: false,
             files: Arc::default(),
+            environment: Environment::default(),
         }
     }
 }

@@ -5,15 +5,16 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `address` `error` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
-//! | 1 | `connection_budget` |
+//! | 1 | `connection_budget` `environment_proxy` |
 //! | 2 | `connector` |
 //! | 3 | `http2` |
 
 pub mod address;
 pub mod connection_budget;
-pub mod connector;
-pub mod error;
-pub mod fair_shares;
+pub(crate) mod connector;
+pub(crate) mod environment_proxy;
+pub(crate) mod error;
+pub(crate) mod fair_shares;
 pub(in crate::upstream) mod http2;
 pub(in crate::upstream) mod http_settings;
 pub(in crate::upstream) mod ping_schedule;

@@ -1,12 +1,12 @@
 //! Parses a kubeconfig: the API server's address, its roots, and weir's credential. Pure: text in,
 //! data and diagnostics out.
 //!
-//! Follows client-go 1.36 (`tools/clientcmd`: `validation.go`, `client_config.go`): unknown fields
-//! are ignored, entries that the chosen context does not name are not checked, and paths are
-//! relative to the file. What weir will not do is an error and not ignored: unverified TLS,
-//! impersonation, a path prefix, and credentials that Kubernetes has removed. No diagnostic quotes
-//! a secret. Deliberately not here: reading other files, `KUBECONFIG` with several files, and the
-//! `HTTPS_PROXY` variables.
+//! Follows client-go 1.36 (`tools/clientcmd`: `loader.go`, `validation.go`, `client_config.go`):
+//! several files are merged, unknown fields are ignored, entries that the chosen context does not
+//! name are not checked, and paths are relative to their file. In a Pod the service account stands in
+//! for a kubeconfig (`rest.InClusterConfig`). What weir will not do is an error and not ignored:
+//! unverified TLS, impersonation, a path prefix, and credentials that Kubernetes has removed. No
+//! diagnostic quotes a secret. Deliberately not here: reading files and the environment.
 //!
 //! # Layers
 //!
@@ -20,7 +20,9 @@ mod user;
 
 use std::fmt::Write;
 use std::path::Path;
+use std::path::PathBuf;
 
+use rustls_pki_types::ServerName;
 use serde_json::Value as Json;
 
 use crate::document;
@@ -33,6 +35,7 @@ use crate::document::SourceLocation;
 use crate::document::Strictness;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::credentials::BearerToken;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::kubeconfig::fields::entry_name;
@@ -54,60 +57,120 @@ pub(crate) struct Kubeconfig {
     /// The context's name.
     pub(crate) context: String,
     /// The API server.
-    pub address: ServerAddress,
+    pub(crate) address: ServerAddress,
+    /// Its `tls-server-name`, if it has one.
+    pub(crate) tls_server_name: Option<ServerName<'static>>,
     /// The roots for its certificate; the system's, if absent.
     pub(crate) ca: Option<Pem>,
     /// weir's credential.
-    pub source: CredentialSource,
+    pub(crate) source: CredentialSource,
+    /// The file that has or names the credential.
+    pub(crate) user_file: PathBuf,
 }
 
-/// Parses `text`, the content of `file`, and resolves the context of that name, or the current one.
-/// `None` if `diagnostics` gets errors; warnings can accompany a result.
+/// A file of a kubeconfig, and its content.
+#[derive(Clone, Debug)]
+pub(crate) struct KubeconfigFile {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+}
+
+/// Parses `files` and resolves the context of that name, or the current one. As in kubectl, the first
+/// file that has the current context or an entry of a name wins; an entry is taken as a whole. `None`
+/// if `diagnostics` gets errors; warnings can accompany a result.
 #[must_use]
-pub fn parse(
-    file: &Path,
-    text: &str,
+pub(crate) fn parse(
+    files: &[KubeconfigFile],
     context: Option<&str>,
     diagnostics: &mut Diagnostics,
 ) -> Option<Kubeconfig> {
-    let name = file.display().to_string();
-    let mut file_diagnostics = Diagnostics::default();
-    let roots = document::parse_all(&name, text, &mut file_diagnostics);
-    let read = match roots.as_slice() {
-        [] if file_diagnostics.is_empty() => {
-            file_diagnostics.report_error(
-                &SourceLocation::whole_file(&name),
-                "",
-                "there is no kubeconfig in it",
-            );
-            None
-        }
-        [] => None,
-        [root, rest @ ..] => {
-            for ignored in rest {
-                file_diagnostics.report_warning(
-                    &ignored.location,
-                    "",
-                    "only the first document is read",
-                );
-            }
-            let dir = file.parent().unwrap_or_else(|| Path::new(""));
-            KubeconfigReader {
-                root,
-                dir,
-                diagnostics: &mut file_diagnostics,
-            }
-            .read_config(context)
-        }
+    let mut own_diagnostics = Diagnostics::default();
+    let documents: Vec<_> = files
+        .iter()
+        .filter_map(|file| Some((file, parse_file(file, &mut own_diagnostics)?)))
+        .collect();
+    let sources: Vec<_> = documents
+        .iter()
+        .map(|(file, root)| Source {
+            file: &file.path,
+            root,
+        })
+        .collect();
+    if let ([], [first, ..], true) = (&*sources, files, own_diagnostics.is_empty()) {
+        let location = SourceLocation::whole_file(&first.path.display().to_string());
+        own_diagnostics.report_error(&location, "", "there is no kubeconfig in it");
+    }
+    let reader = KubeconfigReader {
+        sources: &sources,
+        diagnostics: &mut own_diagnostics,
     };
-    let usable = !file_diagnostics.has_errors();
-    diagnostics.extend(file_diagnostics);
+    let read = reader.read_config(context);
+    let usable = !own_diagnostics.has_errors();
+    diagnostics.extend(own_diagnostics);
     read.filter(|_| usable)
 }
 
-struct KubeconfigReader<'r> {
+/// The first document of a file, if it has one and that is a mapping.
+fn parse_file(file: &KubeconfigFile, diagnostics: &mut Diagnostics) -> Option<Node> {
+    let name = file.path.display().to_string();
+    let mut documents = document::parse_all(&name, &file.text, diagnostics).into_iter();
+    let first = documents.next();
+    for ignored in documents {
+        diagnostics.report_warning(&ignored.location, "", "only the first document is read");
+    }
+    // What is no mapping is reported here, once.
+    first.filter(|root| {
+        root.decode(diagnostics, "", Strictness::Lenient, |_| ())
+            .is_some()
+    })
+}
+
+/// The API server at `host` and `port` (`KUBERNETES_SERVICE_HOST` and `_PORT`), with the token and the
+/// CA of the service account in `dir`, where the kubelet replaces the token before it expires.
+///
+/// # Errors
+/// Host and port are no address.
+pub(crate) fn of_service_account(host: &str, port: &str, dir: &Path) -> Result<Kubeconfig, String> {
+    let url = if host.contains(':') {
+        format!("https://[{host}]:{port}") // IPv6
+    } else {
+        format!("https://{host}:{port}")
+    };
+    let (authority, name) = address::parse_server(&url)?;
+    let token = dir.join("token");
+    Ok(Kubeconfig {
+        context: String::new(),
+        address: ServerAddress::new(authority, name),
+        ca: Some(Pem::File(dir.join("ca.crt"))),
+        user_file: token.clone(),
+        tls_server_name: None,
+        source: CredentialSource::Configured {
+            certificate: None,
+            token: Some(BearerToken::File {
+                path: token,
+                fallback: None,
+            }),
+        },
+    })
+}
+
+/// The document of one file.
+#[derive(Clone, Copy)]
+struct Source<'r> {
+    file: &'r Path,
     root: &'r Node,
-    dir: &'r Path,
+}
+
+impl<'r> Source<'r> {
+    /// The directory that paths are relative to.
+    fn dir(self) -> &'r Path {
+        self.file.parent().unwrap_or_else(|| Path::new(""))
+    }
+}
+
+struct KubeconfigReader<'r> {
+    /// The files that have a document.
+    sources: &'r [Source<'r>],
     diagnostics: &'r mut Diagnostics,
 }
 
@@ -117,43 +180,37 @@ struct NamedEntry<'n> {
     /// The list and the index of the entry.
     path: String,
     item: &'n Node,
+    source: Source<'n>,
 }
 
 /// The parsed `cluster` of an entry.
 struct ClusterConfig {
     address: ServerAddress,
+    tls_server_name: Option<ServerName<'static>>,
     ca: Option<Pem>,
     info: ClusterInfo,
 }
 
 impl<'r> KubeconfigReader<'r> {
-    fn read_config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
-        let current = self
-            .root
-            .decode(self.diagnostics, "", Strictness::Lenient, |fields| {
-                for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
-                    if optional_string(fields, name).is_some_and(|value| value != expected) {
-                        fields.report_error(
-                            name,
-                            format!("expected {expected}: this is not a kubeconfig"),
-                        );
-                    }
-                }
-                optional_string(fields, "current-context")
-            })?;
+    fn read_config(mut self, context: Option<&str>) -> Option<Kubeconfig> {
+        let [first, ..] = self.sources else {
+            return None;
+        };
+        let current = self.current_context();
         let contexts = self.entries("contexts");
         let clusters = self.entries("clusters");
         let users = self.entries("users");
         let (wanted, at, field) = match (context, current) {
-            (Some(name), _) => (name.to_owned(), self.root.locate("contexts"), "contexts"),
-            (None, Some(name)) => (name, self.root.locate("current-context"), "current-context"),
+            (Some(name), _) => (name.to_owned(), first.root.locate("contexts"), "contexts"),
+            (None, Some((source, name))) => {
+                let at = source.root.locate("current-context");
+                (name, at, "current-context")
+            }
             (None, None) => {
                 let message = format!("not given, so name a context; {}", list_names(&contexts));
-                self.diagnostics.report_error(
-                    self.root.locate("current-context"),
-                    "current-context",
-                    message,
-                );
+                let at = first.root.locate("current-context");
+                self.diagnostics
+                    .report_error(at, "current-context", message);
                 return None;
             }
         };
@@ -168,23 +225,66 @@ impl<'r> KubeconfigReader<'r> {
         let user = self.find_referenced(chosen, "user", user, &users);
         let cluster = cluster.and_then(|entry| self.read_cluster(entry));
         let info = cluster.as_ref().map(|cluster| &cluster.info);
-        let dir = self.dir;
-        let source = self.read_mapping(user?, "user", |fields| user::read(fields, dir, info))?;
+        let user = user?;
+        let dir = user.source.dir();
+        let source = self.read_mapping(user, "user", |fields| user::read(fields, dir, info))?;
         let ClusterConfig {
-            address: target,
+            address,
+            tls_server_name,
             ca,
             ..
         } = cluster?;
         Some(Kubeconfig {
             context: wanted,
-            address: target,
+            address,
+            tls_server_name,
             ca,
             source,
+            user_file: user.source.file.to_owned(),
         })
     }
 
+    /// The current context, and the file that has it. Adds an error for each file that is something
+    /// else.
+    fn current_context(&mut self) -> Option<(Source<'r>, String)> {
+        let mut first = None;
+        for source in self.sources {
+            let named = source
+                .root
+                .decode(self.diagnostics, "", Strictness::Lenient, |fields| {
+                    for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
+                        if optional_string(fields, name).is_some_and(|value| value != expected) {
+                            fields.report_error(
+                                name,
+                                format!("expected {expected}: this is not a kubeconfig"),
+                            );
+                        }
+                    }
+                    optional_string(fields, "current-context")
+                });
+            first = first.or_else(|| Some((*source, named.flatten()?)));
+        }
+        first
+    }
+
+    /// The entries of a list in all files. The first one of a name hides those of later files.
     fn entries(&mut self, list: &str) -> Vec<NamedEntry<'r>> {
-        let Some(node) = self.root.field(list).filter(|node| !node.is_null()) else {
+        let mut entries = Vec::new();
+        for source in self.sources {
+            let earlier = entries.len();
+            let own = self.entries_of(*source, list);
+            for entry in own {
+                let mut before = entries.iter().take(earlier);
+                if before.all(|other: &NamedEntry<'_>| other.name != entry.name) {
+                    entries.push(entry);
+                }
+            }
+        }
+        entries
+    }
+
+    fn entries_of(&mut self, source: Source<'r>, list: &str) -> Vec<NamedEntry<'r>> {
+        let Some(node) = source.root.field(list).filter(|node| !node.is_null()) else {
             return Vec::new();
         };
         let Content::Sequence(items) = &node.content else {
@@ -211,7 +311,12 @@ impl<'r> KubeconfigReader<'r> {
                     message,
                 );
             }
-            entries.push(NamedEntry { name, path, item });
+            entries.push(NamedEntry {
+                name,
+                path,
+                item,
+                source,
+            });
         }
         entries
     }
@@ -264,7 +369,7 @@ impl<'r> KubeconfigReader<'r> {
     }
 
     fn read_cluster(&mut self, entry: &NamedEntry<'_>) -> Option<ClusterConfig> {
-        let dir = self.dir;
+        let dir = entry.source.dir();
         self.read_mapping(entry, "cluster", |fields| parse_cluster(fields, dir))
             .flatten()
     }
@@ -305,7 +410,7 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
         .ok()?;
     let target = ServerAddress {
         authority,
-        server_name: expected_name.unwrap_or(host),
+        server_name: expected_name.clone().unwrap_or(host),
         proxy,
         socket: None,
     };
@@ -319,6 +424,7 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
     };
     Some(ClusterConfig {
         address: target,
+        tls_server_name: expected_name,
         ca,
         info,
     })

@@ -9,9 +9,16 @@ use crate::upstream::credentials::exec_plugin::ExecPlugin;
 
 const FILE: &str = "/etc/weir/kubeconfig";
 
+fn file(path: &str, text: &str) -> KubeconfigFile {
+    KubeconfigFile {
+        path: path.into(),
+        text: text.to_owned(),
+    }
+}
+
 fn read(text: &str, context: Option<&str>) -> (Option<Kubeconfig>, String) {
     let mut faults = Diagnostics::default();
-    let config = parse(Path::new(FILE), text, context, &mut faults);
+    let config = parse(&[file(FILE, text)], context, &mut faults);
     assert_eq!(config.is_none(), faults.has_errors(), "{faults}");
     (config, faults.to_string())
 }
@@ -301,6 +308,106 @@ fn only_the_named_context_is_read() {
     );
 }
 
+/// The kubeconfig of several files.
+fn merge(files: &[(&str, &str)], context: Option<&str>) -> (Option<Kubeconfig>, String) {
+    let files: Vec<_> = files.iter().map(|(path, text)| file(path, text)).collect();
+    let mut faults = Diagnostics::default();
+    let config = parse(&files, context, &mut faults);
+    (config, faults.to_string())
+}
+
+#[test]
+fn the_first_file_with_an_entry_or_a_current_context_wins() {
+    let first = "contexts:\n- {name: a, context: {cluster: k, user: u}}\n\
+                 clusters:\n- {name: k, cluster: {server: 'https://first', certificate-authority: ca.crt}}\n";
+    let second = "current-context: a\ncontexts:\n- {name: a, context: {cluster: x, user: x}}\n\
+                  - {name: b, context: {cluster: k, user: u}}\n\
+                  clusters:\n- {name: k, cluster: {server: 'https://second', tls-server-name: second}}\n\
+                  users:\n- {name: u, user: {tokenFile: token}}\n";
+    let third = "current-context: b\nusers:\n- {name: u, user: {token: third}}\n";
+    let files = [("/a/1", first), ("/b/2", second), ("/c/3", third)];
+    let (config, faults) = merge(&files, None);
+    let config = config.unwrap_or_else(|| panic!("{faults}"));
+    assert_eq!(
+        config.context, "a",
+        "of the second file; the first has none"
+    );
+    assert_eq!(config.address.authority, "first");
+    assert_eq!(
+        config.address.server_name,
+        address::parse_server_name("first").unwrap(),
+        "an entry is taken as a whole"
+    );
+    assert_eq!(config.ca, Some(Pem::File("/a/ca.crt".into())));
+    let token = BearerToken::File {
+        path: "/b/token".into(),
+        fallback: None,
+    };
+    assert_eq!(
+        config.source,
+        CredentialSource::Configured {
+            certificate: None,
+            token: Some(token)
+        }
+    );
+    assert_eq!(config.user_file, Path::new("/b/2"));
+    let (config, _) = merge(&files, Some("b"));
+    assert_eq!(config.unwrap().context, "b");
+}
+
+#[test]
+fn an_error_names_the_file_that_has_it() {
+    let context = "current-context: a\ncontexts:\n- {name: a, context: {cluster: k, user: u}}\n";
+    let cluster = "clusters:\n- {name: k, cluster: {server: 'http://k'}}\n";
+    let user = "users:\n- {name: u, user: {token: t}}\n- {name: u, user: {token: t}}\n";
+    let files = [
+        ("/1", context),
+        ("/2", cluster),
+        ("/3", user),
+        ("/4", "kind: Pod\n"),
+        ("/5", "[]\n"),
+        ("/6", ""),
+    ];
+    let (config, faults) = merge(&files, None);
+    assert_eq!(config, None);
+    let lines: Vec<_> = faults.lines().collect();
+    for expected in [
+        "/2:2:31: clusters[0].cluster.server: credentials go by https only",
+        "/3:3:10: users[1].name: there are two of the name \"u\"",
+        "/4:1:7: kind: expected Config: this is not a kubeconfig",
+        "/5:1:1: expected a mapping, got a list",
+    ] {
+        assert!(lines.contains(&expected), "{expected}: {faults}");
+    }
+    assert_eq!(lines.len(), 4, "an empty file is none: {faults}");
+    let (_, faults) = merge(&[("/1", ""), ("/2", "")], None);
+    assert_eq!(faults, "/1: there is no kubeconfig in it");
+    let (_, faults) = merge(&[("/1", "contexts: []\n"), ("/2", context)], Some("b"));
+    assert!(
+        faults.contains("there is no context \"b\"; there are: a"),
+        "{faults}"
+    );
+}
+
+#[test]
+fn a_service_account_has_a_token_file_and_a_ca() {
+    let dir = Path::new("/run/account");
+    let config = of_service_account("10.96.0.1", "443", dir).unwrap();
+    assert_eq!(config.address.authority, "10.96.0.1:443");
+    assert_eq!(config.ca, Some(Pem::File("/run/account/ca.crt".into())));
+    let CredentialSource::Configured {
+        certificate: None,
+        token: Some(BearerToken::File { path, fallback }),
+    } = config.source
+    else {
+        panic!("{:?}", config.source)
+    };
+    assert_eq!((path.as_path(), fallback), (&*dir.join("token"), None));
+    let config = of_service_account("fd00::1", "6443", dir).unwrap();
+    assert_eq!(config.address.authority, "[fd00::1]:6443");
+    assert!(of_service_account("10.96.0.1", "https", dir).is_err());
+}
+
 #[test]
 fn the_list_of_names_in_an_error_is_bounded() {
     let contexts: String = (1..=23).map(|n| format!("- name: c{n}\n")).collect();
@@ -458,7 +565,7 @@ fn mutated_input_never_panics() {
             }
         }
         let mut faults = Diagnostics::default();
-        let config = parse(Path::new(FILE), &text, None, &mut faults);
+        let config = parse(&[file(FILE, &text)], None, &mut faults);
         assert_eq!(
             config.is_none(),
             faults.has_errors(),

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::net::TcpListener;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::process::Stdio;
@@ -63,10 +65,18 @@ pub(crate) fn required_flags(upstream: SocketAddr) -> Vec<String> {
 }
 
 fn weir_command(files: &ConfigDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    weir_command_of(env!("CARGO_BIN_EXE_weir"), files)
+}
+
+fn weir_command_of(program: &str, files: &ConfigDir) -> Command {
+    let mut command = Command::new(program);
     command
         .current_dir(files.path())
         .env_remove("RUST_LOG")
+        .env_remove("HTTPS_PROXY")
+        .env_remove("https_proxy")
+        .env_remove("KUBECONFIG")
+        .env_remove("KUBERNETES_SERVICE_HOST")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -84,9 +94,18 @@ pub(crate) struct FinishedRun {
 
 /// Runs `weir` with these arguments until it exits.
 pub(crate) async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
-    let output = within("weir to end", weir_command(files).args(arguments).output())
-        .await
-        .unwrap();
+    run_with(files, arguments, &[]).await
+}
+
+/// Runs `weir` with these arguments and this environment until it exits.
+pub(crate) async fn run_with(
+    files: &ConfigDir,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+) -> FinishedRun {
+    let mut command = weir_command(files);
+    command.args(arguments).envs(environment.iter().copied());
+    let output = within("weir to end", command.output()).await.unwrap();
     FinishedRun {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -131,6 +150,29 @@ impl WeirProcess {
             .arg("serve")
             .args(flags)
             .envs(environment.iter().copied());
+        Self::spawn(files, command).await
+    }
+
+    /// Starts `weir serve` with these flags and with `listener` as the service manager passes sockets
+    /// on: by the name `name`.
+    pub(crate) async fn start_activated(
+        files: ConfigDir,
+        flags: &[String],
+        listener: TcpListener,
+        name: &str,
+    ) -> Self {
+        // A descriptor is inherited as the standard input only; the shell makes it number 3.
+        let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ exec \"$0\" serve \"$@\"";
+        let mut command = weir_command_of("sh", &files);
+        command
+            .args(["-c", script, env!("CARGO_BIN_EXE_weir")])
+            .args(flags)
+            .envs([("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", name)])
+            .stdin(Stdio::from(OwnedFd::from(listener)));
+        Self::spawn(files, command).await
+    }
+
+    async fn spawn(files: ConfigDir, mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let (sender, mut lines) = mpsc::unbounded_channel();
         let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -219,6 +261,11 @@ impl WeirProcess {
     /// The exit status.
     pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         within("weir to end", self.child.wait()).await.unwrap()
+    }
+
+    /// The id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("weir runs")
     }
 
     /// Whether the process is still running.

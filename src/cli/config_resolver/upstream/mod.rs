@@ -1,6 +1,15 @@
 //! The API server, and the credentials of weir's own calls.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `kubeconfig` `own_credentials` `replicas` |
 
-use std::path::Path;
+pub(super) mod kubeconfig;
+mod own_credentials;
+mod replicas;
+
 use std::sync::Arc;
 
 use rustls::RootCertStore;
@@ -9,20 +18,18 @@ use rustls::sign::CertifiedKey;
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::FlagFile;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
+use crate::cli::config_resolver::upstream::kubeconfig::KUBECONFIG;
+use crate::cli::config_resolver::upstream::kubeconfig::KubeconfigSource;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::UpstreamArgs;
-use crate::document;
 use crate::upstream;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::forward::server_probes::PROBE_INTERVAL;
-use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::tls::Pem;
-
-const KUBECONFIG: &str = "kubeconfig";
 
 impl FlagResolver {
     /// The API server, and the credentials of weir's own calls.
@@ -33,36 +40,36 @@ impl FlagResolver {
         connection_budget: usize,
     ) -> Option<(upstream::UpstreamConfig, CredentialSource)> {
         let front_proxy = self.read_front_proxy_key(args);
-        if args.upstream_endpoint_slices && args.kubeconfig.is_none() {
+        let source = self.kubeconfig_source(args);
+        if args.upstream_endpoint_slices && source.is_none() {
             self.add(
                 "upstream-endpoint-slices",
                 "only together with --kubeconfig, whose user reads the EndpointSlices",
             );
         }
-        let target = match (&*args.upstream, &args.kubeconfig) {
+        let flag = if args.upstream.is_empty() {
+            KUBECONFIG
+        } else {
+            "upstream"
+        };
+        let target = match (&*args.upstream, &source) {
             (urls @ [_, ..], None) => self.upstream_from_urls(args, urls),
-            ([], Some(file)) => self.upstream_from_kubeconfig(args, file),
+            (urls, Some(source)) => self.upstream_from_kubeconfig(args, source, urls),
             ([], None) => {
                 self.add(
                     "upstream",
-                    "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
-                );
-                None
-            }
-            ([_, ..], Some(_)) => {
-                self.add(
-                    KUBECONFIG,
-                    "not together with --upstream: each names an API server",
+                    "needed: the API server, as https://HOST:PORT; or a --kubeconfig (KUBECONFIG is not set either, and weir is in no Pod)",
                 );
                 None
             }
         };
         let id = self.check("upstream", InstanceId::generate());
         let (servers, roots, credentials) = target?;
+        let servers = self.add_environment_proxies(flag, servers)?;
         if args.upstream_endpoint_slices && servers.iter().any(|server| server.proxy.is_some()) {
             self.add(
                 "upstream-endpoint-slices",
-                "not together with a proxy-url in the kubeconfig: the listed addresses are connected to directly",
+                "not together with a proxy (HTTPS_PROXY, or proxy-url in the kubeconfig): the listed addresses are connected to directly",
             );
         }
         let max_http2_connections = usize::try_from(limits.upstream_max_connections).unwrap_or(1);
@@ -73,6 +80,7 @@ impl FlagResolver {
                 roots,
                 front_proxy: front_proxy?,
                 max_http2_connections,
+                protocol: args.upstream_protocol.into(),
                 max_connections: connection_budget,
                 instance_id: id?,
                 probe_interval: PROBE_INTERVAL,
@@ -123,14 +131,7 @@ impl FlagResolver {
         if args.context.is_some() {
             self.add("context", "only together with --kubeconfig");
         }
-        let servers: Vec<_> = urls
-            .iter()
-            .map(|url| {
-                let (authority, name) = self.check("upstream", address::parse_server(url))?;
-                Some(ServerAddress::new(authority, name))
-            })
-            .collect();
-        let servers: Option<Vec<_>> = servers.into_iter().collect();
+        let servers = self.parse_servers(urls);
         let roots = match &args.upstream_ca_file {
             Some(file) => self.read_root_certificates("upstream-ca-file", file),
             None => self.check("upstream-ca-file", upstream::tls::load_system_roots()),
@@ -142,10 +143,25 @@ impl FlagResolver {
         Some((servers?, roots?, credentials))
     }
 
-    fn upstream_from_kubeconfig(
+    /// Parses each URL. `None` after an error.
+    fn parse_servers(&mut self, urls: &[String]) -> Option<Vec<ServerAddress>> {
+        let parsed: Vec<_> = urls
+            .iter()
+            .map(|url| {
+                let (authority, name) = self.check("upstream", address::parse_server(url))?;
+                Some(ServerAddress::new(authority, name))
+            })
+            .collect();
+        parsed.into_iter().collect()
+    }
+
+    /// The API servers at `urls`, or the one of the kubeconfig if there are none. Everything else is
+    /// the kubeconfig's: the CA, `tls-server-name`, `proxy-url`, and the user.
+    pub(super) fn upstream_from_kubeconfig(
         &mut self,
         args: &UpstreamArgs,
-        file: &Path,
+        source: &KubeconfigSource,
+        urls: &[String],
     ) -> Option<(Vec<ServerAddress>, RootCertStore, CredentialSource)> {
         if args.upstream_ca_file.is_some() {
             self.add(
@@ -153,16 +169,15 @@ impl FlagResolver {
                 "not together with --kubeconfig, which names the CA",
             );
         }
-        let text = self.read_text(KUBECONFIG, file)?;
-        let mut diagnostics = document::Diagnostics::default();
-        let parsed = kubeconfig::parse(file, &text, args.context.as_deref(), &mut diagnostics);
-        self.merge(KUBECONFIG, &diagnostics);
+        let given = self.parse_servers(urls);
         let Kubeconfig {
             context: _,
             address,
+            tls_server_name,
             ca,
             source,
-        } = parsed?;
+            user_file,
+        } = self.read_kubeconfig(args, source)?;
         // They are read when weir connects. A change of them is a change of the configuration.
         for file in source.files() {
             let _ = self.files().read(file);
@@ -176,7 +191,17 @@ impl FlagResolver {
             }) => self.parse_root_certificates(KUBECONFIG, (location, field), bytes),
             Some(Pem::File(file)) => self.read_root_certificates(KUBECONFIG, file),
         };
-        self.inspect_credentials(file, &source);
-        Some((vec![address], roots?, source))
+        self.inspect_credentials(&user_file, &source);
+        let mut servers = given?;
+        for server in &mut servers {
+            server.proxy.clone_from(&address.proxy);
+            if let Some(name) = &tls_server_name {
+                server.server_name = name.clone();
+            }
+        }
+        if servers.is_empty() {
+            servers.push(address);
+        }
+        Some((servers, roots?, source))
     }
 }

@@ -27,7 +27,7 @@ use crate::upstream::tls::PemInput;
 const KUBECONFIG: &str = "kubeconfig";
 
 impl FlagResolver {
-    /// Adds what is wrong with the credential of `file`, the kubeconfig.
+    /// Adds what is wrong with the credential that `file`, a kubeconfig, has or names.
     pub(super) fn inspect_credentials(&mut self, file: &Path, source: &CredentialSource) {
         let CredentialSource::Configured { certificate, token } = source else {
             return;
@@ -136,7 +136,7 @@ fn token_defect(
     let end = SystemTime::UNIX_EPOCH.checked_add(end)?;
     let defect = certificates::expiry_defect(name, end, None, now)?;
     // A projected token lives for an hour, and is renewed.
-    (renewal == Renewal::None || matches!(defect, Defect::Unusable(_))).then_some(defect)
+    (renewal == Renewal::None || matches!(defect, Defect::Unusable(..))).then_some(defect)
 }
 
 #[cfg(test)]
@@ -162,12 +162,12 @@ mod tests {
         for renewal in [Renewal::None, Renewal::File] {
             assert!(matches!(
                 defect(renewal, 1_000_001),
-                Some(Defect::Unusable(why)) if why.starts_with("it expired less than an hour ago")
+                Some(Defect::Unusable(_, why)) if why.starts_with("it expired less than an hour ago")
             ));
         }
         assert!(matches!(
             defect(Renewal::None, 999_000),
-            Some(Defect::Doubtful(_))
+            Some(Defect::Doubtful(..))
         ));
         assert_eq!(defect(Renewal::File, 999_000), None);
         let opaque = bearer_header("opaque").unwrap();
