@@ -430,6 +430,7 @@ fn upstream_config() -> weir::upstream::UpstreamConfig {
         roots: rustls::RootCertStore::empty(),
         front_proxy: None,
         max_http2_connections: 1,
+        protocol: weir::upstream::UpstreamProtocol::Auto,
         max_connections: 1,
         instance_id: InstanceId::from_bytes([1; 16]),
         probe_interval: Duration::from_secs(2),

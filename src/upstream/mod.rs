@@ -62,12 +62,14 @@ use crate::upstream::headers::auth_mode::Unverified;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
 
 pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;
+pub use pool::pool_limits::UpstreamProtocol;
 
 /// The API servers, and what weir presents to them.
 #[derive(Clone, Debug)]
@@ -83,6 +85,8 @@ pub struct UpstreamConfig {
     pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections of each pool for short requests (`--upstream-max-connections`).
     pub max_http2_connections: usize,
+    /// The HTTP version of requests that end (`--upstream-protocol`).
+    pub protocol: UpstreamProtocol,
     /// Most connections for all requests of clients.
     pub max_connections: usize,
     /// The id that requests list in `CDN-Loop`.
@@ -141,7 +145,7 @@ impl UpstreamConfig {
         PoolSettings {
             certificate,
             budget,
-            max_http2_connections: Arc::new(AtomicUsize::new(self.max_http2_connections)),
+            limits: Arc::new(PoolLimits::new(self.max_http2_connections, self.protocol)),
             instance_id: self.instance_id.clone(),
             metrics: Arc::clone(metrics),
         }
@@ -170,7 +174,7 @@ pub struct Upstream {
     pass_through: Arc<ServerPools<PassThrough>>,
     unverified: Arc<ServerPools<Unverified>>,
     /// Of all these pools.
-    max_http2_connections: Arc<AtomicUsize>,
+    pool_limits: Arc<PoolLimits>,
     metrics: Arc<UpstreamMetrics>,
 }
 
@@ -200,7 +204,10 @@ impl Upstream {
         impersonator: Option<&Arc<OwnCredentials>>,
         metrics: &Arc<UpstreamMetrics>,
     ) -> Self {
-        let max = Arc::new(AtomicUsize::new(config.max_http2_connections));
+        let limits = Arc::new(PoolLimits::new(
+            config.max_http2_connections,
+            config.protocol,
+        ));
         let settings = |certificate, budget| PoolSettings {
             max_http2_connections: Arc::clone(&max),
             ..config.pool_settings(certificate, Some(budget), metrics)
@@ -221,15 +228,52 @@ impl Upstream {
             }),
             pass_through: ServerPools::new(set(), settings(ClientCertificate::None)),
             unverified: ServerPools::new(set(), unverified),
-            max_http2_connections: Arc::clone(&max),
+            pool_limits: Arc::clone(&limits),
             metrics: Arc::clone(metrics),
         }
     }
 
-    /// Changes the number of HTTP/2 connections for short requests. Open ones stay. The servers are
-    /// replaced by [`reconfigure`] for all workers.
-    pub fn set_max_http2_connections(&self, max: usize) {
-        self.max_http2_connections.store(max, Ordering::Relaxed);
+    /// The same API servers, with other ways of asserting users: by `impersonator`, if there is
+    /// one, or by the front-proxy certificate that is configured next.
+    ///
+    /// Requests that have this one keep it, and are sent as they were authenticated: with the
+    /// front-proxy certificate of now. Its connections end with their requests.
+    #[must_use]
+    pub(crate) fn with_other_assertion(
+        self: &Arc<Self>,
+        config: &UpstreamConfig,
+        budget: &ConnectionBudget,
+        impersonator: Option<&Arc<OwnCredentials>>,
+    ) -> Self {
+        self.front_proxy.keep_front_proxy_certificate();
+        self.front_proxy.retire_all();
+        if let Some(impersonating) = &self.impersonating {
+            impersonating.pools.retire_all();
+        }
+        let settings = |certificate| PoolSettings {
+            limits: Arc::clone(&self.pool_limits),
+            ..config.pool_settings(certificate, Some(budget.clone()), &self.metrics)
+        };
+        let set = || Arc::clone(&self.servers);
+        let is_used = |earlier: &&Weak<Self>| earlier.strong_count() > 0;
+        let earlier = self.earlier.iter().filter(is_used).cloned();
+        Self {
+            servers: set(),
+            front_proxy: ServerPools::new(set(), settings(PresentedCertificate::FrontProxy)),
+            impersonating: impersonator.map(|own| ImpersonationPools::new(set(), own, settings)),
+            pass_through: Arc::clone(&self.pass_through),
+            unverified: Arc::clone(&self.unverified),
+            pool_limits: Arc::clone(&self.pool_limits),
+            metrics: Arc::clone(&self.metrics),
+            earlier: earlier.chain([Arc::downgrade(self)]).collect(),
+        }
+    }
+
+    /// Changes the number of HTTP/2 connections for short requests, and when HTTP/1.1 is used
+    /// instead. Open ones stay. The servers are replaced by [`reconfigure`] for all workers.
+    pub(crate) fn set_pool_limits(&self, config: &UpstreamConfig) {
+        self.pool_limits
+            .set(config.max_http2_connections, config.protocol);
     }
 
     /// Whether watches and lists wait for their turn after an outage of all API servers.

@@ -56,3 +56,4 @@ mod top_talkers;
 mod tunnel_ends;
 mod upgrades;
 mod upstream_failures;
+mod upstream_protocol;

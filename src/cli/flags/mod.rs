@@ -34,6 +34,7 @@ use crate::cli::flags::values::parse_positive_duration;
 use crate::cli::flags::values::parse_rejection_hold;
 use crate::cli::flags::values::parse_request_timeout;
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
+use crate::upstream::UpstreamProtocol;
 
 /// `weir serve`.
 #[derive(Args, Clone, Debug)]
@@ -66,7 +67,12 @@ pub(crate) struct UpstreamArgs {
         require_equals = true,
         action = clap::ArgAction::Set
     )]
-    pub upstream_endpoint_slices: bool,
+    pub(crate) upstream_endpoint_slices: bool,
+    /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read while at most 64 of a
+    /// worker are under way, and HTTP/2 otherwise; an API server spends less CPU on such a read over HTTP/1.1. Watches share
+    /// HTTP/2 connections whatever this is.
+    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocolArg::Http2)]
+    pub(crate) upstream_protocol: UpstreamProtocolArg,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
     pub(crate) upstream_ca_file: Option<PathBuf>,
@@ -388,7 +394,29 @@ pub(crate) struct LimitArgs {
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub upstream_max_connections: u32,
+    pub(crate) upstream_max_connections: u32,
+}
+
+/// The HTTP version of requests that end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UpstreamProtocolArg {
+    /// HTTP/1.1 for reads while few are under way.
+    Auto,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    #[default]
+    Http2,
+}
+
+impl From<UpstreamProtocolArg> for UpstreamProtocol {
+    fn from(arg: UpstreamProtocolArg) -> Self {
+        match arg {
+            UpstreamProtocolArg::Auto => Self::Auto,
+            UpstreamProtocolArg::Http1 => Self::Http1,
+            UpstreamProtocolArg::Http2 => Self::Http2,
+        }
+    }
 }
 
 /// Where flow schemas and priority levels come from, besides files.

@@ -28,6 +28,8 @@ use crate::upstream::headers::auth_mode::External;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::metrics::UpstreamMetrics;
+use crate::upstream::pool::pool_limits::PoolLimits;
+use crate::upstream::pool::pool_limits::UpstreamProtocol;
 use crate::upstream::requester::Requester;
 use crate::upstream::tls;
 
@@ -103,7 +105,7 @@ pub(crate) fn external_pool(
     let connector = Connector::new(target, tls::client_config(roots, None), None);
     Pool::new(
         connector,
-        Arc::new(AtomicUsize::new(1)),
+        Arc::new(PoolLimits::new(1, UpstreamProtocol::Http2)),
         Arc::clone(metrics),
     )
 }

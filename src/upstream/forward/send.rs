@@ -2,7 +2,10 @@
 //!
 //! A request is returned for another attempt only if the upstream cannot have executed it. Either it
 //! never left (the connection was closing), or the upstream said so (`REFUSED_STREAM`, or a GOAWAY
-//! that names an earlier stream) and no byte of a body was sent. [`ServerPools`] tries again.
+//! that names an earlier stream) and no byte of a body was sent. [`ServerPools`] tries again. So it
+//! does with a read without a body, if an idle HTTP/1.1 connection ended without a byte of a
+//! response: the API server closed it as the request was sent. Go's client does the same
+//! (`net/http`, `persistConn.shouldRetryRequest`).
 //!
 //! [`ServerPools`]: crate::upstream::forward::server_pools::ServerPools
 //!
@@ -17,6 +20,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use http::HeaderValue;
+use http::Method;
 use http::Request;
 use http::Response;
 use http::header::CONNECTION;
@@ -33,7 +37,7 @@ use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
-use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http1::http1_lease::Http1Lease;
 use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::stream_guard::ResponseHeadError;
@@ -114,7 +118,8 @@ impl<M: AuthMode> Pool<M> {
         }: SendAttempt,
         context: &mut SendContext<'_>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
-        let lease = self.lease(class, context.requester);
+        let repeatable = is_safe(head.method()) && body.is_end_stream();
+        let lease = self.lease(class, repeatable, context.requester);
         let lease = match patience {
             None => lease.await,
             Some(patience) => timeout(patience, lease)
@@ -154,6 +159,8 @@ impl<M: AuthMode> Pool<M> {
         guard: &mut Option<Box<dyn StreamGuard>>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         let may_finish = body.is_fully_received() && !class.is_long_running();
+        let repeatable = lease.is_reused() && is_safe(head.method()) && body.is_end_stream();
+        let spare = repeatable.then(|| head.duplicate());
         let request = self.frame_http1(head, body);
         if let Err(request) = lease.send_request(request, may_finish) {
             let (parts, body) = request.into_parts();
@@ -181,7 +188,16 @@ impl<M: AuthMode> Pool<M> {
                     refused.into_error().into(),
                 ))
             }
-            None => Err(AttemptError::Final(refused.into_error().into())),
+            None => {
+                let error = refused.into_error();
+                let closed = error.is_incomplete_message() || is_reset(&error);
+                Err(match spare.filter(|_| closed) {
+                    Some(head) => {
+                        AttemptError::not_executed(head, RequestBody::empty(), error.into())
+                    }
+                    None => AttemptError::Final(error.into()),
+                })
+            }
         }
     }
 
@@ -273,6 +289,25 @@ impl<M: AuthMode> Pool<M> {
         ))
         .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
     }
+}
+
+/// Whether a request with this method changes nothing.
+fn is_safe(method: &Method) -> bool {
+    [Method::GET, Method::HEAD, Method::OPTIONS].contains(method)
+}
+
+/// Whether the peer closed the connection.
+fn is_reset(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let io = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    io.is_some_and(|why| {
+        matches!(
+            why.kind(),
+            std::io::ErrorKind::ConnectionReset
+                | std::io::ErrorKind::BrokenPipe
+                | std::io::ErrorKind::UnexpectedEof
+        )
+    })
 }
 
 /// Whether the peer says that it has not processed this stream.

@@ -34,6 +34,7 @@ use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::metrics::UpstreamMetrics;
+use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::pool::retry_budget::RetryBudget;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::balancer::Candidate;
@@ -70,7 +71,7 @@ pub(in crate::upstream) enum PresentedCertificate {
 pub(in crate::upstream) struct PoolSettings {
     pub(in crate::upstream) certificate: PresentedCertificate,
     pub(in crate::upstream) budget: Option<ConnectionBudget>,
-    pub(in crate::upstream) max_http2_connections: Arc<AtomicUsize>,
+    pub(in crate::upstream) limits: Arc<PoolLimits>,
     pub(in crate::upstream) instance_id: InstanceId,
     pub(in crate::upstream) metrics: Arc<UpstreamMetrics>,
 }

@@ -3,6 +3,7 @@ use rustls_pki_types::CertificateDer;
 use super::*;
 use crate::metrics::Registry;
 use crate::upstream::UpstreamConfig;
+use crate::upstream::UpstreamProtocol;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::headers::auth_mode::FrontProxy;
@@ -30,6 +31,7 @@ fn config(hosts: &[&str], front_proxy: Option<&Arc<CertifiedKey>>) -> UpstreamCo
         roots: RootCertStore::empty(),
         front_proxy: front_proxy.cloned(),
         max_http2_connections: 1,
+        protocol: UpstreamProtocol::Auto,
         max_connections: 10,
         instance_id: InstanceId::from_bytes([1; 16]),
         probe_interval: Duration::from_secs(2),

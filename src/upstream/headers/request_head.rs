@@ -61,6 +61,11 @@ impl<M: AuthMode> RequestHead<M> {
         }
     }
 
+    /// The method.
+    pub(in crate::upstream) const fn method(&self) -> &http::Method {
+        &self.parts.method
+    }
+
     /// A copy, for another attempt.
     pub(in crate::upstream) fn duplicate(&self) -> Self {
         let mut parts = http::Request::new(()).into_parts().0;
@@ -160,10 +165,6 @@ pub(crate) fn internal_head(
 }
 
 impl RequestHead<Internal> {
-    pub(in crate::upstream) fn method(&self) -> &http::Method {
-        &self.parts.method
-    }
-
     /// Sets `Accept`.
     #[must_use]
     pub(crate) fn with_accept(mut self, form: HeaderValue) -> Self {

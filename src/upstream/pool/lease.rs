@@ -7,7 +7,7 @@ use std::task::ready;
 use http::Response;
 
 use crate::upstream::body::response_body::ResponseBody;
-use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http1::http1_lease::Http1Lease;
 use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::stream_guard::Cancellation;
 use crate::upstream::pool::stream_guard::ResponseHeadError;

@@ -48,7 +48,7 @@ impl UpstreamMetrics {
             ),
             retries: registry.counter(
                 "weir_upstream_retries_total",
-                "Requests sent again because the API server cannot have executed them.",
+                "Requests sent again: the API server cannot have executed them, or they are reads whose idle connection it closed.",
             ),
             stream_waits: registry.counter(
                 "weir_upstream_stream_waits_total",
@@ -121,9 +121,10 @@ impl UpstreamMetrics {
             Err(ForwardError::ConnectionLimit(_) | ForwardError::ShareExceeded(_)) => return,
             Err(_) => "failed",
         };
-        self.connection_attempts
-            .with_label_values(&[way, result])
-            .inc();
+        for each in ["http1", "http2", "failed"] {
+            let count = self.connection_attempts.with_label_values(&[way, each]);
+            count.inc_by(u64::from(each == result)); // the others appear with 0
+        }
     }
 
     /// Counts a connection as open until the value is dropped.

@@ -10,6 +10,8 @@
 //!
 //! HTTP/1.1: a stack of idle connections. Long-running requests whose content
 //! others than the API server write (logs, proxies) use HTTP/1.1 whatever the API server speaks.
+//! So do reads while few of them are under way ([`UpstreamProtocol`]): HTTP/2 costs weir and the
+//! API server more CPU for a request that shares no packet with others.
 //!
 //! Nothing is awaited under a lock.
 //!
@@ -17,19 +19,19 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `connection_class` `failure_stats` `idle_connections` `retry_budget` |
+//! | 0 | `connection_class` `failure_stats` `pool_limits` `retry_budget` |
 //! | 1 | `stream_guard` `wait_queue` |
-//! | 2 | `http1_lease` `metrics` `shared_connections` |
-//! | 3 | `http2_lease` |
+//! | 2 | `metrics` `shared_connections` |
+//! | 3 | `http1` `http2_lease` |
 //! | 4 | `lease` |
 
-pub mod connection_class;
-pub mod failure_stats;
-pub(in crate::upstream) mod http1_lease;
+pub(crate) mod connection_class;
+pub(crate) mod failure_stats;
+pub(in crate::upstream) mod http1;
 pub(in crate::upstream) mod http2_lease;
-mod idle_connections;
 pub(in crate::upstream) mod lease;
-pub mod metrics;
+pub(crate) mod metrics;
+pub(crate) mod pool_limits;
 pub(in crate::upstream) mod retry_budget;
 mod shared_connections;
 pub(crate) mod stream_guard;
@@ -39,14 +41,11 @@ use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::Weak;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
-use hyper::client::conn::http1;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use hyper::client::conn::http1::SendRequest;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
@@ -62,19 +61,19 @@ use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
-use crate::upstream::pool::http1_lease::Http1Lease;
+use crate::upstream::pool::http1::handshake_permits::HandshakePermits;
+use crate::upstream::pool::http1::http1_lease::Http1Lease;
+use crate::upstream::pool::http1::idle_connections::IdleConnections;
 use crate::upstream::pool::http2_lease::Http2Lease;
-use crate::upstream::pool::idle_connections::IdleConnections;
 use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::metrics::UpstreamMetrics;
+use crate::upstream::pool::pool_limits::Http1Reads;
+use crate::upstream::pool::pool_limits::PoolLimits;
+use crate::upstream::pool::pool_limits::UpstreamProtocol;
 use crate::upstream::pool::shared_connections::SharedConnections;
 use crate::upstream::pool::shared_connections::StreamAvailability;
-use crate::upstream::pool::wait_queue::MAX_WAITING;
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::requester::Requester;
-
-/// Most handshakes at a time for dedicated HTTP/1.1 connections, for each worker and pool.
-const MAX_CONCURRENT_HANDSHAKES: usize = 32;
 
 /// Longest wait for a stream, if the request's own deadline is not earlier: a watch has none.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -82,18 +81,13 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// The connections of one [`AuthMode`].
 pub(crate) struct Pool<M> {
     connector: Connector<M>,
-    /// Most HTTP/2 connections for short requests (`--upstream-max-connections`), which a reload
-    /// changes.
-    max_http2_connections: Arc<AtomicUsize>,
+    limits: Arc<PoolLimits>,
     /// The lock is held for list operations, never across an await.
     state: Mutex<PoolState>,
     queues: Arc<PerClass<WaitQueue>>,
     idle: Arc<IdleConnections>,
-    /// Requests that wait for a handshake permit.
-    waiting_for_handshake: AtomicUsize,
-    /// Bounds concurrent handshakes of dedicated HTTP/1.1 connections: each costs the API server a
-    /// TLS handshake.
-    handshake_permits: Semaphore,
+    http1_reads: Http1Reads,
+    handshake_permits: HandshakePermits,
     metrics: Arc<UpstreamMetrics>,
 }
 
@@ -129,17 +123,17 @@ impl<M: AuthMode> Pool<M> {
     #[must_use]
     pub(crate) fn new(
         connector: Connector<M>,
-        max_http2_connections: Arc<AtomicUsize>,
+        limits: Arc<PoolLimits>,
         metrics: Arc<UpstreamMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connector,
-            max_http2_connections,
+            limits,
+            http1_reads: Http1Reads::default(),
             state: Mutex::default(),
             queues: Arc::default(),
             idle: Arc::default(),
-            waiting_for_handshake: AtomicUsize::new(0),
-            handshake_permits: Semaphore::new(MAX_CONCURRENT_HANDSHAKES),
+            handshake_permits: HandshakePermits::default(),
             metrics,
         })
     }
@@ -148,22 +142,16 @@ impl<M: AuthMode> Pool<M> {
         &self.connector
     }
 
-    /// Opens an HTTP/1.1 connection whatever the API server speaks, once a handshake permit is
-    /// free.
+    /// Opens an HTTP/1.1 connection, once a handshake permit is free. Requesters take turns.
     ///
     /// # Errors
     /// No connection could be opened, or too many requests wait for a permit.
-    pub(in crate::upstream) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
-        let _permit = match self.handshake_permits.try_acquire() {
-            Ok(permit) => permit,
-            Err(_) => {
-                let _waiting = WaiterGuard::enter(&self.waiting_for_handshake, &self.metrics)?;
-                let permit = timeout(MAX_WAIT, self.handshake_permits.acquire()).await;
-                permit
-                    .map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))?
-                    .map_err(|_| ForwardError::Closed)?
-            }
-        };
+    pub(in crate::upstream) async fn connect_http1(
+        &self,
+        requester: &Requester,
+    ) -> Result<TlsConnection, ForwardError> {
+        let (permits, holder) = (&self.handshake_permits, requester.wait_holder());
+        let _permit = permits.acquire(holder, MAX_WAIT, &self.metrics).await?;
         let opened = self.connector.connect_http1().await;
         let outcome = opened.as_ref().map(|_| Protocol::Http1);
         self.metrics.record_connect(M::NAME, outcome);
@@ -174,7 +162,8 @@ impl<M: AuthMode> Pool<M> {
         &self.metrics
     }
 
-    /// Leases a connection or a stream for one request.
+    /// Leases a connection or a stream for one request. `repeatable` says whether it is a read
+    /// without a body, which may be sent again.
     ///
     /// # Errors
     /// None is available. Nothing has been sent then.
@@ -185,9 +174,11 @@ impl<M: AuthMode> Pool<M> {
     pub(in crate::upstream) async fn lease(
         self: &Arc<Self>,
         class: ConnectionClass,
+        repeatable: bool,
         requester: &Requester,
     ) -> Result<Lease, ForwardError> {
         let requested_at = Clock.now();
+        let class = self.class_by_protocol(class);
         let http1 = !M::HTTP2
             || matches!(
                 class,
@@ -200,7 +191,11 @@ impl<M: AuthMode> Pool<M> {
             class,
             ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
         ) {
-            return Box::pin(self.lease_http1(slot, requested_at)).await;
+            return Box::pin(self.lease_http1(slot, requester, requested_at)).await;
+        }
+        if repeatable && let Some(mut lease) = self.choose_http1(class, requested_at) {
+            lease.slot = slot;
+            return Ok(Lease::Http1(lease));
         }
         // A request that arrives does not overtake those that wait.
         let choice = match self.queues.get(class).is_empty() {
@@ -247,26 +242,74 @@ impl<M: AuthMode> Pool<M> {
         }
     }
 
+    /// The class of a request under `--upstream-protocol=http1`.
+    fn class_by_protocol(&self, class: ConnectionClass) -> ConnectionClass {
+        if class == ConnectionClass::Shared && self.limits.protocol() == UpstreamProtocol::Http1 {
+            return class.dedicated();
+        }
+        class
+    }
+
+    /// An idle HTTP/1.1 connection for a read, where the API server speaks HTTP/2 as well and few
+    /// reads are under way. If there is none, one is opened for later reads: this one would wait
+    /// longer for a handshake than for a stream.
+    fn choose_http1(
+        self: &Arc<Self>,
+        class: ConnectionClass,
+        requested_at: Instant,
+    ) -> Option<Http1Lease> {
+        if class != ConnectionClass::Shared || self.limits.protocol() != UpstreamProtocol::Auto {
+            return None;
+        }
+        let counted = self.http1_reads.begin()?;
+        {
+            let state = self.state();
+            let speaks_both = state.protocol == Some(Protocol::Http2);
+            (speaks_both && !state.is_replaced).then_some(())?;
+        }
+        let (idle, generation) = self.idle.take(requested_at);
+        if let Some(sender) = idle {
+            let mut lease = self.new_http1_lease(sender, generation);
+            lease.mark_reused();
+            lease.counted_read = Some(counted);
+            return Some(lease);
+        }
+        if let Some(opening) = self.http1_reads.begin_open() {
+            let pool = Arc::clone(self);
+            tokio::spawn(async move {
+                // A failure is counted as every failed connect. The next read tries again.
+                if let Ok(connection) = pool.connect_http1(&Requester::default()).await
+                    && let Ok(sender) = pool.handshake_http1(connection).await
+                {
+                    pool.idle.put(sender, generation);
+                }
+                drop((opening, counted));
+            });
+        }
+        None
+    }
+
     async fn lease_http1(
         self: &Arc<Self>,
         slot: Option<RequestSlot>,
+        requester: &Requester,
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
         let (idle, generation) = self.idle.take(requested_at);
-        let sender = match idle {
-            Some(sender) => sender,
-            None => self.handshake_http1(self.connect_http1().await?).await?,
+        let mut lease = if let Some(sender) = idle {
+            let mut lease = self.new_http1_lease(sender, generation);
+            lease.mark_reused();
+            lease
+        } else {
+            let connection = self.connect_http1(requester).await?;
+            let sender = self.handshake_http1(connection).await?;
+            self.new_http1_lease(sender, generation)
         };
-        let mut lease = self.new_http1_lease(sender, generation);
         lease.slot = slot;
         Ok(Lease::Http1(lease))
     }
 
-    fn new_http1_lease(
-        &self,
-        sender: http1::SendRequest<RequestBody>,
-        generation: u64,
-    ) -> Http1Lease {
+    fn new_http1_lease(&self, sender: SendRequest<RequestBody>, generation: u64) -> Http1Lease {
         Http1Lease::new(sender, generation, Arc::clone(&self.idle))
     }
 
@@ -347,7 +390,7 @@ impl<M: AuthMode> Pool<M> {
     fn max_connections(&self, class: ConnectionClass) -> usize {
         match class {
             ConnectionClass::Shared | ConnectionClass::Dedicated => {
-                self.max_http2_connections.load(Ordering::Relaxed).max(1)
+                self.limits.max_http2_connections()
             }
             // Each takes a long-running slot.
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX,
@@ -407,7 +450,7 @@ impl<M: AuthMode> Pool<M> {
     async fn handshake_http1(
         &self,
         connection: TlsConnection,
-    ) -> Result<http1::SendRequest<RequestBody>, ForwardError> {
+    ) -> Result<SendRequest<RequestBody>, ForwardError> {
         let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await
@@ -553,25 +596,5 @@ impl<M: AuthMode> Pool<M> {
 impl<M: AuthMode> std::fmt::Debug for Pool<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pool of {:?}", self.connector)
-    }
-}
-
-/// A waiting request; counted until it is dropped.
-struct WaiterGuard<'a>(&'a AtomicUsize);
-
-impl<'a> WaiterGuard<'a> {
-    fn enter(waiting: &'a AtomicUsize, metrics: &UpstreamMetrics) -> Result<Self, ForwardError> {
-        if waiting.fetch_add(1, Ordering::AcqRel) >= MAX_WAITING {
-            waiting.fetch_sub(1, Ordering::AcqRel);
-            return Err(ForwardError::TooManyWaiting(MAX_WAITING));
-        }
-        metrics.stream_waits.inc();
-        Ok(Self(waiting))
-    }
-}
-
-impl Drop for WaiterGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -123,6 +123,9 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             roots: pki().server_ca.roots(),
             front_proxy: Some(pki().front_proxy_client.certified_key()),
             max_http2_connections: 8,
+            // One version, so that each test knows which connection a request uses; upstream_protocol.rs
+            // tests the choice.
+            protocol: upstream::UpstreamProtocol::Http2,
             max_connections: 1024,
             instance_id: InstanceId::generate().unwrap(),
             probe_interval: Duration::from_millis(200),
