@@ -73,7 +73,7 @@ fn spawn_responder(mut server: FakeUpstream) -> Arc<AtomicUsize> {
     count
 }
 
-fn healthy(address: SocketAddr) -> String {
+pub(crate) fn healthy(address: SocketAddr) -> String {
     format!("weir_upstream_server_healthy{{server=\"{address}\"}}")
 }
 
@@ -324,6 +324,26 @@ async fn after_an_outage_lists_wait_for_their_turn_and_exempt_ones_do_not() {
 }
 
 #[tokio::test]
+async fn after_an_outage_of_a_single_server_lists_wait_for_their_turn() {
+    const DELAYED: &str = "weir_upstream_recovery_delayed_total";
+    let [server] = start_servers::<1>().await;
+    let weir = builder(&[server.address], RARELY).start().await;
+    let place = server.reservation.clone();
+    drop(server);
+    let down = Stopwatch::start();
+    while down.elapsed() < Duration::from_millis(1_100) {
+        get_list(&weir, 503).await;
+    }
+    let _back = spawn_responder(FakeUpstream::restart_at(place).await);
+    let mut alice = weir.alice(HttpVersion::Http2);
+    assert_eq!(alice.get(LIST).await.status, 200, "at once");
+    for _ in 0..10 {
+        assert_eq!(alice.get(LIST).await.status, 200);
+    }
+    assert!(weir.metric(DELAYED).await >= 1.0);
+}
+
+#[tokio::test]
 async fn another_weir_among_the_servers_is_never_used() {
     let mut servers = start_servers::<2>().await;
     let peer = weir::builder(servers[0].address).start().await;
@@ -410,7 +430,7 @@ async fn an_address_that_leads_back_to_this_weir_is_never_used() {
 }
 
 /// The EndpointSlices with these addresses.
-fn slices(version: u32, addresses: &[SocketAddr]) -> String {
+pub(crate) fn slices(version: u32, addresses: &[SocketAddr]) -> String {
     let items: Vec<_> = addresses
         .iter()
         .map(|address| {
@@ -425,7 +445,7 @@ fn slices(version: u32, addresses: &[SocketAddr]) -> String {
 }
 
 /// The next request for EndpointSlices, and whether it is a watch. All other requests get 200.
-async fn next_slices_request(server: &mut FakeUpstream) -> (Exchange, bool) {
+pub(crate) async fn next_slices_request(server: &mut FakeUpstream) -> (Exchange, bool) {
     loop {
         let exchange = server.next_exchange().await;
         if exchange

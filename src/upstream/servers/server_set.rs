@@ -34,6 +34,7 @@ use crate::upstream::servers::health::ServerFailure;
 use crate::upstream::servers::health::WeirServer;
 use crate::upstream::servers::metrics::UpstreamServerMetrics;
 use crate::upstream::servers::own_address;
+use crate::upstream::servers::recovery::OutageEvidence;
 use crate::upstream::servers::recovery::Recovery;
 use crate::upstream::servers::sources;
 use crate::upstream::servers::sources::FormerSource;
@@ -175,11 +176,6 @@ impl ServerSet {
         self.request_resolve();
     }
 
-    /// Whether there is a front-proxy certificate.
-    pub(in crate::upstream) fn has_front_proxy_certificate(&self) -> bool {
-        self.list().tls.front_proxy.is_some()
-    }
-
     /// Sets the address of the listener for clients. Servers at the same address are refused.
     pub(crate) fn set_listener(&self, listener: SocketAddr) {
         let mut state = self.state.lock();
@@ -311,15 +307,18 @@ impl ServerSet {
         }
     }
 
-    /// A single server is not probed: its outages are not known well enough to be paced after.
     fn record_down_if_all(&self, list: &ServerList, now: Instant) {
-        if list.is_probed() && !list.usable().any(|server| server.is_reachable()) {
+        if !list.usable().any(|server| server.is_reachable()) {
             self.recovery.lock().record_down(now);
         }
     }
 
     fn record_up(&self, now: Instant) {
-        if self.recovery.lock().record_up(now) && self.list().is_probed() {
+        let evidence = match self.list().is_probed() {
+            true => OutageEvidence::Probes,
+            false => OutageEvidence::Requests,
+        };
+        if self.recovery.lock().record_up(now, evidence) {
             self.is_recovering.store(true, Ordering::Release);
             info!(
                 "an API server responds after an outage of all: watches and lists are admitted at a growing pace"
