@@ -259,7 +259,14 @@ impl OwnCalls {
         let cluster = self.cluster.as_ref().filter(|_| !settings.is_anonymous);
         let calls = || self.client.clone();
         self.cluster_task
-            .start(cluster.map(|cluster| Arc::clone(cluster).run(calls())));
+            .start(cluster.map(|cluster| cluster.run(calls())));
+    }
+
+    /// The API servers, or the CAs of their certificates, have changed.
+    pub(super) fn set_upstream(&self, upstream: &UpstreamConfig) {
+        if let Some(cluster) = &*self.cluster.load() {
+            cluster.set_upstream(upstream);
+        }
     }
 
     /// Changes the period of the polls.

@@ -24,6 +24,8 @@ use serde_json::json;
 
 use crate::authentication::PlaygroundCluster;
 use crate::authentication::authorization;
+use crate::kubeconfig::kubeconfig_flags;
+use crate::kubeconfig::kubeconfig_yaml;
 use crate::support::HttpVersion;
 use crate::support::client::FullResponse;
 use crate::support::client::TestClient;
@@ -31,6 +33,8 @@ use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::fake_upstream::Exchange;
 use crate::support::fake_upstream::FakeUpstream;
+use crate::support::process::ConfigDir;
+use crate::support::process::WeirProcess;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
@@ -335,12 +339,11 @@ async fn the_last_known_set_survives_a_restart_while_the_api_server_is_away() {
     })
     .await;
 
-    let nowhere = ([127, 0, 0, 1], 1).into();
-    let restarted = weir::builder(nowhere)
-        .own_token("t")
-        .with(|config| config.admission = cluster_source(Some(folder.path())))
-        .start()
-        .await;
+    let cluster = harness.cluster;
+    cluster.stop();
+    let start =
+        || cluster.start_weir(|config| config.admission = cluster_source(Some(folder.path())));
+    let restarted = start().await;
     let crowd = object(&restarted, "FlowSchema", "crowd").await.unwrap();
     assert_eq!(crowd["origin"], "cluster");
     let configz = restarted.get_admin("/configz").await;
@@ -350,16 +353,49 @@ async fn the_last_known_set_survives_a_restart_while_the_api_server_is_away() {
         20
     );
 
+    // A new cluster has other CAs, whatever its addresses.
+    let other = PlaygroundCluster::start_with(PlaygroundSettings::default()).await;
+    other.stop();
+    let other = other.start_weir(|config| {
+        config.upstream.servers = vec![weir::server_address(cluster.address)];
+        config.admission = cluster_source(Some(folder.path()));
+    });
+    assert_eq!(object(&other.await, "FlowSchema", "crowd").await, None);
+
     tokio::fs::write(&file, "{\"version\":\"weir.st")
         .await
         .unwrap();
-    let damaged = weir::builder(nowhere)
-        .own_token("t")
-        .with(|config| config.admission = cluster_source(Some(folder.path())))
-        .start()
-        .await;
+    let damaged = start().await;
     assert_eq!(object(&damaged, "FlowSchema", "crowd").await, None);
     assert!(object(&damaged, "FlowSchema", "exempt").await.is_some());
+}
+
+#[tokio::test]
+async fn a_state_of_another_cluster_is_refused_and_the_log_says_why() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    let kubeconfig = kubeconfig_yaml(upstream.address, "", "token: t");
+    files.write("kubeconfig", &kubeconfig);
+    std::fs::create_dir(files.path().join("state")).unwrap();
+    let state = json!({
+        "version": "weir.state/v1",
+        "cluster": {"servers": ["192.0.2.1:6443"], "authorities": ["another"]},
+        "objects": {"apiVersion": "v1", "kind": "List", "items": [schema("crowd", "workload-high")]},
+    });
+    files.write("state/flowcontrol.json", &state.to_string());
+    let mut flags = kubeconfig_flags(&["--state-dir=state"]);
+    flags.retain(|flag| !flag.starts_with("--flowcontrol-source"));
+    let weir = WeirProcess::start(files, &flags).await;
+    let server = upstream.address;
+    let expected = format!(
+        "--state-dir: state/flowcontrol.json: it is of another cluster: its API servers were \
+         192.0.2.1:6443, and {server} is configured: it is ignored"
+    );
+    let lines = &weir.startup_lines;
+    assert!(
+        lines.iter().any(|line| line.contains(&expected)),
+        "{lines:#?}"
+    );
 }
 
 /// The built-in objects of a kind as a list, each with its name as UID.

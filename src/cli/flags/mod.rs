@@ -334,7 +334,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SOURCE", value_enum, default_value_t = FlowcontrolSource::Auto)]
     pub(crate) flowcontrol_source: FlowcontrolSource,
     /// A folder in which weir keeps the API server's last known FlowSchemas and PriorityLevelConfigurations, so that they are in
-    /// force after a restart while the API server is away. Created if it is not there.
+    /// force after a restart while the API server is away. Created if it is not there. Each cluster needs one of its own.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and

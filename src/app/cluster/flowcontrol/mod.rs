@@ -17,12 +17,19 @@ mod state_file;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use sha2::Digest;
+use sha2::Sha256;
+
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::app::cluster::flowcontrol::reflector::Reflector;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::config::ClusterSourceConfig;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::LiveObjects;
+use crate::flowcontrol::sources::saved_state::ClusterIdentity;
+use crate::upstream::UpstreamConfig;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 
 /// Watches both resources.
@@ -33,17 +40,28 @@ pub(in crate::app) struct ClusterFlowcontrol {
 }
 
 impl ClusterFlowcontrol {
-    /// Puts the objects of the state folder in force, if there are any.
-    pub(in crate::app) fn restore(live: Arc<LiveObjects>, config: ClusterSourceConfig) -> Self {
+    /// Keeps the cluster's objects that are in force. If there are none, puts those of the state
+    /// folder in force, if it is of the cluster of `upstream`.
+    pub(in crate::app) fn restore(
+        live: Arc<LiveObjects>,
+        config: ClusterSourceConfig,
+        upstream: &UpstreamConfig,
+    ) -> Self {
         let ClusterSourceConfig {
             state_dir,
             retry_after_denial,
         } = config;
-        let store = PersistentStore::restore(live, state_dir.map(StateFile::new));
+        let file = state_dir.map(StateFile::new);
+        let store = PersistentStore::restore(live, file, identity_of(upstream));
         Self {
             store: Arc::new(store),
             retry_after_denial,
         }
+    }
+
+    /// The configuration of the cluster's API servers has changed.
+    pub(in crate::app) fn set_upstream(&self, upstream: &UpstreamConfig) {
+        self.store.set_cluster(identity_of(upstream));
     }
 
     /// Runs until it is dropped.
@@ -55,5 +73,20 @@ impl ClusterFlowcontrol {
             retry_after_denial: self.retry_after_denial,
         });
         tokio::join!(levels.run(), schemas.run(), self.store.save_changes());
+    }
+}
+
+/// What the cluster of `upstream` is recognized by.
+fn identity_of(upstream: &UpstreamConfig) -> ClusterIdentity {
+    let servers = upstream.servers.iter();
+    let roots = upstream.roots.roots.iter();
+    ClusterIdentity {
+        servers: servers.map(|server| server.authority.to_string()).collect(),
+        authorities: roots
+            .map(|root| {
+                let key = root.subject_public_key_info.as_ref();
+                BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(key))
+            })
+            .collect(),
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tracing::info;
 use tracing::warn;
 
-use crate::api::flowcontrol::GROUP;
+use crate::api::flowcontrol::Object;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::clock::Clock;
 use crate::flowcontrol::sources::ClusterResource;
@@ -19,6 +19,8 @@ use crate::flowcontrol::sources::ListedObjects;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::flowcontrol::sources::StoreChange;
 use crate::flowcontrol::sources::WatchEvent;
+use crate::flowcontrol::sources::rbac_rule;
+use crate::flowcontrol::sources::saved_state::ClusterIdentity;
 
 /// Changes within this time are saved once.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -30,12 +32,15 @@ pub(super) struct PersistentStore {
     /// Held for one change; nothing is awaited under it.
     state: Mutex<StoreState>,
     file: Option<StateFile>,
+    /// Signals that the file is to be written.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct StoreState {
     store: ClusterStore,
+    /// The cluster, as the file names it.
+    cluster: ClusterIdentity,
     /// What keeps each resource from being watched; `None` while it is watched.
     failures: [Option<String>; 2],
     /// What the last incomplete set lacks.
@@ -45,13 +50,24 @@ struct StoreState {
 }
 
 impl PersistentStore {
-    /// Puts the objects of the file in force. A damaged file is reported and ignored.
-    pub(super) fn restore(live: Arc<LiveObjects>, file: Option<StateFile>) -> Self {
+    /// Keeps the cluster's objects that are in force, and saves them. If there are none, puts those
+    /// of the file in force. A damaged file, and one of another cluster, is reported and ignored.
+    pub(super) fn restore(
+        live: Arc<LiveObjects>,
+        file: Option<StateFile>,
+        cluster: ClusterIdentity,
+    ) -> Self {
         let mut state = StoreState::default();
         for failure in &mut state.failures {
             *failure = Some(String::new());
         }
-        let restored = file.as_ref().map_or(Ok(None), StateFile::read);
+        let changed = Notify::new();
+        let known = live.cluster_objects();
+        let restored = match (&known, &file) {
+            (None, Some(file)) => file.read(&cluster),
+            (Some(_), _) | (None, None) => Ok(None),
+        };
+        state.cluster = cluster;
         match restored {
             Ok(Some(objects)) => {
                 info!(
@@ -64,12 +80,25 @@ impl PersistentStore {
             Ok(None) => {}
             Err(why) => warn!("--state-dir: {why}: it is ignored"),
         }
+        if let Some(objects) = known {
+            state.store.restore(objects);
+            changed.notify_one();
+        }
         live.set_cluster_status(ClusterStatus::Pending);
         Self {
             live,
             state: Mutex::new(state),
             file,
-            changed: Notify::new(),
+            changed,
+        }
+    }
+
+    /// The cluster has other API servers or CAs, as the next start will have them.
+    pub(super) fn set_cluster(&self, cluster: ClusterIdentity) {
+        let mut state = self.state.lock();
+        if state.cluster != cluster {
+            state.cluster = cluster;
+            self.changed.notify_one();
         }
     }
 
@@ -190,6 +219,13 @@ impl PersistentStore {
         }
     }
 
+    /// What the file is to contain. `None` while there is no complete set.
+    fn to_save(&self) -> Option<(ClusterIdentity, Vec<Object>)> {
+        let state = self.state.lock();
+        let objects = state.store.accepted()?.to_vec();
+        Some((state.cluster.clone(), objects))
+    }
+
     /// Saves each change, until it is dropped.
     ///
     /// # Cancel safety
@@ -201,15 +237,12 @@ impl PersistentStore {
         loop {
             self.changed.notified().await;
             tokio::time::sleep(SAVE_DELAY).await;
-            let objects = self
-                .state
-                .lock()
-                .store
-                .accepted()
-                .unwrap_or_default()
-                .to_vec();
+            let Some((cluster, objects)) = self.to_save() else {
+                continue;
+            };
             let writer = file.clone();
-            let written = tokio::task::spawn_blocking(move || writer.write(&objects)).await;
+            let write = move || writer.write(&cluster, &objects);
+            let written = tokio::task::spawn_blocking(write).await;
             if let Ok(Err(why)) = written {
                 let path = file.path();
                 warn!(path = %path.display(), %why, "--state-dir: cannot save the cluster's flow schemas and priority levels");
@@ -218,9 +251,54 @@ impl PersistentStore {
     }
 }
 
-/// The rule that a ClusterRole of weir needs, as in its manifest.
-fn rule_to_add() -> String {
-    format!(
-        "{{apiGroups: [{GROUP}], resources: [flowschemas, prioritylevelconfigurations], verbs: [get, list, watch]}}"
-    )
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::bootstrap;
+    use crate::flowcontrol::controller::ControllerConfig;
+    use crate::flowcontrol::controller::Enforcement;
+    use crate::flowcontrol::sources::FlowcontrolSources;
+    use crate::metrics::Registry;
+
+    fn restore(file: &StateFile, cluster: ClusterIdentity) -> PersistentStore {
+        let config = ControllerConfig {
+            server_concurrency_limit: 600,
+            request_timeout: Duration::from_secs(60),
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        };
+        let sources = FlowcontrolSources::default();
+        let live = LiveObjects::start(Clock.now(), config, sources, &Registry::new());
+        PersistentStore::restore(live, Some(file.clone()), cluster)
+    }
+
+    fn cluster(server: &str) -> ClusterIdentity {
+        ClusterIdentity {
+            servers: vec![server.to_owned()],
+            authorities: vec!["ca".to_owned()],
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_file_names_the_servers_of_the_configuration_in_force() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().to_owned());
+        let (old, new) = (cluster("10.0.0.1:6443"), cluster("10.0.0.2:6443"));
+        let objects = bootstrap::add_missing(Vec::new());
+        file.write(&old, &objects).unwrap();
+        let store = restore(&file, old);
+        store.set_cluster(new.clone());
+        let saved = async {
+            while file.read(&new).is_err() {
+                tokio::time::sleep(SAVE_DELAY).await;
+            }
+        };
+        tokio::select! {
+            () = store.save_changes() => {}
+            () = saved => {}
+        }
+        assert_eq!(file.read(&new), Ok(Some(objects)));
+        assert!(restore(&file, new).to_save().is_some());
+        assert!(restore(&file, cluster("10.0.0.3:6443")).to_save().is_none());
+    }
 }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use crate::api::flowcontrol::Object;
 use crate::flowcontrol::sources::saved_state;
+use crate::flowcontrol::sources::saved_state::ClusterIdentity;
 
 /// Only weir's own user reads and writes the file.
 const MODE: u32 = 0o600;
@@ -33,11 +34,11 @@ impl StateFile {
         self.folder.join(saved_state::FILE_NAME)
     }
 
-    /// The saved objects. `None` if there is no file.
+    /// The saved objects of `cluster`. `None` if there is no file.
     ///
     /// # Errors
-    /// The file cannot be read, or is damaged.
-    pub(super) fn read(&self) -> Result<Option<Vec<Object>>, String> {
+    /// The file cannot be read, is damaged, or is of another cluster.
+    pub(super) fn read(&self, cluster: &ClusterIdentity) -> Result<Option<Vec<Object>>, String> {
         let path = self.path();
         let name = path.display().to_string();
         let cannot_read = |why: io::Error| format!("cannot read {name}: {why}");
@@ -51,20 +52,20 @@ impl StateFile {
             Err(why) => return Err(cannot_read(why)),
         }
         let text = fs::read_to_string(&path).map_err(cannot_read)?;
-        saved_state::decode(&name, &text).map(Some)
+        saved_state::decode(cluster, &name, &text).map(Some)
     }
 
     /// Replaces the file. A reader sees the old content or the new one, also after a crash.
     ///
     /// # Errors
     /// The file cannot be written; the old one stays.
-    pub(super) fn write(&self, objects: &[Object]) -> io::Result<()> {
+    pub(super) fn write(&self, cluster: &ClusterIdentity, objects: &[Object]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         let new = self.folder.join(format!(".{}.new", saved_state::FILE_NAME));
         remove_if_present(&new)?; // of a process that was killed
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(MODE).open(&new)?;
-        file.write_all(saved_state::encode(objects).as_bytes())?;
+        file.write_all(saved_state::encode(cluster, objects).as_bytes())?;
         file.sync_all()?;
         drop(file);
         fs::rename(&new, self.path())?;
@@ -90,19 +91,27 @@ mod tests {
     fn a_file_is_replaced_whole_and_only_its_owner_may_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(folder.path().join("state"));
-        assert_eq!(file.read(), Ok(None));
+        let cluster = ClusterIdentity {
+            servers: vec!["10.0.0.1:6443".to_owned()],
+            authorities: vec!["ca".to_owned()],
+        };
+        assert_eq!(file.read(&cluster), Ok(None));
         let mut objects = bootstrap::add_missing(Vec::new());
-        file.write(&objects).unwrap();
-        assert_eq!(file.read(), Ok(Some(objects.clone())));
+        file.write(&cluster, &objects).unwrap();
+        assert_eq!(file.read(&cluster), Ok(Some(objects.clone())));
         let half_written = folder.path().join("state/.flowcontrol.json.new");
         fs::write(&half_written, "{").unwrap();
         objects.truncate(2);
-        file.write(&objects).unwrap();
-        assert_eq!(file.read(), Ok(Some(objects)));
+        file.write(&cluster, &objects).unwrap();
+        assert_eq!(file.read(&cluster), Ok(Some(objects)));
         let mode = fs::metadata(file.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, MODE);
         assert!(!half_written.exists());
         fs::write(file.path(), "{\"version\"").unwrap();
-        assert!(file.read().unwrap_err().contains("flowcontrol.json"));
+        assert!(
+            file.read(&cluster)
+                .unwrap_err()
+                .contains("flowcontrol.json")
+        );
     }
 }
