@@ -30,6 +30,7 @@ use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
+use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
 
@@ -220,6 +221,17 @@ pub struct FlowcontrolConfig {
     pub cluster: Option<ClusterSourceConfig>,
 }
 
+impl AdmissionConfig {
+    /// The reading of the cluster's objects, if they are read.
+    #[must_use]
+    pub(crate) const fn cluster(&self) -> Option<&ClusterSourceConfig> {
+        match self {
+            Self::Fairness { sources, .. } => sources.cluster.as_ref(),
+            Self::MaxInFlight(_) => None,
+        }
+    }
+}
+
 impl FlowcontrolConfig {
     /// Objects as if from a file of this name.
     #[must_use]
@@ -234,7 +246,7 @@ impl FlowcontrolConfig {
 }
 
 /// The reading of the cluster's objects.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterSourceConfig {
     /// `--state-dir`.
     pub state_dir: Option<PathBuf>,

@@ -7,11 +7,9 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 
 use crate::app::shared_components::SharedComponents;
-use crate::app::shared_components::listen;
-use crate::app::start_error::StartError;
 use crate::clock::Clock;
 use crate::config;
-use crate::limits::Admission;
+use crate::drain::Drain;
 use crate::metrics::Registry;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::zpages::EffectiveConfig;
@@ -26,6 +24,19 @@ pub(super) type ShownConfig = (
     Arc<ArcSwap<EffectiveConfig>>,
 );
 
+/// What operators are shown at the start.
+pub(super) fn shown_config(
+    shared: &SharedComponents,
+    max_connections: usize,
+    admin: &config::AdminConfig,
+) -> ShownConfig {
+    let sources = shared.configured_sources(max_connections, admin.health_metrics);
+    (
+        Arc::new(ArcSwap::from_pointee(sources)),
+        Arc::new(ArcSwap::from_pointee(admin.effective.clone())),
+    )
+}
+
 /// The listeners for operators and probes, and what each serves.
 #[derive(Debug)]
 pub(super) struct AdminListeners {
@@ -36,13 +47,14 @@ pub(super) struct AdminListeners {
 }
 
 impl AdminListeners {
-    pub(super) fn bind(
+    /// `sockets` are those for operators and, if there is one, for probes.
+    pub(super) fn new(
         admin: config::AdminConfig,
         readiness: Arc<Readiness>,
         registry: &Registry,
         shared: &SharedComponents,
         (sources, effective): &ShownConfig,
-    ) -> Result<Self, StartError> {
+    ) -> Self {
         let host = &admin.effective.host;
         let status = shared.status(&readiness, sources, host);
         let zpages = Arc::new(Zpages {
@@ -50,38 +62,34 @@ impl AdminListeners {
             effective: Arc::clone(effective),
             sources: Arc::clone(sources),
         });
-        let fairness = match &shared.admission {
-            Admission::Fairness(controller) => Some(controller),
-            Admission::MaxInFlight(_) => None,
-        };
-        let serve = |address, metrics: bool, operators: bool| {
-            let metrics = metrics.then(|| registry.clone());
-            let dumps = fairness.filter(|_| operators).cloned();
-            Ok((
-                listen(address)?,
+        let serve = |socket, operators: bool| {
+            (
+                socket,
                 Arc::new(AdminServer {
                     readiness: Arc::clone(&readiness),
-                    metrics,
-                    rate_limits: operators.then(|| Arc::clone(sources)),
+                    metrics: registry.clone(),
+                    configured: Arc::clone(sources),
+                    is_for_operators: operators,
                     connection_budget: operators.then(|| shared.budgets.connection_budget.clone()),
                     top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
-                    flow_controller: dumps,
-                    flowcontrol: shared.flowcontrol.clone().filter(|_| operators),
                     status: operators.then(|| Arc::clone(&status)),
                     zpages: operators.then(|| Arc::clone(&zpages)),
                 }),
-            ))
+            )
         };
-        Ok(Self {
-            operators: serve(admin.address, true, true)?,
-            probes: admin
-                .health
-                .map(|address| serve(address, admin.health_metrics, false))
-                .transpose()?,
+        let (operators, probes) = sockets;
+        Self {
+            operators: serve(operators, true),
+            probes: probes.map(|socket| serve(socket, false)),
             status,
             readiness_poll_after: admin.readiness_poll_after,
-        })
+        }
+    }
+
+    /// The status page's data.
+    pub(super) fn status(&self) -> Arc<StatusFeed> {
+        Arc::clone(&self.status)
     }
 
     pub(super) fn run(self) {

@@ -5,22 +5,28 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::cluster::object_counts::ObjectCountPolls;
+use crate::app::info_metrics;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::clock::Clock;
+use crate::config::ClusterSourceConfig;
 use crate::config::Config;
 use crate::drain::Drain;
+use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::ApiTransport;
 use crate::limits::Admission;
+use crate::limits::limiters::LimiterInForce;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -104,10 +110,9 @@ pub(super) struct OwnCallsConfig {
     pub(super) credentials: CredentialSource,
     pub(super) drain: Arc<Drain>,
     pub(super) config_status: Arc<ConfigStatus>,
-    /// The flow schemas and priority levels, if there are any.
-    pub(super) flowcontrol: Option<Arc<LiveObjects>>,
-    /// Reads the cluster's flow schemas and priority levels.
-    pub(super) cluster: Option<ClusterFlowcontrol>,
+    pub(super) limiter: LimiterInForce,
+    /// The reading of the cluster's flow schemas and priority levels.
+    pub(super) cluster: Option<ClusterSourceConfig>,
 }
 
 /// weir's own calls to the API server.
@@ -129,8 +134,10 @@ pub(super) struct OwnCalls {
     transport: Arc<dyn ApiTransport>,
     metrics: Arc<UpstreamMetrics>,
     registry: Registry,
-    /// Reads the cluster's flow schemas and priority levels, if weir has credentials.
-    cluster: Option<Arc<ClusterFlowcontrol>>,
+    /// Reads the cluster's flow schemas and priority levels, if something does.
+    cluster: ArcSwapOption<ClusterFlowcontrol>,
+    /// The controller that estimates seats by the number of objects, if there is one.
+    controller: ArcSwapOption<Controller>,
     cluster_task: TaskSlot,
     polls: TaskSlot,
     /// Changes the period of the polls; zero pauses them.
@@ -140,6 +147,18 @@ pub(super) struct OwnCalls {
 }
 
 impl OwnCalls {
+    /// Registers the metrics of the process, of readiness, and of the certificates that weir
+    /// presents.
+    pub(super) fn register_info_metrics(
+        &self,
+        serving: &Arc<CertifiedKey>,
+        front_proxy: Option<&Arc<CertifiedKey>>,
+        registry: &Registry,
+    ) {
+        let keys = (serving, front_proxy);
+        info_metrics::register(keys, &self.credentials, &self.readiness, registry);
+    }
+
     pub(super) async fn start(
         config: OwnCallsConfig,
         upstream: &UpstreamConfig,
@@ -150,7 +169,7 @@ impl OwnCalls {
             credentials,
             drain,
             config_status,
-            flowcontrol,
+            limiter,
             cluster,
         } = config;
         let (credentials, renewal) = OwnCredentials::start(credentials, Clock)
@@ -168,7 +187,7 @@ impl OwnCalls {
             Arc::clone(&loop_detector),
             config_status,
         );
-        let readiness = Arc::new(readiness.with_flowcontrol(flowcontrol));
+        let readiness = Arc::new(readiness);
         let probes = Arc::new(ServerProbes {
             pools: Arc::clone(&pools),
             credentials: Arc::clone(&credentials),
@@ -187,13 +206,16 @@ impl OwnCalls {
             client,
             metrics: Arc::clone(metrics),
             registry: registry.clone(),
-            cluster: cluster.map(Arc::new),
+            cluster: ArcSwapOption::empty(),
+            controller: ArcSwapOption::empty(),
             cluster_task: TaskSlot::default(),
             polls: TaskSlot::default(),
             poll_period: watch::Sender::default(),
             probe: TaskSlot::default(),
             access: TaskSlot::default(),
         };
+        calls.set_limiter(&limiter);
+        calls.set_cluster(limiter.flowcontrol.as_ref(), cluster, upstream);
         Ok((Arc::new(calls), renewal))
     }
 
@@ -201,6 +223,16 @@ impl OwnCalls {
     /// users.
     pub(super) fn api_server(&self, settings: &OwnCallSettings) -> Option<Arc<dyn ApiTransport>> {
         Some(Arc::clone(&self.transport)).filter(|_| !settings.is_anonymous)
+    }
+
+    /// Sends requests with weir's own credentials.
+    pub(super) const fn client(&self) -> &ApiServerClient {
+        &self.client
+    }
+
+    /// Where the metrics of weir's own calls are.
+    pub(super) const fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     /// Refuses servers at weir's own address, and probes each of several once, for at most a moment:
@@ -211,13 +243,8 @@ impl OwnCalls {
     }
 
     /// Starts the tasks.
-    pub(super) fn run(
-        self: &Arc<Self>,
-        settings: &OwnCallSettings,
-        upstream: &UpstreamConfig,
-        admission: &Admission,
-    ) {
-        self.start_polls(settings, admission);
+    pub(super) fn run(self: &Arc<Self>, settings: &OwnCallSettings, upstream: &UpstreamConfig) {
+        self.start_polls(settings);
         self.start_cluster(settings);
         self.start_probe(settings, upstream);
         self.start_access_check(settings);
@@ -241,22 +268,46 @@ impl OwnCalls {
         self.slices.start(upstream.endpoint_slices.then(follows));
     }
 
-    /// Polls the number of objects, unless weir is anonymous.
-    pub(super) fn start_polls(&self, settings: &OwnCallSettings, admission: &Admission) {
-        self.set_poll_period(settings);
-        let polls = match admission {
-            Admission::Fairness(controller) if !settings.is_anonymous => {
-                let (calls, controller) = (self.client.clone(), Arc::clone(controller));
-                Some(ObjectCountPolls::new(calls, controller, self.poll_period.subscribe()).run())
-            }
-            Admission::Fairness(_) | Admission::MaxInFlight(_) => None,
+    /// The limiter whose objects are read and shown from now on. Tasks that run stay as they are.
+    pub(super) fn set_limiter(&self, limiter: &LimiterInForce) {
+        self.readiness.set_flowcontrol(limiter.flowcontrol.clone());
+        self.controller.store(match &limiter.admission {
+            Admission::Fairness(controller) => Some(Arc::clone(controller)),
+            Admission::MaxInFlight(_) => None,
+        });
+    }
+
+    /// Reads the cluster's objects as `config` says, from the next start of the task on. The last
+    /// known ones are in force at once.
+    pub(super) fn set_cluster(
+        &self,
+        live: Option<&Arc<LiveObjects>>,
+        config: Option<ClusterSourceConfig>,
+        upstream: &UpstreamConfig,
+    ) {
+        let restore = |(live, config): (&Arc<LiveObjects>, _)| {
+            let live = Arc::clone(live);
+            Arc::new(ClusterFlowcontrol::restore(live, config, upstream))
         };
+        self.cluster.store(live.zip(config).map(restore));
+    }
+
+    /// Polls the number of objects, unless weir is anonymous.
+    pub(super) fn start_polls(&self, settings: &OwnCallSettings) {
+        self.set_poll_period(settings);
+        let controller = self.controller.load_full();
+        let polls = controller.filter(|_| !settings.is_anonymous);
+        let polls = polls.map(|controller| {
+            let calls = self.client.clone();
+            ObjectCountPolls::new(calls, controller, self.poll_period.subscribe()).run()
+        });
         self.polls.start(polls);
     }
 
     /// Reads the cluster's flow schemas and priority levels, unless weir is anonymous.
     pub(super) fn start_cluster(&self, settings: &OwnCallSettings) {
-        let cluster = self.cluster.as_ref().filter(|_| !settings.is_anonymous);
+        let cluster = self.cluster.load_full();
+        let cluster = cluster.filter(|_| !settings.is_anonymous);
         let calls = || self.client.clone();
         self.cluster_task
             .start(cluster.map(|cluster| cluster.run(calls())));

@@ -6,7 +6,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `info_metrics` `self_checks` `shutdown` `start_error` |
+//! | 0 | `info_metrics` `lifecycle` `self_checks` `start_error` |
 //! | 1 | `authentication` `cluster` `observers` |
 //! | 2 | `shared_components` |
 //! | 3 | `admin_listeners` `api_server_tasks` |
@@ -17,21 +17,24 @@ mod api_server_tasks;
 mod authentication;
 mod cluster;
 mod info_metrics;
+mod lifecycle;
 mod observers;
 mod reload;
 mod self_checks;
 mod shared_components;
-mod shutdown;
 mod start_error;
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::Weak;
 
 use arc_swap::ArcSwap;
+use rustls::crypto::CryptoProvider;
 use tokio::time::timeout;
 
 use crate::app::admin_listeners::AdminListeners;
+use crate::app::admin_listeners::shown_config;
 use crate::app::api_server_tasks::OwnCallSettings;
 use crate::app::api_server_tasks::OwnCalls;
 use crate::app::api_server_tasks::OwnCallsConfig;
@@ -42,12 +45,11 @@ use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::observers::Observers;
 use crate::app::reload::InForce;
 use crate::app::shared_components::Budgets;
+use crate::app::shared_components::ConfiguredListener;
 use crate::app::shared_components::SharedComponents;
+use crate::app::shared_components::apply_limits;
 use crate::app::shared_components::listener_settings;
 use crate::app::shared_components::local_address;
-use crate::app::shutdown::CLOSE_TIMEOUT;
-use crate::app::shutdown::ShutdownTimes;
-use crate::app::shutdown::shut_down;
 use crate::clock::Clock;
 use crate::config::AdmissionConfig;
 use crate::config::Config;
@@ -61,6 +63,7 @@ use crate::limits::limiters::LimiterInForce;
 use crate::limits::limiters::Limiters;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
+use crate::limits::rate::RateLimitsConfig;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::top_talkers::TopTalkers;
@@ -145,15 +148,11 @@ impl App {
             review_tasks,
         } = Components::build(config, &registry).await?;
         let settings = listener_settings(&serving, &provider, None)?;
-        let sources = shared.configured_sources(serving.max_connections);
-        let shown = (
-            Arc::new(ArcSwap::from_pointee(sources)),
-            Arc::new(ArcSwap::from_pointee(admin.effective.clone())),
-        );
+        let shown = shown_config(&shared, serving.max_connections, &admin);
         let readiness = Arc::clone(&own_calls.readiness);
         let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &shown)?;
         let settings = Arc::new(ArcSwap::from_pointee(settings));
-        let listener = shared.listener(serving.address, &settings, workers, &registry)?;
+        let listener = shared.listener(main, &settings, workers, &registry)?;
         let shutdown = Arc::new(ArcSwap::from_pointee(in_force.shutdown_times()));
         let observers = Arc::new(ArcSwap::from_pointee(shared.observers.clone()));
         let addresses = Addresses::new(&listener.acceptor, &admin)?;
@@ -222,18 +221,17 @@ impl App {
             addresses: _,
             reloader: _,
         } = self;
-        admin.run();
-        own_calls.run(&own_call_settings, &upstream, &admission);
+        own_calls.run(&own_call_settings, &upstream);
         tokio::spawn(renewal.run());
         review_tasks.run();
         tokio::spawn(talkers.run());
         tokio::spawn(maintain_limits(admission));
         tokio::spawn(Observers::clone(&observers.load()).run());
         let accepting = tokio::spawn(acceptor.run());
-        stop.await;
+        let reason = stop.await;
         let times = **shutdown.load();
         let ended = tokio::select! {
-            ended = shut_down(&drain, times) => ended,
+            ended = end(&drain, times, reason) => ended,
             () = at_once => ShutdownOutcome::Forced,
         };
         drain.advance(DrainStage::Closing); // a forced shutdown closes the listener here
@@ -259,18 +257,17 @@ struct Components {
 impl Components {
     async fn build(config: Config, registry: &Registry) -> Result<Self, StartError> {
         let own_call_settings = OwnCallSettings::from_config(&config);
-        let drain = Drain::new();
+        let provider = &Arc::clone(&config.crypto_provider);
         let config_status = Arc::new(ConfigStatus::register(registry, Clock.wall()));
-        let upstream = config.upstream;
-        let limits = AdmissionComponents::build(config.admission, registry);
-        let admission = limits.admission;
+        let (drain, upstream) = (Drain::new(), config.upstream);
+        let (limiters, limiter, limiter_tasks) = build_limiters(&config.admission, registry);
         let upstream_metrics = upstream::UpstreamMetrics::register(registry);
         let calls = OwnCallsConfig {
             credentials: config.own_credentials,
             drain: Arc::clone(&drain),
             config_status: Arc::clone(&config_status),
-            flowcontrol: limits.flowcontrol.clone(),
-            cluster: limits.cluster,
+            limiter: limiter.clone(),
+            cluster: config.admission.cluster().cloned(),
         };
         let (own_calls, renewal) =
             OwnCalls::start(calls, &upstream, &upstream_metrics, registry).await?;
@@ -281,28 +278,26 @@ impl Components {
         );
         info_metrics::register(certificates, credentials, &own_calls.readiness, registry);
         let impersonates = config.assert_by_impersonation;
-        let (server, provider) = (
-            own_calls.api_server(&own_call_settings),
-            &config.crypto_provider,
-        );
+        let server = own_calls.api_server(&own_call_settings);
         let auth = AuthDependencies::new(server, &upstream_metrics, registry, provider);
         let (auth, review_tasks) = build_authenticator(config.identity, impersonates, auth)?;
         let shared = SharedComponents {
             auth,
-            rates: Arc::new(RateLimits::new(&config.rates, registry)),
-            budgets: Budgets::new(config.transfers, upstream.max_connections, registry),
+            rates: build_rates(&limiter_tasks, &config.rates, &own_calls, registry),
+            budgets,
             rejection_responses: Arc::default(),
             rejection_delay: Arc::new(RejectionDelay::new(config.rejection_hold, registry)),
             metrics: RequestMetrics::register(registry),
             outcome_counts: Arc::default(),
-            talkers: top_talkers(&admission),
-            admission,
-            flowcontrol: limits.flowcontrol,
-            observers: Observers::start(config.reporting, registry)?,
+            talkers: TopTalkers::new(Clock.now(), limiter.admission.seats_without_decision()),
+            limiters,
+            admission: limiter.admission,
+            observers: Observers::start(config.reporting, limiter.flowcontrol.as_ref(), registry)?,
+            flowcontrol: limiter.flowcontrol,
             upstream_log_limiter: Arc::default(),
             request_timeout: config.request_timeout,
             drain,
-            impersonator: impersonates.then(|| Arc::clone(credentials)),
+            impersonator: impersonates.then(|| Arc::clone(&own_calls.credentials)),
             loop_detector: Arc::clone(&own_calls.loop_detector),
             upstream_metrics,
             servers: Arc::clone(&own_calls.servers),
@@ -327,18 +322,12 @@ fn top_talkers(admission: &Admission) -> Arc<TopTalkers> {
     TopTalkers::new(Clock.now(), seats_without_decision)
 }
 
-/// The periodic maintenance of the limits.
-async fn maintain_limits(admission: Admission) {
-    match admission {
-        Admission::Fairness(controller) => controller.run().await,
-        Admission::MaxInFlight(limiter) => {
-            let mut second = tokio::time::interval(PEAK_UPDATE_PERIOD);
-            loop {
-                second.tick().await;
-                limiter.publish_peaks();
-            }
-        }
-    }
+/// An API server, as `HOST:PORT`.
+fn first_server(upstream: &UpstreamConfig) -> String {
+    let server = upstream.servers.first().map(|server| &server.authority);
+    server.map_or_else(String::new, |server| {
+        format!("{}:{}", server.host(), server.port_u16().unwrap_or(443))
+    })
 }
 
 /// The limits of concurrency, and what priority and fairness has besides.

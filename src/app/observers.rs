@@ -1,10 +1,11 @@
-//! The observers of requests: the audit log, the request logs, the span exporter; and the explain
-//! headers.
+//! The observers of requests: the audit log, the request logs, the record, the span exporter; and
+//! the explain headers.
 
 use std::sync::Arc;
 
 use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
+use crate::flowcontrol::sources::LiveObjects;
 use crate::metrics::Registry;
 use crate::observe::audit;
 use crate::observe::audit::AuditLog;
@@ -39,7 +40,7 @@ pub(super) struct PreparedObservers {
 }
 
 impl PreparedObservers {
-    /// Opens the destination of the audit log.
+    /// Opens the destinations of the audit log and of the record.
     pub(super) fn open(reporting: ReportingConfig) -> Result<Self, StartError> {
         let ReportingConfig {
             audit,
@@ -67,6 +68,7 @@ impl Observers {
     /// Opens the configured logs; their metrics are registered in any case.
     pub(super) fn start(
         reporting: ReportingConfig,
+        objects: Option<&Arc<LiveObjects>>,
         registry: &Registry,
     ) -> Result<Self, StartError> {
         reporting.dropped_lines.register(registry);

@@ -17,22 +17,24 @@ use crate::app::api_server_tasks::OwnCalls;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::PreparedAuth;
 use crate::app::info_metrics;
+use crate::app::lifecycle::shutdown::ShutdownTimes;
 use crate::app::observers::Observers;
 use crate::app::observers::PreparedObservers;
 use crate::app::shared_components::ConfiguredWorker;
 use crate::app::shared_components::SharedComponents;
+use crate::app::shared_components::apply_limits;
 use crate::app::shared_components::listener_settings;
-use crate::app::shutdown::ShutdownTimes;
 use crate::app::start_error::StartError;
 use crate::clock::Clock;
-use crate::config::AdmissionConfig;
+use crate::config::ClusterSourceConfig;
 use crate::config::Config;
 use crate::config::ShutdownConfig;
+use crate::flowcontrol::sources::ClusterStatus;
 use crate::identity::request_header::IdentityHeaders;
-use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::pipeline::Pipeline;
+use crate::replicas::coordinator::Replicas;
 use crate::server::settings::ListenerSettings;
 use crate::upstream;
 use crate::upstream::UpstreamConfig;
@@ -49,6 +51,8 @@ pub(super) struct InForce {
     request_timeout: Duration,
     assert_by_impersonation: bool,
     identity_headers: IdentityHeaders,
+    /// The reading of the cluster's flow schemas and priority levels.
+    cluster: Option<ClusterSourceConfig>,
 }
 
 impl InForce {
@@ -60,6 +64,7 @@ impl InForce {
             request_timeout: config.request_timeout,
             assert_by_impersonation: config.assert_by_impersonation,
             identity_headers: config.identity.headers.clone(),
+            cluster: config.admission.cluster().cloned(),
         }
     }
 
@@ -70,12 +75,10 @@ impl InForce {
         }
     }
 
-    /// Keeps in `config` what a request decides more than once by: how users are asserted, and the
-    /// names of the identity headers. A request that waits while they change would be sent as
-    /// another user.
-    fn keep_assertion(&self, config: &mut Config) {
-        config.assert_by_impersonation = self.assert_by_impersonation;
-        config.identity.headers = self.identity_headers.clone();
+    /// Whether users are asserted in the same way, by headers of the same names.
+    fn has_same_assertion(&self, other: &Self) -> bool {
+        (self.assert_by_impersonation, &self.identity_headers)
+            == (other.assert_by_impersonation, &other.identity_headers)
     }
 
     /// Whether the sessions of clients may be resumed: a session contains a client certificate.
@@ -94,6 +97,7 @@ pub(crate) struct Reloader {
     pub(super) shown: ShownConfig,
     pub(super) own_calls: Arc<OwnCalls>,
     pub(super) own_call_settings: OwnCallSettings,
+    pub(super) replicas: Option<Replicas>,
     pub(super) registry: Registry,
     pub(super) provider: Arc<CryptoProvider>,
     pub(super) observers: Arc<ArcSwap<Observers>>,
@@ -135,8 +139,12 @@ impl Reloader {
         &self.shared.config_status
     }
 
-    /// Puts `config` in force, except for the addresses, the number of workers and the mode of
-    /// admission.
+    /// Opens the file of the audit log again, which another program may have moved.
+    pub(crate) fn reopen_logs(&self) {
+        self.shared.observers.reopen_logs();
+    }
+
+    /// Puts `config` in force, except for the addresses and the number of workers.
     ///
     /// # Errors
     /// What is wrong. Nothing has changed.
@@ -144,22 +152,27 @@ impl Reloader {
         // Requests list the same id before and after.
         config.upstream.instance_id = self.shared.upstream.instance_id.clone();
         self.check_server(&config.upstream)?;
-        self.in_force.keep_assertion(&mut config);
+        let headers = &mut config.identity.headers;
+        headers.succeed(&self.in_force.identity_headers);
         let in_force = InForce::from_config(&config);
         let own_call_settings = OwnCallSettings::from_config(&config);
         let prepared = self.prepare(&mut config, &in_force, &own_call_settings);
         let prepared = prepared.await?;
+        if let Some(replicas) = &self.replicas {
+            let reloaded = replicas.reload(config.replicas.as_ref());
+            reloaded.map_err(|why| StartError::new("connections to the other replicas", why))?;
+        }
         let observers = &self.shared.observers;
         self.shared.observers = observers.replaced_by(prepared.observers, &self.registry)?;
         self.replace_auth(prepared.auth);
         if let Some(credentials) = prepared.credentials {
             self.own_calls.credentials.replace_source(credentials);
         }
-        self.replace_upstream(&config);
-        self.replace_limits(&config);
+        self.replace_upstream(&config, &in_force);
+        let is_restarted = self.replace_limits(&config, in_force.cluster.as_ref());
         self.shared.request_timeout = config.request_timeout;
         self.publish(prepared.settings, &config);
-        self.restart_own_calls(own_call_settings, &config.upstream);
+        self.restart_own_calls(own_call_settings, &config.upstream, is_restarted);
         self.shared.upstream = config.upstream;
         self.in_force = in_force;
         self.shutdown
@@ -235,41 +248,75 @@ impl Reloader {
         self.shared.auth = auth;
     }
 
-    fn replace_upstream(&mut self, config: &Config) {
+    fn replace_upstream(&mut self, config: &Config, in_force: &InForce) {
         let own = &self.own_calls.credentials;
         self.shared.impersonator = config.assert_by_impersonation.then(|| Arc::clone(own));
+        if !self.in_force.has_same_assertion(in_force) {
+            // Before the certificate is replaced: requests that wait assert their users as before.
+            let (budget, own) = (
+                &self.shared.budgets.connection_budget,
+                &self.shared.impersonator,
+            );
+            for worker in &mut self.workers {
+                let other =
+                    worker
+                        .upstream
+                        .with_other_assertion(&config.upstream, budget, own.as_ref());
+                worker.upstream = Arc::new(other);
+            }
+        }
         let (new, earlier) = (&config.upstream, &self.shared.upstream);
         if !new.has_same_servers(earlier) || !new.has_same_front_proxy(earlier) {
             upstream::reconfigure(&self.shared.servers, new);
         }
         for worker in &self.workers {
-            let upstream = &worker.context.worker.upstream;
-            upstream.set_max_http2_connections(new.max_http2_connections);
+            worker.upstream.set_pool_limits(new);
         }
     }
 
-    fn replace_limits(&mut self, config: &Config) {
-        let now = Clock.now();
-        let registry = &self.registry;
-        match (&self.shared.admission, &config.admission) {
-            (Admission::Fairness(controller), AdmissionConfig::Fairness { config, sources }) => {
-                controller.set_config(now, *config);
-                if let Some(live) = &self.shared.flowcontrol {
-                    live.set_files(now, sources.files.clone());
-                }
-            }
-            (Admission::MaxInFlight(limits), AdmissionConfig::MaxInFlight(config)) => {
-                limits.set_limits(*config);
-            }
-            (Admission::Fairness(_), AdmissionConfig::MaxInFlight(_))
-            | (Admission::MaxInFlight(_), AdmissionConfig::Fairness { .. }) => {} // needs a restart
+    /// Returns whether the tasks that feed the limiter have to be restarted: the limiter is
+    /// another one, or the cluster's objects are read in another way.
+    fn replace_limits(&mut self, config: &Config, cluster: Option<&ClusterSourceConfig>) -> bool {
+        let limiter = apply_limits(&self.shared.limiters, &config.admission);
+        if let Some(controller) = &limiter.started {
+            let controller = Arc::clone(controller);
+            tokio::spawn(async move { controller.run().await });
         }
+        let earlier = self.shared.flowcontrol.take();
+        let is_other_mode = earlier.is_some() != limiter.flowcontrol.is_some();
+        let is_restarted = is_other_mode || cluster != self.in_force.cluster.as_ref();
+        if is_restarted {
+            let calls = &self.own_calls;
+            calls.set_limiter(&limiter);
+            calls.set_cluster(
+                limiter.flowcontrol.as_ref(),
+                cluster.cloned(),
+                &config.upstream,
+            );
+            if let (None, Some(live)) = (cluster, earlier) {
+                live.set_cluster_status(ClusterStatus::NotRead);
+            }
+        }
+        let talkers = &self.shared.talkers;
+        talkers.set_seats_without_decision(limiter.admission.seats_without_decision());
+        self.shared.admission = limiter.admission;
+        let recorder = &self.shared.observers.recorder;
+        recorder.set_objects(limiter.flowcontrol.clone());
+        self.shared.flowcontrol = limiter.flowcontrol;
+        self.replace_rates(config);
+        is_restarted
+    }
+
+    fn replace_rates(&mut self, config: &Config) {
+        let registry = &self.registry;
         self.shared.rates = Arc::new(self.shared.rates.replaced_by(&config.rates, registry));
         let delay = &self.shared.rejection_delay;
         delay.set_max_hold(config.rejection_hold);
+        delay.set_max_millicores(config.max_rejection_millicores);
         let budgets = &mut self.shared.budgets;
         let upgrades = config.transfers.upgrades_per_second;
         budgets.upgrade_rate = budgets.upgrade_rate.replaced_by(upgrades, registry);
+        budgets.memory_limit.set_limit(config.memory_limit);
         budgets.transfers = config.transfers;
         for worker in &self.workers {
             let deadlines = &worker.context.worker.deadlines;
@@ -292,7 +339,9 @@ impl Reloader {
         }
         self.shared.auth.authenticator.announce_trust();
         let (sources, effective) = &self.shown;
-        let mut configured = self.shared.configured_sources(max_connections);
+        let health_metrics = config.admin.health_metrics;
+        let shared = &self.shared;
+        let mut configured = shared.configured_sources(max_connections, health_metrics);
         configured.upstream_address = config.upstream.authorities();
         sources.store(Arc::new(configured));
         effective.store(Arc::new(config.admin.effective.clone()));
@@ -309,16 +358,22 @@ impl Reloader {
     }
 
     /// Restarts the tasks of weir's own calls whose settings have changed.
-    fn restart_own_calls(&mut self, settings: OwnCallSettings, upstream: &UpstreamConfig) {
+    fn restart_own_calls(
+        &mut self,
+        settings: OwnCallSettings,
+        upstream: &UpstreamConfig,
+        is_restarted: bool,
+    ) {
         let earlier = std::mem::replace(&mut self.own_call_settings, settings);
         let (calls, settings) = (&self.own_calls, &self.own_call_settings);
         let same_servers = upstream.has_same_servers(&self.shared.upstream);
         calls.set_poll_period(settings);
+        calls.set_upstream(upstream);
         if upstream.endpoint_slices != self.shared.upstream.endpoint_slices {
             calls.start_slices(upstream);
         }
-        if settings.is_anonymous() != earlier.is_anonymous() {
-            calls.start_polls(settings, &self.shared.admission);
+        if is_restarted || settings.is_anonymous() != earlier.is_anonymous() {
+            calls.start_polls(settings);
             calls.start_cluster(settings);
         }
         let same_certificate = upstream.has_same_front_proxy(&self.shared.upstream);

@@ -3,6 +3,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,6 +21,8 @@ use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::limiters::LimiterInForce;
+use crate::limits::limiters::Limiters;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
@@ -107,6 +111,8 @@ pub(super) struct SharedComponents {
     pub(super) auth: AuthComponents,
     pub(super) rates: Arc<RateLimits>,
     pub(super) budgets: Budgets,
+    /// The limiters of both modes.
+    pub(super) limiters: Arc<Limiters>,
     pub(super) admission: Admission,
     /// The flow schemas and priority levels. `None` without priority and fairness.
     pub(super) flowcontrol: Option<Arc<LiveObjects>>,
@@ -132,6 +138,7 @@ pub(super) struct SharedComponents {
 #[derive(Debug)]
 pub(super) struct ConfiguredWorker {
     talkers_shard: Arc<dyn RequestObserver>,
+    pub(super) upstream: Arc<Upstream>,
     pub(super) context: Arc<ConnectionContext>,
 }
 
@@ -211,6 +218,7 @@ impl SharedComponents {
     pub(super) fn pipeline(&self, worker: &ConfiguredWorker) -> Pipeline {
         let dependencies = WorkerDependencies {
             observers: self.request_observers(&worker.talkers_shard),
+            upstream: Arc::clone(&worker.upstream),
             ..worker.context.worker.clone()
         };
         let (shared, settings) = (self.pipeline_dependencies(), self.pipeline_settings());
@@ -218,12 +226,19 @@ impl SharedComponents {
     }
 
     /// What a reload replaces of the sources of the status page.
-    pub(super) fn configured_sources(&self, max_connections: usize) -> ConfiguredSources {
+    pub(super) fn configured_sources(
+        &self,
+        max_connections: usize,
+        health_metrics: bool,
+    ) -> ConfiguredSources {
         ConfiguredSources {
             upstream_address: self.upstream.authorities(),
             rate_limits: Arc::clone(&self.rates),
             rejection_delay: Arc::clone(&self.rejection_delay),
             max_connections,
+            health_metrics,
+            admission: self.admission.clone(),
+            flowcontrol: self.flowcontrol.clone(),
         }
     }
 
@@ -241,8 +256,6 @@ impl SharedComponents {
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&self.upstream_metrics),
             connection_budget: self.budgets.connection_budget.clone(),
-            admission: self.admission.clone(),
-            flowcontrol: self.flowcontrol.clone(),
             outcomes: Arc::clone(&self.outcome_counts),
             top_talkers: Arc::clone(&self.talkers),
             configured: Arc::clone(configured),
@@ -257,7 +270,6 @@ impl SharedComponents {
         workers: usize,
         registry: &Registry,
     ) -> Result<ConfiguredListener, StartError> {
-        let listener = listen(address)?;
         let metrics = server::metrics::ServerMetrics::register(registry);
         metrics.set_max_connections(settings.load().max_connections);
         let handshake_queue = HandshakeQueue::new(HANDSHAKE_TIMEOUT, &metrics);
@@ -266,6 +278,7 @@ impl SharedComponents {
         let configure = |_| {
             let talkers_shard: Arc<dyn RequestObserver> = self.talkers.new_shard();
             let worker = self.worker_dependencies(self.request_observers(&talkers_shard));
+            let upstream = Arc::clone(&worker.upstream);
             let context = ConnectionContext {
                 pipeline: ArcSwap::from_pointee(Pipeline::new(&shared, &worker, pipeline)),
                 worker,
@@ -278,6 +291,7 @@ impl SharedComponents {
             };
             ConfiguredWorker {
                 talkers_shard,
+                upstream,
                 context: Arc::new(context),
             }
         };

@@ -81,6 +81,9 @@ pub struct IdentityHeaders {
     pub group: Vec<HeaderName>,
     /// The prefixes of headers with extra values, in lower case, used like `username`.
     pub extra_prefix: Vec<String>,
+    /// Names that were configured before a reload. They are removed from clients and not used
+    /// otherwise: the API server may still read them.
+    pub former: Vec<Self>,
 }
 
 impl Default for IdentityHeaders {
@@ -90,11 +93,28 @@ impl Default for IdentityHeaders {
             uid: vec![HeaderName::from_static("x-remote-uid")],
             group: vec![HeaderName::from_static("x-remote-group")],
             extra_prefix: vec!["x-remote-extra-".to_owned()],
+            former: Vec::new(),
         }
     }
 }
 
 impl IdentityHeaders {
+    /// Removes the names of `earlier` from clients, too.
+    pub(crate) fn succeed(&mut self, earlier: &Self) {
+        let names = |headers: &Self| Self {
+            former: Vec::new(),
+            ..headers.clone()
+        };
+        let own = names(self);
+        self.former.clear();
+        for former in earlier.former.iter().chain([earlier]) {
+            let former = names(former);
+            if former != own && !self.former.contains(&former) {
+                self.former.push(former);
+            }
+        }
+    }
+
     /// Whether this could be read as an identity header. Underscores count as dashes, since a later
     /// hop may treat them as such.
     #[must_use]
@@ -106,15 +126,21 @@ impl IdentityHeaders {
         } else {
             name.as_str()
         };
-        let listed = |names: &[HeaderName]| names.iter().any(|n| dashed_eq(n.as_str(), name));
         name.starts_with(STANDARD_PREFIX)
-            || listed(&self.username)
+            || self.lists(name)
+            || self.former.iter().any(|former| former.lists(name))
+    }
+
+    /// Whether this is one of the names, or has one of the prefixes. `dashed` has no underscores.
+    fn lists(&self, dashed: &str) -> bool {
+        let listed = |names: &[HeaderName]| names.iter().any(|n| dashed_eq(n.as_str(), dashed));
+        listed(&self.username)
             || listed(&self.uid)
             || listed(&self.group)
             || self
                 .extra_prefix
                 .iter()
-                .any(|p| starts_with_dashed(name, p))
+                .any(|p| starts_with_dashed(dashed, p))
     }
 
     /// Removes every header that could be read as an identity header.
@@ -311,6 +337,29 @@ mod tests {
             let user = IdentityHeaders::default().parse_user(&headers);
             assert_eq!(user, Err(CertificateError::InvalidProxyHeaders), "{name}");
         }
+    }
+
+    #[test]
+    fn names_that_were_configured_before_are_still_removed_and_not_read() {
+        let names = |user: &'static str| IdentityHeaders {
+            username: vec![HeaderName::from_static(user)],
+            ..IdentityHeaders::default()
+        };
+        let mut third = names("x-third");
+        let mut second = names("x-second");
+        second.succeed(&names("x-first"));
+        third.succeed(&second);
+        for name in ["x-first", "x-second", "x-third"] {
+            let name = HeaderName::from_static(name);
+            assert!(third.is_identity_header(&name), "{name}");
+        }
+        assert_eq!(third.parse_user(&headers(&[("x-second", "a")])), Ok(None));
+        let mut again = names("x-third");
+        again.succeed(&third);
+        assert_eq!(again, third, "nothing has changed");
+        let mut back = names("x-first");
+        back.succeed(&third);
+        assert_eq!(back.former, [names("x-second"), names("x-third")]);
     }
 
     #[test]

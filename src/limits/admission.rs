@@ -15,6 +15,7 @@ use crate::limits::max_in_flight::InFlightPermit;
 use crate::limits::max_in_flight::MaxInFlight;
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rejection::Rejection;
+use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
 /// The limiter of concurrent requests that is configured.
@@ -60,6 +61,16 @@ impl Admission {
             client_limits: None,
             forwarded_at: None,
         })
+    }
+
+    /// The number of seats that a request counts as if no priority level decided on it: with
+    /// max-in-flight, requests are only counted.
+    #[must_use]
+    pub(crate) const fn seats_without_decision(&self) -> u64 {
+        match self {
+            Self::Fairness(_) => 0,
+            Self::MaxInFlight(_) => 1,
+        }
     }
 
     /// Whether the request is exempt from the limiter and never rejected by it.

@@ -70,7 +70,16 @@ impl MaxInFlight {
     /// A limiter that registers its metrics in `registry`.
     #[must_use]
     pub fn new(config: MaxInFlightConfig, registry: &Registry) -> Self {
-        let metrics = InFlightMetrics::new(registry);
+        Self::with_in_flight(config, &InFlightMetrics::new(registry), registry)
+    }
+
+    /// As [`new`](Self::new), with metrics that it shares with the limiter of the other mode.
+    #[must_use]
+    pub(crate) fn with_in_flight(
+        config: MaxInFlightConfig,
+        in_flight: &Arc<InFlightMetrics>,
+        registry: &Registry,
+    ) -> Self {
         let limit_gauge = registry.gauges(
             "weir_requests_inflight_limit",
             "Most requests in flight per request kind, where max-in-flight is what limits; 0 is no limit.",
@@ -114,6 +123,11 @@ impl MaxInFlight {
             let limit_gauge = self.limit_gauge.with_label_values(&[slots.kind.label()]);
             limit_gauge.set(executing.into());
         }
+    }
+
+    /// Shows no limits: new requests come to another limiter. Requests in flight keep their slots.
+    pub(crate) fn hide_limits(&self) {
+        self.limit_gauge.reset();
     }
 
     /// Acquires a slot for the request; `None` if it needs none.
@@ -266,6 +280,21 @@ mod tests {
     }
 
     #[test]
+    fn reserved_slots_are_left_to_another_process_until_it_gives_them_back() {
+        let (limiter, _) = limiter(3, 1);
+        let read = || admit(&limiter, "GET", "/api/v1/pods", &[]);
+        limiter.reserve([2, 7]);
+        let first = read().unwrap();
+        assert!(first.is_some() && read().is_err());
+        assert_eq!(limiter.held(), [3, 7]);
+        let write = admit(&limiter, "POST", "/api/v1/pods", &[]).unwrap();
+        assert!(write.is_some(), "one can execute in any case");
+        limiter.reserve([0, 0]);
+        assert!(read().unwrap().is_some());
+        assert_eq!(limiter.held(), [1, 1]);
+    }
+
+    #[test]
     fn each_kind_has_its_own_slots_and_a_dropped_permit_frees_one() {
         let (limiter, _) = limiter(1, 1);
         let read = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap();
@@ -321,7 +350,7 @@ mod tests {
         let _held: Vec<_> = (0..1000)
             .map(|_| admit(&limiter, "GET", "/", &[]))
             .collect();
-        limiter.publish_peaks();
+        limiter.in_flight.publish_peaks();
         assert!(
             registry
                 .render()
@@ -334,13 +363,13 @@ mod tests {
         let (limiter, registry) = limiter(2, 1);
         let held: Vec<_> = (0..5).map(|_| admit(&limiter, "GET", "/", &[])).collect();
         drop(held);
-        limiter.publish_peaks();
+        limiter.in_flight.publish_peaks();
         let text = registry.render();
         assert!(
             text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2"),
             "{text}"
         );
-        limiter.publish_peaks();
+        limiter.in_flight.publish_peaks();
         let text = registry.render();
         assert!(text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
         let part = |kind| {

@@ -13,10 +13,12 @@
 //! | 2 | `rejection` |
 //! | 3 | `abandoned_backlog` `max_in_flight` `memory_limit` `upgrade_rate` |
 //! | 4 | `admission` |
+//! | 5 | `limiters` |
 
 pub mod abandoned_backlog;
-pub mod admission;
-pub mod admission_attributes;
+pub(crate) mod admission;
+pub(crate) mod admission_attributes;
+pub(crate) mod limiters;
 pub mod max_in_flight;
 pub mod memory_limit;
 pub mod rate;

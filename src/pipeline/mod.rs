@@ -29,6 +29,7 @@ pub mod steps;
 pub mod trace;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::HeaderMap;
 use http::Response;
@@ -177,7 +178,7 @@ impl Pipeline {
                 body: forwarding.outgoing_body(admitted.body, body),
                 upgrade,
                 permit: admitted.permit,
-                requester: peer.requester(user),
+                reader: forwarding.reader(peer.requester(user), admitted.reserved),
                 deadline,
                 drain_guard,
             };
@@ -189,6 +190,11 @@ impl Pipeline {
             self.rejection
                 .delayable(rejection, peer, &info, current_user.as_deref())
         })
+    }
+
+    /// Closes connections to the API server that have been idle for 45 s.
+    pub(crate) fn close_idle(&self, now: Instant) {
+        self.forwarding.close_idle(now);
     }
 
     /// Rejects a request whose head the HTTP library could not parse, and counts it.

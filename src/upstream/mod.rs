@@ -1,9 +1,10 @@
 //! The way to the API server: connections, the requests and responses on them, and why a request
 //! failed.
 //!
-//! Promises: a request goes only onto connections of the [`AuthMode`] that its credential allows
-//! (the types say so). Nothing is buffered. A request is sent again only if the API server cannot
-//! have executed it. Every failure says which side caused it.
+//! Promises: a request goes only onto connections of the
+//! [`AuthMode`](headers::auth_mode::AuthMode) that its credential allows (the types say so). Nothing
+//! is buffered. A request is sent again only if the API server cannot have executed it. Every failure
+//! says which side caused it.
 //!
 //! # Layers
 //!
@@ -31,8 +32,7 @@ pub mod tls;
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::Weak;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -176,9 +176,11 @@ pub struct Upstream {
     /// Of all these pools.
     pool_limits: Arc<PoolLimits>,
     metrics: Arc<UpstreamMetrics>,
+    /// Those that this one has replaced, as long as requests use them.
+    earlier: Vec<Weak<Self>>,
 }
 
-/// The head of a client's request, with the [`AuthMode`] that it is sent by.
+/// The head of a client's request, with the [`AuthMode`](headers::auth_mode::AuthMode) that it is sent by.
 #[derive(Debug)]
 pub(crate) enum UpstreamRequest {
     /// Sent with the front-proxy certificate; headers name the user.
@@ -209,7 +211,7 @@ impl Upstream {
             config.protocol,
         ));
         let settings = |certificate, budget| PoolSettings {
-            max_http2_connections: Arc::clone(&max),
+            limits: Arc::clone(&limits),
             ..config.pool_settings(certificate, Some(budget), metrics)
         };
         let unverified = settings(PresentedCertificate::None, budget.for_unverified());
@@ -217,19 +219,13 @@ impl Upstream {
         let set = || Arc::clone(servers);
         Self {
             servers: set(),
-            front_proxy: ServerPools::new(set(), settings(ClientCertificate::FrontProxy)),
-            impersonating: impersonator.map(|own| ImpersonationPools {
-                pools: ServerPools::new(
-                    set(),
-                    settings(ClientCertificate::Own(own.certificate_resolver())),
-                ),
-                certificate_changes: Mutex::new(own.certificate_changes()),
-                credentials: Arc::clone(own),
-            }),
-            pass_through: ServerPools::new(set(), settings(ClientCertificate::None)),
+            front_proxy: ServerPools::new(set(), settings(PresentedCertificate::FrontProxy)),
+            impersonating: impersonator.map(|own| ImpersonationPools::new(set(), own, settings)),
+            pass_through: ServerPools::new(set(), settings(PresentedCertificate::None)),
             unverified: ServerPools::new(set(), unverified),
             pool_limits: Arc::clone(&limits),
             metrics: Arc::clone(metrics),
+            earlier: Vec::new(),
         }
     }
 
@@ -290,8 +286,8 @@ impl Upstream {
 
     /// Whether weir can assert a user: by the front-proxy certificate or by impersonation.
     #[must_use]
-    pub fn can_assert(&self) -> bool {
-        self.impersonating.is_some() || self.servers.has_front_proxy_certificate()
+    pub(crate) fn can_assert(&self) -> bool {
+        self.impersonating.is_some() || self.front_proxy.has_front_proxy_certificate()
     }
 
     /// Whether weir asserts users by impersonation.
@@ -386,13 +382,20 @@ impl Upstream {
     }
 
     /// Closes connections that have been idle for 45 s.
-    pub fn close_idle(&self, now: Instant) {
+    pub(crate) fn close_idle(&self, now: Instant) {
+        self.close_idle_asserting(now);
+        for earlier in self.earlier.iter().filter_map(Weak::upgrade) {
+            earlier.close_idle_asserting(now);
+        }
+        self.pass_through.close_idle(now);
+        self.unverified.close_idle(now);
+    }
+
+    fn close_idle_asserting(&self, now: Instant) {
         self.front_proxy.close_idle(now);
         if let Some(impersonating) = &self.impersonating {
             impersonating.pools.close_idle(now);
         }
-        self.pass_through.close_idle(now);
-        self.unverified.close_idle(now);
     }
 
     fn refreshed_impersonation_pools(
@@ -423,6 +426,21 @@ struct ImpersonationPools {
     credentials: Arc<OwnCredentials>,
     /// The certificate changes that the pools have followed. The lock is held for one check.
     certificate_changes: Mutex<watch::Receiver<u64>>,
+}
+
+impl ImpersonationPools {
+    fn new(
+        servers: Arc<ServerSet>,
+        own: &Arc<OwnCredentials>,
+        settings: impl FnOnce(PresentedCertificate) -> PoolSettings,
+    ) -> Self {
+        let certificate = PresentedCertificate::Own(own.certificate_resolver());
+        Self {
+            pools: ServerPools::new(servers, settings(certificate)),
+            certificate_changes: Mutex::new(own.certificate_changes()),
+            credentials: Arc::clone(own),
+        }
+    }
 }
 
 /// Pools with the front-proxy certificate for weir's own probe of it; none without a certificate.

@@ -42,7 +42,9 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::Value;
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
 
+use crate::kubeconfig::kubeconfig_yaml;
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::FullResponse;
@@ -62,8 +64,9 @@ const OIDC: &str = "https://login.example";
 /// The playground's API server, and its settings.
 pub(crate) struct PlaygroundCluster {
     pub(crate) server: PlaygroundServer,
-    certificates: Certificates,
-    address: SocketAddr,
+    pub(crate) certificates: Certificates,
+    pub(crate) address: SocketAddr,
+    serving: AbortHandle,
 }
 
 impl PlaygroundCluster {
@@ -83,12 +86,19 @@ impl PlaygroundCluster {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let running = server.clone();
-        tokio::spawn(async move { running.run(listener, std::future::pending()).await });
+        let serving =
+            tokio::spawn(async move { running.run(listener, std::future::pending()).await });
         Self {
             server,
             certificates: made,
             address,
+            serving: serving.abort_handle(),
         }
+    }
+
+    /// From now on its address refuses connections.
+    pub(crate) fn stop(&self) {
+        self.serving.abort();
     }
 
     pub(crate) fn token(&self, user: &str) -> &str {
@@ -107,6 +117,15 @@ impl PlaygroundCluster {
             .service_account_issuer
             .issue_token("team", name, lifetime)
             .unwrap()
+    }
+
+    /// The folder of a weir with this token of its own, in front of the cluster.
+    pub(crate) fn config_dir(&self, own_token: &str) -> ConfigDir {
+        let files = ConfigDir::new();
+        files.write("upstream-ca.crt", &self.certificates.ca);
+        let token = format!("token: {own_token}");
+        files.write("kubeconfig", &kubeconfig_yaml(self.address, "", &token));
+        files
     }
 
     /// The number of token reviews that it received.
@@ -197,10 +216,10 @@ async fn get_list(weir: &Weir, http: HttpVersion, token: &str) -> FullResponse {
 }
 
 /// Signs tokens with RS256.
-struct TestSigner(RsaKeyPair);
+pub(crate) struct TestSigner(RsaKeyPair);
 
 impl TestSigner {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
     }
 
@@ -208,7 +227,7 @@ impl TestSigner {
         KeySet::from_jwks(self.jwks().as_bytes()).unwrap()
     }
 
-    fn jwks(&self) -> String {
+    pub(crate) fn jwks(&self) -> String {
         let key = self.0.public_key();
         let base64 = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
         let jwks = json!({"keys": [{"kty": "RSA", "kid": "k",
@@ -237,12 +256,12 @@ impl TestSigner {
         format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature))
     }
 
-    fn token(&self, claims: &Value) -> String {
+    pub(crate) fn token(&self, claims: &Value) -> String {
         self.sign(&json!({"alg": "RS256", "kid": "k"}), claims)
     }
 }
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let since = Clock.wall().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap().as_secs()
 }

@@ -178,6 +178,7 @@ async fn identity_headers_of_configured_names_are_set_by_weir_only() {
             uid: vec![name("x-uid")],
             group: vec![name("x-group")],
             extra_prefix: vec!["x-more-".to_owned()],
+            former: Vec::new(),
         })
         .start()
         .await;

@@ -38,6 +38,7 @@ mod rate_limits;
 mod rejected_bodies;
 mod rejection_hold;
 mod reload;
+mod reload_modes;
 mod request_heads;
 mod request_slots;
 mod request_targets;

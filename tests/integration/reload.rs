@@ -7,9 +7,15 @@ use std::sync::Arc;
 
 use rustls::HandshakeKind;
 use serde_json::Value;
+use serde_json::json;
 
+use crate::authentication::TestSigner;
+use crate::authentication::now;
 use crate::kubeconfig::kubeconfig_flags;
 use crate::kubeconfig::kubeconfig_yaml;
+use crate::servers::healthy;
+use crate::servers::next_slices_request;
+use crate::servers::slices;
 use crate::support::HttpVersion;
 use crate::support::certificates;
 use crate::support::certificates::IssuedCertificate;
@@ -516,4 +522,120 @@ async fn api_servers_are_added_and_removed_as_long_as_one_stays() {
     weir.wait_for_metric(REFUSED, 1.0).await;
     assert_eq!(weir.metric(GENERATION).await, 3.0);
     exchange(&mut client, &mut second).await;
+}
+
+#[tokio::test]
+async fn a_removed_client_ca_ends_http2_watches_and_tunnels_from_end_to_end() {
+    const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec?command=sh";
+    let mut upstream = FakeUpstream::start().await;
+    let flags = [
+        "--client-ca-file=client-ca.crt",
+        "--proxy-client-cert-file=proxy.crt",
+        "--proxy-client-key-file=proxy.key",
+    ];
+    let weir = serve(&upstream, ConfigDir::new(), &flags).await;
+    let mut other = weir.alice(HttpVersion::Http2);
+    let (mut kept, mut kept_far) = watch(&mut other, &mut upstream).await;
+    let mut client = weir.with_certificate(HttpVersion::Http2, &pki().alice);
+    let (mut watch, mut watched) = watch(&mut client, &mut upstream).await;
+    let mut tunnel = weir.raw_http1_with_certificate(Some(&pki().alice)).await;
+    let request = TestRequest::new("POST", EXEC)
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1");
+    tunnel.send(request.to_http1()).await;
+    let exchange = upstream.next_exchange_except_readyz().await;
+    let mut far_end = exchange.into_raw_http1();
+    let switching =
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+    far_end.send(switching).await;
+    assert_eq!(tunnel.read_response_head().await.status, 101);
+    weir.files.write("client-ca.crt", &pki().untrusted_ca.pem);
+    weir.wait_for_metric(GENERATION, 2.0).await;
+    assert!(watch.0.body().read_to_end().await.is_err(), "it is cut");
+    watched.wait_for_cancel().await;
+    tunnel.reader.wait_for_close().await;
+    far_end.reader.wait_for_close().await;
+    // A tunnel's connection no longer speaks HTTP, and is not counted.
+    let closed = "weir_client_connections_closed_total{reason=\"ca_removed\"}";
+    weir.wait_for_metric(closed, 1.0).await;
+    kept.assert_alive(&mut kept_far).await;
+}
+
+#[tokio::test]
+async fn tokens_of_a_removed_key_of_an_issuer_name_no_user_and_those_of_a_new_one_do() {
+    let mut upstream = FakeUpstream::start().await;
+    let (old, new) = (TestSigner::new(), TestSigner::new());
+    let files = ConfigDir::new();
+    files.write("keys.json", &old.jwks());
+    files.write(
+        "authentication.yaml",
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n\
+         - issuer: {url: 'https://issuer.example', audiences: [weir], jwksFile: keys.json}\n  \
+         claimMappings: {username: {claim: sub, prefix: 'oidc:'}}\n",
+    );
+    files.write("schema.yaml", &flow_schema("of-ann", "oidc:ann"));
+    let flags = [
+        "--authentication-config=authentication.yaml",
+        "--flowcontrol-config=schema.yaml",
+    ];
+    let weir = serve(&upstream, files, &flags).await;
+    let claims = json!({
+        "iss": "https://issuer.example", "aud": "weir", "exp": now() + 3600, "sub": "ann",
+    });
+    let [old_token, new_token] =
+        [&old, &new].map(|signer| format!("Bearer {}", signer.token(&claims)));
+    let mut with_old = weir.with_authorization(HttpVersion::Http2, ("authorization", &old_token));
+    let mut with_new = weir.with_authorization(HttpVersion::Http2, ("authorization", &new_token));
+    let of_ann = Some("of-ann".to_owned());
+    assert_eq!(exchange(&mut with_old, &mut upstream).await, of_ann);
+    assert_ne!(exchange(&mut with_new, &mut upstream).await, of_ann);
+    weir.files.write("keys.json", &new.jwks());
+    weir.wait_for_metric(GENERATION, 2.0).await;
+    assert_eq!(exchange(&mut with_new, &mut upstream).await, of_ann);
+    assert_ne!(exchange(&mut with_old, &mut upstream).await, of_ann);
+}
+
+/// Whether the request of a client reaches this server, which answers all others.
+async fn serves_clients(weir: &WeirProcess, server: &mut FakeUpstream) {
+    let mut client = weir.anonymous(HttpVersion::Http2);
+    let call = client.send(TestRequest::get(LIST)).await;
+    loop {
+        let exchange = server.next_exchange().await;
+        let is_client_s = exchange.request.target == LIST;
+        // weir may have given up a request of its own meanwhile.
+        tokio::spawn(exchange.respond(200, "{}"));
+        if is_client_s {
+            break;
+        }
+    }
+    assert_eq!(call.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn endpoint_slices_are_followed_from_a_reload_on_and_until_another_one() {
+    let mut configured = FakeUpstream::start().await;
+    let mut listed = FakeUpstream::start().await;
+    for server in [&configured, &listed] {
+        server.answer_readyz(200);
+    }
+    let files = ConfigDir::new();
+    let kubeconfig = kubeconfig_yaml(configured.address, "", "token: t");
+    files.write("kubeconfig", &kubeconfig);
+    files.write("weir.yaml", "maxRequestsInflight: 400\n");
+    let flags = kubeconfig_flags(&["--config=weir.yaml"]);
+    let weir = WeirProcess::start(files, &flags).await;
+    serves_clients(&weir, &mut configured).await;
+    weir.files
+        .write("weir.yaml", "upstreamEndpointSlices: true\n");
+    weir.wait_for_metric(GENERATION, 2.0).await;
+    let (list, is_watch) = next_slices_request(&mut configured).await;
+    assert!(!is_watch);
+    list.respond(200, slices(1, &[listed.address])).await;
+    weir.wait_for_metric(&healthy(listed.address), 1.0).await;
+    serves_clients(&weir, &mut listed).await;
+    weir.files
+        .write("weir.yaml", "upstreamEndpointSlices: false\n");
+    weir.wait_for_metric(GENERATION, 3.0).await;
+    weir.wait_for_metric(&healthy(listed.address), 0.0).await; // its series is gone
+    serves_clients(&weir, &mut configured).await;
 }

@@ -18,7 +18,7 @@ fi
 # Milliseconds after which a good change must be in force.
 MOST_MS=1000
 
-KINDS=(serving client-ca front-proxy tokens authentication settings fairness events clients audit kubeconfig)
+KINDS=(serving client-ca front-proxy tokens authentication settings fairness events clients audit kubeconfig mode)
 
 # issued CA NAME COMMON_NAME USAGE: a certificate and its key in $WORK/pki/NAME.{crt,key}.
 issued() {
@@ -54,8 +54,13 @@ put() {
     mv "$WORK/etc/.new" "$WORK/etc/$1"
 }
 
-# settings N: the --config file.
+# settings: the --config file.
 settings() {
+    if $fairness; then
+        printf 'flowcontrolConfig: [fairness]\n'
+    else
+        printf 'enablePriorityAndFairness: false\n'
+    fi
     printf 'maxRequestsInflight: %s\nclientLimits:\n- name: everybody\n  maxReconcileRate: %s\n  rules:\n' \
         "$((4000 + ${n_settings:-0}))" "$((10000 + ${n_clients:-0}))"
     printf '  - subjects: [{kind: Group, group: {name: "*"}}]\n'
@@ -90,6 +95,10 @@ good() {
         ;;
     audit) policy "$((n % 2 ? 1 : 0))" | put audit.yaml ;;
     kubeconfig) kubeconfig "$(token "$( ((n % 2)) && printf admin || printf bob)")" | put kubeconfig ;;
+    mode) # the other one
+        if $fairness; then fairness=false; else fairness=true; fi
+        settings | put weir.yaml
+        ;;
     esac
 }
 
@@ -101,7 +110,7 @@ bad() {
     front-proxy) put proxy.key <<<'no key' ;;
     tokens) put tokens.csv <<<'a-token-without-a-user' ;;
     authentication) put keys.json <<<'{"keys": 7}' ;;
-    settings) { settings && printf 'requestTimeout: soon\n'; } | put weir.yaml ;;
+    settings | mode) { settings && printf 'requestTimeout: soon\n'; } | put weir.yaml ;;
     clients) settings | sed 's/maxReconcileRate: .*/maxReconcileRate: -1/' | put weir.yaml ;;
     fairness) schema none | put fairness/extra.yaml ;;
     events) put events.yaml <<<'kind: Configuration' ;;
@@ -210,6 +219,7 @@ prepare() {
     printf '%s\n' 'apiVersion: apiserver.config.k8s.io/v1' 'kind: AuthenticationConfiguration' 'jwt:' \
         '- issuer: {url: "https://issuer.example", audiences: [weir], jwksFile: keys.json}' \
         '  claimMappings: {username: {claim: sub, prefix: "oidc:"}}' | put authentication.yaml
+    fairness=false # `good mode` turns it on
     for kind in "${KINDS[@]}"; do good "$kind" 0; done
 }
 
@@ -217,19 +227,26 @@ serve() {
     cd "$WORK/etc"
     start weir "$WEIR" serve --config weir.yaml --bind-address 127.0.0.1 --secure-port 0 --admin-address 127.0.0.1:0 \
         --tls-cert-file tls.crt --tls-private-key-file tls.key --client-ca-file client-ca.crt --token-auth-file tokens.csv \
-        --authentication-config authentication.yaml --flowcontrol-config fairness --event-rate-limit-config events.yaml \
+        --authentication-config authentication.yaml --event-rate-limit-config events.yaml \
         --audit-log-path "$WORK/audit.log" --audit-policy-file audit.yaml --kubeconfig kubeconfig \
         --proxy-client-cert-file proxy.crt --proxy-client-key-file proxy.key
     fronting weir
 }
 
 under_load() {
-    local n kind began=$SECONDS
+    local n kind generation began=$SECONDS
     applied=0 refusals=0 late=0 slowest=0
     for ((n = 1; n <= ROUNDS || SECONDS - began < SECONDS_AT_LEAST; n++)); do
         for kind in "${KINDS[@]}"; do
             changed "$kind" "$n"
-            good "$kind" "$n" # as it was: this one is not counted as a change
+            scrape
+            generation=$(counted weir_config_generation)
+            good "$kind" "$n" # as it was, except for the mode: this one is not counted as a change
+            if [[ $kind == mode ]]; then
+                FROM=$(date +%s%N)
+                until_counted weir_config_generation "$((generation + 1))" ||
+                    fail 'the first mode is in force again' "generation $((generation + 1))" "$(counted weir_config_generation)"
+            fi
         done
     done
     printf '%s good and %s bad changes in %s s; the slowest good one took %s ms\n' \

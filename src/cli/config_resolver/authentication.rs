@@ -54,6 +54,7 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
             .iter()
             .map(|prefix| prefix.as_str().to_owned())
             .collect(),
+        former: Vec::new(),
     }
 }
 

@@ -3,10 +3,18 @@
 use std::io;
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
+use tracing::Event;
+use tracing::Subscriber;
+use tracing::span::Attributes;
+use tracing::span::Id;
+use tracing::span::Record;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::Layer;
 use tracing_subscriber::fmt;
+use tracing_subscriber::layer::Context;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -23,13 +31,70 @@ use crate::observe::logging::non_blocking::NonBlockingWriter;
 /// ends the log.
 pub(in crate::cli) struct Logging {
     level: Arc<LogLevel>,
+    format: LogFormat,
     lines: NonBlockingWriter,
+}
+
+/// The format of the log, which can be changed while it runs.
+#[derive(Clone, Debug)]
+pub(in crate::cli) struct LogFormat(Arc<AtomicBool>);
+
+impl LogFormat {
+    fn new(format: LoggingFormat) -> Self {
+        Self(Arc::new(AtomicBool::new(format == LoggingFormat::Json)))
+    }
+
+    /// The format of the next line. Relaxed: no other memory depends on it.
+    pub(in crate::cli) fn get(&self) -> LoggingFormat {
+        match self.0.load(Ordering::Relaxed) {
+            true => LoggingFormat::Json,
+            false => LoggingFormat::Text,
+        }
+    }
+
+    /// Changes the format of the lines that follow.
+    pub(in crate::cli) fn set(&self, format: LoggingFormat) {
+        self.0
+            .store(format == LoggingFormat::Json, Ordering::Relaxed);
+    }
+}
+
+/// Writes each event in the format in force. Both layers see every span, so that either of them
+/// can write the spans of an event.
+struct FormatLayer<S> {
+    text: Box<dyn Layer<S> + Send + Sync>,
+    json: Box<dyn Layer<S> + Send + Sync>,
+    format: LogFormat,
+}
+
+impl<S: Subscriber> Layer<S> for FormatLayer<S> {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        self.text.on_new_span(attributes, id, context.clone());
+        self.json.on_new_span(attributes, id, context);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        self.text.on_record(id, values, context.clone());
+        self.json.on_record(id, values, context);
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        match self.format.get() {
+            LoggingFormat::Text => self.text.on_event(event, context),
+            LoggingFormat::Json => self.json.on_event(event, context),
+        }
+    }
 }
 
 impl Logging {
     /// The filter of the log.
     pub(in crate::cli) const fn level(&self) -> &Arc<LogLevel> {
         &self.level
+    }
+
+    /// The format of the log.
+    pub(in crate::cli) const fn format(&self) -> &LogFormat {
+        &self.format
     }
 
     /// Gives the admin listener the log level, which it shows and changes, and the count of dropped
@@ -61,12 +126,16 @@ pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, Comman
     let (filter, handle) = reload::Layer::new(filter);
     let lines = NonBlockingWriter::start(io::stderr())
         .map_err(|why| CommandError::Startup(format!("the log has no thread: {why}")))?;
-    let layer = fmt::layer()
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(lines.clone());
-    let layer = match operation.logging_format {
-        LoggingFormat::Json => layer.json().boxed(),
-        LoggingFormat::Text => layer.boxed(),
+    let layer = || {
+        fmt::layer()
+            .with_ansi(io::stderr().is_terminal())
+            .with_writer(lines.clone())
+    };
+    let format = LogFormat::new(operation.logging_format);
+    let layer = FormatLayer {
+        text: layer().boxed(),
+        json: layer().json().boxed(),
+        format: format.clone(),
     };
     // Fails only if a subscriber is set already. That one stays.
     let _ = tracing_subscriber::registry()
@@ -78,6 +147,7 @@ pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, Comman
     });
     Ok(Logging {
         level: Arc::new(level),
+        format,
         lines,
     })
 }

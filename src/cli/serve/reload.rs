@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use clap::ValueEnum;
 use tracing::error;
 use tracing::info;
 use tracing::warn;
@@ -16,9 +17,12 @@ use crate::app::Reloader;
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::Findings;
+use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputDigests;
 use crate::cli::flags::input_files::InputFiles;
+use crate::cli::process::logging::LogFormat;
+use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::log_warnings;
 use crate::cli::process::signals::SignalStream;
 use crate::cli::serve::file_watcher::FileWatcher;
@@ -27,6 +31,8 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
+use crate::systemd::Notifier;
+use crate::systemd::SERVING;
 
 /// How long a key may belong to another certificate before that counts as an error: the files of a
 /// pair are replaced one after the other.
@@ -47,6 +53,7 @@ pub(super) struct ReloadTask {
     parse: ParseAgain,
     reloader: Reloader,
     log_level: Arc<LogLevel>,
+    log_format: LogFormat,
     /// The files of the configuration in force.
     in_force: InputDigests,
     /// The settings in force.
@@ -55,6 +62,7 @@ pub(super) struct ReloadTask {
     last_read: InputDigests,
     /// When the last reading found a pair that does not belong together, and which is waited for.
     mismatch_since: Option<Instant>,
+    notifier: Notifier,
 }
 
 /// Why the configuration is read.
@@ -87,18 +95,21 @@ impl ReloadTask {
     pub(super) fn new(
         parse: ParseAgain,
         reloader: Reloader,
-        log_level: Arc<LogLevel>,
+        logging: &Logging,
         digests: InputDigests,
         effective: EffectiveConfig,
+        notifier: Notifier,
     ) -> Self {
         Self {
             parse,
             reloader,
-            log_level,
+            log_level: Arc::clone(logging.level()),
+            log_format: logging.format().clone(),
             last_read: digests.clone(),
             in_force: digests,
             effective,
             mismatch_since: None,
+            notifier,
         }
     }
 
@@ -112,8 +123,13 @@ impl ReloadTask {
         loop {
             // Before the files are looked at, so that no change is missed.
             watcher.watch(self.last_read.paths());
+            if trigger == Trigger::Hangup {
+                self.reloader.reopen_logs(); // whether or not the configuration is valid
+            }
             if trigger == Trigger::Hangup || self.may_have_changed().await {
+                self.notifier.reloading();
                 self.reload(trigger).await;
+                self.notifier.ready(SERVING);
                 watcher.watch(self.last_read.paths());
             }
             trigger = tokio::select! {
@@ -197,6 +213,11 @@ impl ReloadTask {
             && let Err(why) = self.log_level.set(&level)
         {
             warn!("--log-level: {why}");
+        }
+        if let Some(format) = effective.flags.get("logging-format")
+            && let Ok(format) = LoggingFormat::from_str(format, false)
+        {
+            self.log_format.set(format);
         }
         log_warnings(&warnings);
         self.effective = effective;

@@ -7,21 +7,27 @@ use crate::document::SourceLocation;
 use crate::observe::admin::zpages::EffectiveConfig;
 
 /// The flags of these settings. docs/reload.md lists them, too.
-pub(super) const RESTART_ONLY: [&str; 15] = [
+pub(super) const RESTART_ONLY: [&str; 21] = [
     "admin-address",
-    "assert-by",
     "bind-address",
-    "enable-priority-and-fairness",
-    "flowcontrol-source",
     "health-address",
-    "health-metrics",
-    "logging-format",
-    "requestheader-extra-headers-prefix",
-    "requestheader-group-headers",
-    "requestheader-uid-headers",
-    "requestheader-username-headers",
+    "peer-advertise-address",
+    "peer-bind-address",
+    "peer-secure-port",
+    "replica-group",
+    "replica-lease-duration",
+    "replica-membership",
+    "replica-name",
+    "replica-namespace",
     "secure-port",
-    "state-dir",
+    "shared-key-file",
+    "shared-limits",
+    "shared-limits-ca-file",
+    "shared-limits-cert-file",
+    "shared-limits-key-file",
+    "shared-limits-password-file",
+    "shared-limits-replicas",
+    "shared-limits-user",
     "workers",
 ];
 

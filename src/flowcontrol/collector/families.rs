@@ -326,7 +326,11 @@ pub(super) const FAMILIES: &[LevelMetricFamily] = &[
             labels: &[],
             help: "[ALPHA] Fraction of its target that each level gets unless a bound limits it",
         },
-        collect: |view, samples| samples.add_value(&[], view.fair_fraction),
+        collect: |view, samples| {
+            if let Some(fraction) = view.fair_fraction {
+                samples.add_value(&[], fraction);
+            }
+        },
     },
     LevelMetricFamily {
         spec: MetricSpec {

@@ -3,7 +3,8 @@
 //!
 //! All values are read from the levels at each scrape. The values of one level are of one instant.
 //! As upstream, a series begins with the first event that it counts. Other than upstream, it ends
-//! some minutes after its level or schema was removed. The metrics that upstream deprecates and hides by default are left out.
+//! some minutes after its level or schema was removed, and all end while another mode of admission
+//! is in force. The metrics that upstream deprecates and hides by default are left out.
 //! `metrics::in_flight` exposes `read_vs_write_current_requests`.
 //!
 //! # Layers
@@ -29,7 +30,7 @@ use crate::flowcontrol::level::PriorityLevel;
 use crate::metrics::Registry;
 
 /// Returns all levels that exist or have existed, and the `seat_fair_frac` of the last adjustment.
-type ReadLevels = dyn Fn() -> (Vec<Arc<PriorityLevel>>, f64) + Send + Sync;
+type ReadLevels = dyn Fn() -> (Vec<Arc<PriorityLevel>>, Option<f64>) + Send + Sync;
 
 /// Exposes all families of one controller.
 struct LevelCollector {
@@ -40,7 +41,7 @@ struct LevelCollector {
 /// Registers a collector in `registry` that calls `read_levels` at each scrape.
 pub(super) fn register(
     registry: &Registry,
-    read_levels: impl Fn() -> (Vec<Arc<PriorityLevel>>, f64) + Send + Sync + 'static,
+    read_levels: impl Fn() -> (Vec<Arc<PriorityLevel>>, Option<f64>) + Send + Sync + 'static,
 ) {
     registry.register_collector(LevelCollector {
         read_levels: Box::new(read_levels),

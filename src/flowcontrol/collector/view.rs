@@ -22,7 +22,7 @@ pub(super) struct LevelMetricFamily {
 pub(super) struct LevelsView {
     pub(super) now: Instant,
     pub(super) levels: Vec<(String, LevelMetrics)>,
-    pub(super) fair_fraction: f64,
+    pub(super) fair_fraction: Option<f64>,
 }
 
 impl LevelsView {

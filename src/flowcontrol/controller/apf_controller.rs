@@ -19,6 +19,7 @@ use tracing::debug;
 use super::config::ControllerConfig;
 use super::config::Enforcement;
 use super::config::RequestTimes;
+use super::config::longest_queue_wait;
 use super::configuration::Configuration;
 use super::count_state::ObjectCounting;
 use super::dry_run;
@@ -26,6 +27,7 @@ use super::dry_run::SimulatedRequest;
 use super::outcome::AdmissionPermit;
 use super::outcome::AdmissionRejection;
 use super::outcome::DryRun;
+#[cfg(feature = "playground")]
 use super::outcome::FlowControlDecision;
 use super::outcome::WatchGuard;
 use super::snapshot::ConfigSnapshot;
@@ -46,7 +48,6 @@ use crate::flowcontrol::level::SeatPermit;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::metrics::in_flight::PEAK_UPDATE_PERIOD;
 use crate::flowcontrol::work_estimator::EstimateContext;
 use crate::flowcontrol::work_estimator::ObjectStats;
 use crate::flowcontrol::work_estimator::estimate;
@@ -57,13 +58,7 @@ use crate::metrics::Registry;
 use crate::numeric::saturating_u32;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-
-/// The longest time in a queue, whatever the request's deadline (Kubernetes 1.36,
-/// `server/filters/priority-and-fairness.go`).
-const MAX_QUEUE_WAIT: Duration = Duration::from_secs(60);
-
-/// A request may spend a quarter of its time in a queue (same file).
-const QUEUE_WAIT_DIVISOR: u32 = 4;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// Routes requests to all priority levels.
 pub struct Controller {
@@ -74,7 +69,6 @@ pub struct Controller {
     pub(super) configuration: Mutex<Configuration>,
     /// Notified when a quiescing level has drained.
     pub(super) drained: Arc<Notify>,
-    pub(super) in_flight: Arc<InFlightMetrics>,
     pub(super) watch_tracker: Arc<Mutex<WatchTracker>>,
     pub(super) object_counts: Mutex<ObjectCounts>,
     pub(super) list_samples: Arc<ListSampleQueue>,
@@ -106,8 +100,18 @@ impl Controller {
         objects: impl IntoIterator<Item = &'o Object>,
         registry: &Registry,
     ) -> Arc<Self> {
+        Self::with_in_flight(config, objects, &InFlightMetrics::new(registry), registry)
+    }
+
+    /// As [`new`](Self::new), with metrics that it shares with the limiter of the other mode.
+    #[must_use]
+    pub(crate) fn with_in_flight<'o>(
+        config: ControllerConfig,
+        objects: impl IntoIterator<Item = &'o Object>,
+        in_flight: &Arc<InFlightMetrics>,
+        registry: &Registry,
+    ) -> Arc<Self> {
         let now = Clock.now();
-        let in_flight = InFlightMetrics::new(registry);
         let drained = Arc::new(Notify::new());
         let seats = config.server_concurrency_limit;
         let seats_gauge = registry.gauge(
@@ -117,19 +121,19 @@ impl Controller {
         seats_gauge.set(seats.into());
         let matcher = compile_matcher(objects);
         let (configuration, snapshot) =
-            Configuration::new(now, seats, matcher, &in_flight, &drained);
+            Configuration::new(now, seats, matcher, in_flight, &drained);
         let controller = Arc::new(Self {
             config: ArcSwap::from_pointee(config),
             snapshot: ArcSwap::from_pointee(snapshot),
             configuration: Mutex::new(configuration),
             drained,
-            in_flight,
             watch_tracker: Arc::default(),
             object_counts: Mutex::default(),
             list_samples: Arc::default(),
             object_counting: ObjectCounting::new(registry),
             dry_run_log: Arc::default(),
             seats_gauge,
+            decisions: Arc::default(),
         });
         let levels = Arc::clone(&controller);
         collector::register(registry, move || levels.levels_and_fair_fraction());
@@ -167,8 +171,8 @@ impl Controller {
     ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
         let (until, enforcement) = self.queue_deadline(times);
-        let RoutedRequest { arrival, work } =
-            match (self.route_request(now, info, user), enforcement) {
+        let RoutedRequest { arrival, estimate } =
+            match (self.route_request(now, info, user, order), enforcement) {
                 (Ok(routed), _) => routed,
                 (Err(rejected), Enforcement::Enforce) => return Err(rejected),
                 (Err(rejected), Enforcement::DryRun) => {
@@ -225,16 +229,22 @@ impl Controller {
         self.seats_gauge.set(seats.into());
     }
 
+    /// Whether this controller limits new requests, or only keeps the seats and queues of earlier
+    /// ones. Until then, it does.
+    pub(crate) fn set_in_force(&self, now: Instant, in_force: bool) {
+        let mut configuration = lock(&self.configuration);
+        configuration.set_in_force(now, in_force);
+        let seats = match in_force {
+            true => self.config.load().server_concurrency_limit,
+            false => 0,
+        };
+        self.seats_gauge.set(seats.into());
+    }
+
     /// Moves seats between levels by their demand. The caller calls this every
     /// [`BORROWING_ADJUSTMENT_PERIOD`].
     pub(crate) fn adjust(&self, now: Instant) {
         lock(&self.configuration).adjust(now);
-    }
-
-    /// Publishes the most requests in flight since the last call. The caller calls this every
-    /// second.
-    pub fn publish_peaks(&self) {
-        self.in_flight.publish_peaks();
     }
 
     /// Runs the periodic tasks until it is dropped.
@@ -248,11 +258,9 @@ impl Controller {
     async fn run_maintenance(&self) {
         let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
         adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut peaks = interval(PEAK_UPDATE_PERIOD);
         loop {
             tokio::select! {
                 _ = adjustments.tick() => self.adjust(Clock.now()),
-                _ = peaks.tick() => self.publish_peaks(),
                 () = self.drained.notified() => {
                     lock(&self.configuration).digest(Clock.now(), &self.snapshot);
                 }
@@ -273,9 +281,14 @@ impl Controller {
     }
 
     /// All levels, also closed ones, by name, and the `seat_fair_frac` of the last adjustment.
-    pub(super) fn levels_and_fair_fraction(&self) -> (Vec<Arc<PriorityLevel>>, f64) {
+    /// Nothing once the controller is not in force and its last request has ended.
+    pub(super) fn levels_and_fair_fraction(&self) -> (Vec<Arc<PriorityLevel>>, Option<f64>) {
         let configuration = lock(&self.configuration);
-        (configuration.all_levels(), configuration.fair_fraction())
+        let levels = configuration.all_levels();
+        if !configuration.is_in_force() && levels.iter().all(|level| level.is_idle()) {
+            return (Vec::new(), None);
+        }
+        (levels, Some(configuration.fair_fraction()))
     }
 
     /// The end of the request's time in a queue, and whether it is enforced. The time counts from
@@ -288,7 +301,7 @@ impl Controller {
         let time = deadline.map_or(config.request_timeout, |deadline| {
             deadline.saturating_duration_since(arrived)
         });
-        let until = arrived + (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT);
+        let until = arrived + longest_queue_wait(time);
         (until, config.enforcement)
     }
 
@@ -302,7 +315,8 @@ impl Controller {
 
     /// The objects that classify a request, without a seat for it.
     #[must_use]
-    pub fn classify(&self, info: &RequestInfo<'_>, user: &UserInfo) -> FlowControlDecision {
+    #[cfg(feature = "playground")]
+    pub(crate) fn classify(&self, info: &RequestInfo<'_>, user: &UserInfo) -> FlowControlDecision {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         let route = route_for(&snapshot, classification.index);
@@ -334,6 +348,7 @@ impl Controller {
                 flow_hash: classification.flow_hash,
                 work,
                 interested_watches: context.watches.get(),
+                order: order.as_ref(),
             };
             match route.arrive(now, &arriving) {
                 Ok(arrival) => return Ok(RoutedRequest { arrival, work }),
@@ -348,6 +363,7 @@ impl Controller {
                         retry_after,
                         work,
                         queue_wait: Duration::ZERO,
+                        order,
                     });
                 }
                 // The configuration changed after the snapshot was loaded.
@@ -374,6 +390,7 @@ impl Controller {
             _watch: watch,
             work,
             queue_wait,
+            order,
         }
     }
 }

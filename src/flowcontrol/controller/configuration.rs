@@ -26,6 +26,7 @@ use crate::flowcontrol::matching::CompiledLevel;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
+use crate::numeric::saturating_u32;
 use crate::numeric::saturating_u64;
 use crate::request_info::RequestKind;
 
@@ -37,6 +38,9 @@ pub(super) struct Configuration {
     levels: BTreeMap<String, LevelEntry>,
     in_flight: Arc<InFlightMetrics>,
     drained: Arc<Notify>,
+    /// Whether new requests come here. Otherwise another limiter's limits are those that the
+    /// requests in flight are measured against.
+    is_in_force: bool,
 }
 
 impl Configuration {
@@ -53,10 +57,20 @@ impl Configuration {
             levels: BTreeMap::new(),
             in_flight: Arc::clone(in_flight),
             drained: Arc::clone(drained),
+            is_in_force: true,
         };
         configuration.allocate_seats(now);
         let snapshot = ConfigSnapshot::new(&configuration.matcher, &configuration.levels);
         (configuration, snapshot)
+    }
+
+    pub(super) const fn is_in_force(&self) -> bool {
+        self.is_in_force
+    }
+
+    pub(super) fn set_in_force(&mut self, now: Instant, in_force: bool) {
+        self.is_in_force = in_force;
+        self.publish_limits(now);
     }
 
     /// Replaces the configured objects.
@@ -79,6 +93,19 @@ impl Configuration {
     ) {
         self.concurrency.set_server_concurrency_limit(seats);
         self.digest(now, published);
+    }
+
+    /// Changes the number of seats that the levels share, within a borrowing period.
+    pub(super) fn resize(&mut self, now: Instant, seats: u32) {
+        let resized = self.concurrency.resize(seats);
+        self.apply_limits(now, resized);
+        self.publish_limits(now);
+    }
+
+    /// How many seats the levels have together beyond those that they share, by rounding.
+    pub(super) fn rounding(&self, seats: u32) -> u32 {
+        let sum = saturating_u32(self.concurrency.nominal_limit_sum());
+        sum.saturating_sub(seats)
     }
 
     /// Applies the objects (again), and closes levels that have drained.
@@ -183,6 +210,14 @@ impl Configuration {
             .concurrency
             .configure(specs, |name| end_demand_period(levels, now, name));
         self.apply_limits(now, result);
+        self.publish_limits(now);
+    }
+
+    /// Sets the limits that the requests in flight are measured against.
+    fn publish_limits(&self, now: Instant) {
+        if !self.is_in_force {
+            return;
+        }
         let limits = UtilizationLimits {
             executing: Some(self.concurrency.nominal_limit_sum()),
             waiting: Some(self.queue_capacity()),

@@ -16,7 +16,7 @@
 //! | 0 | `config` `count_state` `dry_run` `snapshot` |
 //! | 1 | `configuration` `outcome` |
 //! | 2 | `apf_controller` |
-//! | 3 | `dump` `object_counting` `object_stats` |
+//! | 3 | `dump` `held_seats` `object_counting` `object_stats` |
 
 mod apf_controller;
 mod config;
@@ -24,6 +24,7 @@ mod configuration;
 mod count_state;
 mod dry_run;
 mod dump;
+mod held_seats;
 mod object_counting;
 mod object_stats;
 mod outcome;
@@ -35,6 +36,8 @@ pub use self::apf_controller::Controller;
 pub use self::config::ControllerConfig;
 pub use self::config::Enforcement;
 pub use self::config::RequestTimes;
-pub use self::outcome::AdmissionPermit;
-pub use self::outcome::AdmissionRejection;
-pub use self::outcome::FlowControlDecision;
+pub(crate) use self::config::longest_queue_wait;
+pub(crate) use self::held_seats::SeatUse;
+pub(crate) use self::outcome::AdmissionPermit;
+pub(crate) use self::outcome::AdmissionRejection;
+pub(crate) use self::outcome::FlowControlDecision;

@@ -5,7 +5,8 @@
 //! the last second. `apiserver_current_inqueue_requests` is the most waiting requests in the last
 //! second. `apiserver_flowcontrol_read_vs_write_current_requests` has both over time, relative to a
 //! limit. Kubernetes 1.36: `requestWatermark` of `server/filters`, and the same of
-//! `util/flowcontrol/metrics`.
+//! `util/flowcontrol/metrics`. The limiters of both modes share one value: requests that the other
+//! mode admitted before a reload are in flight, too.
 //!
 //! One thing differs: a peak falls back to the current number, not to 0, so that a steady load
 //! without arrivals does not read as 0. This module only counts. Other modules decide which
@@ -31,7 +32,7 @@ use crate::numeric::saturating_i64;
 use crate::request_info::RequestKind;
 
 /// The interval at which peaks are published (`inflightUsageMetricUpdatePeriod`).
-pub const PEAK_UPDATE_PERIOD: Duration = Duration::from_secs(1);
+const PEAK_UPDATE_PERIOD: Duration = Duration::from_secs(1);
 
 const READ_VS_WRITE: MetricSpec = MetricSpec {
     name: "apiserver_flowcontrol_read_vs_write_current_requests",
@@ -153,6 +154,15 @@ impl InFlightMetrics {
         self.lock_kind(kind).waiting.decrement(now);
     }
 
+    /// Publishes the peaks once a second, until it is dropped.
+    pub(crate) async fn run(&self) {
+        let mut second = tokio::time::interval(PEAK_UPDATE_PERIOD);
+        loop {
+            second.tick().await;
+            self.publish_peaks();
+        }
+    }
+
     /// Publishes the peaks since the last call. The caller calls this once a second.
     pub(crate) fn publish_peaks(&self) {
         for kind in RequestKind::ALL {
@@ -166,9 +176,11 @@ impl InFlightMetrics {
                 (running, &self.executing_peaks),
                 (waiting, &self.waiting_peaks),
             ] {
+                let peak = std::mem::replace(&mut phase.peak, phase.requests);
                 if phase.ratio.is_some() {
-                    let peak = std::mem::replace(&mut phase.peak, phase.requests);
                     gauges.with_label_values(&labels).set(saturating_i64(peak));
+                } else {
+                    let _ = gauges.remove_label_values(&labels); // fails if there is none
                 }
             }
         }
@@ -294,5 +306,27 @@ mod tests {
         assert!(!text.contains("inqueue"), "{text}");
         assert!(!text.contains("phase=\"waiting\""), "{text}");
         assert!(text.contains("phase=\"executing\""), "{text}");
+    }
+
+    #[test]
+    fn a_phase_that_loses_its_limit_is_not_exposed_any_more() {
+        let both = UtilizationLimits {
+            executing: Some(10),
+            waiting: Some(10),
+        };
+        let (in_flight, registry) = in_flight(both);
+        in_flight.publish_peaks();
+        assert!(registry.render().contains("inqueue"));
+        for kind in RequestKind::ALL {
+            let limits = UtilizationLimits {
+                waiting: None,
+                ..both
+            };
+            in_flight.set_limits(kind, Clock.now(), limits);
+        }
+        in_flight.publish_peaks();
+        let text = registry.render();
+        assert!(!text.contains("inqueue"), "{text}");
+        assert!(!text.contains("phase=\"waiting\""), "{text}");
     }
 }

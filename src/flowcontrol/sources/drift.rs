@@ -127,6 +127,11 @@ impl DriftMonitor {
         })));
     }
 
+    /// The cluster's objects are not known any more: nothing is compared.
+    pub(super) fn forget_objects(&self) {
+        self.known.store(None);
+    }
+
     /// Compares the objects that classified a request at the API server, if its response names
     /// them, with weir's decision.
     pub(crate) fn check(&self, now: Instant, decision: &FlowControlDecision, response: &HeaderMap) {

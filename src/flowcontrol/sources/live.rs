@@ -25,7 +25,7 @@ use crate::api::flowcontrol::to_manifest;
 use crate::document::SourceLocation;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::ControllerConfig;
-use crate::log_limiter::LogLimiter;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
 
@@ -97,9 +97,28 @@ impl LiveObjects {
         sources: FlowcontrolSources,
         registry: &Registry,
     ) -> Arc<Self> {
+        Self::with_in_flight(
+            now,
+            config,
+            sources,
+            &InFlightMetrics::new(registry),
+            registry,
+        )
+    }
+
+    /// As [`start`](Self::start), with metrics that the controller shares with the limiter of the
+    /// other mode.
+    #[must_use]
+    pub(crate) fn with_in_flight(
+        now: Instant,
+        config: ControllerConfig,
+        sources: FlowcontrolSources,
+        in_flight: &Arc<InFlightMetrics>,
+        registry: &Registry,
+    ) -> Arc<Self> {
         let effective = sources.merge();
         let objects = effective.iter().map(|one| &one.object);
-        let controller = Controller::new(config, objects, registry);
+        let controller = Controller::with_in_flight(config, objects, in_flight, registry);
         let live = Self {
             controller,
             drift: DriftMonitor::new(now, registry),
@@ -148,6 +167,30 @@ impl LiveObjects {
     /// Replaces the objects of the cluster. Levels that stay keep their queues and seats.
     pub(crate) fn set_cluster(&self, now: Instant, objects: Vec<Object>) {
         self.change(now, "cluster", |sources| sources.set_cluster(objects));
+    }
+
+    /// Removes the objects of the cluster: they are no source any more.
+    pub(crate) fn remove_cluster(&self, now: Instant) {
+        if self.state.lock().sources.cluster().is_some() {
+            self.change(now, "cluster", FlowcontrolSources::remove_cluster);
+        }
+    }
+
+    /// The objects of the cluster, if they are known.
+    #[must_use]
+    pub(crate) fn cluster_objects(&self) -> Option<Vec<Object>> {
+        self.state.lock().sources.cluster().map(<[Object]>::to_vec)
+    }
+
+    /// Whether the objects decide about new requests. While they do not, the controller keeps the
+    /// seats and queues of earlier requests, and no object is shown to be in force.
+    pub(crate) fn set_in_force(&self, now: Instant, in_force: bool) {
+        self.controller.set_in_force(now, in_force);
+        if in_force {
+            self.count_by_origin(&self.objects());
+        } else {
+            self.by_origin.reset();
+        }
     }
 
     /// Records what is known about the cluster's objects. Returns whether that is news.
@@ -246,6 +289,14 @@ impl LiveObjects {
         }
     }
 
+    fn count_by_origin(&self, effective: &[EffectiveObject]) {
+        for name in Origin::NAMES {
+            let count = effective.iter().filter(|one| one.origin.name() == name);
+            let count = i64::try_from(count.count()).unwrap_or(i64::MAX);
+            self.by_origin.with_label_values(&[name]).set(count);
+        }
+    }
+
     /// Makes the objects visible to all but the controller.
     fn publish(
         &self,
@@ -255,12 +306,10 @@ impl LiveObjects {
     ) {
         if sources.has_cluster() {
             self.drift.set_objects(&effective);
+        } else {
+            self.drift.forget_objects();
         }
-        for name in Origin::NAMES {
-            let count = effective.iter().filter(|one| one.origin.name() == name);
-            let count = i64::try_from(count.count()).unwrap_or(i64::MAX);
-            self.by_origin.with_label_values(&[name]).set(count);
-        }
+        self.count_by_origin(&effective);
         let dangling: BTreeSet<String> = self.controller.dangling_schemas().into_iter().collect();
         // Without the cluster, the reader of the files warns.
         if sources.has_cluster() {

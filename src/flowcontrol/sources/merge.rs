@@ -37,10 +37,15 @@ impl FlowcontrolSources {
         self.cluster = Some(objects);
     }
 
-    /// The objects of files.
+    /// The cluster is no source any more.
+    pub(crate) fn remove_cluster(&mut self) {
+        self.cluster = None;
+    }
+
+    /// The objects of the cluster, if they are known.
     #[must_use]
-    pub fn files(&self) -> &[(Object, SourceLocation)] {
-        &self.files
+    pub(crate) fn cluster(&self) -> Option<&[Object]> {
+        self.cluster.as_deref()
     }
 
     /// Whether the cluster's objects are known.

@@ -7,12 +7,14 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `log_level` `zpages` |
+//! | 0 | `connections` `log_level` `zpages` |
 
+mod connections;
 pub mod log_level;
+#[cfg(test)]
+mod tests;
 pub mod zpages;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::Ipv4Addr;
@@ -23,6 +25,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use futures_util::stream;
 use http::HeaderMap;
 use http::HeaderValue;
 use http::Method;
@@ -30,6 +33,7 @@ use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::header;
+use http_body::Frame;
 use http_body_util::BodyExt;
 use http_body_util::Full;
 use http_body_util::StreamBody;
@@ -42,15 +46,14 @@ use hyper_util::rt::TokioTimer;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::debug;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::sources::LiveObjects;
+use crate::limits::Admission;
 use crate::metrics::Registry;
+use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::readiness::Readiness;
@@ -59,13 +62,8 @@ use crate::observe::status::page;
 use crate::observe::status::sources::ConfiguredSources;
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
-use crate::pipeline::connection::request_count::RequestCount;
 use crate::request_info::Query;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
-
-/// Most connections at a time. Probes and scrapers are few, and these listeners must not take the
-/// file descriptors of clients.
-const MAX_CONNECTIONS: usize = 64;
 
 /// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -87,6 +85,7 @@ const TEXT_PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=ut
 const TEXT_HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const JSON_LINES: HeaderValue = HeaderValue::from_static("application/jsonl");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Path prefix of kube-apiserver's dumps of API Priority and Fairness.
@@ -123,15 +122,18 @@ pub(crate) fn is_loopback(address: SocketAddr) -> bool {
 const CROSS_SITE_TEXT: &str = "nothing is changed here for a page of another site\n";
 
 /// The endpoints of a listener and their data. A `None` field disables its endpoint.
+/// What a reload replaces is read from `configured` for each request.
 #[derive(Debug)]
 pub(crate) struct AdminServer {
     /// The source of `/readyz`.
     pub(crate) readiness: Arc<Readiness>,
     /// The source of `/metrics`.
-    pub metrics: Option<Registry>,
-    /// The source of `/debug/rate_limits`: the clients rejected most by client limits and event
-    /// limits.
-    pub rate_limits: Option<Arc<ArcSwap<ConfiguredSources>>>,
+    pub(crate) metrics: Registry,
+    /// The limits in force, for the dumps and `/configz`, and whether probes' listener serves
+    /// metrics.
+    pub(crate) configured: Arc<ArcSwap<ConfiguredSources>>,
+    /// Whether the listener is that of operators. The other one serves probes and perhaps metrics.
+    pub(crate) is_for_operators: bool,
     /// The source of `/debug/places`: the slots for requests to the API server.
     pub(crate) connection_budget: Option<ConnectionBudget>,
     /// The log filter, if it can be changed.
@@ -218,8 +220,8 @@ impl AdminServer {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(self.handle_apf_dump(dump, query));
         }
-        if let (RATE_LIMITS_PATH, Some(sources)) = (request.uri().path(), &self.rate_limits) {
-            let text = sources.load().rate_limits.dump_top_keys();
+        if request.uri().path() == RATE_LIMITS_PATH && self.is_for_operators {
+            let text = self.configured.load().rate_limits.dump_top_keys();
             return Ok(response(StatusCode::OK, text));
         }
         if let (PLACES_PATH, Some(budget)) = (request.uri().path(), &self.connection_budget) {
@@ -244,9 +246,9 @@ impl AdminServer {
 
     /// Responds to probes and scrapes, and with 404 to any other path.
     async fn handle_probe_or_metrics(&self, path: &str) -> Response<AdminBody> {
-        match (path, &self.metrics) {
-            ("/livez", _) => response(StatusCode::OK, "ok"),
-            ("/readyz", _) => {
+        match path {
+            "/livez" => response(StatusCode::OK, "ok"),
+            "/readyz" => {
                 let (ready, text) = self.readiness.report().await;
                 let code = if ready {
                     StatusCode::OK
@@ -255,8 +257,8 @@ impl AdminServer {
                 };
                 response(code, text)
             }
-            ("/metrics", Some(registry)) => {
-                let mut metrics = response(StatusCode::OK, registry.render());
+            "/metrics" if self.is_for_operators || self.configured.load().health_metrics => {
+                let mut metrics = response(StatusCode::OK, self.metrics.render());
                 metrics
                     .headers_mut()
                     .insert(header::CONTENT_TYPE, METRICS_TEXT);
@@ -274,7 +276,8 @@ impl AdminServer {
     ) -> Option<Response<AdminBody>> {
         let path = request.uri().path();
         if path == "/configz" {
-            let objects = self.flowcontrol.as_ref().map(|live| live.summary());
+            let objects = self.configured.load();
+            let objects = objects.flowcontrol.as_ref().map(|live| live.summary());
             return Some(typed_response(APPLICATION_JSON, zpages.configz(objects)));
         }
         let text = match path {
@@ -291,7 +294,7 @@ impl AdminServer {
 
     /// Responds with the flow schemas and priority levels in force, and where each comes from.
     fn handle_objects(&self) -> Response<AdminBody> {
-        match &self.flowcontrol {
+        match &self.configured.load().flowcontrol {
             Some(live) => typed_response(APPLICATION_JSON, live.dump().to_string()),
             None => response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         }
@@ -299,7 +302,10 @@ impl AdminServer {
 
     /// Responds with a dump of kube-apiserver's format (`apf_controller_debug.go`).
     fn handle_apf_dump(&self, which: &str, query: Query<'_>) -> Response<AdminBody> {
-        let Some(controller) = &self.flow_controller else {
+        let configured = self.configured.load();
+        let (Admission::Fairness(controller), true) =
+            (&configured.admission, self.is_for_operators)
+        else {
             return response(
                 StatusCode::NOT_FOUND,
                 "served on --admin-address only, and with --enable-priority-and-fairness\n",
@@ -366,31 +372,6 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
 fn is_cross_site(headers: &HeaderMap) -> bool {
     let mut sites = headers.get_all("sec-fetch-site").iter();
     sites.any(|site| site != "same-origin" && site != "none")
-}
-
-/// The open connections, oldest first. A new connection is always accepted: if there are too many,
-/// it replaces the oldest connection without a request in progress, so that idle connections cannot
-/// keep a probe out.
-#[derive(Debug, Default)]
-struct AdminConnections(VecDeque<(Arc<RequestCount>, AbortHandle)>);
-
-impl AdminConnections {
-    fn spawn<F>(&mut self, serve: impl FnOnce(Arc<RequestCount>) -> F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        self.0.retain(|(_, task)| !task.is_finished());
-        if self.0.len() >= MAX_CONNECTIONS {
-            let is_idle = |requests: &RequestCount| requests.started() == requests.ended();
-            let position = self.0.iter().position(|(requests, _)| is_idle(requests));
-            if let Some((_, task)) = self.0.remove(position.unwrap_or(0)) {
-                task.abort();
-            }
-        }
-        let requests = Arc::new(RequestCount::default());
-        let task = tokio::spawn(serve(Arc::clone(&requests)));
-        self.0.push_back((requests, task.abort_handle()));
-    }
 }
 
 async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
@@ -502,84 +483,4 @@ fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
         .headers_mut()
         .insert(header::CONTENT_TYPE, TEXT_PLAIN);
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(*name, HeaderValue::from_static(value));
-        }
-        headers
-    }
-
-    #[test]
-    fn a_host_is_loopback_only_if_every_byte_matches() {
-        for host in [
-            "localhost",
-            "LOCALHOST:8080",
-            "127.0.0.1",
-            "127.0.0.1:1",
-            "[::1]",
-            "[::1]:65535",
-        ] {
-            assert!(has_loopback_host(&headers(&[("host", host)])), "{host}");
-        }
-        assert!(has_loopback_host(&headers(&[])));
-        for host in [
-            "[::1].evil.com",
-            "[::1]evil.com:80",
-            "[::1]:80.evil.com",
-            "[::1",
-            "[127.0.0.1]",
-            "[evil.com]",
-            "::1",
-            "127.0.0.1.evil.com",
-            "localhost.evil.com",
-            "localhost:80:80",
-            "localhost:evil",
-            "localhost:65536",
-            "user@localhost",
-            "evil.com",
-            "",
-        ] {
-            assert!(!has_loopback_host(&headers(&[("host", host)])), "{host}");
-        }
-        let two = [("host", "localhost"), ("host", "evil.com")];
-        assert!(!has_loopback_host(&headers(&two)));
-    }
-
-    #[test]
-    fn cross_origin_requests_are_detected_by_browser_headers() {
-        const HOST: (&str, &str) = ("host", "localhost:9443");
-        let other = |pairs: &[(&'static str, &'static str)]| {
-            is_cross_origin(&headers(&[&[HOST], pairs].concat()))
-        };
-        assert!(!other(&[]));
-        assert!(!other(&[
-            ("sec-fetch-site", "same-origin"),
-            ("origin", "http://localhost:9443")
-        ]));
-        assert!(!other(&[("sec-fetch-site", "none")]));
-        assert!(!other(&[("origin", "https://LOCALHOST:9443")]));
-        for site in ["cross-site", "same-site", ""] {
-            assert!(other(&[("sec-fetch-site", site)]), "{site}");
-        }
-        for origin in [
-            "http://localhost",
-            "http://localhost:9444",
-            "http://evil.com",
-            "null",
-            "",
-        ] {
-            assert!(other(&[("origin", origin)]), "{origin}");
-        }
-        assert!(is_cross_origin(&headers(&[(
-            "origin",
-            "http://localhost:9443"
-        )])));
-    }
 }

@@ -117,6 +117,9 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::limits::Admission;
+    use crate::limits::MaxInFlight;
+    use crate::limits::max_in_flight::MaxInFlightConfig;
     use crate::metrics::Registry;
     use crate::pipeline::reject::delay::RejectionDelay;
 
@@ -139,6 +142,15 @@ mod tests {
                 rate_limits: Arc::default(),
                 rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, &Registry::new())),
                 max_connections: 1,
+                health_metrics: false,
+                admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(
+                    MaxInFlightConfig {
+                        read_only: 1.into(),
+                        mutating: 1.into(),
+                    },
+                    &Registry::new(),
+                ))),
+                flowcontrol: None,
             })),
             start_time: (
                 began,

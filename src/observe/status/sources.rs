@@ -73,11 +73,7 @@ pub(crate) struct StatusSources {
     /// Connections and failures towards the API server.
     pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
     /// Slots for requests to the API server, and what uses them.
-    pub connection_budget: ConnectionBudget,
-    /// Priority levels or max-in-flight counters.
-    pub admission: Admission,
-    /// The flow schemas and priority levels. `None` without priority and fairness.
-    pub flowcontrol: Option<Arc<LiveObjects>>,
+    pub(crate) connection_budget: ConnectionBudget,
     /// Requests by outcome.
     pub(crate) outcomes: Arc<OutcomeCounts>,
     /// The top talkers.
@@ -98,14 +94,21 @@ pub(crate) struct ConfiguredSources {
     /// Rejections that are delayed.
     pub(crate) rejection_delay: Arc<RejectionDelay>,
     /// The limit of open client connections.
-    pub max_connections: usize,
+    pub(crate) max_connections: usize,
+    /// Whether the listener for probes serves metrics.
+    pub(crate) health_metrics: bool,
+    /// Priority levels or max-in-flight counters.
+    pub(crate) admission: Admission,
+    /// The flow schemas and priority levels. `None` without priority and fairness.
+    pub(crate) flowcontrol: Option<Arc<LiveObjects>>,
 }
 
 impl StatusSources {
     /// Reads all components at nearly one moment. Waits for none of them.
     #[must_use]
-    pub fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
-        let (mode, dry_run, levels): (_, _, Vec<_>) = match &self.admission {
+    pub(crate) fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
+        let configured = self.configured.load();
+        let (mode, dry_run, levels): (_, _, Vec<_>) = match &configured.admission {
             Admission::Fairness(controller) => (
                 AdmissionMode::PriorityAndFairness,
                 controller.is_dry_run(),
@@ -121,8 +124,6 @@ impl StatusSources {
             }
         };
         let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);
-        let configured = self.configured.load();
-        let (delayed, flows, ended) = configured.rejection_delay.snapshot();
         StatusSnapshot {
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -142,7 +143,7 @@ impl StatusSources {
             dry_run,
             would_be_rejections,
             levels,
-            flowcontrol: self
+            flowcontrol: configured
                 .flowcontrol
                 .as_ref()
                 .map(|live| flowcontrol_status(live, now))
@@ -153,11 +154,7 @@ impl StatusSources {
                 .into_iter()
                 .map(truncate_top_keys)
                 .collect(),
-            holds: HoldsStatus {
-                now: saturating_u64(delayed),
-                flows: saturating_u64(flows),
-                ended,
-            },
+            holds: holds_status(&configured.rejection_delay),
             connections: ConnectionsStatus {
                 open: saturating_u64(self.drain.open_connections()),
                 most: saturating_u64(configured.max_connections),

@@ -80,7 +80,7 @@ impl TopTalkers {
     pub fn new(now: Instant, seats_without_decision: u64) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::new(SharedState::new(now)),
-            default_seats: seats_without_decision,
+            default_seats: Arc::new(AtomicU64::new(seats_without_decision)),
             shards: Mutex::default(),
         })
     }
@@ -92,6 +92,12 @@ impl TopTalkers {
         let shard = Arc::new(WorkerShard::new(shared, self.default_seats));
         lock(&self.shards).push(Arc::clone(&shard));
         shard
+    }
+
+    /// Changes the number of seats that a request is counted with if no priority level decided on
+    /// it.
+    pub(crate) fn set_seats_without_decision(&self, seats: u64) {
+        self.default_seats.store(seats, Ordering::Relaxed);
     }
 
     /// Flushes all shards and returns the top talkers for a query.

@@ -1,5 +1,6 @@
 //! The names and the usage of a request, read from its record.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::name::TalkerName;
@@ -41,7 +42,10 @@ impl WorkerShard {
         let (seats, queue_wait) = match &record.decision {
             Some(decision) => (u64::from(decision.seats), decision.queue_wait),
             None if record.long_running => Default::default(),
-            None => (self.default_seats, Default::default()),
+            None => {
+                let seats = self.default_seats.load(Ordering::Relaxed);
+                (seats, Default::default())
+            }
         };
         let elapsed = now.saturating_duration_since(record.arrived);
         let seat_time = elapsed.saturating_sub(queue_wait);

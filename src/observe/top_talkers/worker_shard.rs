@@ -30,7 +30,7 @@ const MAX_BATCH_ENTRIES: usize = 224;
 pub struct WorkerShard {
     shared: Arc<SharedState>,
     /// Seats of an admitted request that no priority level decided on.
-    pub(super) default_seats: u64,
+    pub(super) default_seats: Arc<AtomicU64>,
     /// Contended only while a flush takes the batches, which moves a few words.
     pub(super) batches: Mutex<Batches>,
     /// Usage that was not counted because the batches were locked. Relaxed: sums that order
@@ -69,7 +69,7 @@ struct BatchEntry {
 }
 
 impl WorkerShard {
-    pub(super) fn new(shared: Arc<SharedState>, default_seats: u64) -> Self {
+    pub(super) fn new(shared: Arc<SharedState>, default_seats: Arc<AtomicU64>) -> Self {
         Self {
             shared,
             default_seats,

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -81,6 +81,8 @@ pub(crate) struct ServerPools<M> {
     servers: Arc<ServerSet>,
     settings: PoolSettings,
     retry_budget: RetryBudget,
+    /// The front-proxy certificate that connections present instead of the configured one.
+    kept_front_proxy: OnceLock<Option<Arc<CertifiedKey>>>,
     /// The lock is held for list operations, never across an await.
     pools: Mutex<PoolList<M>>,
 }
@@ -115,12 +117,35 @@ impl<M: AuthMode> ServerPools<M> {
             servers,
             settings,
             retry_budget: RetryBudget::default(),
+            kept_front_proxy: OnceLock::new(),
             pools: Mutex::new(PoolList {
                 version: 0,
                 pools: Vec::new(),
                 candidates: Vec::new(),
             }),
         })
+    }
+
+    /// Connections present the front-proxy certificate that is configured now, also when it is
+    /// replaced or removed: the requests that are left assert their users by it.
+    pub(in crate::upstream) fn keep_front_proxy_certificate(&self) {
+        let _ = self
+            .kept_front_proxy
+            .set(self.servers.list().tls.front_proxy.clone()); // the first one is kept
+    }
+
+    /// Whether there is a front-proxy certificate for connections.
+    #[must_use]
+    pub(in crate::upstream) fn has_front_proxy_certificate(&self) -> bool {
+        self.front_proxy(&self.servers.list()).is_some()
+    }
+
+    fn front_proxy<'a>(&'a self, list: &'a ServerList) -> Option<&'a Arc<CertifiedKey>> {
+        let configured = || &list.tls.front_proxy;
+        self.kept_front_proxy
+            .get()
+            .unwrap_or_else(configured)
+            .as_ref()
     }
 
     /// The API servers.
@@ -338,10 +363,10 @@ impl<M: AuthMode> ServerPools<M> {
 
     fn has_same_tls(&self, entry: &PoolEntry<M>, list: &ServerList) -> bool {
         let same_certificate = match &self.settings.certificate {
-            ClientCertificate::None | ClientCertificate::Own(_) => true,
-            ClientCertificate::FrontProxy => {
-                let key = |key: &Option<Arc<CertifiedKey>>| key.as_ref().map(Arc::as_ptr);
-                key(&entry.front_proxy) == key(&list.tls.front_proxy)
+            PresentedCertificate::None | PresentedCertificate::Own(_) => true,
+            PresentedCertificate::FrontProxy => {
+                entry.front_proxy.as_ref().map(Arc::as_ptr)
+                    == self.front_proxy(list).map(Arc::as_ptr)
             }
         };
         same_certificate && Arc::ptr_eq(&entry.roots, &list.tls.roots)
@@ -351,10 +376,10 @@ impl<M: AuthMode> ServerPools<M> {
     fn new_entry(&self, server: &Arc<ApiServer>, list: &ServerList) -> Option<PoolEntry<M>> {
         let settings = &self.settings;
         let certificate: Option<Arc<dyn ResolvesClientCert>> = match &settings.certificate {
-            ClientCertificate::None => None,
-            ClientCertificate::Own(resolver) => Some(Arc::clone(resolver)),
-            ClientCertificate::FrontProxy => {
-                let key = list.tls.front_proxy.as_ref()?;
+            PresentedCertificate::None => None,
+            PresentedCertificate::Own(resolver) => Some(Arc::clone(resolver)),
+            PresentedCertificate::FrontProxy => {
+                let key = self.front_proxy(list)?;
                 Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
             }
         };
@@ -364,12 +389,8 @@ impl<M: AuthMode> ServerPools<M> {
         Some(PoolEntry {
             server: Arc::clone(server),
             roots: Arc::clone(&list.tls.roots),
-            front_proxy: list.tls.front_proxy.clone(),
-            pool: Pool::new(
-                connector,
-                Arc::clone(&settings.max_http2_connections),
-                metrics,
-            ),
+            front_proxy: self.front_proxy(list).cloned(),
+            pool: Pool::new(connector, Arc::clone(&settings.limits), metrics),
         })
     }
 

@@ -105,7 +105,9 @@ async fn a_replaced_pool_leases_nothing_more_and_returns_the_request() {
         let pool = Arc::clone(&replaced);
         async move {
             let class = ConnectionClass::Shared;
-            pool.lease(class, &Requester::default()).await.map(|_| ())
+            pool.lease(class, false, &Requester::default())
+                .await
+                .map(|_| ())
         }
     });
     tokio::task::yield_now().await;

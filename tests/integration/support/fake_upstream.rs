@@ -31,6 +31,7 @@ use x509_parser::prelude::X509Certificate;
 use crate::support::HttpVersion;
 use crate::support::UnexpectedEnd;
 use crate::support::certificates;
+use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
 use crate::support::message::Framing;
 use crate::support::message::ReceivedBody;
@@ -155,17 +156,22 @@ impl FakeUpstream {
     }
 
     pub(crate) async fn with_protocols(speaks: Protocols) -> Self {
-        Self::bind(ReservedAddress::reserve(), speaks).await
+        Self::bind(ReservedAddress::reserve(), speaks, &pki().server).await
+    }
+
+    /// An upstream with this certificate.
+    pub(crate) async fn with_certificate(own: &IssuedCertificate) -> Self {
+        Self::bind(ReservedAddress::reserve(), HTTP2_AND_HTTP1, own).await
     }
 
     /// An upstream on a reserved address.
     pub(crate) async fn restart_at(place: ReservedAddress) -> Self {
-        Self::bind(place, HTTP2_AND_HTTP1).await
+        Self::bind(place, HTTP2_AND_HTTP1, &pki().server).await
     }
 
-    async fn bind(place: ReservedAddress, speaks: Protocols) -> Self {
+    async fn bind(place: ReservedAddress, speaks: Protocols, own: &IssuedCertificate) -> Self {
         let listener = TcpListener::bind(place.address).await.unwrap();
-        let tls = certificates::upstream_tls_config(speaks.alpn, &pki().server);
+        let tls = certificates::upstream_tls_config(speaks.alpn, own);
         let (sender, mut all) = mpsc::unbounded_channel::<Exchange>();
         let (kept, exchanges) = mpsc::unbounded_channel();
         let connection_count = Arc::new(AtomicUsize::new(0));
@@ -612,7 +618,7 @@ impl RawUpstream {
     pub(crate) async fn accept_tls(
         &self,
         http: HttpVersion,
-        own: &certificates::IssuedCertificate,
+        own: &IssuedCertificate,
     ) -> Result<BoxedStream, UnexpectedEnd> {
         let config = certificates::upstream_tls_config(&[http.alpn()], own);
         let acceptor = TlsAcceptor::from(Arc::new(config));

@@ -80,7 +80,7 @@ fn describe_families(text: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     let fixture = one_level(2, queue(1, 1));
-    fixture.controller.publish_peaks();
+    fixture.publish_peaks();
     let write = fixture.admit("a", "PUT", POD).await.unwrap();
     let watch = fixture.admit("a", "GET", WATCH).await.unwrap();
     let _waiting = fixture.get("b").expect_pending();

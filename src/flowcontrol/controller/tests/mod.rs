@@ -2,6 +2,7 @@
 //! The time is the runtime's, which is paused.
 
 mod dry_run;
+mod held_seats;
 mod immediate;
 mod metrics;
 mod queuing;
@@ -45,6 +46,7 @@ use crate::flowcontrol::level::ArrivalError;
 use crate::flowcontrol::level::ArrivingRequest;
 use crate::flowcontrol::level::LevelDump;
 use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 
@@ -56,6 +58,7 @@ pub(crate) const WATCH: &str = "/api/v1/namespaces/a/pods?watch=1&resourceVersio
 /// A controller and its registry.
 pub(crate) struct ControllerFixture {
     pub(crate) controller: Arc<Controller>,
+    in_flight: Arc<InFlightMetrics>,
     pub(crate) registry: Registry,
 }
 
@@ -74,8 +77,10 @@ pub(crate) fn controller_fixture(
         enforcement,
         consistent_reads_from_cache: true,
     };
+    let in_flight = InFlightMetrics::new(&registry);
     ControllerFixture {
-        controller: Controller::new(config, objects, &registry),
+        controller: Controller::with_in_flight(config, objects, &in_flight, &registry),
+        in_flight,
         registry,
     }
 }
@@ -165,6 +170,10 @@ fn meta(name: &str) -> ObjectMeta {
 }
 
 impl ControllerFixture {
+    fn publish_peaks(&self) {
+        self.in_flight.publish_peaks();
+    }
+
     /// Admits a request that arrives now and has no deadline.
     pub(crate) async fn admit(&self, user: &str, method: &str, target: &str) -> AdmissionResult {
         self.admit_until(user, method, target, Clock.now(), None)

@@ -195,14 +195,14 @@ async fn peaks_are_the_most_waiting_and_executing_requests() {
     ];
     drop(waiting);
     drop(held);
-    fixture.controller.publish_peaks();
+    fixture.publish_peaks();
     let peak = |phase: &str| {
         fixture.metric_value(&format!(
             "apiserver_current_{phase}_requests{{request_kind=\"readOnly\"}}"
         ))
     };
     assert_eq!((peak("inqueue"), peak("inflight")), (Some(2.0), Some(1.0)));
-    fixture.controller.publish_peaks();
+    fixture.publish_peaks();
     assert_eq!((peak("inqueue"), peak("inflight")), (Some(0.0), Some(0.0)));
 }
 
