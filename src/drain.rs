@@ -31,7 +31,11 @@ pub(crate) enum DrainStage {
     /// responses carry `Connection: close`, open HTTP/2 connections get GOAWAY, and new connections
     /// are served.
     Draining,
-    /// No new connections; the open ones end with their last request.
+    /// No new connections. With a shutdown, [`Closing`](Self::Closing) follows at once. With a
+    /// hand-over, HTTP/1.1 connections stay open for a while, so that their clients learn from a
+    /// response that they end.
+    ListenerClosed,
+    /// The open connections end with their last request.
     Closing,
 }
 
@@ -41,6 +45,8 @@ pub struct Drain {
     stage: watch::Sender<DrainStage>,
     /// Whether [`DrainStage::Draining`] has been reached: read for each response without a lock.
     draining: AtomicBool,
+    /// Whether another process serves: readiness does not fail then.
+    handed_over: watch::Sender<bool>,
     /// The time within which watches end, once it is set.
     watch_grace: watch::Sender<Option<Duration>>,
     requests: DrainCounter,
@@ -74,6 +80,7 @@ impl Drain {
         Arc::new(Self {
             stage: watch::Sender::new(DrainStage::Serving),
             draining: AtomicBool::new(false),
+            handed_over: watch::Sender::new(false),
             watch_grace: watch::Sender::new(None),
             requests: DrainCounter::default(),
             watches: DrainCounter::default(),
@@ -81,10 +88,29 @@ impl Drain {
         })
     }
 
-    /// Whether no shutdown has started.
+    /// Whether no shutdown has started, or another process serves at the same address.
     #[must_use]
-    pub fn is_ready(&self) -> bool {
-        *self.stage.borrow() == DrainStage::Serving
+    pub(crate) fn is_ready(&self) -> bool {
+        *self.stage.borrow() == DrainStage::Serving || *self.handed_over.borrow()
+    }
+
+    /// Begins the end of a process whose listeners another process has taken over.
+    pub(crate) fn hand_over(&self) {
+        self.handed_over.send_replace(true);
+        self.advance(DrainStage::ListenerClosed);
+    }
+
+    /// Waits until another process has taken over.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) fn handed_over(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut handed_over = self.handed_over.subscribe();
+        async move {
+            if handed_over.wait_for(|over| *over).await.is_err() {
+                std::future::pending().await // the process ends by itself
+            }
+        }
     }
 
     /// Advances to `stage`.
@@ -107,12 +133,12 @@ impl Drain {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The stage at which a connection that opens now must close. A connection that opens while
-    /// clients move has a reason, such as a load balancer that knows no other weir.
+    /// The stage at which an HTTP/2 connection that opens now must close. A connection that opens
+    /// while clients move has a reason, such as a load balancer that knows no other weir.
     #[must_use]
     pub(crate) fn close_stage(&self) -> DrainStage {
         if self.is_draining() {
-            DrainStage::Closing
+            DrainStage::ListenerClosed
         } else {
             DrainStage::Draining
         }
@@ -262,8 +288,19 @@ mod tests {
         drain.advance(DrainStage::Draining);
         assert_eq!(
             (drain.is_draining(), drain.close_stage()),
-            (true, DrainStage::Closing)
+            (true, DrainStage::ListenerClosed)
         );
+    }
+
+    #[tokio::test]
+    async fn a_hand_over_closes_the_listener_and_does_not_fail_readiness() {
+        let drain = Drain::new();
+        assert!(drain.handed_over().now_or_never().is_none());
+        drain.hand_over();
+        drain.reached(DrainStage::ListenerClosed).await;
+        drain.handed_over().await;
+        assert!(drain.reached(DrainStage::Closing).now_or_never().is_none());
+        assert!(drain.is_ready() && drain.is_draining());
     }
 
     #[tokio::test(start_paused = true)]

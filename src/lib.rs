@@ -19,7 +19,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `encoding` `numeric` `source_network` (pure) |
-//! | 1 | `clock` `document` `hash_keys` `io` `metrics` `throttling` `write_coalescing` |
+//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
@@ -63,11 +63,13 @@ pub mod clock;
 pub mod document;
 pub mod drain;
 pub(crate) mod encoding;
+pub(crate) mod handover;
 pub(crate) mod hash_keys;
 pub(crate) mod io;
 pub mod metrics;
 pub(crate) mod numeric;
 pub(crate) mod source_network;
+pub(crate) mod systemd;
 pub mod throttling;
 pub(crate) mod write_coalescing;
 

@@ -57,7 +57,7 @@ const PURE: &[&str] = &[
     "flowcontrol/work_estimator/object_counts.rs",
     "flowcontrol/work_estimator/resource_metrics.rs",
     "flowcontrol/work_estimator/watch_tracker.rs",
-    "go_text.rs",
+    "handover/message.rs",
     "identity/bearer_token.rs",
     "identity/client_certificate/subject.rs",
     "identity/generational_map.rs",

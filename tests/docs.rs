@@ -45,6 +45,7 @@ use weir::observe::info_metrics;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
 use weir::observe::process_metrics;
+use weir::observe::process_metrics::HandoverMetrics;
 use weir::observe::readiness::front_proxy::FrontProxyHealth;
 use weir::observe::spans;
 use weir::pipeline::connection::head_budget::HEAD_BUDGET;
@@ -473,6 +474,7 @@ fn the_metrics_page_matches_the_program() {
     info_metrics::register_dry_run(false, &registry);
     let _front_proxy = FrontProxyHealth::register(&registry);
     process_metrics::register(&registry);
+    let _handovers = HandoverMetrics::register(&registry);
     DroppedLineCounter::default().register(&registry);
     let _spans = spans::SpanMetrics::register(&registry);
     let _upstream = weir::upstream::UpstreamMetrics::register(&registry);

@@ -40,8 +40,8 @@ pub(super) fn shown_config(
 /// The listeners for operators and probes, and what each serves.
 #[derive(Debug)]
 pub(super) struct AdminListeners {
-    pub(super) operators: (TcpListener, Arc<AdminServer>),
-    pub(super) probes: Option<(TcpListener, Arc<AdminServer>)>,
+    pub(super) operators: (Arc<TcpListener>, Arc<AdminServer>),
+    pub(super) probes: Option<(Arc<TcpListener>, Arc<AdminServer>)>,
     status: Arc<StatusFeed>,
     readiness_poll_after: Duration,
 }
@@ -50,6 +50,7 @@ impl AdminListeners {
     /// `sockets` are those for operators and, if there is one, for probes.
     pub(super) fn new(
         admin: config::AdminConfig,
+        sockets: (Arc<TcpListener>, Option<Arc<TcpListener>>),
         readiness: Arc<Readiness>,
         registry: &Registry,
         shared: &SharedComponents,
@@ -92,7 +93,8 @@ impl AdminListeners {
         Arc::clone(&self.status)
     }
 
-    pub(super) fn run(self) {
+    /// Serves until another process has taken over.
+    pub(super) fn run(self, drain: &Drain) {
         let Self {
             operators,
             probes,
@@ -101,7 +103,7 @@ impl AdminListeners {
         } = self;
         tokio::spawn(status.run(readiness_poll_after));
         for (listener, admin) in std::iter::once(operators).chain(probes) {
-            tokio::spawn(admin.run(listener));
+            tokio::spawn(admin.run(listener, drain.handed_over()));
         }
     }
 }

@@ -31,6 +31,7 @@ use std::sync::Weak;
 
 use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::app::admin_listeners::AdminListeners;
@@ -41,12 +42,17 @@ use crate::app::api_server_tasks::OwnCallsConfig;
 use crate::app::authentication::AuthDependencies;
 use crate::app::authentication::ReviewTasks;
 use crate::app::authentication::build_authenticator;
-use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
+use crate::app::lifecycle::shutdown::CLOSE_TIMEOUT;
+use crate::app::lifecycle::shutdown::ShutdownTimes;
+use crate::app::lifecycle::shutdown::finish_after_handover;
+use crate::app::lifecycle::shutdown::shut_down;
+use crate::app::lifecycle::state::LearnedState;
 use crate::app::observers::Observers;
 use crate::app::reload::InForce;
 use crate::app::shared_components::Budgets;
 use crate::app::shared_components::ConfiguredListener;
 use crate::app::shared_components::SharedComponents;
+use crate::app::shared_components::Sockets;
 use crate::app::shared_components::apply_limits;
 use crate::app::shared_components::listener_settings;
 use crate::app::shared_components::local_address;
@@ -65,6 +71,7 @@ use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::rate::RateLimitsConfig;
 use crate::metrics::Registry;
+use crate::observe::process_metrics::HandoverMetrics;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -75,13 +82,14 @@ use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::RefreshTask;
 
-pub use crate::app::reload::ReloadError;
-pub use crate::app::reload::Reloader;
-pub use crate::app::self_checks::online::OnlineFinding;
-pub use crate::app::self_checks::online::OnlineReport;
-pub use crate::app::self_checks::online::check_online;
-pub use crate::app::shutdown::ShutdownOutcome;
-pub use crate::app::start_error::StartError;
+pub(crate) use crate::app::lifecycle::handover::HandoverParts;
+pub(crate) use crate::app::lifecycle::shutdown::ShutdownOutcome;
+pub(crate) use crate::app::lifecycle::shutdown::StopReason;
+pub(crate) use crate::app::reload::Reloader;
+pub(crate) use crate::app::self_checks::online::OnlineFinding;
+pub(crate) use crate::app::self_checks::online::OnlineReport;
+pub(crate) use crate::app::self_checks::online::check_online;
+pub(crate) use crate::app::start_error::StartError;
 
 /// A proxy that is bound and ready to run.
 #[derive(Debug)]
@@ -136,6 +144,20 @@ impl App {
     /// # Cancel safety
     /// Dropping the future closes what was bound.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
+        Self::bind_with(config, InheritedListeners::default()).await
+    }
+
+    /// Likewise, with listening sockets that another process has opened.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    ///
+    /// # Cancel safety
+    /// As [`bind`](Self::bind).
+    pub(crate) async fn bind_with(
+        config: Config,
+        inherited: InheritedListeners,
+    ) -> Result<Self, StartError> {
         let in_force = InForce::from_config(&config);
         let (serving, admin) = (config.serving.clone(), config.admin.clone());
         let (workers, provider) = (config.workers, Arc::clone(&config.crypto_provider));
@@ -150,7 +172,10 @@ impl App {
         let settings = listener_settings(&serving, &provider, None)?;
         let shown = shown_config(&shared, serving.max_connections, &admin);
         let readiness = Arc::clone(&own_calls.readiness);
-        let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &shown)?;
+        let sockets = Sockets::listen(serving.address, &admin, inherited)?;
+        let Sockets { main, all, .. } = sockets;
+        let operators = (sockets.admin, sockets.health);
+        let admin = AdminListeners::new(admin, operators, readiness, &registry, &shared, &shown);
         let settings = Arc::new(ArcSwap::from_pointee(settings));
         let listener = shared.listener(main, &settings, workers, &registry)?;
         let shutdown = Arc::new(ArcSwap::from_pointee(in_force.shutdown_times()));
@@ -158,6 +183,7 @@ impl App {
         let addresses = Addresses::new(&listener.acceptor, &admin)?;
         own_calls.verify_servers(addresses.clients).await;
         Ok(Self {
+            handover: handover_parts(all, &own_calls, &admin, &listener, &shared, &registry),
             addresses,
             acceptor: listener.acceptor,
             admin,
@@ -192,6 +218,11 @@ impl App {
         self.reloader.take()
     }
 
+    /// What a hand-over to or from another process needs.
+    pub(crate) fn handover_parts(&self) -> HandoverParts {
+        self.handover.clone()
+    }
+
     /// The bound addresses.
     #[must_use]
     pub const fn addresses(&self) -> Addresses {
@@ -204,6 +235,15 @@ impl App {
         stop: impl Future<Output = ()>,
         at_once: impl Future<Output = ()>,
     ) -> ShutdownOutcome {
+        let stop = async {
+            stop.await;
+            StopReason::Signal
+        };
+        self.start().serve(stop, at_once).await
+    }
+
+    /// Starts everything but the listeners. Must be called within a runtime.
+    pub(crate) fn start(self) -> StartedApp {
         let Self {
             acceptor,
             admin,
@@ -220,6 +260,7 @@ impl App {
             shutdown,
             addresses: _,
             reloader: _,
+            handover: _,
         } = self;
         own_calls.run(&own_call_settings, &upstream);
         tokio::spawn(renewal.run());
@@ -242,6 +283,35 @@ impl App {
         }
         Observers::clone(&observers.load()).finish().await;
         ended
+    }
+}
+
+async fn end(drain: &Drain, times: ShutdownTimes, reason: StopReason) -> ShutdownOutcome {
+    match reason {
+        StopReason::Signal => shut_down(drain, times).await,
+        StopReason::HandedOver => finish_after_handover(drain, times).await,
+    }
+}
+
+fn handover_parts(
+    listeners: Vec<(ListenerId, Weak<TcpListener>)>,
+    own_calls: &OwnCalls,
+    admin: &AdminListeners,
+    listener: &ConfiguredListener,
+    shared: &SharedComponents,
+    registry: &Registry,
+) -> HandoverParts {
+    HandoverParts {
+        listeners,
+        readiness: Arc::clone(&own_calls.readiness),
+        heartbeats: listener.heartbeats(),
+        state: LearnedState {
+            status: admin.status(),
+            talkers: Arc::clone(&shared.talkers),
+            limiters: Arc::clone(&shared.limiters),
+            abandoned: listener.abandoned_requests(),
+        },
+        metrics: HandoverMetrics::register(registry),
     }
 }
 

@@ -19,6 +19,10 @@ use crate::clock::Clock;
 use crate::config;
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
+use crate::handover::listeners::InheritedListeners;
+use crate::handover::listeners::ListenerId;
+use crate::handover::listeners::ListenerName;
+use crate::handover::listeners::Opener;
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::limiters::LimiterInForce;
@@ -149,6 +153,24 @@ pub(super) struct ConfiguredListener {
     pub(super) workers: Vec<ConfiguredWorker>,
 }
 
+impl ConfiguredListener {
+    /// Counts the turns of each worker's maintenance.
+    pub(super) fn heartbeats(&self) -> Vec<Arc<AtomicU64>> {
+        let workers = self.workers.iter();
+        workers
+            .map(|worker| Arc::clone(&worker.context.heartbeats))
+            .collect()
+    }
+
+    /// The abandoned requests of each worker.
+    pub(super) fn abandoned_requests(&self) -> Vec<Arc<AbandonedRequests>> {
+        let workers = self.workers.iter();
+        workers
+            .map(|worker| Arc::clone(&worker.context.worker.abandoned_requests))
+            .collect()
+    }
+}
+
 impl SharedComponents {
     fn pipeline_dependencies(&self) -> SharedDependencies {
         SharedDependencies {
@@ -265,7 +287,7 @@ impl SharedComponents {
 
     pub(super) fn listener(
         &self,
-        address: SocketAddr,
+        listener: Arc<TcpListener>,
         settings: &Arc<ArcSwap<ListenerSettings>>,
         workers: usize,
         registry: &Registry,
@@ -288,6 +310,7 @@ impl SharedComponents {
                 drain: Arc::clone(&self.drain),
                 handshake_queue: Arc::clone(&handshake_queue),
                 metrics: metrics.clone(),
+                heartbeats: Arc::default(),
             };
             ConfiguredWorker {
                 talkers_shard,
@@ -339,9 +362,65 @@ pub(super) fn listener_settings(
     })
 }
 
-pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
-    acceptor::bind(address)
-        .and_then(TcpListener::from_std)
+/// Puts the configured mode and limits of admission in force.
+pub(super) fn apply_limits(
+    limiters: &Limiters,
+    configured: &config::AdmissionConfig,
+) -> LimiterInForce {
+    let now = Clock.now();
+    match configured {
+        config::AdmissionConfig::Fairness { config, sources } => {
+            let (files, reads_cluster) = (sources.files.clone(), sources.cluster.is_some());
+            limiters.apply_fairness(now, *config, files, reads_cluster)
+        }
+        config::AdmissionConfig::MaxInFlight(config) => limiters.apply_max_in_flight(now, *config),
+    }
+}
+
+/// The listening sockets of all addresses.
+pub(super) struct Sockets {
+    pub(super) main: Arc<TcpListener>,
+    pub(super) admin: Arc<TcpListener>,
+    pub(super) health: Option<Arc<TcpListener>>,
+    /// All of them, for a hand-over.
+    pub(super) all: Vec<(ListenerId, Weak<TcpListener>)>,
+}
+
+impl Sockets {
+    pub(super) fn listen(
+        main: SocketAddr,
+        admin: &config::AdminConfig,
+        mut inherited: InheritedListeners,
+    ) -> Result<Self, StartError> {
+        let mut all = Vec::new();
+        let mut listen = |name, address| {
+            let (opener, socket) = listen(name, address, &mut inherited)?;
+            all.push((ListenerId { name, opener }, Arc::downgrade(&socket)));
+            Ok::<_, StartError>(socket)
+        };
+        Ok(Self {
+            admin: listen(ListenerName::Admin, admin.address)?,
+            health: admin
+                .health
+                .map(|address| listen(ListenerName::Health, address))
+                .transpose()?,
+            main: listen(ListenerName::Main, main)?,
+            all,
+        })
+    }
+}
+
+/// The listening socket that another process has opened, or a new one.
+fn listen(
+    name: ListenerName,
+    address: SocketAddr,
+    inherited: &mut InheritedListeners,
+) -> Result<(Opener, Arc<TcpListener>), StartError> {
+    let inherited = inherited.take(name, address);
+    let bind = || acceptor::bind(address).map(|socket| (Opener::Weir, socket));
+    inherited
+        .map_or_else(bind, Ok)
+        .and_then(|(opener, socket)| Ok((opener, Arc::new(TcpListener::from_std(socket)?))))
         .map_err(|why| StartError::new(format!("cannot listen on {address}"), why))
 }
 

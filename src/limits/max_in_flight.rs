@@ -49,7 +49,8 @@ impl From<u32> for InFlightLimit {
 
 impl InFlightLimit {
     /// Zero means "no limit".
-    fn as_number(self) -> u32 {
+    #[must_use]
+    pub(crate) fn as_number(self) -> u32 {
         match self {
             Self::Limited(limit) => limit.get(),
             Self::Unlimited => 0,
@@ -90,15 +91,16 @@ impl MaxInFlight {
                 kind,
                 limit: AtomicU32::new(0),
                 in_use: AtomicU32::new(0),
+                reserved: AtomicU32::new(0),
                 admitted: AtomicU64::new(0),
                 rejected: AtomicU64::new(0),
-                in_flight: Arc::clone(&metrics),
+                in_flight: Arc::clone(in_flight),
             })
         };
         let limiter = Self {
             read_only: slots(RequestKind::ReadOnly),
             mutating: slots(RequestKind::Mutating),
-            in_flight: Arc::clone(&metrics),
+            in_flight: Arc::clone(in_flight),
             limit_gauge,
         };
         limiter.set_limits(config);
@@ -148,7 +150,7 @@ impl MaxInFlight {
         let InFlightLimit::Limited(limit) = slots.limit() else {
             return Ok(None);
         };
-        match slots.try_acquire(limit.get()) {
+        match slots.try_acquire(slots.unreserved(limit.get())) {
             Some(permit) => Ok(Some(permit)),
             None if attributes.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
@@ -159,6 +161,22 @@ impl MaxInFlight {
                 })
             }
         }
+    }
+
+    /// The slots in use and reserved, for read-only and for mutating requests.
+    #[must_use]
+    pub(crate) fn held(&self) -> [u32; 2] {
+        [&self.read_only, &self.mutating].map(|slots| {
+            let in_use = slots.in_use.load(Ordering::Relaxed);
+            in_use.saturating_add(slots.reserved.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Leaves so many slots for read-only and for mutating requests to another process, which this
+    /// one takes over from. One request of each kind can execute in any case.
+    pub(crate) fn reserve(&self, [read_only, mutating]: [u32; 2]) {
+        self.read_only.reserved.store(read_only, Ordering::Relaxed);
+        self.mutating.reserved.store(mutating, Ordering::Relaxed);
     }
 
     /// The state of both kinds.
@@ -174,12 +192,6 @@ impl MaxInFlight {
             admitted: slots.admitted.load(Ordering::Relaxed),
             rejected: slots.rejected.load(Ordering::Relaxed),
         })
-    }
-
-    /// Publishes the peak since the last call. To be called once a second, like
-    /// `maintainReadOnlyWatermark`.
-    pub fn publish_peaks(&self) {
-        self.in_flight.publish_peaks();
     }
 }
 
@@ -205,6 +217,8 @@ struct InFlightSlots {
     /// Zero is no limit. Relaxed: no other memory depends on it.
     limit: AtomicU32,
     in_use: AtomicU32,
+    /// Slots that requests of another process hold. Relaxed: no other memory depends on it.
+    reserved: AtomicU32,
     /// For the snapshot only, hence relaxed.
     admitted: AtomicU64,
     rejected: AtomicU64,
@@ -216,6 +230,12 @@ struct InFlightSlots {
 impl InFlightSlots {
     fn limit(&self) -> InFlightLimit {
         self.limit.load(Ordering::Relaxed).into()
+    }
+
+    /// The slots of `limit` that are for requests of this process.
+    fn unreserved(&self, limit: u32) -> u32 {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        limit.saturating_sub(reserved).max(1)
     }
 
     fn try_acquire(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {

@@ -25,6 +25,10 @@ const OBSERVATION_WEIGHT: f32 = 1.0 / 8.0;
 /// The service time of a shape without observations: a list of medium size.
 const DEFAULT_SERVICE_TIME: Duration = Duration::from_millis(100);
 
+/// The longest service time that is taken over from another process: a request's deadline is rarely
+/// longer.
+const MAX_RESTORED_SECONDS: f32 = 3600.0;
+
 /// Parameters that may make a list much cheaper than without them.
 const CHEAPER_PARAMETERS: [&str; 4] =
     ["limit", "fieldSelector", "labelSelector", "resourceVersion"];
@@ -96,6 +100,32 @@ impl ServiceTimes {
         })
     }
 
+    /// All averages in seconds, by shape; 0 where there is none.
+    #[must_use]
+    pub(crate) fn save(&self) -> Vec<f32> {
+        let slots = self.0.iter();
+        slots
+            .map(|slot| load_average(slot).unwrap_or_default())
+            .collect()
+    }
+
+    /// Takes over the averages of another process where there are none yet. Others than positive
+    /// times are ignored, and so are all if they are of another number of shapes.
+    pub(crate) fn restore(&self, saved: &[f32]) {
+        if saved.len() != self.0.len() {
+            return;
+        }
+        for (slot, seconds) in self.0.iter().zip(saved) {
+            let is_plausible = seconds.is_finite() && *seconds > 0.0;
+            if is_plausible && load_average(slot).is_none() {
+                slot.store(
+                    seconds.min(MAX_RESTORED_SECONDS).to_bits(),
+                    Ordering::Relaxed,
+                );
+            }
+        }
+    }
+
     fn update(&self, shape: RequestShape, change: impl FnOnce(Option<f32>) -> f32) {
         if let Some(slot) = self.0.get(shape.0) {
             slot.store(change(load_average(slot)).to_bits(), Ordering::Relaxed);
@@ -146,6 +176,26 @@ mod tests {
             times.observe(list, Duration::from_secs(2));
         }
         assert!(times.average(list) > Duration::from_millis(1900));
+    }
+
+    #[test]
+    fn averages_are_taken_over_where_there_are_none() {
+        let (old, list) = (ServiceTimes::default(), shape("GET", "/api/v1/pods"));
+        let get = shape("GET", "/api/v1/namespaces/a/pods/c");
+        old.observe(list, Duration::from_secs(2));
+        old.observe(get, Duration::from_secs(2));
+        let new = ServiceTimes::default();
+        new.observe(get, Duration::from_millis(1));
+        let mut saved = old.save();
+        new.restore(&saved);
+        assert_eq!(new.average(list), Duration::from_secs(2));
+        assert_eq!(new.average(get), Duration::from_millis(1));
+        // Nothing implausible is taken over.
+        saved.iter_mut().for_each(|seconds| *seconds = f32::NAN);
+        let other = ServiceTimes::default();
+        other.restore(&saved);
+        other.restore(&[1.0]);
+        assert_eq!(other.average(list), DEFAULT_SERVICE_TIME);
     }
 
     #[test]

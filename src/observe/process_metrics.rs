@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::Counter;
 use prometheus::Gauge;
+use prometheus::IntCounter;
 use prometheus::IntGauge;
 use prometheus::core::Collector;
 use prometheus::core::Desc;
@@ -38,6 +39,39 @@ struct ProcessStat {
     start_ticks: u64,
     virtual_bytes: i64,
     resident_pages: i64,
+}
+
+/// How often a process took over from another one.
+#[derive(Clone, Debug)]
+pub struct HandoverMetrics {
+    succeeded: IntCounter,
+    failed: IntCounter,
+}
+
+impl HandoverMetrics {
+    /// Registers the counter.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Self {
+        let handovers = registry.counters(
+            "weir_handovers_total",
+            "Hand-overs to another process (SIGUSR2), by result: success is counted by the new process, failure by the old one, which keeps serving.",
+            &["result"],
+        );
+        Self {
+            succeeded: handovers.with_label_values(&["success"]),
+            failed: handovers.with_label_values(&["failure"]),
+        }
+    }
+
+    /// This process has taken over.
+    pub(crate) fn record_success(&self) {
+        self.succeeded.inc();
+    }
+
+    /// No process has taken over from this one.
+    pub(crate) fn record_failure(&self) {
+        self.failed.inc();
+    }
 }
 
 /// Registers the process metrics.

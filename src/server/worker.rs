@@ -155,6 +155,7 @@ async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
     loop {
         tokio::select! {
             _ = maintenance.tick() => {
+                context.heartbeats.fetch_add(1, Ordering::Relaxed);
                 context.worker.deadlines.expire(Clock.now());
                 tasks.set(saturating_i64(runtime.num_alive_tasks()));
                 let total = runtime.worker_total_busy_duration(0).as_secs_f64();

@@ -23,6 +23,7 @@ mod cluster_flowcontrol;
 mod configuration;
 mod connection_pool;
 mod deadlines;
+mod handover;
 mod handshakes;
 mod headers;
 mod hop_by_hop;

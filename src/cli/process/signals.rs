@@ -19,16 +19,20 @@ pub(in crate::cli) fn second_stop_signal() -> impl Future<Output = ()> {
     nth_stop_signal(2)
 }
 
-/// Logs SIGUSR1 and SIGUSR2 from now on and otherwise ignores them. Their default action would end
-/// the process.
+/// Logs SIGUSR1 from now on and otherwise ignores it. Its default action would end the process.
 ///
-/// Must be called within a runtime. The signals are logged as long as it runs.
-pub(in crate::cli) fn ignore_user_signals() {
+/// Must be called within a runtime. The signal is logged as long as it runs.
+pub(in crate::cli) fn ignore_user_signal() {
     ignore("SIGUSR1", SignalKind::user_defined1());
+}
+
+/// Logs SIGUSR2 as [`ignore_user_signal`] does SIGUSR1.
+#[cfg(feature = "playground")]
+pub(in crate::cli) fn ignore_handover() {
     ignore("SIGUSR2", SignalKind::user_defined2());
 }
 
-/// Logs SIGHUP as [`ignore_user_signals`] does the others.
+/// Logs SIGHUP as [`ignore_user_signal`] does SIGUSR1.
 #[cfg(feature = "playground")]
 pub(in crate::cli) fn ignore_hangup() {
     ignore("SIGHUP", SignalKind::hangup());
@@ -45,19 +49,27 @@ fn ignore(name: &'static str, kind: SignalKind) {
     }
 }
 
-/// The SIGHUPs from the call on.
+/// The signals of one kind from the call on.
 #[derive(Debug)]
-pub(in crate::cli) struct Hangups(Option<Signal>);
+pub(in crate::cli) struct SignalStream(Option<Signal>);
 
-impl Hangups {
-    /// Must be called within a runtime.
-    pub(in crate::cli) fn start() -> Self {
-        let signals = signal(SignalKind::hangup());
-        Self(
-            signals
-                .inspect_err(|why| warn!(%why, "SIGHUP cannot be watched: it ends weir"))
-                .ok(),
-        )
+impl SignalStream {
+    /// SIGHUP: reads the configuration again. Must be called within a runtime.
+    pub(in crate::cli) fn hangups() -> Self {
+        Self::start("SIGHUP", SignalKind::hangup())
+    }
+
+    /// SIGUSR2: hands over to a new process. Must be called within a runtime.
+    pub(in crate::cli) fn handovers() -> Self {
+        Self::start("SIGUSR2", SignalKind::user_defined2())
+    }
+
+    fn start(name: &'static str, kind: SignalKind) -> Self {
+        let signals = signal(kind);
+        let signals = signals.inspect_err(
+            |why| warn!(signal = name, %why, "the signal cannot be watched: it ends weir"),
+        );
+        Self(signals.ok())
     }
 
     /// Waits for the next one.

@@ -4,22 +4,27 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `restart` `watched_paths` |
+//! | 0 | `handover` `restart` `watched_paths` `watchdog` |
 //! | 1 | `file_watcher` |
 //! | 2 | `reload` |
 
 mod file_watcher;
+mod handover;
 mod reload;
 mod restart;
+mod watchdog;
 mod watched_paths;
 
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use tracing::info;
 
 use crate::api::flowcontrol::Object;
+use crate::app::Addresses;
 use crate::app::App;
+use crate::app::StopReason;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::process::exit::CommandError;
@@ -28,13 +33,21 @@ use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::signals;
-use crate::cli::process::signals::Hangups;
+use crate::cli::process::signals::SignalStream;
+use crate::cli::serve::handover::HandoverTask;
+use crate::cli::serve::handover::Predecessor;
 use crate::cli::serve::reload::ParseAgain;
 use crate::cli::serve::reload::ReloadTask;
 use crate::config::AdmissionConfig;
+use crate::config::Config;
 use crate::flowcontrol::sources::EffectiveObject;
 use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::handover::channel::ReceivedOffer;
+use crate::handover::listeners::InheritedListeners;
 use crate::limits::max_in_flight::InFlightLimit;
+use crate::systemd;
+use crate::systemd::Notifier;
+use crate::systemd::SERVING;
 
 /// Runs the command until shutdown has ended.
 ///
@@ -49,6 +62,7 @@ pub(super) fn run(
         Err(why) => return why.report(format),
     };
     let result = serve(args, Arc::new(parse_again), &logging);
+    let format = logging.format().get();
     drop(logging); // prints all log lines before the error
     result.unwrap_or_else(|why| why.report(format))
 }
@@ -58,6 +72,7 @@ fn serve(
     parse_again: ParseAgain,
     logging: &Logging,
 ) -> Result<ExitCode, CommandError> {
+    let inherited = Inherited::from_env()?;
     let files = Arc::clone(&args.proxy.origin.files);
     let mut config = resolve_and_log(args)?;
     let digests = files.digests();
@@ -69,34 +84,112 @@ fn serve(
         .build()
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     runtime.block_on(async {
-        signals::ignore_user_signals();
-        let hangups = Hangups::start();
-        let upstream = config.upstream.authorities();
-        let (seats, levels) = seats_and_levels(&config.admission);
-        let mut app = App::bind(config)
+        signals::ignore_user_signal();
+        let (hangups, handovers) = (SignalStream::hangups(), SignalStream::handovers());
+        let (stop_signal, at_once) = (signals::stop_signal(), signals::second_stop_signal());
+        let notifier = Notifier::from_env();
+        let (listeners, predecessor) = inherited.split()?;
+        let summary = StartSummary::new(&config);
+        let mut app = App::bind_with(config, listeners)
             .await
             .map_err(|why| CommandError::Startup(why.to_string()))?;
         let addresses = app.addresses();
+        let mut reload = None;
+        if let Some(reloader) = app.take_reloader() {
+            let task = ReloadTask::new(
+                parse_again,
+                reloader,
+                logging,
+                digests,
+                effective,
+                notifier.clone(),
+            );
+            reload = Some(tokio::spawn(task.run(hangups)).abort_handle());
+        }
+        let parts = app.handover_parts();
+        let app = app.start();
+        let predecessor = Predecessor::take_over(predecessor, &parts).await?;
+        let stop = async {
+            summary.log(addresses);
+            Predecessor::confirm(predecessor, &parts).await;
+            notifier.ready(SERVING);
+            watchdog::start(&notifier, &parts);
+            let handover = HandoverTask::new(handovers, parts, notifier.clone());
+            tokio::select! {
+                () = stop_signal => {
+                    notifier.stopping("shutting down");
+                    StopReason::Signal
+                }
+                () = handover.run() => {
+                    reload.as_ref().inspect(|task| task.abort());
+                    StopReason::HandedOver
+                }
+            }
+        };
+        Ok(exit_code(app.serve(stop, at_once).await))
+    })
+}
+
+/// What the process was started with.
+struct Inherited {
+    offer: Option<ReceivedOffer>,
+    activated: InheritedListeners,
+}
+
+impl Inherited {
+    fn from_env() -> Result<Self, CommandError> {
+        let why = |what: &'static str| {
+            move |why: io::Error| CommandError::Startup(format!("{what}: {why}"))
+        };
+        let sockets = systemd::take_listeners().map_err(why("LISTEN_FDS"))?;
+        Ok(Self {
+            offer: ReceivedOffer::from_env().map_err(why("no hand-over"))?,
+            activated: InheritedListeners::from_service_manager(sockets)
+                .map_err(why("LISTEN_FDNAMES"))?,
+        })
+    }
+
+    /// The sockets of an earlier process, or of the service manager. Must be called within a
+    /// runtime.
+    fn split(self) -> Result<(InheritedListeners, Option<Predecessor>), CommandError> {
+        let Some(offer) = self.offer else {
+            return Ok((self.activated, None));
+        };
+        let (listeners, predecessor) = Predecessor::new(offer)
+            .map_err(|why| CommandError::Startup(format!("no hand-over: {why}")))?;
+        Ok((listeners, Some(predecessor)))
+    }
+}
+
+/// What the log says when weir serves.
+struct StartSummary {
+    upstream: String,
+    seats: u64,
+    levels: usize,
+}
+
+impl StartSummary {
+    fn new(config: &Config) -> Self {
+        let (seats, levels) = seats_and_levels(&config.admission);
+        Self {
+            upstream: config.upstream.authorities(),
+            seats,
+            levels,
+        }
+    }
+
+    fn log(self, addresses: Addresses) {
         info!(
             clients = %addresses.clients,
             admin = %addresses.admin,
             health = addresses.health.map(tracing::field::display),
             version = env!("CARGO_PKG_VERSION"),
-            %upstream,
-            seats,
-            levels,
+            upstream = %self.upstream,
+            seats = self.seats,
+            levels = self.levels,
             "serving"
         );
-        if let Some(reloader) = app.take_reloader() {
-            let level = Arc::clone(logging.level());
-            let task = ReloadTask::new(parse_again, reloader, level, digests, effective);
-            tokio::spawn(task.run(hangups));
-        }
-        Ok(exit_code(
-            app.run(signals::stop_signal(), signals::second_stop_signal())
-                .await,
-        ))
-    })
+    }
 }
 
 /// The total of seats and the number of priority levels. With max-in-flight: the sum of its two

@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::work_estimator::list_samples::ListRequest;
 use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
 use crate::flowcontrol::work_estimator::object_counts::ListResponse;
+use crate::flowcontrol::work_estimator::object_counts::SavedCount;
 use crate::flowcontrol::work_estimator::object_counts::SizeAccuracy;
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
@@ -74,6 +75,17 @@ impl Controller {
     /// over counts from responses.
     pub(crate) fn record_server_counts(&self, metrics: &ResourceMetrics) {
         lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
+    }
+
+    /// All counts and sizes, for another process.
+    #[must_use]
+    pub(crate) fn save_counts(&self) -> Vec<SavedCount> {
+        lock(&self.object_counts).save(Clock.now())
+    }
+
+    /// Takes over the counts and sizes of another process.
+    pub(crate) fn restore_counts(&self, saved: &[SavedCount]) {
+        lock(&self.object_counts).restore(Clock.now(), saved);
     }
 
     /// Starts to sample a compressed response to a list. [`Controller::run`] reads the sample after

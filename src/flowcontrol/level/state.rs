@@ -78,6 +78,12 @@ pub(super) struct LevelInner {
     in_flight: Arc<InFlightMetrics>,
     /// Constant for the lifetime of a level.
     is_exempt: bool,
+    /// The current limit of the level, which `reserved` lowers for the queue set.
+    limit: u32,
+    /// Seats that requests of another process hold.
+    reserved: u32,
+    /// The number of the step that is being taken. 0 if it is not numbered.
+    step: u64,
 }
 
 /// The actions to run after the lock is released.
@@ -117,6 +123,9 @@ impl LevelInner {
             deferred: DeferredActions::default(),
             in_flight,
             is_exempt: queuing == Queuing::Exempt,
+            limit: 0,
+            reserved: 0,
+            step: 0,
         }
     }
 
@@ -149,6 +158,7 @@ impl LevelInner {
             arrived: now,
             waker: None,
             details: RequestDetails::default(),
+            order: arriving.order.cloned(),
         };
         let schema = self.counters.schema_mut(counters_index);
         schema.estimated_seats.observe(f64::from(work.max_seats()));
@@ -247,10 +257,38 @@ impl LevelInner {
     /// Applies a new allocation of seats, or a new queuing configuration.
     pub(super) fn apply_limits(&mut self, now: Instant, seats: &LevelSeats, denominator: u32) {
         self.counters.set_seats(now, seats, denominator);
-        let (queuing, limit) = (seats.spec.queuing, seats.current_limit);
+        self.limit = seats.current_limit;
+        self.step = 0;
+        let (queuing, limit) = (seats.spec.queuing, self.unreserved_limit());
         self.queue_set
             .reconfigure(now, queuing, limit, &mut self.effects);
         self.apply_effects(now);
+    }
+
+    /// Reserves seats instead of those of the last call.
+    pub(super) fn reserve_seats(&mut self, now: Instant, seats: u32) {
+        if self.reserved != seats {
+            self.reserved = seats;
+            self.step = 0;
+            let (queuing, limit) = (self.queue_set.queuing(), self.unreserved_limit());
+            self.queue_set
+                .reconfigure(now, queuing, limit, &mut self.effects);
+            self.apply_effects(now);
+        }
+    }
+
+    pub(super) fn held_seats(&self) -> u32 {
+        let in_use = self.queue_set.totals().seats_in_use;
+        u32::try_from(in_use)
+            .unwrap_or(u32::MAX)
+            .saturating_add(self.reserved)
+    }
+
+    /// The limit for the requests of this process: at least one seat, if the level has any.
+    fn unreserved_limit(&self) -> u32 {
+        self.limit
+            .saturating_sub(self.reserved)
+            .max(self.limit.min(1))
     }
 
     /// Opens the level. A closed level starts empty.

@@ -28,7 +28,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 use std::time::Instant;
 
+use serde::Deserialize;
+use serde::Serialize;
+
 use crate::flowcontrol::work_estimator::resource_metrics::ServerCount;
+use crate::numeric::saturating_u64;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
@@ -101,8 +105,8 @@ pub(crate) struct ListResponse {
 
 /// The accuracy of a response's length as a measure of its objects' length in etcd. Greater is
 /// better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SizeAccuracy {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum SizeAccuracy {
     /// Tables and lists of metadata: the objects are at least about that long. Used only while
     /// there is no other size.
     Abridged,
@@ -127,6 +131,19 @@ struct ResourceCount {
     /// The time at which the server's metrics last contained the resource, with a figure or
     /// without.
     server_named_at: Option<Instant>,
+}
+
+/// What is known of a resource, for another process. Times are ages in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedCount {
+    /// `resource.group`.
+    key: String,
+    count: Option<u64>,
+    counted: u64,
+    /// Bytes, accuracy and age.
+    size: Option<(u64, SizeAccuracy, u64)>,
+    server_counted: Option<u64>,
+    server_named: Option<u64>,
 }
 
 /// The source of a resource's count.
@@ -333,6 +350,61 @@ impl ObjectCounts {
             self.evict_oldest();
         }
         self.resources.insert(self.key.as_slice().into(), counted);
+    }
+
+    /// Everything that is known, for another process.
+    #[must_use]
+    pub(crate) fn save(&self, now: Instant) -> Vec<SavedCount> {
+        let age = |at: Instant| saturating_u64(now.saturating_duration_since(at).as_millis());
+        let resources = self.resources.iter();
+        let save = |(key, known): (&[u8], &ResourceCount)| {
+            Some(SavedCount {
+                key: String::from_utf8(key.to_vec()).ok()?,
+                count: known.count,
+                counted: age(known.counted_at),
+                size: known
+                    .size
+                    .map(|size| (size.bytes, size.accuracy, age(size.measured_at))),
+                server_counted: known.server_counted_at.map(age),
+                server_named: known.server_named_at.map(age),
+            })
+        };
+        let resources = resources.map(|(key, known)| (&**key, known));
+        resources.filter_map(save).collect()
+    }
+
+    /// Takes over what another process knew of resources that are unknown here. What is older than
+    /// the system is ignored.
+    pub(crate) fn restore(&mut self, now: Instant, saved: &[SavedCount]) {
+        let at = |age: u64| now.checked_sub(Duration::from_millis(age));
+        for one in saved.iter().take(MAX_RESOURCES) {
+            let Some(counted_at) = at(one.counted) else {
+                continue;
+            };
+            let size = one.size.and_then(|(bytes, accuracy, age)| {
+                Some(ObjectSize {
+                    bytes,
+                    accuracy,
+                    measured_at: at(age)?,
+                })
+            });
+            let server_counted_at = one.server_counted.and_then(at);
+            let server_named_at = one.server_named.and_then(at);
+            let known = ResourceCount {
+                count: one.count,
+                counted_at,
+                size,
+                server_counted_at,
+                server_named_at,
+            };
+            // `None` is before any time.
+            self.server_counted_at = self.server_counted_at.max(server_named_at);
+            if !self.resources.contains_key(one.key.as_bytes()) {
+                self.key.clear();
+                self.key.extend_from_slice(one.key.as_bytes());
+                self.insert(known);
+            }
+        }
     }
 
     /// Whether the size was measured within the last second, or by the server, so that another

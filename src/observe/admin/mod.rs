@@ -154,15 +154,24 @@ pub(crate) struct AdminServer {
 type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
 impl AdminServer {
-    /// Accepts connections until the future is dropped.
+    /// Accepts connections until `handed_over` completes; another process serves then.
     ///
     /// # Cancel safety
     /// Dropping the future closes the listener. Open connections continue until they end.
-    pub async fn run(self: Arc<Self>, listener: TcpListener) {
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        listener: Arc<TcpListener>,
+        handed_over: impl Future<Output = ()>,
+    ) {
+        let mut handed_over = std::pin::pin!(handed_over);
         let is_local = listener.local_addr().is_ok_and(is_loopback);
         let mut connections = AdminConnections::default();
         loop {
-            let tcp = match listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = handed_over.as_mut() => return connections.close().await,
+            };
+            let tcp = match accepted {
                 Ok((tcp, _)) => {
                     limit_socket_buffers(&tcp);
                     tcp

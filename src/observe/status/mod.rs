@@ -42,6 +42,7 @@ use tokio::time::interval;
 use crate::clock::Clock;
 use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
+use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::status::sources::StatusSources;
@@ -53,6 +54,9 @@ const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Most subscribers at a time: a team with a page each. They share the admin listener's connections
 /// with probes and scrapes.
 const MAX_SUBSCRIBERS: usize = 16;
+
+/// Most levels of a history that another process has left. No cluster has as many.
+const MAX_RESTORED_LEVELS: usize = 1000;
 
 /// The first bytes of an event stream: a browser that loses the connection reconnects after two
 /// seconds.
@@ -149,6 +153,19 @@ impl StatusFeed {
             _permit: permit,
         };
         Some(stream::unfold(subscriber, EventSubscriber::next_frame))
+    }
+
+    /// The history as another process continues it.
+    #[must_use]
+    pub(crate) fn history(&self) -> StatusHistory {
+        self.lock_ring().history()
+    }
+
+    /// Continues the history of another process. One with other intervals is ignored.
+    pub(crate) fn restore_history(&self, history: &StatusHistory) {
+        if history.every_seconds == ROW_SECONDS && history.levels.len() <= MAX_RESTORED_LEVELS {
+            *self.lock_ring() = HistoryRing::from_history(history);
+        }
     }
 
     fn snapshot(&self) -> StatusSnapshot {

@@ -22,6 +22,8 @@
 
 use std::sync::Arc;
 
+use super::saved::SavedTable;
+use super::saved::SavedWeights;
 use super::weights::MEASURES;
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
@@ -117,6 +119,40 @@ impl HeavyHitters {
         for (key, entry) in &other.entries {
             self.upsert(*key, entry.clone(), other.cutoff);
         }
+    }
+
+    /// The table for another process.
+    pub(super) fn save(&self) -> SavedTable {
+        let entries = self.entries.values();
+        SavedTable {
+            cutoff: self.cutoff.0,
+            total: self.total.0,
+            entries: entries
+                .map(|entry| (entry.name.to_string(), entry.count.0, entry.error.0))
+                .collect(),
+        }
+    }
+
+    /// The table of another process. `key` hashes a name. `None` if it is larger than a table can
+    /// be.
+    pub(super) fn restore(saved: &SavedTable, key: impl Fn(&str) -> HashKey) -> Option<Self> {
+        if saved.entries.len() > MAX_ENTRIES {
+            return None;
+        }
+        let entry = |(name, count, error): &(String, SavedWeights, SavedWeights)| {
+            let entry = HeavyHitter {
+                name: name.as_str().into(),
+                count: Weights(*count),
+                error: Weights(*error),
+            };
+            (key(name), entry)
+        };
+        Some(Self {
+            max_entries: MAX_ENTRIES,
+            entries: saved.entries.iter().map(entry).collect(),
+            cutoff: Weights(saved.cutoff),
+            total: Weights(saved.total),
+        })
     }
 
     /// Empties the table for reuse.

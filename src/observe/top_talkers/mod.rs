@@ -14,7 +14,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `name` `weights` |
+//! | 0 | `name` `saved` `weights` |
 //! | 1 | `heavy_hitters` |
 //! | 2 | `query` |
 //! | 3 | `sliding_windows` |
@@ -28,6 +28,9 @@ mod observer;
 #[cfg(test)]
 mod observer_tests;
 mod query;
+mod saved;
+#[cfg(test)]
+mod saved_tests;
 mod shared;
 mod sliding_windows;
 #[cfg(test)]
@@ -38,14 +41,18 @@ mod worker_shard;
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
 use tokio::time::MissedTickBehavior;
 
 use crate::clock::Clock;
+use crate::observe::top_talkers::shared::DIMENSIONS;
 use crate::observe::top_talkers::shared::SharedState;
 use crate::observe::top_talkers::shared::lock;
+use crate::observe::top_talkers::sliding_windows::SlidingWindows;
 use crate::observe::top_talkers::sliding_windows::WindowView;
 
 pub use self::name::TalkerName;
@@ -53,9 +60,11 @@ pub(crate) use self::query::Dimension;
 pub use self::query::TalkerRow;
 pub use self::query::TopTalkersQuery;
 pub use self::query::TopTalkersReport;
-pub use self::query::Usage;
-pub use self::query::UsageMeasure;
-pub use self::query::Window;
+#[cfg(test)]
+pub(crate) use self::query::Usage;
+pub(crate) use self::query::UsageMeasure;
+pub(crate) use self::query::Window;
+pub(crate) use self::saved::SavedTalkers;
 pub use self::weights::Weights;
 pub(crate) use crate::observe::top_talkers::worker_shard::WorkerShard;
 
@@ -65,7 +74,8 @@ const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Counts usage of all workers and answers queries for the top talkers.
 pub struct TopTalkers {
     shared: Arc<SharedState>,
-    default_seats: u64,
+    /// Shared with the shards. Relaxed: no other memory depends on it.
+    default_seats: Arc<AtomicU64>,
     /// One shard per worker. Shards are never removed.
     shards: Mutex<Vec<Arc<WorkerShard>>>,
 }
@@ -89,7 +99,7 @@ impl TopTalkers {
     #[must_use]
     pub fn new_shard(&self) -> Arc<WorkerShard> {
         let shared = Arc::clone(&self.shared);
-        let shard = Arc::new(WorkerShard::new(shared, self.default_seats));
+        let shard = Arc::new(WorkerShard::new(shared, Arc::clone(&self.default_seats)));
         lock(&self.shards).push(Arc::clone(&shard));
         shard
     }
@@ -115,6 +125,33 @@ impl TopTalkers {
             found.map(|(windows, _)| windows.view(query.window, now))
         };
         build_report(query, view.unwrap_or_else(WindowView::empty))
+    }
+
+    /// All counts, for another process.
+    #[must_use]
+    pub(crate) fn save(&self, now: Instant) -> SavedTalkers {
+        self.flush_shards(now);
+        let windows = lock(&self.shared.windows);
+        SavedTalkers {
+            dimensions: windows.iter().map(|windows| windows.save(now)).collect(),
+        }
+    }
+
+    /// Replaces all counts by those of another process. Counts that have another form are ignored:
+    /// returns whether they were replaced. A name that was truncated counts as another one from then
+    /// on.
+    pub(crate) fn restore(&self, now: Instant, saved: &SavedTalkers) -> bool {
+        let key = |name: &str| TalkerName::new(&[name.as_bytes()]).key(&self.shared.name_hasher);
+        let restored = saved.dimensions.iter();
+        let restored: Option<Vec<_>> = restored
+            .map(|windows| SlidingWindows::restore(windows, now, key))
+            .collect();
+        let restored: Option<[_; DIMENSIONS]> = restored.and_then(|all| all.try_into().ok());
+        let is_restored = restored.is_some();
+        if let Some(restored) = restored {
+            *lock(&self.shared.windows) = restored;
+        }
+        is_restored
     }
 
     /// Flushes all shards at an interval. Never returns.

@@ -14,12 +14,18 @@ use std::time::Instant;
 use super::heavy_hitters::HeavyHitters;
 use super::heavy_hitters::MAX_ENTRIES;
 use super::query::Window;
+use super::saved::SavedWindow;
+use super::saved::SavedWindows;
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
 use crate::numeric::saturating_u32;
+use crate::numeric::saturating_u64;
 
 /// Length of the shortest bucket.
 const TICK: Duration = Duration::from_secs(5);
+
+/// More than any window has.
+const MAX_CLOSED_BUCKETS: usize = 16;
 
 /// Usage of one dimension in all windows.
 #[derive(Debug)]
@@ -122,6 +128,50 @@ impl SlidingWindows {
             covered = now.saturating_duration_since(start);
         }
         WindowView { table, covered }
+    }
+
+    /// All buckets, for another process.
+    pub(super) fn save(&self, now: Instant) -> SavedWindows {
+        let elapsed = now.saturating_duration_since(self.start);
+        let bucket = |(end, table): &(u64, HeavyHitters)| (*end, table.save());
+        let window = |window: &SlidingWindow| SavedWindow {
+            open: window.open_bucket.save(),
+            closed: window.closed_buckets.iter().map(bucket).collect(),
+        };
+        SavedWindows {
+            elapsed_ms: saturating_u64(elapsed.as_millis()),
+            current_tick: self.current_tick,
+            current: self.current.save(),
+            windows: self.windows.iter().map(window).collect(),
+        }
+    }
+
+    /// The windows of another process, as old as they were there. `None` if they have another form.
+    pub(super) fn restore(
+        saved: &SavedWindows,
+        now: Instant,
+        key: impl Fn(&str) -> HashKey + Copy,
+    ) -> Option<Self> {
+        let elapsed = Duration::from_millis(saved.elapsed_ms);
+        let mut restored = Self::new(now.checked_sub(elapsed)?);
+        if saved.windows.len() != restored.windows.len()
+            || saved.current_tick > restored.tick_at(now)
+        {
+            return None;
+        }
+        restored.current_tick = saved.current_tick;
+        restored.current = HeavyHitters::restore(&saved.current, key)?;
+        for (window, saved) in restored.windows.iter_mut().zip(&saved.windows) {
+            if saved.closed.len() > MAX_CLOSED_BUCKETS {
+                return None;
+            }
+            window.open_bucket = HeavyHitters::restore(&saved.open, key)?;
+            for (end, table) in &saved.closed {
+                let table = HeavyHitters::restore(table, key)?;
+                window.closed_buckets.push_back((*end, table));
+            }
+        }
+        Some(restored)
     }
 
     fn tick_at(&self, now: Instant) -> u64 {

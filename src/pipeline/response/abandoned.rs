@@ -52,6 +52,12 @@ impl AbandonedRequests {
         })
     }
 
+    /// The service times, from which the seats of abandoned requests follow.
+    #[must_use]
+    pub(crate) const fn service_times(&self) -> &ServiceTimes {
+        &self.service_times
+    }
+
     /// The gauge that all workers share.
     #[must_use]
     pub fn register(registry: &Registry) -> IntGauge {

@@ -161,7 +161,9 @@ pub(crate) struct ConnectionContext {
     /// The queue for TLS handshakes.
     pub(crate) handshake_queue: Arc<HandshakeQueue>,
     /// The metrics of the server.
-    pub metrics: ServerMetrics,
+    pub(crate) metrics: ServerMetrics,
+    /// Counts the turns of the worker's maintenance. Relaxed: no other memory depends on it.
+    pub(crate) heartbeats: Arc<AtomicU64>,
 }
 
 /// Serves a connection until it is closed.

@@ -348,3 +348,40 @@ fn events_are_polled_only_in_the_core_group() {
     };
     assert_eq!(counts.stats(now, b"", b"events"), three);
 }
+
+#[test]
+fn another_process_takes_over_counts_and_sizes_with_their_ages() {
+    let now = Instant::now() + Duration::from_secs(7200);
+    let mut old = ObjectCounts::default();
+    let list = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+    old.record_list(now - Duration::from_secs(700), &list, PAGE);
+    let server = ServerCount {
+        count: Some(7),
+        average_size: Some(100),
+    };
+    let counts = [("deployments.apps", server)];
+    old.record_server_counts(now - Duration::from_secs(60), counts.into_iter());
+    let text = serde_json::to_string(&old.save(now)).unwrap();
+    let saved: Vec<SavedCount> = serde_json::from_str(&text).unwrap();
+    let mut new = ObjectCounts::default();
+    new.restore(now, &saved);
+    for (group, resource) in [
+        (&b""[..], &b"pods"[..]),
+        (b"apps", b"deployments"),
+        (b"", b"secrets"),
+    ] {
+        assert_eq!(
+            new.stats(now, group, resource),
+            old.stats(now, group, resource)
+        );
+        let later = now + Duration::from_secs(150);
+        assert_eq!(
+            new.stats(later, group, resource),
+            old.stats(later, group, resource)
+        );
+        assert_eq!(
+            new.needs_count(later, group, resource),
+            old.needs_count(later, group, resource)
+        );
+    }
+}

@@ -3,6 +3,9 @@
 //! First `/readyz` fails. After the delay weir accepts no new connections and closes the open ones
 //! as their requests end. Requests end, then watches, spread over the grace period. What is left is
 //! cut off.
+//!
+//! After a hand-over another process serves. Readiness does not fail, and requests and watches end
+//! at the same time.
 
 use std::time::Duration;
 
@@ -15,7 +18,21 @@ use crate::drain::DrainStage;
 
 /// How long connections may take to close once they have no requests: a GOAWAY and a few round
 /// trips.
-pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(in crate::app) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long HTTP/1.1 connections without a request stay open after a hand-over. A client that sends
+/// a request within this time receives `Connection: close` with the response. A connection that is
+/// closed while a request is on its way to it loses that request.
+const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(10);
+
+/// Why the proxy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopReason {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// Another process has taken over the listeners.
+    HandedOver,
+}
 
 /// How the shutdown ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +47,13 @@ pub enum ShutdownOutcome {
 
 /// The times of a shutdown.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ShutdownTimes {
-    pub(super) config: ShutdownConfig,
+pub(in crate::app) struct ShutdownTimes {
+    pub(in crate::app) config: ShutdownConfig,
     /// `--request-timeout`.
-    pub(super) request_timeout: Duration,
+    pub(in crate::app) request_timeout: Duration,
 }
 
-pub(super) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
+pub(in crate::app) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
     let ShutdownTimes {
         config: ShutdownConfig { delay, watch_grace },
         request_timeout,
@@ -55,6 +72,7 @@ pub(super) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOu
         connections = drain.open_connections(),
         "no new connections; requests under way finish"
     );
+    drain.advance(DrainStage::ListenerClosed);
     drain.advance(DrainStage::Closing);
     // No request outlives its deadline, so this wait ends. The timeout covers the requests that
     // arrived last.
@@ -66,6 +84,38 @@ pub(super) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOu
     );
     drain.end_watches(watch_grace);
     let _ = timeout(watch_grace + CLOSE_TIMEOUT, drain.watches_done()).await;
+    finish(drain).await
+}
+
+/// Ends a process whose listeners another process has taken over.
+pub(in crate::app) async fn finish_after_handover(
+    drain: &Drain,
+    times: ShutdownTimes,
+) -> ShutdownOutcome {
+    let ShutdownTimes {
+        config: ShutdownConfig { watch_grace, .. },
+        request_timeout,
+    } = times;
+    info!(
+        connections = drain.open_connections(),
+        watches = drain.open_watches(),
+        grace_seconds = watch_grace.as_secs_f64(),
+        "handed over: no new connections; requests under way finish, watches end"
+    );
+    drain.hand_over();
+    drain.end_watches(watch_grace);
+    // Tunnels and followed logs, which do not end by themselves, may use this time, too.
+    let idle_grace = KEEP_ALIVE_GRACE.max(watch_grace);
+    let _ = tokio::join!(
+        timeout(request_timeout, drain.requests_done()),
+        timeout(watch_grace + CLOSE_TIMEOUT, drain.watches_done()),
+        timeout(idle_grace, drain.connections_done()),
+    );
+    drain.advance(DrainStage::Closing);
+    finish(drain).await
+}
+
+async fn finish(drain: &Drain) -> ShutdownOutcome {
     let _ = timeout(CLOSE_TIMEOUT, drain.connections_done()).await;
     let (requests, watches) = (drain.open_requests(), drain.open_watches());
     info!(
