@@ -132,6 +132,13 @@ impl Observers {
         })
     }
 
+    /// Opens the file of the audit log again.
+    pub(super) fn reopen_logs(&self) {
+        if let Some(audit_log) = &self.audit_log {
+            audit_log.reopen();
+        }
+    }
+
     /// The observers of one worker: `others` and the logs.
     pub(super) fn request_observers(
         &self,

@@ -13,8 +13,8 @@ use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::audit;
-use ::weir::observe::audit::output::LogFileConfig;
 use ::weir::observe::audit::policy::AuditPolicy;
+use ::weir::observe::audit::rotation::LogFileConfig;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -68,6 +68,7 @@ impl TempAuditLog {
                 max_size: 1 << 20,
                 max_backups: 0,
                 max_age: Duration::ZERO,
+                compress: false,
             }),
         }
     }
@@ -87,6 +88,20 @@ fn read_events(path: &Path) -> Vec<Value> {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// The files of a log in its folder, in the order of their names.
+pub(crate) fn log_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// The events in all files of a folder. A file that is renamed meanwhile may be missing.
+pub(crate) fn read_all_events(folder: &Path) -> Vec<Value> {
+    let files = log_files(folder);
+    files.iter().flat_map(|file| read_events(file)).collect()
 }
 
 fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
@@ -237,7 +252,7 @@ async fn a_client_s_audit_id_reaches_the_api_server_whatever_its_connection_head
 }
 
 /// A target close to the maximum length.
-fn long_target() -> String {
+pub(crate) fn long_target() -> String {
     format!("{LIST}?limit=500&continue={}", "x".repeat(60_000))
 }
 
@@ -299,13 +314,14 @@ async fn the_log_is_rotated_by_size_and_complete_at_exit() {
     for _ in 0..30 {
         assert_eq!(alice.get(&target).await.status, 200);
     }
+    // weir waits at its end, but no longer than 2 s, which is too short for all on a slow machine.
+    eventually("all but a few of the events", async || {
+        (read_all_events(folder.path()).len() > 55).then_some(())
+    })
+    .await;
     weir.send_signal("TERM").await;
     assert!(weir.wait_for_exit().await.success());
-    let mut files: Vec<_> = fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
-    files.sort();
+    let files = log_files(folder.path());
     // A little more than 60 events of 60 kB.
     assert_eq!(files.len(), 4, "{files:?}");
     assert!(
@@ -313,7 +329,7 @@ async fn the_log_is_rotated_by_size_and_complete_at_exit() {
             .iter()
             .all(|file| fs::metadata(file).unwrap().len() <= 1 << 20)
     );
-    let all: Vec<_> = files.iter().flat_map(|file| read_events(file)).collect();
+    let all = read_all_events(folder.path());
     let complete = all
         .iter()
         .filter(|event| event["stage"] == "ResponseComplete");

@@ -1,4 +1,4 @@
-//! The audit log: its policy and its file.
+//! The audit log: its policy and its file. The record of requests.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -13,13 +13,17 @@ use crate::config::ReportingConfig;
 use crate::document;
 use crate::numeric::saturating_usize;
 use crate::observe::audit;
-use crate::observe::audit::output::LogFileConfig;
 use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
+use crate::observe::logging::recording::PseudonymKey;
+use crate::observe::logging::recording::RecordingConfig;
 use crate::observe::spans;
 
 const PATH: &str = "audit-log-path";
 const POLICY: &str = "audit-policy-file";
+const RECORD: &str = "record-path";
+const RECORD_KEY: &str = "record-pseudonym-key-file";
 
 /// A megabyte of lumberjack, which kube-apiserver rotates its log with.
 const MEGABYTE: u64 = 1 << 20;
@@ -31,13 +35,16 @@ impl FlagResolver {
         args: ReportingArgs,
         spans: Option<spans::config::TracingConfig>,
     ) -> ReportingConfig {
+        let recording = self.resolve_recording(&args);
         let ReportingArgs {
             audit_log_path,
             audit_policy_file,
             audit_log_maxage,
             audit_log_maxbackup,
             audit_log_maxsize,
+            audit_log_compress,
             explain_responses,
+            ..
         } = args;
         if audit_log_path.is_none() && audit_policy_file.is_some() {
             self.add(
@@ -53,7 +60,7 @@ impl FlagResolver {
             .as_deref()
             .filter(|path| *path != Path::new("-"))
         {
-            self.inspect_log_path(path);
+            self.inspect_log_path(PATH, path);
         }
         let file = |path: PathBuf| {
             (path != Path::new("-")).then(|| LogFileConfig {
@@ -61,20 +68,45 @@ impl FlagResolver {
                 max_size: u64::from(audit_log_maxsize) * MEGABYTE,
                 max_backups: saturating_usize(audit_log_maxbackup),
                 max_age: DAY * audit_log_maxage,
+                compress: audit_log_compress,
             })
         };
         let audit = audit_log_path.map(file).zip(policy);
         ReportingConfig {
             audit: audit.map(|(file, policy)| audit::AuditConfig { policy, file }),
+            recording,
             explain: explain_responses,
             spans,
             dropped_lines: DroppedLineCounter::default(), // set by `Logging::attach_to`
         }
     }
 
+    fn resolve_recording(&mut self, args: &ReportingArgs) -> Option<RecordingConfig> {
+        let key = args.record_pseudonym_key_file.as_deref();
+        let pseudonym_key = key.and_then(|file| {
+            let content = self.read_file(RECORD_KEY, file)?;
+            self.check_file(RECORD_KEY, file, PseudonymKey::parse(&content))
+        });
+        let Some(path) = &args.record_path else {
+            if key.is_some() {
+                self.add(RECORD_KEY, format!("only together with --{RECORD}"));
+            }
+            return None;
+        };
+        self.inspect_log_path(RECORD, path);
+        // Without its key the record would contain names.
+        (pseudonym_key.is_some() == key.is_some()).then(|| RecordingConfig {
+            path: path.clone(),
+            max_size: u64::from(args.record_max_size) * MEGABYTE,
+            max_duration: args.record_max_duration,
+            pseudonym_key,
+            source_addresses: args.record_source_addresses,
+        })
+    }
+
     /// Adds an error if the log cannot be written. A start opens it and ends with exit code 1 if it
     /// cannot.
-    fn inspect_log_path(&mut self, path: &Path) {
+    fn inspect_log_path(&mut self, flag: &str, path: &Path) {
         let why = if path.is_dir() {
             "it is a folder; a file is expected".to_owned()
         } else if let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()) {
@@ -87,10 +119,10 @@ impl FlagResolver {
         } else {
             return; // a relative path: this folder
         };
-        self.tolerate(PATH, None, format!("{}: {why}", path.display()));
+        self.tolerate(flag, None, format!("{}: {why}", path.display()));
     }
 
-    fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
+    pub(super) fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
         let text = self.read_text(POLICY, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut diagnostics);

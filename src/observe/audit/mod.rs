@@ -11,15 +11,20 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `output` `policy` |
-//! | 1 | `event` |
-//! | 2 | `writer` |
+//! | 0 | `folder_lock` `policy` |
+//! | 1 | `event` `rotation` |
+//! | 2 | `output` |
+//! | 3 | `writer` |
 
 mod event;
+mod folder_lock;
 pub mod output;
 pub mod policy;
+pub mod rotation;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod two_writers_tests;
 mod writer;
 
 use parking_lot::Mutex;
@@ -38,9 +43,10 @@ use crate::clock::Clock;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::event::AuditPhase;
 use crate::observe::audit::output::AuditOutput;
-use crate::observe::audit::output::LogFileConfig;
 use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::audit::writer::AuditWriter;
+use crate::observe::audit::writer::WriterChange;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
@@ -52,8 +58,8 @@ pub use writer::AuditMetrics;
 /// of a busy API server.
 const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
 
-/// What replaces policy and destination, until the thread takes it: once for each batch.
-type Replacement = Arc<Mutex<Option<PreparedAudit>>>;
+/// What the thread is to change, until it takes it: once for each batch.
+type PendingChange = Arc<Mutex<Option<WriterChange>>>;
 
 /// Longest wait for unwritten entries at shutdown. A healthy disk takes the whole queue in this
 /// time.
@@ -93,7 +99,7 @@ impl PreparedAudit {
 #[derive(Debug)]
 pub(crate) struct AuditLog {
     queue: Arc<BoundedQueue<AuditEntry>>,
-    replacement: Replacement,
+    change: PendingChange,
     metrics: AuditMetrics,
     log_limiter: LogLimiter,
     /// The sender is dropped when everything is written.
@@ -111,8 +117,16 @@ impl AuditLog {
 
     /// Replaces policy and destination. Entries that are not taken from the queue yet go by the new
     /// ones; none is lost.
-    pub fn replace(&self, prepared: PreparedAudit) {
-        *self.replacement.lock() = Some(prepared);
+    pub(crate) fn replace(&self, prepared: PreparedAudit) {
+        let PreparedAudit { policy, output } = prepared;
+        *self.change.lock() = Some(WriterChange::Replace(policy, output));
+        self.queue.wake();
+    }
+
+    /// Opens the file at the path again, which another program may have moved.
+    pub(crate) fn reopen(&self) {
+        self.change.lock().get_or_insert(WriterChange::Reopen);
+        self.queue.wake();
     }
 
     fn with_capacity(
@@ -122,19 +136,13 @@ impl AuditLog {
     ) -> io::Result<Arc<Self>> {
         let PreparedAudit { policy, output } = prepared;
         let queue = Arc::new(BoundedQueue::new(max_bytes));
-        let replacement = Replacement::default();
+        let change = PendingChange::default();
         let (done, done_receiver) = oneshot::channel();
         let writer = AuditWriter {
             queue: Arc::clone(&queue),
             policy,
             output,
-            replaced: Box::new({
-                let replacement = Arc::clone(&replacement);
-                move || {
-                    let prepared = replacement.lock().take()?;
-                    Some((prepared.policy, prepared.output))
-                }
-            }),
+            change: Arc::clone(&change),
             metrics: metrics.clone(),
             done,
         };
@@ -143,7 +151,7 @@ impl AuditLog {
             .spawn(move || writer.run())?;
         Ok(Arc::new(Self {
             queue,
-            replacement,
+            change,
             metrics,
             log_limiter: LogLimiter::default(),
             done: Mutex::new(Some(done_receiver)),

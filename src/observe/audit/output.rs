@@ -1,6 +1,10 @@
 //! The destinations of audit events: a file with kube-apiserver's rotation (lumberjack's rules and
 //! file names), a pipe, or the standard output.
 //!
+//! Another process of weir may write to the same file, and rotate it, while one takes over from the
+//! other. Another program may move the file (logrotate). The next write then opens a new one at its path, and
+//! SIGHUP opens it at once.
+//!
 //! Only the writer's thread calls this module: everything here may block.
 
 use std::fs;
@@ -8,47 +12,34 @@ use std::fs::DirBuilder;
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::io;
+use std::io::Read;
+use std::io::Seek;
+use std::io::SeekFrom;
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
-use std::time::SystemTime;
 
-use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::numeric::saturating_u64;
+use crate::observe::audit::folder_lock::FolderLock;
+use crate::observe::audit::rotation::BackupMaintenance;
+use crate::observe::audit::rotation::FILE_MODE;
+use crate::observe::audit::rotation::LogFileConfig;
+use crate::observe::audit::rotation::compressed_path;
 
-/// Only the owner may read the log: it names users and their requests.
-const FILE_MODE: u32 = 0o600;
+/// Only the owner may list the folder of the log.
 const DIR_MODE: u32 = 0o700;
-
-/// Go's `2006-01-02T15-04-05.000`.
-const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
 /// Delay after a failed rename, during which the file grows beyond its limit. Retrying sooner would
 /// not remove the cause, and each failure logs a line.
 const ROTATE_RETRY_DELAY: Duration = Duration::from_secs(60);
-
-/// A log file and its rotation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogFileConfig {
-    /// `--audit-log-path`.
-    pub path: PathBuf,
-    /// `--audit-log-maxsize`, in bytes. A file that would exceed it is renamed, and a new one is
-    /// started.
-    pub max_size: u64,
-    /// `--audit-log-maxbackup`: number of renamed files to keep; 0 keeps all.
-    pub max_backups: usize,
-    /// `--audit-log-maxage`: how long renamed files are kept; zero keeps them for ever.
-    pub max_age: Duration,
-}
 
 /// An open destination.
 #[derive(Debug)]
@@ -83,8 +74,18 @@ impl AuditOutput {
             now.has_partial_line = before.has_partial_line;
             now.size = fs::metadata(&now.config.path).map_or(0, |metadata| metadata.len());
             now.file = None; // it may have been renamed since
+            now.maintenance = before.maintenance.clone();
         }
         *self = new;
+    }
+
+    /// Opens the file at the path again. A pipe is closed and opened at the next write.
+    pub(super) fn reopen(&mut self) {
+        match self {
+            Self::File(file) => file.reopen(),
+            Self::Pipe(_, pipe) => *pipe = None,
+            Self::Stdout => {}
+        }
     }
 
     /// Writes whole lines.
@@ -129,6 +130,7 @@ pub(super) struct RotatingFile {
     has_partial_line: bool,
     /// The file could not be renamed. Until this time it is written to whatever its size.
     rotate_retry_at: Option<Instant>,
+    maintenance: BackupMaintenance,
 }
 
 impl RotatingFile {
@@ -141,15 +143,25 @@ impl RotatingFile {
             size,
             has_partial_line: false,
             rotate_retry_at: None,
+            maintenance: BackupMaintenance::default(),
         };
-        opened.remove_old_backups();
+        opened.maintenance.run(&opened.config);
         Ok(opened)
     }
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        let lock = FolderLock::acquire(&self.config.path);
+        if self.was_moved() {
+            self.close();
+        }
         let length = saturating_u64(lines.len());
-        let too_large = self.size > 0 && self.size.saturating_add(length) > self.config.max_size;
+        let size = fs::metadata(&self.config.path).map_or(0, |metadata| metadata.len());
+        // Another process may have ended within a line, too.
+        self.has_partial_line |= size != self.size && !ends_with_line(&self.config.path);
+        self.size = size;
+        let too_large = size > 0 && size.saturating_add(length) > self.config.max_size;
         if too_large
+            && lock.allows_rotation()
             && self
                 .rotate_retry_at
                 .is_none_or(|until| Clock.now() >= until)
@@ -175,6 +187,35 @@ impl RotatingFile {
         written
     }
 
+    /// Whether the open file is not the one at its path any more.
+    fn was_moved(&self) -> bool {
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let open = self.file.as_ref().and_then(|file| file.metadata().ok());
+        let at_path = fs::metadata(&self.config.path).ok();
+        open.is_some_and(|open| at_path.map(identity) != Some(identity(open)))
+    }
+
+    /// Closes the file. The next write opens the one at its path.
+    fn close(&mut self) {
+        self.file = None;
+        self.size = fs::metadata(&self.config.path).map_or(0, |metadata| metadata.len());
+        self.has_partial_line = false;
+    }
+
+    /// Opens the file at the path, which may be another one than before.
+    fn reopen(&mut self) {
+        if self.was_moved() {
+            self.close();
+        }
+        match open_append(&self.config.path) {
+            Ok(file) => self.file = Some(file),
+            Err(why) => {
+                warn!(%why, file = %self.config.path.display(), "the audit log's file cannot be opened again; the next event tries again");
+                self.file = None;
+            }
+        }
+    }
+
     /// Renames the file. The next write opens a new one at its path. A file that does not exist was
     /// moved by another process, which has the same effect. A file that cannot be renamed is
     /// written to further.
@@ -182,10 +223,10 @@ impl RotatingFile {
         self.file = None;
         self.rotate_retry_at = None;
         let mut now = Clock.wall();
-        let mut old = self.backup_path(now);
-        while old.exists() {
+        let mut old = self.config.backup_path(now);
+        while old.exists() || compressed_path(&old).exists() {
             now += Duration::from_millis(1);
-            old = self.backup_path(now);
+            old = self.config.backup_path(now);
         }
         match fs::rename(&self.config.path, old) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
@@ -194,72 +235,22 @@ impl RotatingFile {
             }
             _ => {
                 (self.size, self.has_partial_line) = (0, false);
-                self.remove_old_backups();
+                self.maintenance.run(&self.config);
             }
         }
     }
+}
 
-    /// Returns the name that `audit.log` is renamed to: `audit-2026-11-21T19-04-05.123.log`, in
-    /// UTC.
-    fn backup_path(&self, at: SystemTime) -> PathBuf {
-        let (stem, extension) = self.split_file_name();
-        let at = Timestamp::try_from(at).unwrap_or_default();
-        let name = format!("{stem}-{}{extension}", at.strftime(TIMESTAMP_FORMAT));
-        self.config.path.with_file_name(name)
-    }
-
-    /// Returns the file name without its extension, and the extension with its dot.
-    fn split_file_name(&self) -> (String, String) {
-        let name = self.config.path.file_name().unwrap_or_default();
-        let name = name.to_string_lossy();
-        let dot = name.rfind('.').unwrap_or(name.len());
-        let (stem, extension) = name.split_at(dot);
-        (stem.to_owned(), extension.to_owned())
-    }
-
-    /// Removes renamed files that are too old or too many. Files that cannot be removed are tried
-    /// again after the next rotation.
-    fn remove_old_backups(&self) {
-        let mut backups = self.list_backups();
-        backups.sort_unstable_by(|one, other| other.cmp(one)); // newest first
-        let keep = match self.config.max_backups {
-            0 => usize::MAX,
-            most => most,
-        };
-        let oldest = (!self.config.max_age.is_zero())
-            .then(|| Clock.wall().checked_sub(self.config.max_age))
-            .flatten();
-        for (n, (at, path)) in backups.into_iter().enumerate() {
-            if n >= keep || oldest.is_some_and(|oldest| SystemTime::from(at) < oldest) {
-                let _ = fs::remove_file(path);
-            }
-        }
-    }
-
-    /// Returns the renamed files, each with the time of its rotation.
-    fn list_backups(&self) -> Vec<(Timestamp, PathBuf)> {
-        let folder = match self.config.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let (stem, extension) = self.split_file_name();
-        let Ok(entries) = fs::read_dir(folder) else {
-            return Vec::new();
-        };
-        let backup = |path: PathBuf| {
-            let name = path.file_name()?.to_str()?;
-            let at = name
-                .strip_prefix(&stem)?
-                .strip_prefix('-')?
-                .strip_suffix(&extension)?;
-            let at = DateTime::strptime(TIMESTAMP_FORMAT, at).ok()?;
-            let at = at.to_zoned(TimeZone::UTC).ok()?.timestamp();
-            Some((at, path))
-        };
-        entries
-            .filter_map(|entry| backup(entry.ok()?.path()))
-            .collect()
-    }
+/// Whether the file at `path` ends with the end of a line, as far as it can be read.
+fn ends_with_line(path: &Path) -> bool {
+    let last_byte = || {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::End(-1))?; // an error if it is empty
+        let mut last = [0];
+        file.read_exact(&mut last)?;
+        Ok::<_, io::Error>(last)
+    };
+    last_byte().map_or(true, |last| last == *b"\n")
 }
 
 /// Opens a file for appending, or creates it and its directory.
@@ -289,17 +280,18 @@ mod tests {
             max_size: 20,
             max_backups: 0,
             max_age: Duration::ZERO,
+            compress: false,
         }
     }
 
-    /// Names and sizes, by name.
+    /// Names and sizes, by name, without files that are removed meanwhile.
     fn files(config: &LogFileConfig) -> Vec<(String, u64)> {
         let mut files: Vec<_> = fs::read_dir(config.path.parent().unwrap())
             .unwrap()
             .map(|entry| entry.unwrap())
-            .map(|entry| {
+            .filter_map(|entry| {
                 let name = entry.file_name().into_string().unwrap();
-                (name, entry.metadata().unwrap().len())
+                Some((name, entry.metadata().ok()?.len()))
             })
             .collect();
         files.sort_unstable();
@@ -353,22 +345,116 @@ mod tests {
     }
 
     #[test]
-    fn a_file_removed_by_another_process_is_created_again_at_the_next_rotation() {
+    fn a_file_that_another_process_has_moved_or_removed_is_created_again() {
         let folder = tempfile::tempdir().unwrap();
         let config = log_file_config(folder.path());
         let mut output = AuditOutput::open(config.clone()).unwrap();
         output.write(LINE).unwrap();
-        fs::remove_file(&config.path).unwrap();
-        for _ in 0..4 {
-            output.write(LINE).unwrap();
-        }
-        // One line went into the first file; then the file's time had passed.
-        assert_eq!(fs::metadata(&config.path).unwrap().len(), 8);
+        let moved = config.path.with_file_name("audit.log.1");
+        fs::rename(&config.path, &moved).unwrap();
+        output.write(LINE).unwrap();
+        let sizes = |names: [&Path; 2]| names.map(|name| fs::metadata(name).unwrap().len());
+        assert_eq!(sizes([&moved, &config.path]), [8, 8]);
         fs::remove_dir_all(config.path.parent().unwrap()).unwrap();
         for _ in 0..3 {
             output.write(LINE).unwrap();
         }
-        assert_eq!(fs::metadata(&config.path).unwrap().len(), 16);
+        assert_eq!(fs::metadata(&config.path).unwrap().len(), 8, "rotated once");
+    }
+
+    #[test]
+    fn an_empty_file_in_the_place_of_a_moved_one_is_not_rotated() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = log_file_config(folder.path());
+        let mut output = AuditOutput::open(config.clone()).unwrap();
+        output.write(LINE).unwrap();
+        output.write(LINE).unwrap();
+        fs::rename(&config.path, config.path.with_file_name("audit.log.1")).unwrap();
+        fs::write(&config.path, "").unwrap(); // as logrotate's `create`
+        output.write(LINE).unwrap();
+        let expected = [("audit.log".to_owned(), 8), ("audit.log.1".to_owned(), 16)];
+        assert_eq!(files(&config), expected);
+    }
+
+    #[test]
+    fn reopening_creates_the_file_and_lets_go_of_the_moved_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = log_file_config(folder.path());
+        let AuditOutput::File(mut file) = AuditOutput::open(config.clone()).unwrap() else {
+            panic!("a file");
+        };
+        file.write(LINE).unwrap();
+        fs::rename(&config.path, config.path.with_file_name("audit.log.1")).unwrap();
+        file.reopen();
+        assert_eq!(fs::metadata(&config.path).unwrap().len(), 0);
+        assert!(!file.was_moved());
+        file.write(LINE).unwrap();
+        let expected = [("audit.log".to_owned(), 8), ("audit.log.1".to_owned(), 8)];
+        assert_eq!(files(&config), expected);
+    }
+
+    #[test]
+    fn rotated_files_are_compressed_and_count_as_backups() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = LogFileConfig {
+            compress: true,
+            max_backups: 2,
+            ..log_file_config(folder.path())
+        };
+        fs::create_dir_all(config.path.parent().unwrap()).unwrap();
+        // Left by a process that was killed while it compressed: the copy is not complete.
+        let killed = "audit-2020-01-01T00-00-00.000.log";
+        for name in [killed.to_owned(), format!("{killed}.gz")] {
+            fs::write(config.path.with_file_name(name), LINE).unwrap();
+        }
+        let old = "audit-2019-12-31T23-59-59.999.log.gz";
+        fs::write(config.path.with_file_name(old), "x").unwrap();
+        let mut output = AuditOutput::open(config.clone()).unwrap();
+        wait_for(
+            || names(&config),
+            |names| !names.contains(&killed.to_owned()),
+        );
+        assert_eq!(
+            read_gzip(&config.path.with_file_name(format!("{killed}.gz"))),
+            LINE
+        );
+        for _ in 0..4 {
+            output.write(LINE).unwrap();
+        }
+        let is_compressed = |names: &Vec<String>| {
+            let rotated = names.iter().filter(|name| *name != "audit.log");
+            names.len() == 3 && rotated.clone().all(|name| name.ends_with(".log.gz"))
+        };
+        let names = wait_for(|| names(&config), is_compressed);
+        assert!(!names.contains(&old.to_owned()), "{names:?}");
+        assert_eq!(
+            read_gzip(&config.path.with_file_name(&names[1])),
+            [LINE, LINE].concat()
+        );
+    }
+
+    fn names(config: &LogFileConfig) -> Vec<String> {
+        files(config).into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn read_gzip(path: &Path) -> Vec<u8> {
+        let mut text = Vec::new();
+        let mut decoder = flate2::read::GzDecoder::new(File::open(path).unwrap());
+        Read::read_to_end(&mut decoder, &mut text).unwrap();
+        text
+    }
+
+    /// What `read` returns, once it is as `expected`: another thread makes it so.
+    fn wait_for<T: std::fmt::Debug>(read: impl Fn() -> T, expected: impl Fn(&T) -> bool) -> T {
+        let end = Clock.now() + Duration::from_secs(30);
+        loop {
+            let value = read();
+            if expected(&value) {
+                return value;
+            }
+            assert!(Clock.now() < end, "{value:?}");
+            std::thread::yield_now();
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -450,13 +536,11 @@ mod tests {
             max_age: 7 * day,
             ..log_file_config(folder.path())
         };
-        let AuditOutput::File(file) = AuditOutput::open(config.clone()).unwrap() else {
-            panic!("a file");
-        };
+        drop(AuditOutput::open(config.clone()).unwrap());
         let now = Clock.wall();
         let (young, old) = (
-            file.backup_path(now - 6 * day),
-            file.backup_path(now - 8 * day),
+            config.backup_path(now - 6 * day),
+            config.backup_path(now - 8 * day),
         );
         for path in [&young, &old] {
             fs::write(path, "x").unwrap();

@@ -46,6 +46,7 @@ fn record(target: &'static str) -> Record {
         })),
         counted_as: None,
         decision: None,
+        order: None,
         rule: None,
         trace_context: None,
         outcome: RequestOutcome::Responded(StatusCode::OK),
@@ -68,6 +69,7 @@ fn config(path: PathBuf) -> AuditConfig {
             max_size: 100 << 20,
             max_backups: 0,
             max_age: Duration::ZERO,
+            compress: false,
         }),
     }
 }

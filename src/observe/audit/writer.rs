@@ -6,6 +6,7 @@
 use std::mem;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use tokio::sync::oneshot;
@@ -70,15 +71,21 @@ impl AuditMetrics {
     }
 }
 
-/// The policy and the destination that replace those in use, if there are any.
-pub(super) type TakeReplacement = Box<dyn Fn() -> Option<(AuditPolicy, AuditOutput)> + Send>;
+/// What the thread changes before its next batch.
+#[derive(Debug)]
+pub(super) enum WriterChange {
+    /// The file at the path is opened again.
+    Reopen,
+    /// Policy and destination are replaced.
+    Replace(AuditPolicy, AuditOutput),
+}
 
 /// The state of the thread.
 pub(super) struct AuditWriter {
     pub(super) queue: Arc<BoundedQueue<AuditEntry>>,
     pub(super) policy: AuditPolicy,
     pub(super) output: AuditOutput,
-    pub(super) replaced: TakeReplacement,
+    pub(super) change: Arc<Mutex<Option<WriterChange>>>,
     pub(super) metrics: AuditMetrics,
     /// Dropped when everything is written.
     pub(super) done: oneshot::Sender<()>,
@@ -100,16 +107,22 @@ impl AuditWriter {
             queue,
             mut policy,
             mut output,
-            replaced,
+            change,
             metrics,
             done,
         } = self;
         let (mut entries, mut batch) = (Vec::new(), EventBatch::default());
         let (mut line, log_limiter) = (Vec::new(), LogLimiter::default());
         while queue.pop_all(&mut entries) {
-            if let Some((new_policy, new_output)) = replaced() {
-                policy = new_policy;
-                output.replace(new_output);
+            let change = change.lock().take();
+            match change {
+                Some(WriterChange::Reopen) => output.reopen(),
+                Some(WriterChange::Replace(new_policy, new_output)) => {
+                    policy = new_policy;
+                    output.replace(new_output);
+                    output.reopen();
+                }
+                None => {}
             }
             for (entry, weight) in entries.drain(..) {
                 line.clear();
