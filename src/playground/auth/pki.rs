@@ -303,7 +303,8 @@ fn certificate_params(
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         }
         CertificateUsage::Server => {
-            let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+            // `kubernetes` as in kubeadm's certificates.
+            let names = ["localhost", "kubernetes", "127.0.0.1", "::1"].map(str::to_owned);
             params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
