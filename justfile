@@ -44,7 +44,7 @@ docs:
 
 # The documentation's generated tables, made anew.
 tables:
-    WEIR_WRITE_DOCS=1 cargo test --locked --test docs -- --test-threads=1
+    WEIR_WRITE_DOCS=1 cargo test --locked --test docs --test manifests -- --test-threads=1
 
 # The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
 dist *FLAGS='--no-default-features --features otlp':

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that users copy: the commands that the playground prints, the configurations and wrk
-# scripts of examples/, and the configuration and kubeconfig in deploy/kubernetes.yaml, with the
-# playground's API server as the cluster.
+# scripts of examples/, and the configuration of a control plane (deploy/kubeadm), with the playground's
+# API server as the cluster. deployment.sh has what deploy/ has for a Pod.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -49,12 +49,6 @@ seen() {
     curl -sS "http://$ADMIN/debug/top_talkers?by=user" | jq -e --arg name "$1" '.rows[] | select(.name == $name)'
 }
 
-# of_manifest KEY: what the ConfigMap of deploy/kubernetes.yaml has by this name.
-of_manifest() {
-    awk -v key="  $1: |" '$0 == key {inside = 1; next} /^ ? ?[^ ]/ {inside = 0} inside {print substr($0, 5)}' \
-        "$ROOT/deploy/kubernetes.yaml"
-}
-
 # served NAME CONFIGURATION [USER]: weir serves by it, those with tokens and, where it knows their CA, with certificates; it finds
 # out that USER's token is his.
 served() {
@@ -81,12 +75,7 @@ served() {
 printed
 loaded
 cluster
-served sidecar "$ROOT/examples/sidecar.yaml"
+served control-plane "$ROOT/deploy/kubeadm/config.yaml" alice
 served bastion "$ROOT/examples/bastion.yaml" alice
-of_manifest config.yaml >"$WORK/pod"
-mkdir -p "$WORK"/etc/weir/{config,service-account}
-of_manifest kubeconfig | placed >"$WORK/etc/weir/config/kubeconfig"
-cp "$DIR/service-account.token" "$WORK/etc/weir/service-account/token"
-served pod "$WORK/pod" alice
 stopped cluster
 summary

@@ -28,7 +28,7 @@ declare -A PIDS=()
 # kubectl keeps caches at home, and must not find anybody's own configuration. The toolchain stays where it is.
 export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 export HOME=$WORK
-unset KUBECONFIG
+unset KUBECONFIG KUBERNETES_SERVICE_HOST HTTPS_PROXY XDG_STATE_HOME https_proxy
 export LC_ALL=C
 
 cleanup() {
@@ -228,10 +228,9 @@ cluster() {
     local etc=$WORK/etc folder
     apiserver cluster 0
     UPSTREAM=$ADDRESS
-    mkdir -p "$etc"/kubernetes/pki "$etc"/weir/{pki,tls,cluster-ca} "$HOME/.kube"
+    mkdir -p "$etc"/kubernetes/pki "$etc"/weir/{pki,tls} "$HOME/.kube"
     cp "$DIR"/{ca,apiserver,front-proxy-client}.crt "$DIR"/{apiserver,front-proxy-client}.key "$etc/kubernetes/pki/"
     cp "$DIR/service-account.pub" "$etc/kubernetes/pki/sa.pub"
-    cp "$DIR/ca.crt" "$etc/weir/cluster-ca/"
     for folder in pki tls; do cp "$DIR"/tls.{crt,key} "$etc/weir/$folder/"; done
     sed 's/^\(- name\|current-context\): admin$/\1: prod/; s/user: admin$/user: prod/' "$DIR/kubeconfig" >"$HOME/.kube/config"
     cp "$HOME/.kube/config" "$etc/weir/kubeconfig"
@@ -239,7 +238,7 @@ cluster() {
 
 # placed: what is read, with the paths and the address of `cluster`.
 placed() {
-    sed "s#/etc/\(kubernetes\|weir\)/#$WORK/etc/\1/#g; s#192\.0\.2\.10:16443#$UPSTREAM#; s#kubernetes.default.svc:443#$UPSTREAM#"
+    sed "s#/etc/\(kubernetes\|weir\)\([/ ]\|$\)#$WORK/etc/\1\2#g; s#127\.0\.0\.1:6443#$UPSTREAM#; s#192\.0\.2\.10#127.0.0.1#"
 }
 
 # anywhere: flags that leave ports and the form of the log to the script.
