@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
+use crate::kubeconfig::kubeconfig_flags;
+use crate::kubeconfig::kubeconfig_yaml;
 use crate::support::certificates::pki;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process;
@@ -402,4 +404,77 @@ async fn an_api_server_that_never_answers_costs_ten_seconds_at_most() {
     )
     .await;
     assert_eq!(report["errors"][0]["flag"], "upstream", "{report:#}");
+}
+
+/// Answers weir's own requests; the reviews of these groups' resources say no.
+fn spawn_reviewer(mut upstream: FakeUpstream, denied: &'static [&'static str]) {
+    tokio::spawn(async move {
+        loop {
+            let mut exchange = upstream.next_exchange_without_timeout().await;
+            if !exchange
+                .request
+                .target
+                .ends_with("/selfsubjectaccessreviews")
+            {
+                exchange.respond(200, "{}").await;
+                continue;
+            }
+            let review: Value = serde_json::from_slice(&exchange.read_body().await).unwrap();
+            let attributes = &review["spec"]["resourceAttributes"];
+            let group = attributes["group"].as_str().unwrap_or_default();
+            let expected = if group == "discovery.k8s.io" {
+                "default"
+            } else {
+                ""
+            };
+            assert_eq!(
+                attributes["namespace"].as_str().unwrap_or_default(),
+                expected
+            );
+            let answer = serde_json::json!({"status": {"allowed": !denied.contains(&group)}});
+            exchange.respond(201, answer.to_string()).await;
+        }
+    });
+}
+
+#[tokio::test]
+async fn rights_that_the_cluster_s_flow_schemas_and_endpoint_slices_need_are_asked_for() {
+    const DENIED: &[&str] = &["flowcontrol.apiserver.k8s.io", "discovery.k8s.io"];
+    for (denied, reads, rules) in [
+        (
+            DENIED,
+            true,
+            &[
+                "{apiGroups: [flowcontrol.apiserver.k8s.io], resources: [flowschemas, prioritylevelconfigurations], verbs: [get, list, watch]}",
+                "{apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}",
+            ][..],
+        ),
+        (&[], true, &[]),
+        (DENIED, false, &[]),
+    ] {
+        let upstream = FakeUpstream::start().await.expose_self_checks();
+        let files = ConfigDir::new();
+        let kubeconfig = kubeconfig_yaml(upstream.address, "", "token: t");
+        files.write("kubeconfig", &kubeconfig);
+        spawn_reviewer(upstream, denied);
+        let mut flags = kubeconfig_flags(&[]);
+        if reads {
+            flags.retain(|flag| flag != "--flowcontrol-source=files");
+            flags.push("--upstream-endpoint-slices".to_owned());
+        }
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let arguments = [&["check"], &*flags, &["--online", "-o=json"]].concat();
+        let finished = process::run(&files, &arguments).await;
+        assert_eq!(finished.code, Some(0), "{finished:?}");
+        let report: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let said = texts(&report["warnings"]);
+        let rights: Vec<_> = said
+            .iter()
+            .filter(|text| text.contains("It is the rule"))
+            .collect();
+        assert_eq!(rights.len(), rules.len(), "{said:#?}");
+        for (text, rule) in rights.iter().zip(rules) {
+            assert!(text.ends_with(rule), "{text}");
+        }
+    }
 }

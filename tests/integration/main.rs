@@ -35,6 +35,8 @@ mod loops;
 mod max_in_flight;
 #[cfg(feature = "playground")]
 mod object_counts;
+#[cfg(feature = "playground")]
+mod own_rights;
 mod rate_limits;
 mod rejected_bodies;
 mod rejection_hold;

@@ -104,7 +104,7 @@ struct OnlineCheck<'r> {
 
 impl OnlineCheck<'_> {
     async fn run(&mut self, config: Config) {
-        let access = SelfAccess::from_config(&config);
+        let access = SelfAccess::for_check(&config);
         let is_anonymous = config.own_credentials.is_anonymous();
         let (credentials, _renewal) =
             match OwnCredentials::start(config.own_credentials, Clock).await {

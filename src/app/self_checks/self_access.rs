@@ -13,8 +13,12 @@ use serde_json::json;
 use tracing::debug;
 use tracing::warn;
 
+use crate::api::flowcontrol;
+use crate::config::AdmissionConfig;
 use crate::config::Config;
 use crate::document::Severity;
+use crate::flowcontrol::sources::ClusterResource;
+use crate::flowcontrol::sources::rbac_rule;
 use crate::identity::transport::ApiTransport;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
@@ -26,15 +30,30 @@ const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjec
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
+const FLOWCONTROL_READER: &str = "the ClusterRole weir:flowcontrol of deploy/kubernetes.yaml";
+const ENDPOINT_SLICE_READER: &str = "a Role in the namespace default";
+const LEASE_WRITER: &str = "the Role weir:replicas of deploy/kustomize/base/rbac.yaml";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
 const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups and serviceaccounts, and for * of authentication.k8s.io (RBAC has no userextras/*)";
+
+/// The API group of EndpointSlices.
+const DISCOVERY: &str = "discovery.k8s.io";
+
+/// The API group of Leases.
+const LEASES: &str = "coordination.k8s.io";
+
+/// What a replica does with Leases.
+const LEASE_VERBS: [&str; 5] = ["get", "list", "create", "update", "delete"];
+
+/// The verbs of an informer.
+const READ: [&str; 2] = ["list", "watch"];
 
 /// The extra of every client certificate's user (`x509.CommonNameUserConversion`). Each key is a
 /// permission of its own.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// A permission that weir needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Permission {
     verb: &'static str,
     /// The API group; `None` if `resource` is a path.
@@ -43,6 +62,8 @@ struct Permission {
     resource: &'static str,
     /// Usually empty.
     subresource: &'static str,
+    /// The only namespace; empty for all of them.
+    namespace: String,
     /// What grants the permission.
     granted_by: &'static str,
     /// What happens without the permission.
@@ -76,6 +97,15 @@ impl Permission {
     fn rule(&self) -> String {
         let Self { verb, resource, .. } = self;
         match self.group {
+            // One rule, not one for each resource and verb.
+            Some(flowcontrol::GROUP) => rbac_rule(),
+            Some(DISCOVERY) => format!(
+                "{{apiGroups: [{DISCOVERY}], resources: [{resource}], verbs: [list, watch]}}"
+            ),
+            Some(LEASES) => format!(
+                "{{apiGroups: [{LEASES}], resources: [{resource}], verbs: [{}]}}",
+                LEASE_VERBS.join(", ")
+            ),
             None => format!("{{nonResourceURLs: [{resource}], verbs: [{verb}]}}"),
             Some(group) => {
                 let slash = if self.subresource.is_empty() { "" } else { "/" };
@@ -97,12 +127,14 @@ impl Permission {
             verb,
             resource: what,
             subresource,
+            namespace,
             ..
         } = self;
         self_access_review(&match self.group {
             None => json!({"nonResourceAttributes": {"verb": verb, "path": what}}),
             Some(group) => json!({"resourceAttributes": {
                 "verb": verb, "group": group, "resource": what, "subresource": subresource,
+                "namespace": namespace,
             }}),
         })
     }
@@ -163,6 +195,47 @@ pub(in crate::app) struct SelfAccess {
 }
 
 impl SelfAccess {
+    /// The permissions that `weir check --online` asks for: also those whose lack a start finds out
+    /// by itself.
+    pub(in crate::app) fn for_check(config: &Config) -> Self {
+        let Self { mut required } = Self::from_config(config);
+        let read = |group, resource, verb| Permission {
+            verb,
+            group: Some(group),
+            resource,
+            subresource: "",
+            namespace: String::new(),
+            granted_by: FLOWCONTROL_READER,
+            consequence: "the cluster's flow schemas and priority levels are not known, and the built-in objects and those of \
+                          --flowcontrol-config are in force",
+            is_essential: false,
+        };
+        if let AdmissionConfig::Fairness { sources, .. } = &config.admission
+            && sources.cluster.is_some()
+        {
+            for resource in ClusterResource::ALL.map(ClusterResource::plural) {
+                required.extend(READ.map(|verb| read(flowcontrol::GROUP, resource, verb)));
+            }
+        }
+        if config.upstream.endpoint_slices {
+            required.extend(READ.map(|verb| Permission {
+                namespace: "default".to_owned(),
+                granted_by: ENDPOINT_SLICE_READER,
+                consequence: "requests go to the configured API server only",
+                ..read(DISCOVERY, "endpointslices", verb)
+            }));
+        }
+        if let Some(replicas) = &config.replicas {
+            required.extend(LEASE_VERBS.map(|verb| Permission {
+                namespace: replicas.namespace.clone(),
+                granted_by: LEASE_WRITER,
+                consequence: "this weir does not divide the totals with others",
+                ..read(LEASES, "leases", verb)
+            }));
+        }
+        Self { required }
+    }
+
     /// The permissions that `config` requires; none if weir does not check itself.
     pub(in crate::app) fn from_config(config: &Config) -> Self {
         let verification = &config.identity.verification;
@@ -176,6 +249,7 @@ impl SelfAccess {
                 group: Some("authentication.k8s.io"),
                 resource: "tokenreviews",
                 subresource: "",
+                namespace: String::new(),
                 granted_by: DELEGATOR,
                 consequence: "tokens that weir cannot verify by their signature count as system:anonymous",
                 is_essential: false,
@@ -187,6 +261,7 @@ impl SelfAccess {
                 group: Some("authorization.k8s.io"),
                 resource: "subjectaccessreviews",
                 subresource: "",
+                namespace: String::new(),
                 granted_by: DELEGATOR,
                 consequence: "weir allows no impersonation",
                 is_essential: true,
@@ -199,6 +274,7 @@ impl SelfAccess {
                     group: None,
                     resource: what,
                     subresource: "",
+                    namespace: String::new(),
                     granted_by: ISSUER_DISCOVERY,
                     consequence: "every token is reviewed, also those of service accounts",
                     is_essential: false,
@@ -206,22 +282,7 @@ impl SelfAccess {
             );
         }
         if config.assert_by_impersonation {
-            let kinds = [
-                ("", "users", ""),
-                ("", "groups", ""),
-                ("", "serviceaccounts", ""),
-                ("authentication.k8s.io", "uids", ""),
-                ("authentication.k8s.io", "userextras", CREDENTIAL_ID),
-            ];
-            needed.extend(kinds.map(|(group, what, subresource)| Permission {
-                verb: "impersonate",
-                group: Some(group),
-                resource: what,
-                subresource,
-                granted_by: IMPERSONATOR,
-                consequence: "requests of clients with certificates get 403",
-                is_essential: true,
-            }));
+            needed.extend(impersonation_permissions());
         }
         Self { required: needed }
     }
@@ -262,10 +323,11 @@ impl SelfAccess {
                     } else {
                         Severity::Warning
                     };
-                    missing.push((
-                        severity,
-                        format!("{}. It is the rule {}", right.missing_text(), right.rule()),
-                    ));
+                    let text = format!("{}. It is the rule {}", right.missing_text(), right.rule());
+                    // Several permissions of one rule are one finding.
+                    if !missing.iter().any(|(_, earlier)| *earlier == text) {
+                        missing.push((severity, text));
+                    }
                 }
                 SelfAccessDecision::NotServed(code) => {
                     let message = format!(
@@ -285,6 +347,29 @@ impl SelfAccess {
     }
 }
 
+/// The permissions that weir needs to assert users by impersonation.
+fn impersonation_permissions() -> impl Iterator<Item = Permission> {
+    let kinds = [
+        ("", "users", ""),
+        ("", "groups", ""),
+        ("", "serviceaccounts", ""),
+        ("authentication.k8s.io", "uids", ""),
+        ("authentication.k8s.io", "userextras", CREDENTIAL_ID),
+    ];
+    kinds
+        .into_iter()
+        .map(|(group, resource, subresource)| Permission {
+            verb: "impersonate",
+            group: Some(group),
+            resource,
+            subresource,
+            namespace: String::new(),
+            granted_by: IMPERSONATOR,
+            consequence: "requests of clients with certificates get 403",
+            is_essential: true,
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,6 +381,7 @@ mod tests {
             group: Some("authentication.k8s.io"),
             resource: "userextras",
             subresource: CREDENTIAL_ID,
+            namespace: String::new(),
             granted_by: IMPERSONATOR,
             consequence: "",
             is_essential: true,

@@ -64,6 +64,13 @@ impl ClusterResource {
     }
 }
 
+/// The rule of a ClusterRole by which weir may read both resources, as in its manifest.
+#[must_use]
+pub(crate) fn rbac_rule() -> String {
+    let [levels, schemas] = ClusterResource::ALL.map(ClusterResource::plural);
+    format!("{{apiGroups: [{GROUP}], resources: [{schemas}, {levels}], verbs: [get, list, watch]}}")
+}
+
 /// The response to a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedObjects {
