@@ -26,7 +26,7 @@
 //! | 5 | `limits` |
 //! | 6 | `pipeline` |
 //! | 7 | `server` `observe` |
-//! | 8 | `explain` |
+//! | 8 | `explain` `lint` |
 //! | 9 | `config` |
 //! | 10 | `app` |
 //! | 11 | `cli` |
@@ -82,3 +82,4 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod explain;
+pub mod lint;

@@ -39,7 +39,7 @@ use weir::limits::rejection_hold::OWNER_SHARE_DIVISOR;
 use weir::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
 use weir::limits::upgrade_rate::UPGRADE_BURST_SECONDS;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
-use weir::memory_budget::SOURCE_FRACTION;
+use weir::lint::rule::Rule;
 use weir::metrics::Registry;
 use weir::observe::info_metrics;
 use weir::observe::info_metrics::InfoMetrics;
@@ -182,6 +182,22 @@ fn flags_table(command: &Command, except: Option<&Command>) -> String {
         .unwrap();
     }
     generated
+}
+
+#[test]
+fn every_rule_of_weir_check_is_documented() {
+    let mut made = String::new();
+    for (title, warnings) in [("Errors", false), ("Warnings", true)] {
+        writeln!(made, "| {title} | reports | |\n|---|---|---|").unwrap();
+        let rules = Rule::ALL
+            .iter()
+            .filter(|rule| rule.is_warning() == warnings);
+        for rule in rules {
+            writeln!(made, "| `{rule}` | {} | {} |", rule.summary(), rule.help()).unwrap();
+        }
+        made.push('\n');
+    }
+    compare_section("docs/check.md", "rules", &made);
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl Command {
             Self::Check(args) => (Some(args.serve), Some(args.options)),
             Self::Explain(_)
             | Self::Flowcontrol(_)
+            | Self::Record(_)
             | Self::Top(_)
             | Self::Version(_)
             | Self::Completions(_)
@@ -80,6 +81,7 @@ impl Command {
             Self::Explain(args) => args.serve.proxy.origin = origin,
             Self::Top(_)
             | Self::Flowcontrol(_)
+            | Self::Record(_)
             | Self::Version(_)
             | Self::Completions(_)
             | Self::Man(_) => {}

@@ -26,6 +26,7 @@ mod serve;
 pub(crate) mod top;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ use clap::CommandFactory;
 use crate::cli::about::completions;
 use crate::cli::about::man;
 use crate::cli::about::version;
+use crate::cli::check::configuration::ConfigurationCheck;
 use crate::cli::command_line::ParseFailure;
 use crate::cli::commands::Cli;
 use crate::cli::commands::Command;
@@ -50,15 +52,39 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match parsed.command {
         Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
-        Command::Check(args) => check::run(*args),
+        Command::Check(args) => check::run(*args, &check_config_file),
         Command::Explain(args) => policies::explain::run(*args),
         Command::Top(args) => top::run(args),
         Command::Flowcontrol(args) => policies::flowcontrol::run(args),
+        Command::Record(args) => policies::record::run(args),
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
         Command::Version(args) => version::run(args),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
+    }
+}
+
+/// The flags of a command about policies that has this `--config` file, and no other flags.
+fn parse_config_file(file: &Path) -> Result<ServeArgs, Vec<String>> {
+    let arguments = ["weir", "explain", "--batch", "--config"].map(OsString::from);
+    let arguments = arguments.into_iter().chain([file.into()]).collect();
+    let cli = command_line::parse(arguments, &Arc::default());
+    let Command::Explain(args) = cli.map_err(ParseFailure::into_lines)?.command else {
+        return Err(vec!["the command is not weir explain".to_owned()]);
+    };
+    Ok(args.serve)
+}
+
+/// What a start with this `--config` file would say.
+fn check_config_file(file: &Path, files: &Arc<InputFiles>) -> ConfigurationCheck {
+    let mut config = OsString::from("--config=");
+    config.push(file);
+    let line = vec!["weir".into(), "serve".into(), config];
+    match command_line::parse(line, files).map(|cli| cli.command) {
+        Ok(Command::Serve(args)) => ConfigurationCheck::resolve(*args),
+        Ok(_) => ConfigurationCheck::default(),
+        Err(failure) => ConfigurationCheck::from_findings(failure.into_findings()),
     }
 }
 

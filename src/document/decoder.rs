@@ -18,6 +18,12 @@ use super::node::SourceLocation;
 use super::node::find_entry;
 use super::scalar::ResolvedScalar;
 
+/// How the message about an unknown field begins.
+pub(crate) const UNKNOWN_FIELD: &str = "unknown field";
+
+/// How the message about a duplicate field begins.
+pub(crate) const GIVEN_TWICE: &str = "given twice";
+
 /// How unknown and duplicate fields are treated. The last of duplicate fields counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
@@ -129,11 +135,6 @@ impl<'a> MappingDecoder<'a> {
         self.value(name)?.integer(range)
     }
 
-    /// Decodes a finite number.
-    pub fn number(&mut self, name: &'static str) -> Option<f64> {
-        self.value(name)?.number()
-    }
-
     /// Decodes a mapping with `read`.
     pub(crate) fn object<T>(
         &mut self,
@@ -227,10 +228,10 @@ impl<'a> MappingDecoder<'a> {
 
     fn unknown_field_message(&self) -> String {
         if self.known_fields.is_empty() {
-            return "unknown field; no field is allowed here".to_owned();
+            return format!("{UNKNOWN_FIELD}; no field is allowed here");
         }
         format!(
-            "unknown field; allowed here: {}",
+            "{UNKNOWN_FIELD}; allowed here: {}",
             self.known_fields.join(", ")
         )
     }
@@ -249,7 +250,7 @@ impl<'a> MappingDecoder<'a> {
                 continue;
             }
             let message = if known {
-                "given twice; the last one counts".to_owned()
+                format!("{GIVEN_TWICE}; the last one counts")
             } else {
                 self.unknown_field_message()
             };
@@ -349,22 +350,6 @@ impl<'a> ValueDecoder<'a> {
         }
     }
 
-    /// Decodes a finite number.
-    pub fn number(self) -> Option<f64> {
-        let value = match self.resolved_scalar() {
-            Some(ResolvedScalar::Float(value)) => Some(value),
-            // Through text, which rounds like a decimal number; a cast could lose precision
-            // unnoticed.
-            Some(ResolvedScalar::Integer(value)) => value.to_string().parse().ok(),
-            _ if self.is_zero_value() => Some(0.0),
-            _ => None,
-        };
-        match value.filter(|value: &f64| value.is_finite()) {
-            Some(value) => Some(value),
-            None => self.report_expected("a number"),
-        }
-    }
-
     /// Decodes a mapping with `read`.
     pub(crate) fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
         let entries: &[MappingEntry] = match &self.node.content {
@@ -460,7 +445,7 @@ impl<'a> ValueDecoder<'a> {
                 };
                 values.extend(read(value).map(|value| (name.clone(), value)));
             } else if let Some(severity) = strictness.severity() {
-                let message = "given twice; the last one counts".to_owned();
+                let message = format!("{GIVEN_TWICE}; the last one counts");
                 diagnostics.push(Diagnostic {
                     location: location.clone(),
                     severity,

@@ -40,10 +40,12 @@ mod node_builder;
 mod parser;
 mod scalar;
 
+pub(crate) use decoder::GIVEN_TWICE;
 pub use decoder::MappingDecoder;
 pub use decoder::Strictness;
-pub use decoder::ValueDecoder;
-pub use diagnostics::Diagnostic;
+pub(crate) use decoder::UNKNOWN_FIELD;
+pub(crate) use decoder::ValueDecoder;
+pub(crate) use diagnostics::Diagnostic;
 pub use diagnostics::Diagnostics;
 pub(crate) use diagnostics::Severity;
 pub(crate) use node::Content;

@@ -18,6 +18,7 @@ mod auth_modes;
 mod authentication;
 mod back_pressure;
 mod check;
+mod check_files;
 #[cfg(feature = "playground")]
 mod cluster_flowcontrol;
 mod configuration;
@@ -46,6 +47,7 @@ mod request_heads;
 mod request_slots;
 mod request_targets;
 mod retries;
+mod sarif_schema;
 mod seat_estimates;
 mod self_checks;
 mod servers;

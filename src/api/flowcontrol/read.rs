@@ -7,6 +7,7 @@ use super::manifest::decode;
 use super::manifest::join_path;
 use super::names;
 use super::types::Object;
+use super::types::Version;
 use crate::document::Diagnostics;
 use crate::document::Node;
 use crate::document::SourceLocation;
@@ -26,10 +27,57 @@ pub(crate) fn read_with_locations(
     documents: &[Node],
     diagnostics: &mut Diagnostics,
 ) -> Vec<(Object, SourceLocation)> {
+    let located = read_located(documents, diagnostics).into_iter();
+    let with_location = |located: LocatedObject<'_>| {
+        let field = match &located.object {
+            Object::FlowSchema(_) => "spec.priorityLevelConfiguration.name",
+            Object::PriorityLevelConfiguration(_) => "",
+        };
+        let location = located.locate(field).clone();
+        (located.object, location)
+    };
+    located.map(with_location).collect()
+}
+
+/// A valid object and its place.
+#[derive(Clone, Debug)]
+pub(crate) struct LocatedObject<'n> {
+    pub(crate) object: Object,
+    version: Version,
+    node: &'n Node,
+    path: String,
+}
+
+impl LocatedObject<'_> {
+    /// The location of a field, or of the innermost existing value on its path. An empty path is
+    /// the object's.
+    #[must_use]
+    pub(crate) fn locate(&self, field: &str) -> &SourceLocation {
+        self.node.locate(field)
+    }
+
+    /// The path of a field in the document, in which the object may be an item of a list.
+    #[must_use]
+    pub(crate) fn field_path(&self, field: &str) -> String {
+        join_path(&self.path, field)
+    }
+
+    /// The name of the shares field of a limited level, which depends on the version.
+    #[must_use]
+    pub(crate) fn shares_field(&self) -> &'static str {
+        self.version.shares_field()
+    }
+}
+
+/// As [`read`], with the place of each object.
+pub(crate) fn read_located<'n>(
+    documents: impl IntoIterator<Item = &'n Node>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<LocatedObject<'n>> {
     let mut first: HashMap<(&'static str, String), SourceLocation> = HashMap::new();
     let mut objects = Vec::new();
     let decoded = documents
-        .iter()
+        .into_iter()
         .flat_map(|node| decode(node, Strictness::Warn, diagnostics));
     let mut generated = HashMap::new();
     for mut manifest in decoded.collect::<Vec<_>>() {
@@ -48,12 +96,18 @@ pub(crate) fn read_with_locations(
             diagnostics.report_error(manifest.node.locate("metadata.name"), &field, message);
         } else {
             first.insert(name, manifest.node.location.clone());
-            let field = match &manifest.object {
-                Object::FlowSchema(_) => "spec.priorityLevelConfiguration.name",
-                Object::PriorityLevelConfiguration(_) => "",
-            };
-            let location = manifest.node.locate(field).clone();
-            objects.extend(is_valid.then_some((manifest.object, location)));
+            let Manifest {
+                object,
+                version,
+                node,
+                path,
+            } = manifest;
+            objects.extend(is_valid.then_some(LocatedObject {
+                object,
+                version,
+                node,
+                path,
+            }));
         }
     }
     objects

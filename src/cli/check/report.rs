@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::cli::check::sarif;
 use crate::cli::config_resolver::certificates::CertificateSummary;
 use crate::cli::config_resolver::certificates::date;
 use crate::cli::config_resolver::findings::Finding;
@@ -17,16 +18,30 @@ pub(crate) enum CheckFormat {
     Text,
     /// One JSON object on one line.
     Json,
+    /// SARIF 2.1.0, for code hosts and editors.
+    Sarif,
 }
 
 /// What was found.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::cli) struct CheckReport {
     pub(in crate::cli) findings: Findings,
     /// The serving certificate, if the configuration can be used.
     pub(in crate::cli) certificate: Option<CertificateSummary>,
     /// With `--online`.
     pub(in crate::cli) api_server: Option<ApiServerSummary>,
+    /// With files or folders.
+    pub(in crate::cli) files: Option<CheckedFileNames>,
+    /// Whether warnings count as errors.
+    pub(in crate::cli) is_strict: bool,
+}
+
+/// The files that were found.
+#[derive(Debug)]
+pub(in crate::cli) struct CheckedFileNames {
+    pub(in crate::cli) checked: Vec<String>,
+    /// Files of folders that are nothing that weir knows.
+    pub(in crate::cli) skipped: Vec<String>,
 }
 
 /// What the API server says.
@@ -38,15 +53,17 @@ pub(in crate::cli) struct ApiServerSummary {
 }
 
 impl CheckReport {
-    /// Whether there are no errors.
+    /// Whether there are no errors, and no warnings if these count as errors.
     pub(in crate::cli) fn is_valid(&self) -> bool {
-        self.findings.errors().next().is_none()
+        let mut warnings = self.findings.warnings().filter(|_| self.is_strict);
+        self.findings.errors().next().is_none() && warnings.next().is_none()
     }
 
     pub(in crate::cli) fn render(&self, format: CheckFormat) -> String {
         match format {
             CheckFormat::Text => self.text(),
             CheckFormat::Json => format!("{}\n", self.json()),
+            CheckFormat::Sarif => format!("{:#}\n", sarif::render(self.findings.iter())),
         }
     }
 
@@ -68,6 +85,13 @@ impl CheckReport {
                 "API server: version {}; weir's own user {}",
                 version.clone().unwrap_or_else(unknown),
                 user.clone().unwrap_or_else(unknown)
+            ));
+        }
+        if let Some(CheckedFileNames { checked, skipped }) = &self.files {
+            lines.push(format!(
+                "files: {} checked, {} skipped (nothing that weir knows)",
+                checked.len(),
+                skipped.len()
             ));
         }
         let verdict = if self.is_valid() {
@@ -96,6 +120,10 @@ impl CheckReport {
             "apiServer": self.api_server.as_ref().map(|server| json!({
                 "version": server.version,
                 "user": server.user,
+            })),
+            "files": self.files.as_ref().map(|files| json!({
+                "checked": files.checked,
+                "skipped": files.skipped,
             })),
         })
     }
@@ -131,6 +159,7 @@ mod tests {
                 version: Some("v1.36.0".to_owned()),
                 user: None,
             }),
+            ..CheckReport::default()
         }
     }
 
@@ -138,8 +167,8 @@ mod tests {
     fn text_has_a_line_for_each_finding_and_a_summary() {
         assert_eq!(
             report(&[Severity::Warning, Severity::Error]).render(CheckFormat::Text),
-            "warning: --flag-0: wrong\n\
-             error: --flag-1: wrong\n\
+            "warning: --flag-0: wrong [configuration]\n\
+             error: --flag-1: wrong [configuration]\n\
              serving certificate: for a, ::1; until 1970-01-02T00:00:00Z\n\
              API server: version v1.36.0; weir's own user not known\n\
              not valid: 1 error, 1 warning\n"

@@ -24,6 +24,7 @@ use clap::Command;
 use clap::CommandFactory;
 use clap::Error;
 use clap::FromArgMatches;
+use clap::parser::ValueSource;
 
 use crate::cli::check;
 use crate::cli::check::CheckOptions;
@@ -74,6 +75,14 @@ impl ParseFailure {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// The findings about a command line that names nothing but a `--config` file.
+    pub(super) fn into_findings(self) -> Findings {
+        match self {
+            Self::Output(_) => Findings::default(),
+            Self::Invalid(invalid) => invalid.findings,
+        }
+    }
+
     /// Prints it, and returns the exit code.
     pub(super) fn report(self) -> ExitCode {
         match self {
@@ -85,7 +94,7 @@ impl ParseFailure {
                 check: Some(options),
                 ..
             }) if !findings.iter().any(is_about_check_itself) => {
-                check::print_findings(findings, options)
+                check::print_findings(findings, &options)
             }
             Self::Invalid(InvalidCommandLine {
                 findings,
@@ -107,8 +116,10 @@ impl ParseFailure {
 /// Whether a finding is about an argument that `weir serve` does not have.
 fn is_about_check_itself(finding: &Finding) -> bool {
     match &finding.subject {
-        Subject::Argument(name) => ["o", "output", "online"].contains(&name.as_str()),
-        Subject::Flag(_) | Subject::Setting(_) | Subject::Configuration => false,
+        FindingSubject::Argument(name) => name == "o" || check::OWN_FLAGS.contains(&name.as_str()),
+        FindingSubject::Flag(_) | FindingSubject::Setting(_) | FindingSubject::Configuration => {
+            false
+        }
     }
 }
 
@@ -183,6 +194,17 @@ pub(super) fn parse(
         errors.add_resolve_findings(args);
     }
     Err(invalid(errors, clap_errors.pop(), check))
+}
+
+/// Whether a flag of `weir serve` is given.
+fn has_typed_setting(command: &Command, matches: &ArgMatches) -> bool {
+    let mut settings = command.get_arguments().filter(|argument| {
+        let name = argument.get_long();
+        name.is_some_and(|name| name != "help" && !check::OWN_FLAGS.contains(&name))
+    });
+    settings.any(|setting| {
+        matches.value_source(setting.get_id().as_str()) == Some(ValueSource::CommandLine)
+    })
 }
 
 /// Parses `tokens` without the invalid ones. Returns the matches (`None` without a command), the

@@ -265,7 +265,7 @@ impl FlagResolver {
         issuers.map(Some)
     }
 
-    fn issuers_from_authentication_config(
+    pub(super) fn issuers_from_authentication_config(
         &mut self,
         file: &Path,
     ) -> Option<Vec<(JwtIssuer, IssuerKeys)>> {

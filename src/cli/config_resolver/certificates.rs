@@ -11,6 +11,8 @@ use x509_parser::prelude::FromDer;
 use x509_parser::prelude::GeneralName;
 use x509_parser::prelude::X509Certificate;
 
+use crate::lint::rule::Rule;
+
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -24,20 +26,22 @@ const WARN_FRACTION: u32 = 5;
 
 /// What a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CertificateUse {
+pub(in crate::cli) enum CertificateUse {
     /// Clients verify it and its names.
     Serving,
     /// The API server verifies it.
     Client,
+    /// Not known.
+    Any,
 }
 
 /// What is wrong with a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Defect {
+pub(in crate::cli) enum Defect {
     /// Peers reject it, or will within hours.
-    Unusable(String),
+    Unusable(Rule, String),
     /// It may fail later, or for some peers.
-    Doubtful(String),
+    Doubtful(Rule, String),
 }
 
 /// What a certificate is for and how long it is valid.
@@ -59,7 +63,7 @@ pub(in crate::cli) fn summarize(chain: &[CertificateDer<'_>]) -> Option<Certific
 }
 
 /// The defects of a certificate with its chain.
-pub(super) fn inspect_chain(
+pub(in crate::cli) fn inspect_chain(
     chain: &[CertificateDer<'_>],
     usage: CertificateUse,
     now: SystemTime,
@@ -77,13 +81,14 @@ pub(super) fn inspect_chain(
         if let [certificate, issuer] = pair
             && certificate.issuer().as_raw() != issuer.subject().as_raw()
         {
-            defects.push(Defect::Doubtful(format!(
+            let message = format!(
                 "its chain is incomplete or out of order: certificate {} was issued by {:?}, and {:?} follows; put each \
                  certificate before that of its issuer",
                 n + 1,
                 certificate.issuer().to_string(),
                 issuer.subject().to_string(),
-            )));
+            );
+            defects.push(Defect::Doubtful(Rule::CertificateChain, message));
         }
     }
     if let Some(leaf) = parsed.first() {
@@ -94,7 +99,7 @@ pub(super) fn inspect_chain(
 
 /// The defects of CA certificates. webpki takes every certificate of a root store as a CA that does
 /// not expire; Go does not.
-pub(super) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
+pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
     let mut defects = Vec::new();
     for (n, root) in roots.iter().enumerate() {
         let Some(certificate) = parse(root) else {
@@ -102,21 +107,39 @@ pub(super) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Ve
         };
         let name = format!("certificate {} ({})", n + 1, certificate.subject());
         // A bundle may keep an old CA beside its successor.
-        if let Some(Defect::Unusable(why) | Defect::Doubtful(why)) =
+        if let Some(Defect::Unusable(rule, why) | Defect::Doubtful(rule, why)) =
             validity_defect(&name, &certificate, now)
         {
-            defects.push(Defect::Doubtful(why));
+            defects.push(Defect::Doubtful(rule, why));
         }
-        let is_ca = certificate
-            .basic_constraints()
-            .is_ok_and(|constraints| constraints.is_some_and(|found| found.value.ca));
-        if !is_ca {
-            defects.push(Defect::Doubtful(format!(
+        if !is_ca(&certificate) {
+            let message = format!(
                 "{name} is not a CA: its basic constraints do not say CA:TRUE; give the certificate that issued it"
-            )));
+            );
+            defects.push(Defect::Doubtful(Rule::NotACa, message));
         }
     }
     defects
+}
+
+/// The numbers, from 1, of those that are no X.509 certificates.
+pub(in crate::cli) fn malformed(
+    certificates: &[CertificateDer<'_>],
+) -> impl Iterator<Item = usize> {
+    let all = certificates.iter().enumerate();
+    all.filter_map(|(n, certificate)| parse(certificate).is_none().then_some(n + 1))
+}
+
+/// Whether all of these are CAs.
+pub(in crate::cli) fn are_roots(certificates: &[CertificateDer<'_>]) -> bool {
+    let mut parsed = certificates.iter().map(parse);
+    parsed.all(|certificate| certificate.is_some_and(|certificate| is_ca(&certificate)))
+}
+
+fn is_ca(certificate: &X509Certificate<'_>) -> bool {
+    certificate
+        .basic_constraints()
+        .is_ok_and(|constraints| constraints.is_some_and(|found| found.value.ca))
 }
 
 /// How long something is valid that ends at `end`, if that is soon or past. `lifetime` is how long
@@ -130,12 +153,12 @@ pub(super) fn expiry_defect(
     let Ok(left) = end.duration_since(now) else {
         let ago = now.duration_since(end).unwrap_or_default();
         let message = format!("{name} expired {} ago ({})", in_words(ago), date(end));
-        return Some(Defect::Unusable(message));
+        return Some(Defect::Unusable(Rule::CertificateExpired, message));
     };
     let fraction = lifetime.map_or(WARN_BEFORE, |lifetime| lifetime / WARN_FRACTION);
     (left < WARN_BEFORE.min(fraction)).then(|| {
         let message = format!("{name} expires in {} ({})", in_words(left), date(end));
-        Defect::Doubtful(message)
+        Defect::Doubtful(Rule::CertificateExpiring, message)
     })
 }
 
@@ -153,7 +176,7 @@ fn validity_defect(
             in_words(ahead),
             date(from)
         );
-        return Some(Defect::Unusable(message));
+        return Some(Defect::Unusable(Rule::CertificateExpired, message));
     }
     expiry_defect(name, to, to.duration_since(from).ok(), now)
 }
@@ -162,21 +185,26 @@ fn usage_defects(leaf: &X509Certificate<'_>, usage: CertificateUse) -> Vec<Defec
     let mut defects = Vec::new();
     if usage == CertificateUse::Serving && alternative_names(leaf).is_empty() {
         defects.push(Defect::Unusable(
+            Rule::CertificateInvalid,
             "the certificate has no subject alternative name: clients verify it by these names, and not by its common name"
                 .to_owned(),
         ));
     }
     // Without the extension every usage is allowed.
-    if let Ok(Some(extension)) = leaf.extended_key_usage() {
+    if usage != CertificateUse::Any
+        && let Ok(Some(extension)) = leaf.extended_key_usage()
+    {
         let found = extension.value;
-        let (allowed, needed) = match usage {
-            CertificateUse::Serving => (found.server_auth, "serverAuth"),
-            CertificateUse::Client => (found.client_auth, "clientAuth"),
+        let (allowed, needed) = if usage == CertificateUse::Serving {
+            (found.server_auth, "serverAuth")
+        } else {
+            (found.client_auth, "clientAuth")
         };
         if !allowed && !found.any {
-            defects.push(Defect::Unusable(format!(
+            let message = format!(
                 "the certificate's extended key usage leaves out {needed}: the other side rejects it"
-            )));
+            );
+            defects.push(Defect::Unusable(Rule::CertificateInvalid, message));
         }
     }
     defects
@@ -296,8 +324,8 @@ mod tests {
         defects
             .iter()
             .map(|defect| match defect {
-                Defect::Unusable(why) => format!("unusable: {why}"),
-                Defect::Doubtful(why) => format!("doubtful: {why}"),
+                Defect::Unusable(_, why) => format!("unusable: {why}"),
+                Defect::Doubtful(_, why) => format!("doubtful: {why}"),
             })
             .collect()
     }
@@ -357,7 +385,7 @@ mod tests {
         let end = at(1);
         let defect = |lifetime| expiry_defect("it", end, Some(lifetime), at(0));
         assert_eq!(defect(DAY * 4), None);
-        assert!(matches!(defect(DAY * 6), Some(Defect::Doubtful(_))));
+        assert!(matches!(defect(DAY * 6), Some(Defect::Doubtful(..))));
     }
 
     #[test]
@@ -372,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_without_names_serves_nobody() {
+    fn a_certificate_without_names_is_refused_as_serving_certificate() {
         let (_, issuer) = ca("root");
         let mut nameless = params("leaf");
         nameless.subject_alt_names.clear();

@@ -2,6 +2,7 @@
 //! they name. Pure data and its texts.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::json;
@@ -9,6 +10,8 @@ use serde_json::json;
 use crate::document::Diagnostic;
 use crate::document::Severity;
 use crate::document::SourceLocation;
+use crate::lint::finding::LintFinding;
+use crate::lint::rule::Rule;
 use crate::upstream::tls::KEY_MISMATCH;
 
 /// What a finding is about.
@@ -46,6 +49,8 @@ impl FindingSubject {
 pub(in crate::cli) struct Finding {
     /// A configuration with an error cannot be used, unless the error is `tolerated`.
     pub(in crate::cli) severity: Severity,
+    /// What kind of finding it is.
+    pub(in crate::cli) rule: Rule,
     /// The flag or setting.
     pub(in crate::cli) subject: FindingSubject,
     /// Where the `--config` file sets the flag, if it is set there.
@@ -71,6 +76,7 @@ impl Finding {
     ) -> Self {
         Self {
             severity,
+            rule: Rule::Configuration,
             subject,
             set_at: None,
             location: None,
@@ -86,6 +92,7 @@ impl Finding {
         diagnostic: &Diagnostic,
     ) -> Self {
         Self {
+            rule: Rule::from_diagnostic(diagnostic).unwrap_or(Rule::Configuration),
             location: Some(diagnostic.location.clone()),
             field: diagnostic.field.clone(),
             ..Self::new(diagnostic.severity, subject, diagnostic.message.clone())
@@ -98,16 +105,26 @@ impl Finding {
     }
 
     /// The place to edit: where the file is wrong, or else where the flag is set.
-    fn place(&self) -> Option<&SourceLocation> {
+    pub(in crate::cli) fn place(&self) -> Option<&SourceLocation> {
         self.location.as_ref().or(self.set_at.as_ref())
     }
 
-    /// `FILE:LINE:COLUMN: error: --flag: field: message`, as `weir check` prints it.
+    /// A warning of the linter.
+    pub(in crate::cli) fn from_lint(subject: FindingSubject, found: LintFinding) -> Self {
+        Self {
+            rule: found.rule,
+            location: Some(found.location),
+            field: found.field,
+            ..Self::new(found.rule.severity(), subject, found.message)
+        }
+    }
+
+    /// `FILE:LINE:COLUMN: error: --flag: field: message [rule]`, as `weir check` prints it.
     pub(in crate::cli) fn report_line(&self) -> String {
         let severity = severity_name(self.severity);
         let place = self.place().map(ToString::to_string);
         let parts = [place, Some(severity.to_owned()), self.flag_prefix()];
-        self.join(parts)
+        format!("{} [{}]", self.join(parts), self.rule)
     }
 
     /// All fields. `line` and `column` are left out where they are not known.
@@ -121,6 +138,7 @@ impl Finding {
         };
         json!({
             "severity": severity_name(self.severity),
+            "rule": self.rule.id(),
             "flag": self.subject.flag(),
             "file": place.map(|place| &*place.file),
             "line": number(|place| place.line),
@@ -129,6 +147,11 @@ impl Finding {
             "field": Some(&self.field).filter(|field| !field.is_empty()),
             "message": self.message,
         })
+    }
+
+    /// Flag, field and message.
+    pub(in crate::cli) fn sarif_message(&self) -> String {
+        self.join([self.flag_prefix(), None, None])
     }
 
     fn flag_prefix(&self) -> Option<String> {
@@ -159,7 +182,7 @@ impl fmt::Display for Finding {
     }
 }
 
-const fn severity_name(severity: Severity) -> &'static str {
+pub(in crate::cli) const fn severity_name(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
@@ -177,6 +200,37 @@ impl Findings {
         if !self.0.contains(&finding) {
             self.0.push(finding);
         }
+    }
+
+    /// Adds a finding, unless the same place has the same already: for another flag, or because a
+    /// start reports it, too.
+    pub(in crate::cli) fn push_new(&mut self, finding: Finding) {
+        let is_same = |old: &Finding| {
+            old.location.is_some()
+                && old.location == finding.location
+                && old.rule.is_alike(finding.rule)
+                && (old.message == finding.message || finding.rule == Rule::FlowSchemaDangling)
+        };
+        if !self.0.iter().any(is_same) {
+            self.push(finding);
+        }
+    }
+
+    /// Sorts by place. Findings without a place stay in front.
+    pub(in crate::cli) fn sort_by_place(&mut self) {
+        let key = |finding: &Finding| {
+            let place = finding.place()?;
+            Some((Arc::clone(&place.file), place.line, place.column))
+        };
+        self.0.sort_by_cached_key(key);
+    }
+
+    /// Leaves out the warnings of these rules.
+    pub(in crate::cli) fn without(self, ignored: &[Rule]) -> Self {
+        let kept = |finding: &Finding| {
+            finding.severity == Severity::Error || !ignored.contains(&finding.rule)
+        };
+        Self(self.0.into_iter().filter(kept).collect())
     }
 
     pub(in crate::cli) fn iter(&self) -> std::slice::Iter<'_, Finding> {
@@ -269,7 +323,7 @@ mod tests {
         );
         assert_eq!(
             finding.report_line(),
-            "events.yaml:3:30: error: --event-rate-limit-config: limits[0].qps: expected 1 or more"
+            "events.yaml:3:30: error: --event-rate-limit-config: limits[0].qps: expected 1 or more [configuration]"
         );
     }
 
@@ -278,7 +332,7 @@ mod tests {
         assert_eq!(
             finding().to_json(),
             json!({
-                "severity": "error", "flag": "event-rate-limit-config",
+                "severity": "error", "rule": "configuration", "flag": "event-rate-limit-config",
                 "file": "events.yaml", "line": 3, "column": 30, "setAt": "weir.yaml:3:9",
                 "field": "limits[0].qps", "message": "expected 1 or more",
             })
@@ -287,7 +341,7 @@ mod tests {
         assert_eq!(
             Finding::new(severity, subject, "m".to_owned()).to_json(),
             json!({
-                "severity": "warning", "flag": null, "file": null, "line": null, "column": null,
+                "severity": "warning", "rule": "configuration", "flag": null, "file": null, "line": null, "column": null,
                 "setAt": null, "field": null, "message": "m",
             })
         );
@@ -305,7 +359,7 @@ mod tests {
         };
         assert_eq!(
             finding.report_line(),
-            "weir.yaml:3:9: error: --tls-cert-file: cannot read a.crt"
+            "weir.yaml:3:9: error: --tls-cert-file: cannot read a.crt [configuration]"
         );
     }
 

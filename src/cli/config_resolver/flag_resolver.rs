@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use crate::clock::Clock;
 use crate::document;
 use crate::document::Severity;
 use crate::document::SourceLocation;
+use crate::lint::rule::Rule;
 use crate::upstream;
 use crate::upstream::tls::PemError;
 use crate::upstream::tls::PemInput;
@@ -54,6 +56,7 @@ impl FlagResolver {
             findings: Findings::default(),
             locations,
             files,
+            environment,
         }
     }
 
@@ -97,17 +100,10 @@ impl FlagResolver {
         place: Option<(SourceLocation, &str)>,
         message: impl fmt::Display,
     ) {
-        let (location, field) = place.unzip();
+        let finding = self.finding(flag, Severity::Error, place, message.to_string());
         self.findings.push(Finding {
-            set_at: self.locations.get(flag).cloned(),
-            location,
-            field: field.unwrap_or_default().to_owned(),
             tolerated: true,
-            ..Finding::new(
-                Severity::Error,
-                Subject::Flag(flag.to_owned()),
-                message.to_string(),
-            )
+            ..finding
         });
     }
 
@@ -119,11 +115,17 @@ impl FlagResolver {
         defects: impl IntoIterator<Item = Defect>,
     ) {
         for defect in defects {
+            let (severity, rule, why) = match defect {
+                Defect::Unusable(rule, why) => (Severity::Error, rule, why),
+                Defect::Doubtful(rule, why) => (Severity::Warning, rule, why),
+            };
             let place = Some((place.0.clone(), place.1));
-            match defect {
-                Defect::Unusable(why) => self.tolerate(flag, place, why),
-                Defect::Doubtful(why) => self.push(flag, Severity::Warning, place, why),
-            }
+            let finding = self.finding(flag, severity, place, why);
+            self.findings.push(Finding {
+                rule,
+                tolerated: severity == Severity::Error,
+                ..finding
+            });
         }
     }
 
@@ -135,18 +137,20 @@ impl FlagResolver {
     /// Adds a warning about a whole file.
     pub(super) fn warn_about_file(&mut self, flag: &str, file: &Path, message: impl fmt::Display) {
         let location = SourceLocation::whole_file(&file.display().to_string());
-        self.warn_at(flag, location, message);
+        self.warn_at(flag, Rule::Configuration, location, message);
     }
 
     /// Adds a warning about a location in a file.
     pub(super) fn warn_at(
         &mut self,
         flag: &str,
+        rule: Rule,
         location: SourceLocation,
         message: impl fmt::Display,
     ) {
         let place = Some((location, ""));
-        self.push(flag, Severity::Warning, place, message.to_string());
+        let finding = self.finding(flag, Severity::Warning, place, message.to_string());
+        self.findings.push(Finding { rule, ..finding });
     }
 
     fn push(
@@ -156,13 +160,24 @@ impl FlagResolver {
         place: Option<(SourceLocation, &str)>,
         message: String,
     ) {
+        let finding = self.finding(flag, severity, place, message);
+        self.findings.push(finding);
+    }
+
+    fn finding(
+        &self,
+        flag: &str,
+        severity: Severity,
+        place: Option<(SourceLocation, &str)>,
+        message: String,
+    ) -> Finding {
         let (location, field) = place.unzip();
-        self.findings.push(Finding {
+        Finding {
             set_at: self.locations.get(flag).cloned(),
             location,
             field: field.unwrap_or_default().to_owned(),
-            ..Finding::new(severity, Subject::Flag(flag.to_owned()), message)
-        });
+            ..Finding::new(severity, FindingSubject::Flag(flag.to_owned()), message)
+        }
     }
 
     /// The value, or `None` after the error was added.
@@ -198,21 +213,33 @@ impl FlagResolver {
 
     /// The content of a file.
     pub(super) fn read_file(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
-        let content = self.read(file);
-        self.check(flag, content)
+        self.read(flag, file, false)
     }
 
     /// The content of a file that a start reads again when it needs it.
     pub(super) fn read_tolerated_file(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
-        self.read(file)
-            .map_err(|why| self.tolerate(flag, None, why))
-            .ok()
+        self.read(flag, file, true)
     }
 
     /// The only place where a file is read.
-    fn read(&self, file: &Path) -> Result<Vec<u8>, String> {
-        let content = self.files.read(file);
-        content.map_err(|why| format!("cannot read {}: {why}", file.display()))
+    fn read(&mut self, flag: &str, file: &Path, tolerated: bool) -> Option<Vec<u8>> {
+        let why = match self.files.read(file) {
+            Ok(content) => return Some(content),
+            Err(why) => why,
+        };
+        let message = format!("cannot read {}: {why}", file.display());
+        let finding = self.finding(flag, Severity::Error, None, message);
+        let rule = if why.kind() == io::ErrorKind::NotFound {
+            Rule::MissingFile
+        } else {
+            Rule::Configuration
+        };
+        self.findings.push(Finding {
+            rule,
+            tolerated,
+            ..finding
+        });
+        None
     }
 
     /// The text of a file. What is not UTF-8 is replaced.

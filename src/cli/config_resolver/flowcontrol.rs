@@ -17,6 +17,7 @@ use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::lint::rule::Rule;
 use crate::upstream::credentials::CredentialSource;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
@@ -106,14 +107,18 @@ impl FlagResolver {
                 let message = format!(
                     "FlowSchema {name:?} is left out: there is no priority level {level:?}"
                 );
-                self.warn_at(FLOWCONTROL, location.clone(), message);
+                let rule = Rule::FlowSchemaDangling;
+                self.warn_at(FLOWCONTROL, rule, location.clone(), message);
             }
         }
     }
 }
 
 /// The file itself, or the manifests of a folder, sorted by name.
-fn manifest_files(path: &Path, inputs: &InputFiles) -> Result<Vec<PathBuf>, String> {
+pub(in crate::cli) fn manifest_files(
+    path: &Path,
+    inputs: &InputFiles,
+) -> Result<Vec<PathBuf>, String> {
     let cannot_read = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
     let Some(mut files) = inputs.list(path).map_err(cannot_read)? else {
         return Ok(vec![path.to_owned()]);

@@ -5,19 +5,21 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `certificates` `findings` |
+//! | 0 | `certificates` `findings` `memory` |
 //! | 1 | `flag_resolver` |
-//! | 2 | `audit` `authentication` `flowcontrol` `own_credentials` `rate_limits` `serving` `upstream` |
+//! | 2 | `audit` `authentication` `flowcontrol` `rate_limits` `serving` `upstream` |
+//! | 3 | `single_file` |
 
 mod audit;
 mod authentication;
 pub(in crate::cli) mod certificates;
 pub(in crate::cli) mod findings;
 mod flag_resolver;
-mod flowcontrol;
-mod own_credentials;
+pub(in crate::cli) mod flowcontrol;
+mod memory;
 mod rate_limits;
 mod serving;
+pub(in crate::cli) mod single_file;
 mod upstream;
 
 use std::path::Path;
@@ -139,7 +141,11 @@ pub(super) fn resolve_policies(
 
 /// A resolver with the warnings of the `--config` file.
 fn resolver_for(origin: &ConfigOrigin) -> FlagResolver {
-    let mut resolver = FlagResolver::new(origin.locations.clone(), Arc::clone(&origin.files));
+    let mut resolver = FlagResolver::new(
+        origin.locations.clone(),
+        Arc::clone(&origin.files),
+        origin.environment.clone(),
+    );
     for diagnostic in origin.warnings.iter() {
         let setting = FindingSubject::Setting(origin::flag_name(&diagnostic.field));
         resolver

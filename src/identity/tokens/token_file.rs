@@ -24,6 +24,11 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
+    /// The users, in no order.
+    pub(crate) fn users(&self) -> impl Iterator<Item = &UserInfo> {
+        self.users.values().map(|(user, _)| &**user)
+    }
+
     /// Parses the text of the file.
     ///
     /// # Errors

@@ -11,6 +11,8 @@ pub(crate) mod process;
 pub(crate) mod raw_http1;
 pub(crate) mod raw_http2;
 pub(crate) mod weir;
+#[cfg(feature = "playground")]
+pub(crate) mod yaml;
 
 use std::fmt;
 use std::future::Future;

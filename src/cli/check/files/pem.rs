@@ -1,0 +1,140 @@
+//! Certificates and keys. Pure, except for the time.
+
+use std::path::Path;
+use std::path::PathBuf;
+
+use crate::cli::config_resolver::certificates;
+use crate::cli::config_resolver::certificates::CertificateUse;
+use crate::cli::config_resolver::certificates::Defect;
+use crate::cli::config_resolver::findings::Finding;
+use crate::cli::config_resolver::findings::FindingSubject;
+use crate::clock::Clock;
+use crate::document::Severity;
+use crate::document::SourceLocation;
+use crate::lint::rule::Rule;
+use crate::upstream::tls;
+use crate::upstream::tls::PemInput;
+
+/// A file with certificates, a key, or both.
+#[derive(Debug)]
+pub(super) struct PemFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    is_named: bool,
+    has_certificate: bool,
+    has_key: bool,
+}
+
+impl PemFile {
+    pub(super) fn new(path: &Path, bytes: Vec<u8>, is_named: bool) -> Self {
+        let text = String::from_utf8_lossy(&bytes);
+        let has = |suffix: &str| {
+            let mut labels = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("-----BEGIN "));
+            labels.any(|label| label.trim_end().trim_end_matches('-').ends_with(suffix))
+        };
+        let (has_certificate, has_key) = (has("CERTIFICATE"), has("PRIVATE KEY"));
+        Self {
+            path: path.to_owned(),
+            bytes,
+            is_named,
+            has_certificate,
+            has_key,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn error(&self, rule: Rule, message: String) -> Finding {
+        self.finding(Severity::Error, rule, message)
+    }
+
+    fn finding(&self, severity: Severity, rule: Rule, message: String) -> Finding {
+        Finding {
+            rule,
+            location: Some(SourceLocation::whole_file(&self.name())),
+            ..Finding::new(severity, FindingSubject::Configuration, message)
+        }
+    }
+}
+
+/// What is wrong with the files, and with the pairs among them.
+pub(super) fn check(files: &[PemFile]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files.iter().filter(|file| file.has_certificate) {
+        findings.extend(check_certificates(file));
+    }
+    for key in files.iter().filter(|file| file.has_key) {
+        if let Some(certificate) = certificate_of(key, files) {
+            findings.extend(check_pair(certificate, key));
+        }
+    }
+    findings
+}
+
+fn check_certificates(file: &PemFile) -> Vec<Finding> {
+    let chain = match tls::parse_certificates(&file.name(), &file.bytes) {
+        Ok(chain) => chain,
+        Err(why) => return vec![file.error(Rule::CertificateInvalid, why.message)],
+    };
+    let now = Clock.wall();
+    let defects = if certificates::are_roots(&chain) {
+        certificates::inspect_roots(&chain, now)
+    } else {
+        certificates::inspect_chain(&chain, CertificateUse::Any, now)
+    };
+    let malformed = certificates::malformed(&chain).map(|n| {
+        let message = format!("certificate {n} cannot be parsed: it is no X.509 certificate");
+        file.error(Rule::CertificateInvalid, message)
+    });
+    let finding = |defect| match defect {
+        Defect::Unusable(rule, why) => file.finding(Severity::Error, rule, why),
+        Defect::Doubtful(rule, why) => file.finding(Severity::Warning, rule, why),
+    };
+    malformed.chain(defects.into_iter().map(finding)).collect()
+}
+
+/// The file with the certificate of a key: the same file, one of the same name, or the only other
+/// file that is named.
+fn certificate_of<'f>(key: &'f PemFile, files: &'f [PemFile]) -> Option<&'f PemFile> {
+    if key.has_certificate {
+        return Some(key);
+    }
+    let others = || {
+        files
+            .iter()
+            .filter(|file| file.has_certificate && !file.has_key)
+    };
+    let same_name = |file: &&PemFile| {
+        let names = [&file.path, &key.path].map(|path| (path.parent(), path.file_stem()));
+        names.first() == names.last()
+    };
+    others().find(same_name).or_else(|| {
+        let mut named = files.iter().filter(|file| file.is_named);
+        let is_pair = named.by_ref().take(3).count() == 2 && key.is_named;
+        others().find(|file| is_pair && file.is_named)
+    })
+}
+
+fn check_pair(certificate: &PemFile, key: &PemFile) -> Option<Finding> {
+    let (certificate_name, key_name) = (certificate.name(), key.name());
+    let pair = tls::parse_certified_key(
+        PemInput::new(&certificate_name, &certificate.bytes),
+        PemInput::new(&key_name, &key.bytes),
+    );
+    let why = pair.err()?;
+    let rule = if why.is_key_mismatch() {
+        Rule::KeyMismatch
+    } else {
+        Rule::CertificateInvalid
+    };
+    let file = if why.origin == certificate_name && why.origin != key_name {
+        certificate
+    } else {
+        key
+    };
+    Some(file.error(rule, why.message))
+}

@@ -1,0 +1,109 @@
+//! Hands files to the linter. Files that cannot be read or decoded are the business of others: they
+//! yield no warnings here.
+
+use std::path::Path;
+
+use crate::api::flowcontrol;
+use crate::cli::flags::input_files::InputFiles;
+use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::document;
+use crate::document::Diagnostics;
+use crate::document::Node;
+use crate::limits::rate::clients;
+use crate::limits::rate::events::config;
+use crate::limits::rate::events::config::PluginConfigSource;
+use crate::lint::authenticators::Authenticators;
+use crate::lint::finding::LintFinding;
+use crate::lint::flow_schemas;
+use crate::lint::objects::ObjectSet;
+use crate::lint::objects::Scope;
+use crate::lint::priority_levels;
+use crate::lint::rate_limits;
+use crate::lint::rate_limits::ListPlace;
+
+/// The text of a file, if it is UTF-8.
+pub(super) fn read_text(file: &Path, files: &InputFiles) -> Option<String> {
+    String::from_utf8(files.read(file).ok()?).ok()
+}
+
+/// The warnings about objects. Their errors are added to `diagnostics`.
+pub(super) fn flow_control<'n>(
+    documents: impl IntoIterator<Item = &'n Node>,
+    scope: Scope,
+    authenticators: Option<&Authenticators>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<LintFinding> {
+    let objects = flowcontrol::read_located(documents, diagnostics);
+    let scope = Scope {
+        has_unknown_objects: scope.has_unknown_objects || diagnostics.has_errors(),
+        ..scope
+    };
+    let set = ObjectSet::new(objects, scope);
+    let mut findings = flow_schemas::lint(&set, authenticators);
+    findings.extend(priority_levels::lint(&set));
+    findings
+}
+
+/// The warnings about a file with the configuration of EventRateLimit.
+pub(super) fn event_rate_limit(file: &Path, files: &InputFiles) -> Vec<LintFinding> {
+    let Some(text) = read_text(file, files) else {
+        return Vec::new();
+    };
+    let mut ignored = Diagnostics::default();
+    let documents = document::parse_all(&file.display().to_string(), &text, &mut ignored);
+    documents
+        .first()
+        .map_or_else(Vec::new, |node| event_limits(node, ""))
+}
+
+/// The warnings about an AdmissionConfiguration, or the file that it names.
+pub(super) fn admission(file: &Path, files: &InputFiles) -> Vec<LintFinding> {
+    let Some(text) = read_text(file, files) else {
+        return Vec::new();
+    };
+    let name = file.display().to_string();
+    match config::parse_admission_configuration(&name, &text, &mut Diagnostics::default()) {
+        Some(PluginConfigSource::Inline(node, path)) => event_limits(&node, &path),
+        Some(PluginConfigSource::Path(path)) => {
+            let folder = file.parent().unwrap_or_else(|| Path::new(""));
+            event_rate_limit(&folder.join(path), files)
+        }
+        None => Vec::new(),
+    }
+}
+
+fn event_limits(node: &Node, path: &str) -> Vec<LintFinding> {
+    let mut diagnostics = Diagnostics::default();
+    let limits = config::parse_limits(node, path, &mut diagnostics);
+    limits.map_or_else(Vec::new, |limits| {
+        rate_limits::lint_events(&limits, ListPlace { node, prefix: path })
+    })
+}
+
+/// The warnings about the client limits of a `--config` file.
+pub(super) fn client_limits(
+    file: &Path,
+    authenticators: Option<&Authenticators>,
+    files: &InputFiles,
+) -> Vec<LintFinding> {
+    let Some(text) = read_text(file, files) else {
+        return Vec::new();
+    };
+    let mut diagnostics = Diagnostics::default();
+    let documents = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
+    let Some(node) = documents
+        .first()
+        .and_then(|first| first.field(CLIENT_LIMITS))
+    else {
+        return Vec::new();
+    };
+    let rules = clients::config::parse_rules(node, CLIENT_LIMITS, &mut diagnostics);
+    if diagnostics.has_errors() {
+        return Vec::new(); // the rules would have other indices
+    }
+    let place = ListPlace {
+        node,
+        prefix: CLIENT_LIMITS,
+    };
+    rate_limits::lint_clients(&rules, place, authenticators)
+}

@@ -1,0 +1,17 @@
+//! A warning with its place.
+
+use super::rule::Rule;
+use crate::document::SourceLocation;
+
+/// A warning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LintFinding {
+    /// What it is about.
+    pub(crate) rule: Rule,
+    /// The place in the file.
+    pub(crate) location: SourceLocation,
+    /// The path of the field, such as `spec.rules[0].subjects[1]`.
+    pub(crate) field: String,
+    /// What is wrong, and what would be right.
+    pub(crate) message: String,
+}
