@@ -48,6 +48,7 @@ fn record(n: u32) -> Record {
         user: Some(Arc::new(user)),
         counted_as: None,
         decision: None,
+        order: None,
         rule: None,
         trace_context: None,
         audit: None,

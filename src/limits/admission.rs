@@ -10,6 +10,7 @@ use crate::flowcontrol::controller::AdmissionPermit;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::max_in_flight::InFlightPermit;
 use crate::limits::max_in_flight::MaxInFlight;
@@ -41,13 +42,39 @@ impl Admission {
         attributes: &AdmissionAttributes<'_>,
         times: RequestTimes,
     ) -> Result<Permit, Rejection> {
+        let order = self.start_order();
+        self.admit_in_order(attributes, times, order).await
+    }
+
+    /// Where the decisions about a request are numbered. `None` unless requests are recorded.
+    #[must_use]
+    pub(crate) fn start_order(&self) -> Option<Arc<DecisionOrder>> {
+        match self {
+            Self::Fairness(controller) => controller.decisions().start(),
+            Self::MaxInFlight(_) => None,
+        }
+    }
+
+    /// As [`admit`](Self::admit), with the order of decisions that the caller keeps.
+    ///
+    /// # Errors
+    /// The [`Rejection`] of the limit.
+    ///
+    /// # Cancel safety
+    /// As for [`admit`](Self::admit).
+    pub(crate) async fn admit_in_order(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        times: RequestTimes,
+        order: Option<Arc<DecisionOrder>>,
+    ) -> Result<Permit, Rejection> {
         let concurrency = match self {
             Self::Fairness(controller) => {
-                if attributes.info.long_running() && *attributes.info.verb() != Verb::Watch {
+                if bypasses_fairness(attributes.info) {
                     None
                 } else {
                     let admitted = controller
-                        .admit(attributes.info, attributes.user, times)
+                        .admit_in_order(attributes.info, attributes.user, times, order)
                         .await;
                     Some(ConcurrencyPermit::Seats(
                         admitted.map_err(Rejection::Fairness)?,
@@ -81,6 +108,13 @@ impl Admission {
             Self::MaxInFlight(_) => attributes.user.in_group(GROUP_MASTERS),
         }
     }
+}
+
+/// Whether a request is admitted by API Priority and Fairness at once, without a seat: a long-running
+/// request, except for a watch, which is charged for its initialization.
+#[must_use]
+pub(crate) fn bypasses_fairness(info: &RequestInfo<'_>) -> bool {
+    info.long_running() && *info.verb() != Verb::Watch
 }
 
 /// The permit of an admitted request, held until the end of its response. Drop releases what it

@@ -41,6 +41,8 @@ use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::ArrivalError;
 use crate::flowcontrol::level::ArrivalOutcome;
 use crate::flowcontrol::level::ArrivingRequest;
+use crate::flowcontrol::level::DecisionOrder;
+use crate::flowcontrol::level::DecisionSequence;
 use crate::flowcontrol::level::LevelSummary;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::SchemaRoute;
@@ -77,12 +79,20 @@ pub struct Controller {
     pub(super) dry_run_log: Arc<LogLimiter>,
     /// The metric of the seats of all levels.
     pub(super) seats_gauge: IntGauge,
+    /// Numbers the decisions while requests are recorded.
+    decisions: Arc<DecisionSequence>,
 }
 
 /// A request that has been routed to its level.
 struct RoutedRequest {
     arrival: ArrivalOutcome,
+    estimate: RecordedEstimate,
+}
+
+/// The estimate of a request, and where its steps are numbered while requests are recorded.
+struct RecordedEstimate {
     work: WorkEstimate,
+    order: Option<Arc<DecisionOrder>>,
 }
 
 /// Provides the inputs of an estimate, and records the number of watches that it used.
@@ -146,6 +156,12 @@ impl Controller {
         self.config.load().enforcement == Enforcement::DryRun
     }
 
+    /// The numbers of decisions, which are off until they are enabled.
+    #[must_use]
+    pub(crate) const fn decisions(&self) -> &Arc<DecisionSequence> {
+        &self.decisions
+    }
+
     /// Replaces the settings. Requests that wait or execute keep the settings under which they
     /// arrived.
     pub(crate) fn set_config(&self, now: Instant, config: ControllerConfig) {
@@ -169,6 +185,25 @@ impl Controller {
         user: &UserInfo,
         times: RequestTimes,
     ) -> Result<AdmissionPermit, AdmissionRejection> {
+        self.admit_in_order(info, user, times, self.decisions.start())
+            .await
+    }
+
+    /// As [`admit`](Self::admit), with the order of decisions that the caller keeps: it is known even
+    /// if the caller is cancelled.
+    ///
+    /// # Errors
+    /// As for [`admit`](Self::admit).
+    ///
+    /// # Cancel safety
+    /// As for [`admit`](Self::admit).
+    pub(crate) async fn admit_in_order(
+        &self,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+        times: RequestTimes,
+        order: Option<Arc<DecisionOrder>>,
+    ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
         let (until, enforcement) = self.queue_deadline(times);
         let RoutedRequest { arrival, estimate } =
@@ -176,7 +211,10 @@ impl Controller {
                 (Ok(routed), _) => routed,
                 (Err(rejected), Enforcement::Enforce) => return Err(rejected),
                 (Err(rejected), Enforcement::DryRun) => {
-                    let work = rejected.work;
+                    let estimate = RecordedEstimate {
+                        work: rejected.work,
+                        order: rejected.order,
+                    };
                     dry_run::log_rejection(
                         &self.dry_run_log,
                         now,
@@ -185,7 +223,13 @@ impl Controller {
                     );
                     let dry_run = DryRun::Rejected(rejected.reason);
                     let permit = SeatPermit::empty(rejected.route);
-                    return Ok(self.build_admitted(info, permit, dry_run, work, Duration::ZERO));
+                    return Ok(self.build_admitted(
+                        info,
+                        permit,
+                        dry_run,
+                        estimate,
+                        Duration::ZERO,
+                    ));
                 }
             };
         let (permit, dry_run, queue_wait) = match (arrival, enforcement) {
@@ -197,8 +241,9 @@ impl Controller {
                     route,
                     reason: RejectReason::TimeOut,
                     retry_after,
-                    work,
+                    work: estimate.work,
                     queue_wait,
+                    order: estimate.order.clone(),
                 })?;
                 (permit, DryRun::Admitted, queue_wait)
             }
@@ -208,7 +253,7 @@ impl Controller {
                 (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
             }
         };
-        Ok(self.build_admitted(info, permit, dry_run, work, queue_wait))
+        Ok(self.build_admitted(info, permit, dry_run, estimate, queue_wait))
     }
 
     /// Replaces the objects. Waiting requests stay in their queues.
@@ -329,6 +374,7 @@ impl Controller {
         now: Instant,
         info: &RequestInfo<'_>,
         user: &UserInfo,
+        order: Option<Arc<DecisionOrder>>,
     ) -> Result<RoutedRequest, AdmissionRejection> {
         let digest = RequestDigest::new(info, user);
         loop {
@@ -351,7 +397,10 @@ impl Controller {
                 order: order.as_ref(),
             };
             match route.arrive(now, &arriving) {
-                Ok(arrival) => return Ok(RoutedRequest { arrival, work }),
+                Ok(arrival) => {
+                    let estimate = RecordedEstimate { work, order };
+                    return Ok(RoutedRequest { arrival, estimate });
+                }
                 Err(ArrivalError::Rejected {
                     reason,
                     retry_after,
@@ -377,9 +426,10 @@ impl Controller {
         info: &RequestInfo<'_>,
         permit: SeatPermit,
         dry_run: DryRun,
-        work: WorkEstimate,
+        estimate: RecordedEstimate,
         queue_wait: Duration,
     ) -> AdmissionPermit {
+        let RecordedEstimate { work, order } = estimate;
         let watch = (*info.verb() == Verb::Watch).then(|| WatchGuard {
             registration: lock(&self.watch_tracker).register(info),
             tracker: Arc::clone(&self.watch_tracker),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::dry_run::SimulatedRequest;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::level::DecisionOrder;
 use crate::flowcontrol::level::ObjectId;
 use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::level::SeatPermit;
@@ -22,6 +23,7 @@ pub struct AdmissionPermit {
     pub(super) _watch: Option<WatchGuard>,
     pub(super) work: WorkEstimate,
     pub(super) queue_wait: Duration,
+    pub(super) order: Option<Arc<DecisionOrder>>,
 }
 
 /// A rejected request.
@@ -35,7 +37,8 @@ pub struct AdmissionRejection {
     /// The estimated work.
     pub(crate) work: WorkEstimate,
     /// The time in the queue.
-    pub queue_wait: Duration,
+    pub(crate) queue_wait: Duration,
+    pub(super) order: Option<Arc<DecisionOrder>>,
 }
 
 /// The decision about a request, for logs, metrics and audit.
@@ -45,7 +48,9 @@ pub struct FlowControlDecision {
     /// The most seats that the request occupies at a time, by its estimate.
     pub(crate) seats: u32,
     /// The time in the queue.
-    pub queue_wait: Duration,
+    pub(crate) queue_wait: Duration,
+    work: WorkEstimate,
+    order: Option<Arc<DecisionOrder>>,
 }
 
 impl FlowControlDecision {
@@ -54,25 +59,44 @@ impl FlowControlDecision {
             route: Arc::clone(route),
             seats: work.initial_seats.max(work.final_seats),
             queue_wait,
+            work,
+            order: None,
         }
+    }
+
+    fn with_order(mut self, order: Option<&Arc<DecisionOrder>>) -> Self {
+        self.order = order.cloned();
+        self
+    }
+
+    /// The estimated work.
+    #[must_use]
+    pub(crate) const fn work(&self) -> WorkEstimate {
+        self.work
+    }
+
+    /// The numbers of the request's steps, if it is recorded.
+    #[must_use]
+    pub(crate) const fn order(&self) -> Option<&Arc<DecisionOrder>> {
+        self.order.as_ref()
     }
 
     /// The flow schema that matched.
     #[must_use]
-    pub fn flow_schema(&self) -> &ObjectId {
+    pub(crate) fn flow_schema(&self) -> &ObjectId {
         &self.route.flow_schema
-    }
-
-    /// The flow distinguisher of the schema.
-    #[must_use]
-    pub fn distinguisher_method(&self) -> FlowDistinguisherMethod {
-        self.route.distinguisher_method
     }
 
     /// The priority level of the schema.
     #[must_use]
     pub(crate) fn priority_level(&self) -> &ObjectId {
         &self.route.priority_level
+    }
+
+    /// The flow distinguisher of the schema.
+    #[must_use]
+    pub(crate) fn distinguisher_method(&self) -> FlowDistinguisherMethod {
+        self.route.distinguisher_method
     }
 }
 
@@ -95,18 +119,6 @@ pub(super) struct WatchGuard {
 }
 
 impl AdmissionPermit {
-    /// The flow schema that matched.
-    #[must_use]
-    pub fn flow_schema(&self) -> &ObjectId {
-        &self.seat_permit.route().flow_schema
-    }
-
-    /// The priority level of the schema.
-    #[must_use]
-    pub fn priority_level(&self) -> &ObjectId {
-        &self.seat_permit.route().priority_level
-    }
-
     /// Whether the level of the request is exempt.
     #[must_use]
     pub(crate) fn is_exempt(&self) -> bool {
@@ -117,12 +129,7 @@ impl AdmissionPermit {
     #[must_use]
     pub(crate) fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(self.seat_permit.route(), self.work, self.queue_wait)
-    }
-
-    /// The estimated work.
-    #[must_use]
-    pub const fn work(&self) -> WorkEstimate {
-        self.work
+            .with_order(self.order.as_ref())
     }
 
     /// The time in the queue.
@@ -155,6 +162,7 @@ impl AdmissionRejection {
     #[must_use]
     pub(crate) fn decision(&self) -> FlowControlDecision {
         FlowControlDecision::new(&self.route, self.work, self.queue_wait)
+            .with_order(self.order.as_ref())
     }
 
     /// The flow schema that matched.

@@ -15,35 +15,37 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `arrival` `counters` `request_details` |
-//! | 1 | `state` |
-//! | 2 | `priority_level` |
-//! | 3 | `seat_permit` `summary` |
+//! | 0 | `counters` `decision_order` `request_details` |
+//! | 1 | `arrival` |
+//! | 2 | `state` |
+//! | 3 | `priority_level` |
+//! | 4 | `seat_permit` `summary` |
 
 mod arrival;
 mod counters;
+mod decision_order;
 mod priority_level;
 mod request_details;
 mod seat_permit;
 mod state;
 mod summary;
 
-pub use self::arrival::ArrivalError;
-pub use self::arrival::ArrivingRequest;
-pub use self::counters::LevelCounters;
-pub use self::counters::MAX_RETAINED;
-pub use self::counters::RETENTION;
-pub use self::counters::SchemaCounters;
-pub use self::counters::SchemaSlot;
-pub use self::counters::Utilization;
-pub use self::priority_level::DumpedRequest;
-pub use self::priority_level::LevelDump;
-pub use self::priority_level::LevelMetrics;
-pub use self::priority_level::PriorityLevel;
-pub use self::request_details::DetailColumn;
-pub use self::request_details::RequestDetails;
-pub use self::seat_permit::ArrivalOutcome;
-pub use self::seat_permit::ObjectId;
-pub use self::seat_permit::SchemaRoute;
-pub use self::seat_permit::SeatPermit;
-pub use self::summary::LevelSummary;
+pub(crate) use self::arrival::ArrivalError;
+pub(crate) use self::arrival::ArrivingRequest;
+pub(crate) use self::counters::MAX_RETAINED;
+pub(crate) use self::counters::RETENTION;
+pub(crate) use self::counters::SchemaCounters;
+pub(crate) use self::counters::SchemaSlot;
+pub(crate) use self::decision_order::DecisionOrder;
+pub(crate) use self::decision_order::DecisionSequence;
+pub(crate) use self::priority_level::DumpedRequest;
+#[cfg(test)]
+pub(crate) use self::priority_level::LevelDump;
+pub(crate) use self::priority_level::LevelMetrics;
+pub(crate) use self::priority_level::PriorityLevel;
+pub(crate) use self::request_details::DetailColumn;
+pub(crate) use self::seat_permit::ArrivalOutcome;
+pub(crate) use self::seat_permit::ObjectId;
+pub(crate) use self::seat_permit::SchemaRoute;
+pub(crate) use self::seat_permit::SeatPermit;
+pub(crate) use self::summary::LevelSummary;

@@ -13,6 +13,7 @@ use super::arrival::ArrivalError;
 use super::arrival::ArrivingRequest;
 use super::counters::LevelCounters;
 use super::counters::SchemaSlot;
+use super::decision_order::DecisionOrder;
 use super::request_details::RequestDetails;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::LevelSeats;
@@ -60,6 +61,16 @@ pub(super) struct RequestEntry {
     arrived: Instant,
     waker: Option<Waker>,
     pub(super) details: RequestDetails,
+    /// While requests are recorded.
+    order: Option<Arc<DecisionOrder>>,
+}
+
+impl RequestEntry {
+    /// Returns the number of the step. 0 if it is not numbered.
+    fn record_departure(&self, now: Instant) -> u64 {
+        let order = self.order.as_ref();
+        order.map_or(0, |order| order.record_departure(now))
+    }
 }
 
 #[derive(Debug)]
@@ -160,6 +171,7 @@ impl LevelInner {
             details: RequestDetails::default(),
             order: arriving.order.cloned(),
         };
+        self.step = arriving.order.map_or(0, |order| order.record_arrival(now));
         let schema = self.counters.schema_mut(counters_index);
         schema.estimated_seats.observe(f64::from(work.max_seats()));
         if let Some(watches) = arriving.interested_watches {
@@ -205,6 +217,7 @@ impl LevelInner {
         let phase = self.queue_set.phase(key)?;
         let entry = self.queue_set.payload(key)?;
         let (counters_index, kind, is_watch) = (entry.counters_index, entry.kind, entry.is_watch);
+        self.step = entry.record_departure(now);
         let departure = self.queue_set.leave(now, key, &mut self.effects)?;
         if let DispatchPhase::Executing { since } = phase {
             let time = now.saturating_duration_since(since);
@@ -233,6 +246,7 @@ impl LevelInner {
     /// seconds.
     pub(super) fn cancel(&mut self, now: Instant, key: RequestKey) -> Option<u32> {
         let entry = self.queue_set.cancel(now, key, &mut self.effects)?;
+        self.step = entry.record_departure(now);
         let retry_after = self.record_ejection(now, entry);
         self.apply_effects(now);
         Some(retry_after)
@@ -363,6 +377,9 @@ impl LevelInner {
             self.in_flight.start_through_queue(entry.kind, now);
         } else {
             self.in_flight.start(entry.kind, now);
+        }
+        if let Some(order) = &entry.order {
+            order.record_dispatch(self.step, now);
         }
         entry.is_queued = false;
         entry.seats = u64::from(work.max_seats()); // the dispatch may have narrowed it

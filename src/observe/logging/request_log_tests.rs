@@ -58,6 +58,7 @@ fn record(user: &str, outcome: RequestOutcome) -> Record {
         })),
         counted_as: None,
         decision: None,
+        order: None,
         rule: None,
         trace_context: None,
         audit: None,

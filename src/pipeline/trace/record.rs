@@ -21,6 +21,7 @@ use http::uri::PathAndQuery;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
@@ -59,6 +60,8 @@ pub struct Record {
     pub counted_as: Option<Arc<UserInfo>>,
     /// The decision of priority and fairness, once there is one.
     pub decision: Option<FlowControlDecision>,
+    /// The order of decisions about the request, while requests are recorded.
+    pub order: Option<Arc<DecisionOrder>>,
     /// The rule of `clientLimits` that rejected the request.
     pub rule: Option<Arc<str>>,
     /// The request's trace, if it is sampled.
@@ -183,6 +186,7 @@ impl RecordGuard {
                 user: None,
                 counted_as: None,
                 decision: None,
+                order: None,
                 rule: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
@@ -290,6 +294,7 @@ mod tests {
                 user: None,
                 counted_as: None,
                 decision: None,
+                order: None,
                 rule: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,

@@ -81,7 +81,7 @@ async fn a_simulated_rejection_occupies_no_seat() {
         second.dry_run_rejection(),
         Some(RejectReason::ConcurrencyLimit)
     );
-    assert_eq!(second.flow_schema().name, "all");
+    assert_eq!(second.decision().flow_schema().name, "all");
     assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(first);
     drop(second);

@@ -7,8 +7,8 @@ async fn a_request_holds_its_seat_until_it_is_dropped() {
     let fixture = one_level(2, queue(4, 10));
     let (first, second) = (fixture.get_now("a"), fixture.get_now("b"));
     assert_eq!(fixture.load("work"), (0, 2, 2));
-    assert_eq!(first.flow_schema().name, "all");
-    assert_eq!(first.priority_level().name, "work");
+    assert_eq!(first.decision().flow_schema().name, "all");
+    assert_eq!(first.decision().priority_level().name, "work");
     drop(first);
     assert_eq!(fixture.load("work"), (0, 1, 1));
     advance(2 * MS).await;
@@ -64,7 +64,7 @@ async fn an_exempt_level_admits_and_counts_every_request() {
         held.push(admitted.unwrap());
     }
     assert_eq!(fixture.load("exempt"), (0, 5, 5));
-    fixture.controller.publish_peaks();
+    fixture.publish_peaks();
     drop(held);
     assert_eq!(fixture.load("exempt"), (0, 0, 0));
     let peak = "apiserver_current_inflight_requests{request_kind=\"readOnly\"}";
@@ -139,7 +139,7 @@ async fn write_with_many_watches(fixture: &ControllerFixture) -> AdmissionPermit
 async fn seats_linger_after_a_write_with_many_watches() {
     let fixture = one_level(1, queue(1, 10));
     let write = write_with_many_watches(&fixture).await;
-    assert_eq!(write.work().additional_latency, 5 * MS);
+    assert_eq!(write.work.additional_latency, 5 * MS);
     drop(write);
     assert_eq!(fixture.load("work"), (0, 0, 1));
     let mut next = fixture.get("b").expect_pending();

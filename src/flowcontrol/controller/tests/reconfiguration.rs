@@ -79,14 +79,14 @@ async fn a_level_removed_while_requests_wait_drains_and_is_then_closed() {
         "{dump}"
     );
     let elsewhere = fixture.get_now("c");
-    assert_eq!(elsewhere.priority_level().name, "catch-all");
+    assert_eq!(elsewhere.decision().priority_level().name, "catch-all");
     drop(held);
     run_ready_tasks().await;
     assert_eq!(is_quiescing(&fixture), Some(true), "one still runs");
     let Poll::Ready(Ok(last)) = waiting.poll_once() else {
         panic!("its turn has come");
     };
-    assert_eq!(last.priority_level().name, "work");
+    assert_eq!(last.decision().priority_level().name, "work");
     drop(last);
     run_ready_tasks().await;
     assert_eq!(is_quiescing(&fixture), None);
@@ -147,10 +147,14 @@ async fn a_request_for_a_closed_level_is_classified_again() {
         flow_hash: 0,
         work: WorkEstimate::default(),
         interested_watches: None,
+        order: None,
     };
     let refused = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
     assert_eq!(refused, ArrivalError::Closed);
-    assert_eq!(fixture.get_now("a").priority_level().name, "catch-all");
+    assert_eq!(
+        fixture.get_now("a").decision().priority_level().name,
+        "catch-all"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,7 +295,7 @@ async fn a_thousand_changes_keep_the_counters_of_the_last_removed_objects_only()
     let mut most = 0;
     for n in 0..1000 {
         fixture.controller.configure(Clock.now(), &named_objects(n));
-        let schema = |user| fixture.get_now(user).flow_schema().name.clone();
+        let schema = |user| fixture.get_now(user).decision().flow_schema().name.clone();
         assert_eq!(schema("a"), format!("schema-{n}"));
         assert_eq!(schema("b"), format!("other-{n}"));
         advance(MS).await;
@@ -355,6 +359,7 @@ async fn the_counters_of_a_removed_schema_stay_while_a_request_is_counted_there(
         flow_hash: 0,
         work: WorkEstimate::default(),
         interested_watches: None,
+        order: None,
     };
     let late = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
     assert_eq!(late, ArrivalError::Closed, "it is classified again");
