@@ -26,6 +26,7 @@ use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::audit;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
+use crate::observe::logging::recording::RecordingConfig;
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::settings::AddressLimit;
@@ -289,6 +290,8 @@ pub struct AdminConfig {
 pub struct ReportingConfig {
     /// `--audit-log-path` and the other `--audit-*` flags.
     pub audit: Option<audit::AuditConfig>,
+    /// `--record-path` and the other `--record-*` flags.
+    pub recording: Option<RecordingConfig>,
     /// `--explain-responses`.
     pub explain: bool,
     /// `--tracing-config-file`.

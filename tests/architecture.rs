@@ -90,6 +90,8 @@ const PURE: &[&str] = &[
     "numeric.rs",
     "observe/audit/event.rs",
     "observe/audit/policy.rs",
+    "observe/logging/recording/line.rs",
+    "observe/logging/recording/pseudonyms.rs",
     "observe/status/history.rs",
     "observe/status/snapshot.rs",
     "observe/top_talkers/heavy_hitters.rs",

@@ -72,6 +72,7 @@ impl AdminListeners {
                     configured: Arc::clone(sources),
                     is_for_operators: operators,
                     connection_budget: operators.then(|| shared.budgets.connection_budget.clone()),
+                    recorder: operators.then(|| Arc::clone(&shared.observers.recorder)),
                     top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
                     status: operators.then(|| Arc::clone(&status)),

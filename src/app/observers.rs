@@ -9,6 +9,10 @@ use crate::flowcontrol::sources::LiveObjects;
 use crate::metrics::Registry;
 use crate::observe::audit;
 use crate::observe::audit::AuditLog;
+use crate::observe::logging::recording::PreparedRecording;
+use crate::observe::logging::recording::Recorder;
+use crate::observe::logging::recording::RecordingConfig;
+use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::logging::request_log::AccessLog;
 use crate::observe::logging::request_log::RejectionLog;
 use crate::observe::spans;
@@ -22,6 +26,8 @@ use crate::pipeline::trace::trace_context::Sampler;
 pub(super) struct Observers {
     audit_log: Option<Arc<AuditLog>>,
     rejections: Arc<RejectionLog>,
+    /// Records requests; also for clients of the admin listener.
+    pub(super) recorder: Arc<Recorder>,
     spans: Option<Arc<SpanProcessor>>,
     /// The configuration of `spans`.
     tracing: Option<spans::config::TracingConfig>,
@@ -35,6 +41,8 @@ pub(super) struct Observers {
 #[derive(Debug)]
 pub(super) struct PreparedObservers {
     audit: Option<audit::PreparedAudit>,
+    /// The record and its open file.
+    recording: Option<(RecordingConfig, PreparedRecording)>,
     tracing: Option<spans::config::TracingConfig>,
     explain: bool,
 }
@@ -46,6 +54,7 @@ impl PreparedObservers {
             audit,
             explain,
             spans: tracing,
+            recording,
             dropped_lines: _,
         } = reporting;
         let open = |config: audit::AuditConfig| {
@@ -56,8 +65,15 @@ impl PreparedObservers {
             audit::PreparedAudit::open(config)
                 .map_err(|why| StartError::new(format!("--audit-log-path {path}"), why))
         };
+        let open_record = |config: RecordingConfig| {
+            let path = config.path.display().to_string();
+            PreparedRecording::open(config.clone())
+                .map(|prepared| (config, prepared))
+                .map_err(|why| StartError::new(format!("--record-path {path}"), why))
+        };
         Ok(Self {
             audit: audit.map(open).transpose()?,
+            recording: recording.map(open_record).transpose()?,
             tracing,
             explain,
         })
@@ -75,6 +91,7 @@ impl Observers {
         let none = Self {
             audit_log: None,
             rejections: Arc::default(),
+            recorder: Recorder::new(RecordingMetrics::register(registry), objects.cloned()),
             sampler: None,
             spans: None,
             tracing: None,
@@ -96,6 +113,7 @@ impl Observers {
     ) -> Result<Self, StartError> {
         let PreparedObservers {
             audit,
+            recording,
             tracing,
             explain,
         } = prepared;
@@ -114,6 +132,11 @@ impl Observers {
                     .map_err(|why| StartError::new("--audit-log-path", why))?,
             ),
         };
+        let (config, recording) = recording.unzip();
+        if !self.recorder.is_in_force(config.as_ref()) {
+            let replaced = self.recorder.replace(recording);
+            replaced.map_err(|why| StartError::new("--record-path", why))?;
+        }
         let spans = if self.tracing == tracing {
             self.spans.clone()
         } else {
@@ -123,6 +146,7 @@ impl Observers {
         Ok(Self {
             audit_log,
             rejections: Arc::clone(&self.rejections),
+            recorder: Arc::clone(&self.recorder),
             sampler: tracing
                 .as_ref()
                 .map(|tracing| Sampler::new(tracing.sampling_rate_per_million)),
@@ -146,7 +170,8 @@ impl Observers {
     ) -> RequestObservers {
         let rejections: Arc<dyn RequestObserver> = Arc::<RejectionLog>::clone(&self.rejections);
         let mut all = Vec::from(others);
-        all.extend([rejections, Arc::new(AccessLog)]);
+        let recorder: Arc<dyn RequestObserver> = Arc::<Recorder>::clone(&self.recorder);
+        all.extend([rejections, Arc::new(AccessLog), recorder]);
         let audit_log = self.audit_log.as_ref();
         all.extend(
             audit_log.map(|log| -> Arc<dyn RequestObserver> { Arc::<AuditLog>::clone(log) }),
@@ -171,6 +196,7 @@ impl Observers {
     /// Writes and exports what is pending, within a time limit.
     pub(super) async fn finish(self) {
         self.rejections.log_summaries();
+        self.recorder.finish().await;
         if let Some(log) = self.audit_log {
             log.finish().await;
         }

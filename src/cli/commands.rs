@@ -14,6 +14,7 @@ use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::playground::PlaygroundArgs;
 use crate::cli::policies::explain::ExplainArgs;
 use crate::cli::policies::flowcontrol::FlowcontrolArgs;
+use crate::cli::policies::record::RecordArgs;
 use crate::cli::top::TopArgs;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -39,10 +40,19 @@ pub(crate) enum Command {
     /// Takes the flags of serve, and of these reads only the limits and their files: neither certificates nor the API server's
     /// address are needed. Without any flags the policies are the built-in ones.
     Explain(Box<ExplainArgs>),
+    /// Replay the requests of a log under other policies: who would have waited, and who would have been rejected.
+    ///
+    /// Takes the flags of serve, and of these reads only the limits and their files. Reads audit logs of kube-apiserver and of weir,
+    /// and the arrivals that weir record writes.
+    Replay(Box<ReplayArgs>),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
     /// Show the flow schemas and priority levels of a running weir.
     Flowcontrol(FlowcontrolArgs),
+    /// Record what passes a running weir, an arrival (JSON) a line, until it is interrupted.
+    ///
+    /// No bodies, no headers but the user agent, and no credentials. weir replay reads it.
+    Record(RecordArgs),
     /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
     #[cfg(feature = "playground")]
     Playground(Box<PlaygroundArgs>),

@@ -30,6 +30,8 @@ struct QueueState<T> {
     /// The next push must wake the consumer.
     consumer_asleep: bool,
     closed: bool,
+    /// The consumer is to look at something else than items.
+    woken: bool,
 }
 
 impl<T> BoundedQueue<T> {
@@ -42,6 +44,7 @@ impl<T> BoundedQueue<T> {
                 used_bytes: 0,
                 consumer_asleep: false,
                 closed: false,
+                woken: false,
             }),
             changed: Condvar::new(),
         }
@@ -66,20 +69,44 @@ impl<T> BoundedQueue<T> {
         true
     }
 
-    /// Takes all items, or waits for some. Returns `false` when the queue is closed and empty.
+    /// Takes all items, or waits for some. After [`wake`](Self::wake) there may be none. Returns
+    /// `false` when the queue is closed and empty.
     pub(super) fn pop_all(&self, items: &mut Vec<(T, usize)>) -> bool {
         let half = self.max_bytes / 2;
         let is_gathering = |state: &mut QueueState<T>| !state.closed && state.used_bytes <= half;
         let mut state = self.lock();
         self.changed
             .wait_while_for(&mut state, is_gathering, BATCH_DELAY);
-        while state.items.is_empty() && !state.closed {
+        while state.items.is_empty() && !state.closed && !state.woken {
             state.consumer_asleep = true;
             self.changed.wait(&mut state);
         }
         state.consumer_asleep = false;
         mem::swap(&mut state.items, items);
-        !items.is_empty()
+        mem::take(&mut state.woken) || !items.is_empty()
+    }
+
+    /// Wakes the consumer, although there may be no items.
+    pub(super) fn wake(&self) {
+        self.lock().woken = true;
+        self.changed.notify_one();
+    }
+
+    /// Takes all items, or waits for some until `limit` has passed. Returns `false` when the queue is
+    /// closed and empty.
+    pub(super) fn pop_all_within(&self, items: &mut Vec<(T, usize)>, limit: Duration) -> bool {
+        let half = self.max_bytes / 2;
+        let is_gathering = |state: &mut QueueState<T>| !state.closed && state.used_bytes <= half;
+        let mut state = self.lock();
+        self.changed
+            .wait_while_for(&mut state, is_gathering, BATCH_DELAY);
+        if state.items.is_empty() && !state.closed {
+            state.consumer_asleep = true;
+            self.changed.wait_for(&mut state, limit);
+        }
+        state.consumer_asleep = false;
+        mem::swap(&mut state.items, items);
+        !items.is_empty() || !state.closed
     }
 
     /// Frees the weight of items that have been written.
@@ -132,6 +159,22 @@ mod tests {
         assert_eq!(taken, [(1, 1)]);
         taken.clear();
         assert!(!queue.pop_all(&mut taken));
+    }
+
+    #[test]
+    fn a_limited_wait_ends_without_items_until_the_queue_is_closed() {
+        let (queue, mut taken) = (BoundedQueue::<&str>::new(10), Vec::new());
+        assert!(queue.pop_all_within(&mut taken, Duration::from_millis(1)));
+        assert!(taken.is_empty());
+        assert!(
+            queue.try_push("a", 0),
+            "an item without a weight always fits"
+        );
+        queue.close();
+        assert!(queue.pop_all_within(&mut taken, Duration::MAX));
+        assert_eq!(taken, [("a", 0)]);
+        taken.clear();
+        assert!(!queue.pop_all_within(&mut taken, Duration::MAX));
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod object_counts;
 #[cfg(feature = "playground")]
 mod own_rights;
 mod rate_limits;
+mod recording;
 mod rejected_bodies;
 mod rejection_hold;
 mod reload;

@@ -470,7 +470,44 @@ pub(crate) struct ReportingArgs {
     pub(crate) audit_log_maxbackup: u32,
     /// Size in megabytes at which the file of the audit log is rotated.
     #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
-    pub audit_log_maxsize: u32,
+    pub(crate) audit_log_maxsize: u32,
+    /// Compress rotated files of the audit log with gzip.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub(crate) audit_log_compress: bool,
+    /// Record what passes in this file, an arrival (JSON) a line, for weir replay; no bodies, no headers but the user agent, and
+    /// no credentials. An existing file is continued. It is compressed if its name ends with .gz. Requests that are not written fast
+    /// enough are dropped and counted.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record_path: Option<PathBuf>,
+    /// Size in megabytes at which the record ends.
+    #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) record_max_size: u32,
+    /// How long the record goes on from the start, or from the reload that begins it; 0s until its size ends it.
+    #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = parse_duration)]
+    pub(crate) record_max_duration: Duration,
+    /// Replace names in the record by pseudonyms with the secret in this file (at least 16 bytes), so that it can be shared: those
+    /// of users, groups, namespaces, objects and programs. system: names stay, and names that flow schemas name.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record_pseudonym_key_file: Option<PathBuf>,
+    /// Record clients' addresses, too.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub(crate) record_source_addresses: bool,
     /// Report in response headers, also of weir's own responses, what was decided about the request: X-Weir-Flow-Schema,
     /// X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
     #[arg(

@@ -1,5 +1,5 @@
-//! Commands about policies: which are in force (`weir flowcontrol`), and what they decide (`weir
-//! explain`).
+//! Commands about policies: which are in force (`weir flowcontrol`), what they decide (`weir
+//! explain`), what passes (`weir record`), and what they would have decided (`weir replay`).
 //!
 //! # Layers
 //!

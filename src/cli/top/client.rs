@@ -134,6 +134,17 @@ pub(crate) async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String,
     Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
+/// Opens a stream of the admin listener.
+///
+/// # Errors
+/// The reason, if there is no response.
+///
+/// # Cancel safety
+/// The connection ends with the future.
+pub(crate) async fn open_stream(address: &AdminUrl, path: &str) -> Result<Incoming, String> {
+    Ok(with_timeout(get(address, path)).await?.into_body())
+}
+
 /// Sends updates and connection failures to `updates`, until its receiver is dropped.
 ///
 /// # Cancel safety

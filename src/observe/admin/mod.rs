@@ -56,6 +56,7 @@ use crate::metrics::Registry;
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
+use crate::observe::logging::recording::Recorder;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::page;
@@ -100,10 +101,13 @@ const PLACES_PATH: &str = "/debug/places";
 /// The top talkers.
 const TOP_TALKERS_PATH: &str = "/debug/top_talkers";
 
+/// A record of what passes from now on.
+pub(crate) const RECORD_PATH: &str = "/debug/record";
+
 /// The response body for an unknown path.
 const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
                        and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues, dump_requests and objects; \
-                       /debug/rate_limits /debug/places /debug/top_talkers /debug/log_level; /configz /flagz /statusz\n";
+                       /debug/rate_limits /debug/places /debug/top_talkers /debug/record /debug/log_level; /configz /flagz /statusz\n";
 
 /// The response body for a request to a loopback listener by a foreign host name.
 const FOREIGN_HOST_TEXT: &str =
@@ -137,11 +141,9 @@ pub(crate) struct AdminServer {
     /// The source of `/debug/places`: the slots for requests to the API server.
     pub(crate) connection_budget: Option<ConnectionBudget>,
     /// The log filter, if it can be changed.
-    pub log_level: Option<Arc<LogLevel>>,
-    /// The source of the dumps. Present only with API Priority and Fairness.
-    pub flow_controller: Option<Arc<Controller>>,
-    /// The flow schemas and priority levels, for `objects` among the dumps and for `/configz`.
-    pub flowcontrol: Option<Arc<LiveObjects>>,
+    pub(crate) log_level: Option<Arc<LogLevel>>,
+    /// The source of `/debug/record`.
+    pub(crate) recorder: Option<Arc<Recorder>>,
     /// The source of `/debug/top_talkers`.
     pub(crate) top_talkers: Option<Arc<TopTalkers>>,
     /// The data of the status page.
@@ -239,6 +241,9 @@ impl AdminServer {
         if let (TOP_TALKERS_PATH, Some(talkers)) = (request.uri().path(), &self.top_talkers) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(handle_top_talkers(talkers, query));
+        }
+        if let (RECORD_PATH, Some(recorder)) = (request.uri().path(), &self.recorder) {
+            return Ok(handle_record(recorder, &request));
         }
         if let Some(status) = &self.status
             && let Some(response) = handle_status(status, &request).await
@@ -452,6 +457,36 @@ fn handle_events(status: &Arc<StatusFeed>, request: &Request<Incoming>) -> Respo
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, EVENT_STREAM);
+    response
+}
+
+/// Responds with the requests that end from now on. Requests from pages of other sites are rejected,
+/// as for [`handle_events`].
+fn handle_record(recorder: &Recorder, request: &Request<Incoming>) -> Response<AdminBody> {
+    if is_cross_site(request.headers()) {
+        return response(StatusCode::FORBIDDEN, CROSS_SITE_TEXT);
+    }
+    if request.method() == Method::HEAD {
+        return typed_response(JSON_LINES, "");
+    }
+    let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
+    let source_addresses = query
+        .first("sourceAddresses")
+        .is_some_and(|value| *value == *b"true");
+    let Some(lines) = recorder.subscribe(source_addresses) else {
+        return response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "as many record already as may\n",
+        );
+    };
+    let frames = stream::unfold(lines, |mut lines| async {
+        let batch = lines.recv().await?;
+        Some((Ok(Frame::data(batch)), lines))
+    });
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, JSON_LINES);
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
     response
 }
 

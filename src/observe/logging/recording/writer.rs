@@ -1,0 +1,337 @@
+//! The thread of the record: makes lines of the requests and writes them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::time::Instant;
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use prometheus::IntCounter;
+use prometheus::IntGauge;
+use tokio::sync::oneshot;
+
+use crate::clock::Clock;
+use crate::flowcontrol::sources::EffectiveObject;
+use crate::flowcontrol::sources::LiveObjects;
+use crate::metrics::Registry;
+use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::logging::recording::line::RecordedRequest;
+use crate::observe::logging::recording::pseudonyms::KeptNames;
+use crate::observe::logging::recording::sinks::FileSink;
+use crate::observe::logging::recording::sinks::RecordEnd;
+use crate::observe::logging::recording::sinks::StreamSink;
+
+/// The thread looks at least this often for seats that were released, for clients that are gone
+/// and for the end of a record.
+const TICK: Duration = Duration::from_millis(500);
+
+/// A line is written without the release of the request's seats if that is not known by then.
+/// Abandoned requests keep their seats for so long.
+const MAX_SETTLING: Duration = Duration::from_secs(60);
+
+/// Metrics of records.
+#[derive(Clone, Debug)]
+pub struct RecordingMetrics {
+    pub(super) dropped: IntCounter,
+    recorded: IntCounter,
+    active: IntGauge,
+}
+
+impl RecordingMetrics {
+    /// Registers the metrics.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Self {
+        Self {
+            dropped: registry.counter(
+                "weir_record_dropped_total",
+                "Requests that are missing in records, since what writes them did not keep up.",
+            ),
+            recorded: registry.counter(
+                "weir_record_requests_total",
+                "Requests that were recorded, in the file or for a client of the admin listener.",
+            ),
+            active: registry.gauge(
+                "weir_record_active",
+                "1 while requests are recorded, in the file or for a client of the admin listener.",
+            ),
+        }
+    }
+}
+
+/// What the thread takes from its queue.
+#[derive(Debug)]
+pub(super) enum QueueItem {
+    Request(Box<RecordedRequest>),
+    /// A command waits.
+    Wake,
+}
+
+/// A command to the thread.
+#[derive(Debug)]
+pub(super) enum WriterCommand {
+    /// Ends the file, and begins another.
+    ReplaceFile(Option<Box<FileSink>>),
+    AddStream(Box<StreamSink>),
+}
+
+/// What the thread shares with the recorder.
+#[derive(Debug)]
+pub(super) struct WriterControl {
+    /// Whether requests are recorded. Changed under the lock of `commands`.
+    is_active: AtomicBool,
+    /// Requests that were dropped since the last note.
+    pub(super) dropped: AtomicU64,
+    /// Streams that are open.
+    pub(super) streams: AtomicUsize,
+    commands: Mutex<VecDeque<WriterCommand>>,
+    /// The flow schemas in force, whose names pseudonyms keep. Their controller numbers its decisions
+    /// while requests are recorded. `None` without priority and fairness.
+    objects: ArcSwapOption<LiveObjects>,
+}
+
+impl WriterControl {
+    pub(super) fn new(objects: Option<Arc<LiveObjects>>) -> Self {
+        Self {
+            is_active: AtomicBool::new(false),
+            dropped: AtomicU64::new(0),
+            streams: AtomicUsize::new(0),
+            commands: Mutex::default(),
+            objects: ArcSwapOption::new(objects),
+        }
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn send(&self, command: WriterCommand) {
+        let mut commands = self.commands.lock();
+        match &command {
+            WriterCommand::ReplaceFile(Some(_)) => self.set_active(true),
+            WriterCommand::AddStream(_) => {
+                self.streams.fetch_add(1, Ordering::Relaxed);
+                self.set_active(true);
+            }
+            WriterCommand::ReplaceFile(None) => {}
+        }
+        commands.push_back(command);
+    }
+
+    fn set_active(&self, active: bool) {
+        self.is_active.store(active, Ordering::Relaxed);
+        self.number_decisions(active);
+    }
+
+    fn number_decisions(&self, enabled: bool) {
+        if let Some(live) = &*self.objects.load() {
+            live.controller().decisions().set_enabled(enabled);
+        }
+    }
+
+    /// The flow schemas in force.
+    pub(super) fn objects(&self) -> Arc<[EffectiveObject]> {
+        let live = self.objects.load();
+        live.as_ref().map(|live| live.objects()).unwrap_or_default()
+    }
+
+    /// After a reload, these flow schemas are in force, or none.
+    pub(super) fn set_objects(&self, objects: Option<Arc<LiveObjects>>) {
+        let _unchanged = self.commands.lock();
+        self.number_decisions(false);
+        self.objects.store(objects);
+        self.number_decisions(self.is_active());
+    }
+}
+
+/// The state of the thread.
+pub(super) struct RecordWriter {
+    queue: Arc<BoundedQueue<QueueItem>>,
+    control: Arc<WriterControl>,
+    metrics: RecordingMetrics,
+    /// The objects whose names are kept.
+    kept: Option<Arc<[EffectiveObject]>>,
+    file: Option<Box<FileSink>>,
+    streams: Vec<StreamSink>,
+    /// Requests that may still hold seats, with their weights in the queue.
+    unsettled: Vec<(Box<RecordedRequest>, usize)>,
+    /// Dropped when everything is written.
+    done: oneshot::Sender<()>,
+}
+
+impl RecordWriter {
+    pub(super) fn new(
+        queue: Arc<BoundedQueue<QueueItem>>,
+        control: Arc<WriterControl>,
+        metrics: RecordingMetrics,
+        done: oneshot::Sender<()>,
+    ) -> Self {
+        Self {
+            queue,
+            control,
+            metrics,
+            kept: None,
+            file: None,
+            streams: Vec::new(),
+            unsettled: Vec::new(),
+            done,
+        }
+    }
+
+    /// Writes until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        let mut items = Vec::new();
+        while self.queue.pop_all_within(&mut items, self.pause()) {
+            let now = Clock.now();
+            for (item, weight) in items.drain(..) {
+                match item {
+                    QueueItem::Request(request) => self.unsettled.push((request, weight)),
+                    QueueItem::Wake => {
+                        self.obey_next(now);
+                    }
+                }
+            }
+            self.note_dropped();
+            self.write_settled(now, MAX_SETTLING);
+            self.flush(now);
+        }
+        let now = Clock.now();
+        while self.obey_next(now) {}
+        self.note_dropped();
+        self.write_settled(now, Duration::ZERO);
+        self.flush(now);
+        if let Some(file) = self.file.take() {
+            file.end(RecordEnd::Stopped);
+        }
+        self.control.set_active(false);
+        self.metrics.active.set(0);
+        drop(self.done);
+    }
+
+    /// How long to wait for requests.
+    fn pause(&self) -> Duration {
+        let remaining = self.file.as_ref().map(|file| file.remaining(Clock.now()));
+        match remaining {
+            Some(remaining) => remaining.min(TICK),
+            None if self.streams.is_empty() => Duration::from_secs(3600),
+            None => TICK,
+        }
+    }
+
+    /// Obeys a command; requests before it go where they went before. Returns whether there was one.
+    fn obey_next(&mut self, now: Instant) -> bool {
+        let command = self.control.commands.lock().pop_front();
+        match command {
+            None => return false,
+            Some(WriterCommand::ReplaceFile(file)) => {
+                self.note_dropped();
+                self.write_settled(now, Duration::ZERO);
+                self.kept = None;
+                if let Some(ended) = std::mem::replace(&mut self.file, file) {
+                    ended.end(RecordEnd::Stopped);
+                }
+            }
+            Some(WriterCommand::AddStream(stream)) => {
+                self.write_settled(now, MAX_SETTLING);
+                self.streams.push(*stream);
+            }
+        }
+        true
+    }
+
+    /// Pseudonyms keep the names of the flow schemas in force.
+    fn refresh_kept_names(&mut self) {
+        let Some(file) = &mut self.file else { return };
+        let Some(pseudonyms) = &mut file.renderer.pseudonyms else {
+            return;
+        };
+        let objects = self.control.objects();
+        if self
+            .kept
+            .as_ref()
+            .is_some_and(|kept| Arc::ptr_eq(kept, &objects))
+        {
+            return;
+        }
+        pseudonyms.set_kept(KeptNames::of(objects.iter().map(|one| &one.object)));
+        self.kept = Some(objects);
+    }
+
+    /// What is dropped before anything is recorded waits for the first record.
+    fn note_dropped(&mut self) {
+        if self.file.is_none() && self.streams.is_empty() {
+            return;
+        }
+        let dropped = self.control.dropped.swap(0, Ordering::Relaxed);
+        if dropped == 0 {
+            return;
+        }
+        if let Some(file) = &mut self.file {
+            file.note_dropped(dropped);
+        }
+        for stream in &mut self.streams {
+            stream.note_dropped(dropped);
+        }
+    }
+
+    /// Makes lines of the requests of which everything is known, and of those that ended longer ago
+    /// than `longest`.
+    fn write_settled(&mut self, now: Instant, longest: Duration) {
+        self.refresh_kept_names();
+        let mut unsettled = std::mem::take(&mut self.unsettled);
+        let mut released = 0;
+        unsettled.retain(|(request, weight)| {
+            let age = now.saturating_duration_since(request.ended);
+            let is_due = request.is_settled() || age >= longest;
+            if is_due {
+                self.add(request);
+                released += weight;
+            }
+            !is_due
+        });
+        self.unsettled = unsettled;
+        self.queue.release(released);
+    }
+
+    fn add(&mut self, request: &RecordedRequest) {
+        if let Some(file) = &mut self.file
+            && let Err(end) = file.add(request)
+        {
+            self.end_file(end);
+        }
+        for stream in &mut self.streams {
+            stream.add(request);
+        }
+        if self.file.is_some() || !self.streams.is_empty() {
+            self.metrics.recorded.inc();
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        if let Some(file) = &mut self.file
+            && let Err(end) = file.flush(now)
+        {
+            self.end_file(end);
+        }
+        self.streams.retain_mut(StreamSink::flush);
+        let commands = self.control.commands.lock();
+        if commands.is_empty() {
+            let active = self.file.is_some() || !self.streams.is_empty();
+            self.control
+                .streams
+                .store(self.streams.len(), Ordering::Relaxed);
+            self.control.set_active(active);
+            self.metrics.active.set(active.into());
+        }
+    }
+
+    fn end_file(&mut self, end: RecordEnd) {
+        if let Some(file) = self.file.take() {
+            file.end(end);
+        }
+    }
+}
