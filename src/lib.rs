@@ -27,9 +27,10 @@
 //! | 6 | `pipeline` |
 //! | 7 | `server` `observe` |
 //! | 8 | `explain` `lint` |
-//! | 9 | `config` |
-//! | 10 | `app` |
-//! | 11 | `cli` |
+//! | 9 | `replay` |
+//! | 10 | `config` |
+//! | 11 | `app` |
+//! | 12 | `cli` |
 //!
 //! # Invariants
 //!
@@ -83,3 +84,4 @@ pub mod cli;
 pub mod config;
 pub mod explain;
 pub mod lint;
+pub mod replay;

@@ -209,12 +209,14 @@ fn the_flags_page_matches_the_program() {
     let top = command.find_subcommand("top").unwrap();
     let version = command.find_subcommand("version").unwrap();
     let explain = command.find_subcommand("explain").unwrap();
+    let replay = command.find_subcommand("replay").unwrap();
     let made = format!(
-        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir version`:\n{}\n",
+        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir version`:\n{}\n",
         flags_table(serve, None),
         flags_table(playground, Some(serve)),
         flags_table(check, Some(serve)),
         flags_table(explain, Some(serve)),
+        flags_table(replay, Some(serve)),
         flags_table(top, None),
         flags_table(version, None)
     );

@@ -15,6 +15,7 @@ use crate::cli::playground::PlaygroundArgs;
 use crate::cli::policies::explain::ExplainArgs;
 use crate::cli::policies::flowcontrol::FlowcontrolArgs;
 use crate::cli::policies::record::RecordArgs;
+use crate::cli::policies::replay::ReplayArgs;
 use crate::cli::top::TopArgs;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -72,6 +73,7 @@ impl Command {
             Self::Serve(args) => (Some(*args), None),
             Self::Check(args) => (Some(args.serve), Some(args.options)),
             Self::Explain(_)
+            | Self::Replay(_)
             | Self::Flowcontrol(_)
             | Self::Record(_)
             | Self::Top(_)
@@ -89,6 +91,7 @@ impl Command {
             Self::Serve(args) => args.proxy.origin = origin,
             Self::Check(args) => args.serve.proxy.origin = origin,
             Self::Explain(args) => args.serve.proxy.origin = origin,
+            Self::Replay(args) => args.serve.proxy.origin = origin,
             Self::Top(_)
             | Self::Flowcontrol(_)
             | Self::Record(_)

@@ -54,6 +54,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
         Command::Check(args) => check::run(*args, &check_config_file),
         Command::Explain(args) => policies::explain::run(*args),
+        Command::Replay(args) => policies::replay::run(*args, parse_config_file),
         Command::Top(args) => top::run(args),
         Command::Flowcontrol(args) => policies::flowcontrol::run(args),
         Command::Record(args) => policies::record::run(args),

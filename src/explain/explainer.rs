@@ -37,7 +37,7 @@ use crate::request_info::TargetError;
 use crate::request_info::Verb;
 
 /// The policies to explain.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ExplainedPolicies {
     /// What limits concurrent requests.
     pub concurrency: ConcurrencyPolicy,
@@ -48,7 +48,7 @@ pub struct ExplainedPolicies {
 }
 
 /// What limits concurrent requests.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum ConcurrencyPolicy {
     /// API Priority and Fairness.
     Fairness {

@@ -26,8 +26,7 @@ const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 /// A request to explain: `method` and `url`, or `request_info`. What is not given is not known.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "named as in requests")]
-pub struct ExplainRequest<'r> {
+pub(crate) struct ExplainRequest<'r> {
     #[serde(borrow)]
     pub(crate) method: Option<Cow<'r, str>>,
     /// The target of the request line.
@@ -64,8 +63,7 @@ pub(crate) struct RequestUrl<'r>(pub(crate) Cow<'r, [u8]>);
 /// The attributes of a request that flow schemas match.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-#[expect(missing_docs, reason = "as the methods of `RequestInfo` explain")]
-pub struct GivenRequestInfo {
+pub(crate) struct GivenRequestInfo {
     pub is_resource_request: bool,
     pub(crate) path: String,
     #[serde(deserialize_with = "deserialize_verb")]
@@ -105,21 +103,11 @@ impl ExplainRequest<'_> {
                 ..anonymous
             };
         };
-        let mut groups = Vec::new();
-        if let Some(given) = &self.groups {
-            groups.clone_from(given);
-        } else {
-            let account = name.strip_prefix(SERVICE_ACCOUNT_PREFIX);
-            if let Some((namespace, _)) = account.and_then(|account| account.split_once(':')) {
-                groups.push(GROUP_SERVICE_ACCOUNTS.to_owned());
-                groups.push(format!("{GROUP_SERVICE_ACCOUNTS}:{namespace}"));
-            }
-            groups.push(implied_group(name).to_owned());
-        }
+        let given = self.groups.clone();
         UserInfo {
             name: name.clone(),
             uid: self.uid.clone(),
-            groups,
+            groups: given.unwrap_or_else(|| implied_groups(name)),
             extra: self.extra.clone().into_iter().collect(),
         }
     }
@@ -136,6 +124,19 @@ impl ExplainRequest<'_> {
             groups.push(implied_group(name).to_owned());
         }
     }
+}
+
+/// The groups that kube-apiserver adds to a user by its name.
+#[must_use]
+pub(crate) fn implied_groups(user: &str) -> Vec<String> {
+    let mut groups = Vec::new();
+    let account = user.strip_prefix(SERVICE_ACCOUNT_PREFIX);
+    if let Some((namespace, _)) = account.and_then(|account| account.split_once(':')) {
+        groups.push(GROUP_SERVICE_ACCOUNTS.to_owned());
+        groups.push(format!("{GROUP_SERVICE_ACCOUNTS}:{namespace}"));
+    }
+    groups.push(implied_group(user).to_owned());
+    groups
 }
 
 /// The group that follows from whether a user is authenticated.

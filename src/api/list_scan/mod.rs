@@ -47,13 +47,6 @@ enum ListDecoder {
 }
 
 impl ListScan {
-    /// Starts a scan of a body with this `Content-Type`; its parameters are ignored. `None` if the
-    /// media type cannot be read.
-    #[must_use]
-    pub fn for_content_type(content_type: &[u8]) -> Option<Self> {
-        MediaType::from_content_type(content_type).map(Self::new)
-    }
-
     /// Starts a scan of a body in this encoding.
     #[must_use]
     pub(crate) fn new(media_type: MediaType) -> Self {

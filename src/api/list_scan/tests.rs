@@ -12,11 +12,15 @@ const CBOR: &[u8] = b"application/cbor";
 const JSON: &[u8] = b"application/json";
 const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
 
+fn from_content_type(content_type: &[u8]) -> Option<ListScan> {
+    MediaType::from_content_type(content_type).map(ListScan::new)
+}
+
 fn scan<'c>(
     content_type: &[u8],
     chunks: impl IntoIterator<Item = &'c [u8]>,
 ) -> Option<ListSummary> {
-    let mut scan = ListScan::for_content_type(content_type).unwrap();
+    let mut scan = from_content_type(content_type).unwrap();
     for chunk in chunks {
         scan.feed(chunk);
     }
@@ -65,7 +69,7 @@ fn json_cbor_and_protobuf_are_read_and_nothing_else() {
         "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
     ];
     for content_type in readable {
-        let scan = ListScan::for_content_type(content_type.as_bytes());
+        let scan = from_content_type(content_type.as_bytes());
         assert!(scan.is_some(), "{content_type}");
     }
     for content_type in [
@@ -76,7 +80,7 @@ fn json_cbor_and_protobuf_are_read_and_nothing_else() {
         "text/plain",
         "json",
     ] {
-        let scan = ListScan::for_content_type(content_type.as_bytes());
+        let scan = from_content_type(content_type.as_bytes());
         assert!(scan.is_none(), "{content_type}");
     }
 }
@@ -160,17 +164,17 @@ fn a_list_is_estimated_from_its_beginning() {
         r#"{{"kind":"PodList","metadata":{{"remainingItemCount":7,"continue":"x"}},"items":[{items}]}}"#
     );
     for seen in [600, 10_000, 100_001, body.len()] {
-        let mut scan = ListScan::for_content_type(JSON).unwrap();
+        let mut scan = from_content_type(JSON).unwrap();
         scan.feed(&body.as_bytes()[..seen]);
         let summary = scan.extrapolate(body.len().try_into().unwrap()).unwrap();
         assert!(summary.items.abs_diff(1000) <= 2, "{seen}: {summary:?}");
         assert_eq!(summary.remaining_items, Some(7));
         assert!(summary.has_continue_token);
     }
-    let mut early = ListScan::for_content_type(JSON).unwrap();
+    let mut early = from_content_type(JSON).unwrap();
     early.feed(&body.as_bytes()[..300]);
     assert_eq!(early.extrapolate(1 << 20), None, "not even one item");
-    let mut late = ListScan::for_content_type(JSON).unwrap();
+    let mut late = from_content_type(JSON).unwrap();
     late.feed(br#"{"items":[{},{},"#);
     assert_eq!(
         late.extrapolate(1 << 20),

@@ -5,7 +5,9 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `explain` `flowcontrol` |
+//! | 0 | `explain` `flowcontrol` `record` `replay` |
 
-pub mod explain;
-pub mod flowcontrol;
+pub(crate) mod explain;
+pub(crate) mod flowcontrol;
+pub(crate) mod record;
+pub(crate) mod replay;

@@ -5,7 +5,7 @@ use fastrand::Rng;
 use super::CBOR;
 use super::scan;
 use super::scan_all;
-use crate::api::list_scan::ListScan;
+use crate::api::list_scan::tests::from_content_type;
 
 /// The values that Kubernetes writes; names are byte strings, all other text is a text string.
 enum CborValue {
@@ -171,7 +171,7 @@ fn corrupt_cbor_causes_no_panic_and_chunking_does_not_matter() {
         assert_eq!(scan(CBOR, body.chunks(1)), whole, "seed {seed}");
     }
     let deep = [&[0xa1, 0x45][..], b"items", &[0x81; 1 << 20]].concat();
-    let mut scan = ListScan::for_content_type(CBOR).unwrap();
+    let mut scan = from_content_type(CBOR).unwrap();
     scan.feed(&deep);
     assert_eq!(scan.finish(), None);
 }

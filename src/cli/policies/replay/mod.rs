@@ -1,0 +1,327 @@
+//! `weir replay`: what other policies would have done to the requests of a log.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `format` |
+//! | 1 | `advice` |
+
+mod advice;
+mod format;
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use clap::ValueEnum;
+use indicatif::ProgressBar;
+use indicatif::ProgressDrawTarget;
+use indicatif::ProgressStyle;
+use jiff::Timestamp;
+
+use crate::cli::flags::ServeArgs;
+use crate::cli::flags::values;
+use crate::cli::policies::replay::advice::AdviceOptions;
+use crate::cli::policies::replay::advice::Advised;
+use crate::cli::policies::replay::format::ReplayFormat;
+use crate::cli::process::exit::CommandError;
+use crate::cli::process::exit::print_stdout;
+use crate::cli::process::logging;
+use crate::cli::process::resolve;
+use crate::clock::Clock;
+use crate::replay::advice::repeatable_log::RepeatableLog;
+use crate::replay::advice::trials::TrialModel;
+use crate::replay::advice::variants::InFlightFlags;
+use crate::replay::reader::input::LogSource;
+use crate::replay::reader::merge::ReadOptions;
+use crate::replay::report::html;
+use crate::replay::report::html::origin::PageOrigin;
+use crate::replay::report::model::Report;
+use crate::replay::report::table;
+use crate::replay::run::replay;
+use crate::replay::simulation::ReplayModel;
+use crate::replay::simulation::ReplayedPolicies;
+use crate::replay::simulation::model::ClientBehaviour;
+
+/// The longest window. More would not fit into memory.
+const MAX_WINDOW: Duration = Duration::from_secs(3600);
+
+/// How often the progress bar is drawn.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
+
+/// `weir replay`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ReplayArgs {
+    /// What is replayed, and how.
+    #[command(flatten)]
+    options: ReplayOptions,
+    /// Whose policies.
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
+/// What is replayed, and how.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Replay")]
+struct ReplayOptions {
+    /// Logs: audit logs (audit.k8s.io/v1, JSON lines) or arrivals, plain or compressed with gzip or zstd; - is the standard input.
+    /// Files of several servers are merged by their times.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Also replay the log under the policies of this --config file, and say who wins and who loses.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// What clients do when a request is rejected.
+    #[arg(long, value_name = "CLIENTS", value_enum, default_value_t = Clients::Open)]
+    clients: Clients,
+    /// Multiply the recorded service times by this.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
+    service_time_scale: f64,
+    /// Let the API server work on so many requests at full speed at a time, and slow down with more. Without it, requests take the
+    /// recorded time, however many there are.
+    #[arg(long, value_name = "N", value_parser = parse_capacity)]
+    capacity: Option<f64>,
+    /// Sort arrivals within this time. A log is written when requests end: a request that took longer is replayed late.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_window)]
+    window: Duration,
+    /// Fail at the first line that cannot be used, or that has fields that are not known.
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    advice: AdviceOptions,
+    /// How the report is printed.
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ReplayFormat::Table)]
+    output: ReplayFormat,
+}
+
+/// What clients do when a request is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Clients {
+    /// Requests arrive as they were recorded; the retries are in the log.
+    Open,
+    /// Requests are repeated after Retry-After, ten times at most, as client-go does; recorded rejections are left out.
+    ClientGo,
+    /// Requests are repeated at once; recorded rejections are left out.
+    Impatient,
+}
+
+fn parse_scale(text: &str) -> Result<f64, &'static str> {
+    let scale = text.parse::<f64>().ok();
+    let scale = scale.filter(|scale| scale.is_finite() && *scale >= 0.0);
+    scale.ok_or("expected a number that is not negative")
+}
+
+fn parse_capacity(text: &str) -> Result<f64, &'static str> {
+    let capacity = text.parse::<f64>().ok();
+    let capacity = capacity.filter(|capacity| capacity.is_finite() && *capacity >= 0.001);
+    capacity.ok_or("expected a number above 0")
+}
+
+fn parse_window(text: &str) -> Result<Duration, String> {
+    let window = values::parse_duration(text)?;
+    if window > MAX_WINDOW {
+        return Err("expected an hour at most".to_owned());
+    }
+    Ok(window)
+}
+
+/// Runs the command. `parse_config` parses the flags of another `--config` file.
+pub(in crate::cli) fn run(
+    args: ReplayArgs,
+    parse_config: impl Fn(&Path) -> Result<ServeArgs, Vec<String>>,
+) -> ExitCode {
+    let format = args.serve.proxy.operation.logging_format;
+    let logging = match logging::start(&args.serve.proxy.operation) {
+        Ok(logging) => logging,
+        Err(why) => return why.report(format),
+    };
+    let result = replay_and_print(args, parse_config);
+    drop(logging); // prints all warnings before the error
+    result.unwrap_or_else(|why| why.report(format))
+}
+
+fn replay_and_print(
+    args: ReplayArgs,
+    parse_config: impl Fn(&Path) -> Result<ServeArgs, Vec<String>>,
+) -> Result<ExitCode, CommandError> {
+    let ReplayArgs { options, serve } = args;
+    let name = serve.proxy.config.as_deref();
+    let name = name.map_or_else(|| "flags".to_owned(), |file| file.display().to_string());
+    let mut policies = vec![replayed_policies(name, &serve)?];
+    if let Some(other) = &options.compare {
+        let serve = parse_config(other).map_err(|lines| CommandError::Usage(lines.join("\n")))?;
+        policies.push(replayed_policies(other.display().to_string(), &serve)?);
+    }
+    let sources = options.files.iter().map(|file| match file.to_str() {
+        Some("-") => LogSource::Stdin,
+        _ => LogSource::File(file.clone()),
+    });
+    let sources: Vec<LogSource> = sources.collect();
+    if sources
+        .iter()
+        .filter(|source| **source == LogSource::Stdin)
+        .count()
+        > 1
+    {
+        return Err(CommandError::Usage("- is given more than once".to_owned()));
+    }
+    if options.advice.is_wanted() {
+        let flags = advice::in_flight_flags(&serve);
+        return replay_for_advice(&sources, &options, &policies, flags);
+    }
+    if options.output == ReplayFormat::Yaml {
+        return Err(CommandError::Usage(
+            "--output yaml: expected --search or --suggest, too; without them there are no objects to print"
+                .to_owned(),
+        ));
+    }
+    let report = replay_with_progress(&sources, &options, &policies)?;
+    let text = match options.output {
+        ReplayFormat::Table | ReplayFormat::Yaml => table::render(&report),
+        ReplayFormat::Html => html::render(&report, &page_origin(&options.files)),
+        ReplayFormat::Json => {
+            let text = serde_json::to_string(&report);
+            text.map_err(|why| CommandError::Startup(why.to_string()))? + "\n"
+        }
+    };
+    Ok(print_stdout(text.as_bytes()))
+}
+
+/// What a page says about its origin: the command line has no credentials.
+fn page_origin(files: &[PathBuf]) -> PageOrigin {
+    let arguments = std::env::args_os().skip(1);
+    let made_at = Timestamp::try_from(Clock.wall()).unwrap_or_default();
+    PageOrigin {
+        files: files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect(),
+        command_line: arguments
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect(),
+        made_at: format!("{made_at:.0}"),
+    }
+}
+
+fn replayed_policies(name: String, serve: &ServeArgs) -> Result<ReplayedPolicies, CommandError> {
+    Ok(ReplayedPolicies {
+        name,
+        limits: resolve::resolve_policies_and_log(serve)?,
+        rejection_hold: serve.proxy.limits.rejection_hold,
+    })
+}
+
+fn replay_with_progress(
+    sources: &[LogSource],
+    options: &ReplayOptions,
+    policies: &[ReplayedPolicies],
+) -> Result<Report, CommandError> {
+    let model = replay_model(options);
+    with_progress(sources, options, |read| {
+        let replayed = replay(sources, read, policies, model, Clock.now());
+        replayed.map_err(|why| CommandError::Startup(why.to_string()))
+    })
+}
+
+fn replay_for_advice(
+    sources: &[LogSource],
+    options: &ReplayOptions,
+    policies: &[ReplayedPolicies],
+    flags: InFlightFlags,
+) -> Result<ExitCode, CommandError> {
+    let Some(policies) = policies.first() else {
+        return Ok(ExitCode::SUCCESS); // unreachable: those of the flags
+    };
+    let advised = Advised {
+        policies,
+        flags,
+        model: TrialModel {
+            model: replay_model(options),
+            base: Clock.now(),
+        },
+        output: options.output,
+    };
+    let text = with_progress(sources, options, |read| {
+        let log = RepeatableLog::read(sources, read);
+        let log = log.map_err(|why| CommandError::Startup(why.to_string()))?;
+        advice::render(&options.advice, &log, &advised)
+    })?;
+    Ok(print_stdout(text.as_bytes()))
+}
+
+fn replay_model(options: &ReplayOptions) -> ReplayModel {
+    ReplayModel {
+        clients: match options.clients {
+            Clients::Open => ClientBehaviour::Open,
+            Clients::ClientGo => ClientBehaviour::ClientGo,
+            Clients::Impatient => ClientBehaviour::Impatient,
+        },
+        service_time_scale: options.service_time_scale,
+        capacity: options.capacity,
+    }
+}
+
+/// Reads logs, and shows how far it has come.
+fn with_progress<T>(
+    sources: &[LogSource],
+    options: &ReplayOptions,
+    run: impl FnOnce(&ReadOptions) -> Result<T, CommandError>,
+) -> Result<T, CommandError> {
+    let progress = Arc::new(AtomicU64::new(0));
+    let read = ReadOptions {
+        window_us: i64::try_from(options.window.as_micros()).unwrap_or(i64::MAX),
+        strict: options.strict,
+        progress: Arc::clone(&progress),
+    };
+    let bar = progress_bar(sources);
+    let shown = bar.clone();
+    let drawing = thread::Builder::new()
+        .name("replay-progress".to_owned())
+        .spawn(move || {
+            while !shown.is_finished() {
+                shown.set_position(progress.load(Ordering::Relaxed));
+                thread::park_timeout(PROGRESS_PERIOD);
+            }
+        });
+    let result = run(&read);
+    bar.finish_and_clear();
+    if let Ok(drawing) = drawing {
+        drawing.thread().unpark();
+        let _ = drawing.join(); // it does not panic
+    }
+    result
+}
+
+/// A bar on a terminal; hidden in a pipe.
+fn progress_bar(sources: &[LogSource]) -> ProgressBar {
+    let total: u64 = sources.iter().map(LogSource::size).sum();
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let (bar, template) = if sources.contains(&LogSource::Stdin) {
+        (
+            ProgressBar::no_length(),
+            "{spinner} {bytes} {bytes_per_sec}",
+        )
+    } else {
+        (
+            ProgressBar::new(total),
+            "{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        )
+    };
+    bar.set_draw_target(target);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

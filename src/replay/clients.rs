@@ -1,0 +1,180 @@
+//! The clients of a log: users, user agents and addresses, each stored once.
+//!
+//! Several threads parse a log, and one replays it. A thread that parses looks a client up in its
+//! own cache first, and takes the lock of the table for a new one only. The numbers of clients
+//! depend on which thread is first, so nothing is decided by them.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use parking_lot::Mutex;
+
+use crate::api::UserInfo;
+
+/// The most user agents, and the most addresses, that are distinguished: more than a cluster has.
+/// Those beyond count as one.
+const MAX_NAMES: usize = 20_000;
+
+/// The most combinations of user, user agent and address. Beyond, only users are distinguished.
+const MAX_CLIENTS: usize = 200_000;
+
+/// The name of all that are not distinguished.
+const OTHERS: &str = "(others)";
+
+/// A client, by its number in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ClientId(pub(crate) u32);
+
+/// A name, by its number in its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NameId(pub(crate) u32);
+
+/// What is known of a client.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Client {
+    /// The user, as limits see it.
+    pub(crate) user: UserInfo,
+    /// The header `User-Agent`. Empty if not known.
+    pub(crate) user_agent: Arc<str>,
+    /// The address. Empty if not known.
+    pub(crate) source: Arc<str>,
+    /// The number of the user's name.
+    pub(crate) user_name: NameId,
+    /// The number of the user agent.
+    pub(crate) user_agent_name: NameId,
+    /// The number of the address.
+    pub(crate) source_name: NameId,
+}
+
+/// All clients of a log.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTable(Mutex<Tables>);
+
+/// The names of each kind, by their numbers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientNames {
+    /// The names of users.
+    pub(crate) users: Vec<Arc<str>>,
+    /// The user agents.
+    pub(crate) user_agents: Vec<Arc<str>>,
+    /// The addresses.
+    pub(crate) sources: Vec<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    clients: Vec<Arc<Client>>,
+    numbers: HashMap<ClientKey, ClientId, RandomState>,
+    users: Names,
+    user_agents: Names,
+    sources: Names,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ClientKey {
+    user: UserKey,
+    user_agent: NameId,
+    source: NameId,
+}
+
+/// A user with all that schemas and limits may look at.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct UserKey {
+    name: String,
+    uid: String,
+    groups: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    names: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, NameId, RandomState>,
+}
+
+impl Names {
+    /// The number of a name. Beyond `limit` names, that of all others.
+    fn number(&mut self, name: &str, limit: usize) -> NameId {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let name = if self.names.len() < limit {
+            name
+        } else {
+            OTHERS
+        };
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = NameId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        let name: Arc<str> = name.into();
+        self.names.push(Arc::clone(&name));
+        self.numbers.insert(name, number);
+        number
+    }
+
+    fn name(&self, number: NameId) -> Arc<str> {
+        let at = usize::try_from(number.0).unwrap_or(usize::MAX);
+        self.names.get(at).cloned().unwrap_or_else(|| OTHERS.into())
+    }
+}
+
+impl ClientTable {
+    /// The number of a client.
+    pub(crate) fn intern(&self, user: UserInfo, user_agent: &str, source: &str) -> ClientId {
+        let mut tables = self.0.lock();
+        let tables = &mut *tables;
+        let full = tables.clients.len() >= MAX_CLIENTS;
+        let (user_agent, source) = if full {
+            (OTHERS, OTHERS)
+        } else {
+            (user_agent, source)
+        };
+        let user_agent_name = tables.user_agents.number(user_agent, MAX_NAMES);
+        let source_name = tables.sources.number(source, MAX_NAMES);
+        let key = ClientKey {
+            user: UserKey {
+                name: user.name.clone(),
+                uid: user.uid.clone(),
+                groups: user.groups.clone(),
+            },
+            user_agent: user_agent_name,
+            source: source_name,
+        };
+        if let Some(number) = tables.numbers.get(&key) {
+            return *number;
+        }
+        let client = Client {
+            user_name: tables.users.number(&user.name, usize::MAX),
+            user_agent: tables.user_agents.name(user_agent_name),
+            source: tables.sources.name(source_name),
+            user,
+            user_agent_name,
+            source_name,
+        };
+        let number = ClientId(u32::try_from(tables.clients.len()).unwrap_or(u32::MAX));
+        tables.clients.push(Arc::new(client));
+        tables.numbers.insert(key, number);
+        number
+    }
+
+    /// Appends the clients that `known` lacks.
+    pub(crate) fn extend(&self, known: &mut Vec<Arc<Client>>) {
+        let tables = self.0.lock();
+        if let Some(new) = tables.clients.get(known.len()..) {
+            known.extend(new.iter().map(Arc::clone));
+        }
+    }
+
+    /// All names.
+    #[must_use]
+    pub(crate) fn names(&self) -> ClientNames {
+        let tables = self.0.lock();
+        ClientNames {
+            users: tables.users.names.clone(),
+            user_agents: tables.user_agents.names.clone(),
+            sources: tables.sources.names.clone(),
+        }
+    }
+}

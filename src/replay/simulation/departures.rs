@@ -1,0 +1,291 @@
+//! Departures in a simulation: dispatches, ends, time-outs and rejections.
+
+use super::agenda::Turn;
+use super::agenda::recorded::RecordedStep;
+use super::agenda::sim_time::SimTime;
+use super::engine::Simulation;
+use super::limits::fairness::watch_duration;
+use super::limits::level::Started;
+use super::limits::limiter::Held;
+use super::limits::limiter::LimitRejection;
+use super::limits::limiter::Limiter;
+use super::limits::retries;
+use super::model::ClientBehaviour;
+use super::requests::Attempt;
+use super::requests::OpenWatch;
+use super::requests::Planned;
+use super::requests::SimRequest;
+use super::statistics::groups::Outcome;
+use super::statistics::groups::RejectedBy;
+use super::statistics::groups::Settled;
+use super::statistics::series::LevelEvent;
+use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::numeric::saturating_u64;
+use crate::replay::logged::RecordedOrder;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+
+/// Where the seats of a request are.
+#[derive(Clone, Copy, Debug)]
+struct SeatsOfRequest {
+    level: usize,
+    key: RequestKey,
+}
+
+impl Simulation {
+    /// Starts the requests that the last step of a level has dispatched.
+    pub(super) fn dispatch_started(&mut self, level: usize) {
+        let mut started = std::mem::take(&mut self.started);
+        self.limiter.take_started(level, &mut started);
+        for one in started.drain(..) {
+            self.dispatch(one);
+        }
+        self.started = started;
+    }
+
+    pub(super) fn dispatch(&mut self, started: Started) {
+        let Started { request: id, seats } = started;
+        let now = self.now;
+        let Some(request) = self.requests.get_mut(id) else {
+            return;
+        };
+        request.dispatched = Some(now);
+        request.seats = seats;
+        let (serial, service_ns) = (request.serial, request.service_ns);
+        let (level, wait_ns) = (request.groups.level, now.since(request.queued_at));
+        let is_open = matches!(request.held, Held::Nothing) && request.attempt.request.stream != 0;
+        self.register_watch(id);
+        self.count(level, LevelEvent::Dispatched { wait_ns });
+        match &mut self.capacity {
+            Some(capacity) if !is_open => capacity.start(now, id, service_ns),
+            _ => {
+                let planned = || Planned::End {
+                    request: id,
+                    serial,
+                };
+                let recorded = self.recorded_departure(id);
+                if !recorded.is_some_and(|step| self.recorded.plan(step, planned())) {
+                    self.agenda
+                        .plan(now.plus(service_ns), Turn::Release, planned());
+                }
+            }
+        }
+    }
+
+    /// The recorded departure of a request that is dispatched by the same step as when it was
+    /// recorded.
+    fn recorded_departure(&self, id: usize) -> Option<RecordedStep> {
+        let logged = &self.requests.get(id)?.attempt.request;
+        let order = logged.order.as_deref()?;
+        let times = logged.recorded.wait_ns;
+        let times = times.saturating_add(logged.service_ns?);
+        self.recorded.dispatches(order).then_some(RecordedStep {
+            number: order.departure?,
+            at: self.recorded_time(order).plus(times),
+        })
+    }
+
+    /// Plans the end of the time for which the seats of a request linger.
+    fn plan_end_of_lingering(
+        &mut self,
+        order: Option<&RecordedOrder>,
+        ns: u64,
+        at: SeatsOfRequest,
+    ) {
+        let SeatsOfRequest { level, key } = at;
+        let planned = || Planned::LingerEnd { level, key };
+        let recorded = order
+            .zip(self.recorded.current())
+            .and_then(|(order, left)| {
+                let number = order
+                    .lingered
+                    .filter(|_| order.departure == Some(left.number))?;
+                let at = left.at.plus(order.lingered_ns);
+                Some(RecordedStep { number, at })
+            });
+        if !recorded.is_some_and(|step| self.recorded.plan(step, planned())) {
+            self.agenda
+                .plan(self.now.plus(ns), Turn::Release, planned());
+        }
+    }
+
+    /// A watch counts for the seats of writes until it ends.
+    pub(super) fn register_watch(&mut self, id: usize) {
+        let Limiter::Fairness(fairness) = &self.limiter else {
+            return;
+        };
+        let Some(request) = self.requests.get(id) else {
+            return;
+        };
+        let logged = &request.attempt.request;
+        if !matches!(request.held, Held::Level(..)) || logged.stream == 0 {
+            return;
+        }
+        let Ok(info) = RequestInfo::parse(&logged.method, &logged.url) else {
+            return;
+        };
+        if *info.verb() != Verb::Watch {
+            return;
+        }
+        let registration = fairness.register_watch(&info);
+        let stream = logged.stream;
+        let lasts = saturating_u64(watch_duration(&info).as_nanos());
+        self.agenda.plan(
+            self.now.plus(lasts),
+            Turn::Release,
+            Planned::WatchEnd { stream },
+        );
+        let earlier = self.watches.insert(stream, OpenWatch { registration });
+        if let (Some(earlier), Limiter::Fairness(fairness)) = (earlier, &self.limiter)
+            && let Some(registration) = earlier.registration
+        {
+            fairness.unregister_watch(registration);
+        }
+    }
+
+    pub(super) fn end_watch(&mut self, stream: u64) {
+        let ended = self.watches.remove(&stream);
+        if let (Some(registration), Limiter::Fairness(fairness)) =
+            (ended.and_then(|watch| watch.registration), &self.limiter)
+        {
+            fairness.unregister_watch(registration);
+        }
+    }
+
+    /// Ends a request that was dispatched.
+    pub(super) fn end(&mut self, id: usize) {
+        let Some(mut request) = self.requests.try_remove(id) else {
+            return;
+        };
+        let mut linger_ns = 0;
+        let held = std::mem::replace(&mut request.held, Held::Nothing);
+        match held {
+            Held::Level(level, key) => {
+                let now = self.decision_time();
+                let lingers = match &mut self.limiter {
+                    Limiter::Fairness(fairness) => fairness
+                        .level_mut(level)
+                        .and_then(|level| level.leave(now, key)),
+                    Limiter::MaxInFlight(..) => None,
+                };
+                if let Some(time) = lingers {
+                    linger_ns = saturating_u64(time.as_nanos());
+                    let order = request.attempt.request.order.as_deref();
+                    let seats = SeatsOfRequest { level, key };
+                    self.plan_end_of_lingering(order, linger_ns, seats);
+                }
+                self.dispatch_started(level);
+                self.record_level(level);
+            }
+            Held::Slot(slot) => {
+                drop(slot);
+                self.record_level(usize::try_from(request.groups.level).unwrap_or(usize::MAX));
+            }
+            Held::Nothing => request.seats = 0,
+        }
+        if let (Some(permit), Some(code)) = (
+            &mut request.client_permit,
+            request.attempt.request.recorded.code,
+        ) {
+            let sent = request.dispatched.unwrap_or(self.now);
+            permit.record_response(code, self.epoch.instant(sent), self.epoch.instant(self.now));
+        }
+        let settled = self.settled(&request, Outcome::Executed, request.dispatched, linger_ns);
+        self.groups.settle(&request.groups, &settled);
+    }
+
+    /// A request leaves its queue, if it still waits there.
+    pub(super) fn leave_queue(&mut self, id: usize, cancelled: bool) {
+        let Some(request) = self.requests.get(id) else {
+            return;
+        };
+        let (Held::Level(level, key), None) = (&request.held, request.dispatched) else {
+            return;
+        };
+        let (level, key) = (*level, *key);
+        let now = self.decision_time();
+        let second = self.epoch.unix_second(self.now);
+        let Limiter::Fairness(fairness) = &mut self.limiter else {
+            return;
+        };
+        let retry_after = fairness
+            .level_mut(level)
+            .and_then(|level| level.cancel(now, second, key));
+        let Some(request) = self.requests.try_remove(id) else {
+            return;
+        };
+        self.dispatch_started(level);
+        self.record_level(level);
+        if cancelled {
+            let settled = self.settled(&request, Outcome::Cancelled, None, 0);
+            self.groups.settle(&request.groups, &settled);
+        } else {
+            let why = LimitRejection::of_seats(RejectedBy::TimeOut, retry_after.unwrap_or(1));
+            self.reject(request, &why);
+        }
+    }
+
+    /// Rejects a request, which may come again.
+    pub(super) fn reject(&mut self, request: SimRequest, why: &LimitRejection) {
+        self.count(request.groups.level, LevelEvent::Rejected);
+        let now = self.epoch.instant(self.now);
+        let client = request.attempt.request.client;
+        let class = (why.by, request.groups.schema);
+        let user = &request.attempt.client.user.name;
+        let held = self.holds.hold(now, client, user, class, why);
+        let mut received = self.now;
+        if let Some((until, hold)) = held {
+            let later = until.saturating_duration_since(now).as_nanos();
+            received = received.plus(saturating_u64(later));
+            self.agenda
+                .plan(received, Turn::Release, Planned::HoldEnd { hold });
+        }
+        let attempt = &request.attempt;
+        let deadline = attempt
+            .first_at
+            .plus(saturating_u64(self.request_timeout.as_nanos()));
+        let again = retries::retry_at(self.model.clients, attempt.number, why, received, deadline);
+        let mut settled = self.settled(&request, Outcome::Rejected(why.by), None, 0);
+        settled.held = held.is_some();
+        settled.gave_up = again.is_none() && self.model.clients != ClientBehaviour::Open;
+        self.groups.settle(&request.groups, &settled);
+        if let Some(at) = again {
+            let attempt = Attempt {
+                number: request.attempt.number + 1,
+                ..request.attempt
+            };
+            self.absent += 1;
+            self.agenda
+                .plan(at, Turn::Arrive, Planned::Retry(Box::new(attempt)));
+        }
+    }
+
+    pub(super) fn settled(
+        &self,
+        request: &SimRequest,
+        outcome: Outcome,
+        dispatched: Option<SimTime>,
+        linger_ns: u64,
+    ) -> Settled {
+        let recorded = request.attempt.request.recorded;
+        let is_retry = request.attempt.number > 0;
+        let occupied = dispatched.map_or(0, |at| self.now.since(at).saturating_add(linger_ns));
+        Settled {
+            outcome,
+            wait_ns: dispatched
+                .unwrap_or(self.now)
+                .since(request.attempt.arrived),
+            dispatched: dispatched.is_some(),
+            seat_ns: u128::from(request.seats) * u128::from(occupied),
+            is_retry,
+            gave_up: false,
+            held: false,
+            recorded_rejected: recorded.rejected && !is_retry,
+            recorded_wait_ns: if is_retry || recorded.rejected {
+                0
+            } else {
+                recorded.wait_ns
+            },
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The simulation: lets the requests of a log arrive, one after the other, and everything happen
+//! that happens between them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use foldhash::fast::FixedState;
+use slab::Slab;
+
+use super::agenda::Agenda;
+use super::agenda::Turn;
+use super::agenda::recorded::RecordedAgenda;
+use super::agenda::recorded::RecordedStep;
+use super::agenda::sim_time::SimTime;
+use super::limits::level::Started;
+use super::limits::limiter::Epoch;
+use super::limits::limiter::Limiter;
+use super::limits::rates::SimRates;
+use super::limits::retries::Holds;
+use super::model::ClientBehaviour;
+use super::model::ReplayModel;
+use super::model::ReplayedPolicies;
+use super::requests::Attempt;
+use super::requests::OpenWatch;
+use super::requests::Planned;
+use super::requests::SimRequest;
+use super::service::RecordedServiceTimes;
+use super::service::SharedProcessor;
+use super::statistics::groups::Groups;
+use super::statistics::groups::Outcome;
+use super::statistics::series::LevelEvent;
+use super::statistics::series::Series;
+use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
+use crate::numeric::saturating_u64;
+use crate::replay::clients::Client;
+use crate::replay::clients::ClientId;
+use crate::replay::clients::ClientTable;
+use crate::replay::logged::LogItem;
+use crate::replay::logged::LoggedRequest;
+use crate::replay::logged::RecordedOrder;
+
+/// The adjustments of seats during which nothing else happens, before the time until something
+/// does is skipped: an hour. The demand is then forgotten.
+const MAX_IDLE_ADJUSTMENTS: u32 = 360;
+
+/// The simulation goes on for so long after the last arrival, in nanoseconds. Requests that are
+/// still there then are unfinished.
+const LONGEST_AFTERMATH_NS: u64 = 3_600_000_000_000;
+
+/// The longest log, in nanoseconds: a century. What is later happens then.
+const LONGEST_LOG_NS: u64 = 3_155_760_000_000_000_000;
+
+/// Replays a log under one configuration.
+#[derive(Debug)]
+pub(crate) struct Simulation {
+    pub(super) name: String,
+    pub(super) model: ReplayModel,
+    pub(super) request_timeout: Duration,
+    pub(super) epoch: Epoch,
+    /// Whether something has arrived: `epoch.first_us` is then known.
+    pub(super) has_begun: bool,
+    pub(super) now: SimTime,
+    pub(super) agenda: Agenda<Planned>,
+    pub(super) recorded: RecordedAgenda<Planned>,
+    pub(super) next_adjustment: SimTime,
+    pub(super) idle_adjustments: u32,
+    pub(super) table: Arc<ClientTable>,
+    pub(super) clients: Vec<Arc<Client>>,
+    pub(super) requests: Slab<SimRequest>,
+    pub(super) serial: u64,
+    pub(super) limiter: Limiter,
+    pub(super) rates: SimRates,
+    pub(super) holds: Holds,
+    pub(super) service: RecordedServiceTimes,
+    pub(super) capacity: Option<SharedProcessor>,
+    pub(super) watches: HashMap<u64, OpenWatch, FixedState>,
+    pub(super) groups: Groups,
+    pub(super) series: Series,
+    pub(super) started: Vec<Started>,
+    /// Requests that will come (again): they wait for a rate, or their clients wait.
+    pub(super) absent: u64,
+    /// Requests that weir would answer with an error before all limits.
+    pub(super) malformed: u64,
+    pub(super) left_out_retries: u64,
+}
+
+impl Simulation {
+    /// A simulation that begins with the first arrival. `base` is any moment.
+    #[must_use]
+    pub(crate) fn new(
+        policies: &ReplayedPolicies,
+        model: ReplayModel,
+        table: &Arc<ClientTable>,
+        base: Instant,
+    ) -> Self {
+        let limiter = Limiter::new(base, &policies.limits.concurrency);
+        let mut simulation = Self {
+            name: policies.name.clone(),
+            model,
+            request_timeout: policies.limits.request_timeout,
+            epoch: Epoch { base, first_us: 0 },
+            has_begun: false,
+            now: SimTime(0),
+            agenda: Agenda::default(),
+            recorded: RecordedAgenda::new(model.repeats_the_record()),
+            next_adjustment: SimTime(0), // the controller adjusts when it starts
+            idle_adjustments: 0,
+            table: Arc::clone(table),
+            clients: Vec::new(),
+            requests: Slab::new(),
+            serial: 0,
+            series: Series::new(limiter.level_count() + 1),
+            limiter,
+            rates: SimRates::new(&policies.limits.rates),
+            holds: Holds::new(policies.rejection_hold),
+            service: RecordedServiceTimes::default(),
+            capacity: model.capacity.map(SharedProcessor::new),
+            watches: HashMap::default(),
+            groups: Groups::default(),
+            started: Vec::new(),
+            absent: 0,
+            malformed: 0,
+            left_out_retries: 0,
+        };
+        simulation.record_all_levels();
+        simulation
+    }
+
+    /// Lets the next item of a log happen. One that is out of order happens now.
+    pub(crate) fn offer(&mut self, item: LogItem) {
+        if !self.has_begun {
+            self.has_begun = true;
+            self.epoch.first_us = item.at_us();
+        }
+        let order = match &item {
+            LogItem::Request(request) => request.order.as_deref(),
+            LogItem::StreamEnd { .. } => None,
+        };
+        for (at, planned) in self.recorded.follow(order) {
+            self.agenda.plan(at, Turn::Release, planned);
+        }
+        let order = order.filter(|order| self.recorded.follows(order));
+        let step = order.map(|order| RecordedStep {
+            number: order.arrival,
+            at: self.recorded_time(order),
+        });
+        let at = step.map_or_else(|| self.log_time(item.at_us()), |step| step.at);
+        self.run_until(at, step.map(|step| step.number));
+        self.now = self.now.max(at);
+        match item {
+            LogItem::StreamEnd { stream, .. } => self.end_watch(stream),
+            LogItem::Request(request) => {
+                self.recorded.begin_step(step);
+                self.arrive_first(request);
+                self.recorded.end_step();
+            }
+        }
+    }
+
+    /// A time of the log, in microseconds.
+    fn log_time(&self, at_us: i64) -> SimTime {
+        let since = at_us.saturating_sub(self.epoch.first_us);
+        let since = u64::try_from(since).unwrap_or_default();
+        SimTime(since.saturating_mul(1000).min(LONGEST_LOG_NS))
+    }
+
+    /// The time of a recorded arrival.
+    pub(super) fn recorded_time(&self, order: &RecordedOrder) -> SimTime {
+        let first_ns = self.epoch.first_us.saturating_mul(1000);
+        let since = order.at_ns.saturating_sub(first_ns);
+        SimTime(u64::try_from(since).unwrap_or_default().min(LONGEST_LOG_NS))
+    }
+
+    /// The time by which a level decides: that of the recorded step, or now.
+    pub(super) fn decision_time(&self) -> Instant {
+        let step = self.recorded.current();
+        self.epoch.instant(step.map_or(self.now, |step| step.at))
+    }
+
+    /// Lets everything end that is still there.
+    pub(super) fn run_to_the_end(&mut self) {
+        let last = self.now.plus(LONGEST_AFTERMATH_NS);
+        loop {
+            let next = self.next_end().map(|(at, _)| at);
+            let next = [next, self.recorded.next()].into_iter().flatten().min();
+            let is_over = self.absent == 0 && self.requests.is_empty();
+            let Some(at) = next.filter(|&at| at <= last && !is_over) else {
+                break;
+            };
+            self.run_until(at, None);
+        }
+        let unfinished: Vec<SimRequest> = self.requests.drain().collect();
+        for request in unfinished {
+            let dispatched = request.dispatched;
+            let settled = self.settled(&request, Outcome::Unfinished, dispatched, 0);
+            self.groups.settle(&request.groups, &settled);
+        }
+    }
+
+    /// When the next request ends, or something else happens but an adjustment.
+    pub(super) fn next_end(&self) -> Option<(SimTime, Turn)> {
+        let capacity = self.capacity.as_ref().and_then(SharedProcessor::next_end);
+        let capacity = capacity.map(|at| (at, Turn::Release));
+        [capacity, self.agenda.next()].into_iter().flatten().min()
+    }
+
+    /// Lets everything happen that is due before an arrival at `until`, which may have a number in
+    /// the recorded order.
+    pub(super) fn run_until(&mut self, until: SimTime, number: Option<u64>) {
+        loop {
+            let next = self.next_end().unwrap_or((SimTime(u64::MAX), Turn::Arrive));
+            let adjustment = (self.next_adjustment, Turn::Adjust);
+            let (first, end) = (next.min(adjustment), (until, Turn::Arrive));
+            let recorded = self.recorded.next_before(number, until);
+            if let Some(at) = recorded
+                && (first > end || (at, Turn::Release) <= first)
+            {
+                self.take_recorded_step();
+                continue;
+            }
+            if first > end {
+                return;
+            }
+            if adjustment < next {
+                self.adjust(next.0.min(until));
+                continue;
+            }
+            self.idle_adjustments = 0;
+            self.now = self.now.max(next.0);
+            let ended = self.capacity.as_mut().and_then(|capacity| {
+                let is_next = capacity.next_end() == Some(next.0) && next.1 == Turn::Release;
+                is_next.then(|| capacity.take_end(next.0)).flatten()
+            });
+            if let Some(request) = ended {
+                self.end(request);
+            } else if let Some((_, planned)) = self.agenda.take() {
+                self.act(planned);
+            }
+        }
+    }
+
+    fn take_recorded_step(&mut self) {
+        self.idle_adjustments = 0;
+        if let Some((step, planned)) = self.recorded.take() {
+            self.now = self.now.max(step.at);
+            self.act(planned);
+        }
+        self.recorded.end_step();
+    }
+
+    /// Adjusts the seats of levels. `next` is when something else happens.
+    pub(super) fn adjust(&mut self, next: SimTime) {
+        let period = saturating_u64(BORROWING_ADJUSTMENT_PERIOD.as_nanos());
+        self.now = self.now.max(self.next_adjustment);
+        let level_count = self.limiter.level_count();
+        self.limiter.adjust(self.epoch.instant(self.now));
+        for level in 0..level_count {
+            self.dispatch_started(level);
+        }
+        self.record_all_levels();
+        self.idle_adjustments += 1;
+        self.next_adjustment = self.next_adjustment.plus(period);
+        if self.idle_adjustments >= MAX_IDLE_ADJUSTMENTS {
+            let skipped = next.since(self.next_adjustment) / period;
+            self.next_adjustment = self.next_adjustment.plus(skipped.saturating_mul(period));
+        }
+    }
+
+    pub(super) fn act(&mut self, planned: Planned) {
+        match planned {
+            Planned::End { request, serial } if self.is_there(request, serial) => self.end(request),
+            Planned::TimeOut { request, serial } if self.is_there(request, serial) => {
+                self.leave_queue(request, false);
+            }
+            Planned::Cancel { request, serial } if self.is_there(request, serial) => {
+                self.leave_queue(request, true);
+            }
+            Planned::End { .. } | Planned::TimeOut { .. } | Planned::Cancel { .. } => {}
+            Planned::LingerEnd { level, key } => {
+                let now = self.decision_time();
+                if let Limiter::Fairness(fairness) = &mut self.limiter
+                    && let Some(at) = fairness.level_mut(level)
+                {
+                    let _ = at.leave(now, key); // seats linger once
+                }
+                self.dispatch_started(level);
+                self.record_level(level);
+            }
+            Planned::AfterRates(waited) => {
+                self.absent -= 1;
+                let (attempt, charged) = *waited;
+                self.take_client_slots(attempt, charged);
+            }
+            Planned::Retry(attempt) => {
+                self.absent -= 1;
+                self.arrive(*attempt);
+            }
+            Planned::WatchEnd { stream } => self.end_watch(stream),
+            Planned::HoldEnd { hold } => self.holds.release(hold),
+        }
+    }
+
+    pub(super) fn is_there(&self, request: usize, serial: u64) -> bool {
+        let there = self.requests.get(request);
+        there.is_some_and(|there| there.serial == serial)
+    }
+
+    pub(super) fn arrive_first(&mut self, request: LoggedRequest) {
+        if request.recorded.rejected && self.model.clients != ClientBehaviour::Open {
+            self.left_out_retries += 1;
+            return;
+        }
+        let Some(client) = self.client(request.client) else {
+            return; // unreachable: the client is registered before its request
+        };
+        self.arrive(Attempt {
+            request,
+            client,
+            number: 0,
+            first_at: self.now,
+            arrived: self.now,
+        });
+    }
+
+    pub(super) fn client(&mut self, id: ClientId) -> Option<Arc<Client>> {
+        let at = usize::try_from(id.0).ok()?;
+        if at >= self.clients.len() {
+            self.table.extend(&mut self.clients);
+        }
+        self.clients.get(at).map(Arc::clone)
+    }
+
+    pub(super) fn count(&mut self, level: u32, event: LevelEvent) {
+        let level = usize::try_from(level).unwrap_or(usize::MAX);
+        self.series.count(self.now, level, event);
+    }
+
+    pub(super) fn record_level(&mut self, level: usize) {
+        let now = self.limiter.level_now(level);
+        self.series.set(self.now, level, now);
+    }
+
+    pub(super) fn record_all_levels(&mut self) {
+        for level in 0..self.limiter.level_count() {
+            self.record_level(level);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What limits concurrent requests: priority and fairness, or max-in-flight.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use super::fairness::Classified;
+use super::fairness::SimFairness;
+use super::level::LevelArrival;
+use super::level::Started;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::limits::Rejection;
+use crate::limits::admission_attributes::AdmissionAttributes;
+use crate::limits::max_in_flight::InFlightLimit;
+use crate::limits::max_in_flight::InFlightPermit;
+use crate::limits::max_in_flight::MaxInFlight;
+use crate::limits::max_in_flight::MaxInFlightConfig;
+use crate::metrics::Registry;
+use crate::replay::simulation::agenda::sim_time::SimTime;
+use crate::replay::simulation::statistics::groups::RejectedBy;
+use crate::replay::simulation::statistics::series::LevelNow;
+use crate::request_info::RequestKind;
+
+/// The limiter of concurrent requests that is configured.
+#[derive(Debug)]
+pub(in crate::replay::simulation) enum Limiter {
+    Fairness(Box<SimFairness>),
+    MaxInFlight(MaxInFlight, MaxInFlightConfig),
+}
+
+/// What a request holds of its limiter.
+#[derive(Debug)]
+pub(in crate::replay::simulation) enum Held {
+    /// A place in a queue, then seats.
+    Level(usize, RequestKey),
+    /// A slot.
+    Slot(InFlightPermit),
+    /// Nothing: it is not limited.
+    Nothing,
+}
+
+/// A rejection by a limit.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::replay::simulation) struct LimitRejection {
+    pub(in crate::replay::simulation) by: RejectedBy,
+    /// The `Retry-After` of the response. `None` without the header.
+    pub(in crate::replay::simulation) retry_after: Option<Duration>,
+    /// Of a rate: when it has a token.
+    pub(in crate::replay::simulation) rate_wait: Option<Duration>,
+}
+
+impl LimitRejection {
+    /// Of a limit of concurrent requests.
+    pub(in crate::replay::simulation) fn of_seats(
+        by: RejectedBy,
+        retry_after_seconds: u32,
+    ) -> Self {
+        Self {
+            by,
+            retry_after: Some(Duration::from_secs(retry_after_seconds.into())),
+            rate_wait: None,
+        }
+    }
+}
+
+impl Limiter {
+    pub(in crate::replay::simulation) fn new(now: Instant, policy: &ConcurrencyPolicy) -> Self {
+        match policy {
+            ConcurrencyPolicy::Fairness {
+                server_concurrency_limit,
+                objects,
+                dry_run: _, // what it would do, if it were enforced
+            } => Self::Fairness(Box::new(SimFairness::new(
+                now,
+                objects,
+                *server_concurrency_limit,
+            ))),
+            ConcurrencyPolicy::MaxInFlight(config) => {
+                Self::MaxInFlight(MaxInFlight::new(*config, &Registry::new()), *config)
+            }
+        }
+    }
+
+    /// The number of levels, or of request kinds. The group after these has what is not limited.
+    pub(in crate::replay::simulation) fn level_count(&self) -> usize {
+        match self {
+            Self::Fairness(fairness) => fairness.levels().len(),
+            Self::MaxInFlight(..) => RequestKind::ALL.len(),
+        }
+    }
+
+    pub(in crate::replay::simulation) fn schema_count(&self) -> usize {
+        match self {
+            Self::Fairness(fairness) => fairness.schema_count(),
+            Self::MaxInFlight(..) => 0,
+        }
+    }
+
+    /// The state of a level.
+    pub(in crate::replay::simulation) fn level_now(&self, level: usize) -> LevelNow {
+        match self {
+            Self::Fairness(fairness) => fairness.levels().get(level).map(|level| {
+                let load = level.load();
+                LevelNow {
+                    seats_in_use: load.seats_in_use,
+                    limit: level.limit(),
+                    waiting: u64::try_from(load.requests_waiting).unwrap_or(u64::MAX),
+                }
+            }),
+            Self::MaxInFlight(limiter, _) => limiter.snapshot().get(level).map(|kind| LevelNow {
+                seats_in_use: kind.in_use.into(),
+                limit: kind.limit.map_or(0, std::num::NonZeroU32::get),
+                waiting: 0,
+            }),
+        }
+        .unwrap_or_default()
+    }
+
+    pub(in crate::replay::simulation) fn adjust(&mut self, now: Instant) {
+        match self {
+            Self::Fairness(fairness) => fairness.adjust(now),
+            Self::MaxInFlight(..) => {}
+        }
+    }
+
+    /// Lets a request arrive at its level.
+    pub(in crate::replay::simulation) fn arrive_at_level(
+        &mut self,
+        now: Instant,
+        unix_second: i64,
+        classified: &Classified,
+        request: usize,
+    ) -> Result<Held, LimitRejection> {
+        let Self::Fairness(fairness) = self else {
+            return Ok(Held::Nothing); // unreachable: without fairness nothing is classified
+        };
+        let Classified {
+            level,
+            flow_hash,
+            work,
+            ..
+        } = *classified;
+        let Some(at) = fairness.level_mut(level) else {
+            return Ok(Held::Nothing); // unreachable: each schema has its level
+        };
+        match at.arrive(now, unix_second, flow_hash, work, request) {
+            LevelArrival::Admitted(key) => Ok(Held::Level(level, key)),
+            LevelArrival::Rejected {
+                reason,
+                retry_after,
+            } => Err(LimitRejection::of_seats(rejected_by(reason), retry_after)),
+        }
+    }
+
+    /// Takes a slot of max-in-flight.
+    pub(in crate::replay::simulation) fn take_slot(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+    ) -> Result<Held, LimitRejection> {
+        let Self::MaxInFlight(limiter, _) = self else {
+            return Ok(Held::Nothing);
+        };
+        match limiter.admit(attributes) {
+            Ok(slot) => Ok(slot.map_or(Held::Nothing, Held::Slot)),
+            Err(rejection) => Err(LimitRejection::of_seats(
+                RejectedBy::MaxInFlight,
+                Rejection::retry_after(&rejection),
+            )),
+        }
+    }
+
+    /// Appends the requests that the last step of a level has started.
+    pub(in crate::replay::simulation) fn take_started(
+        &mut self,
+        level: usize,
+        started: &mut Vec<Started>,
+    ) {
+        if let Self::Fairness(fairness) = self
+            && let Some(level) = fairness.level_mut(level)
+        {
+            level.take_started(started);
+        }
+    }
+
+    /// The seats of all levels, or slots of both kinds. 0: not limited.
+    pub(in crate::replay::simulation) fn total_seats(&self) -> u64 {
+        match self {
+            Self::Fairness(fairness) => {
+                let seats = fairness.seats().iter();
+                seats.map(|level| u64::from(level.limits.nominal)).sum()
+            }
+            Self::MaxInFlight(_, config) => [config.read_only, config.mutating]
+                .into_iter()
+                .map(|limit| match limit {
+                    InFlightLimit::Limited(limit) => u64::from(limit.get()),
+                    InFlightLimit::Unlimited => 0,
+                })
+                .sum(),
+        }
+    }
+}
+
+pub(in crate::replay::simulation) const fn rejected_by(reason: RejectReason) -> RejectedBy {
+    match reason {
+        RejectReason::ConcurrencyLimit => RejectedBy::ConcurrencyLimit,
+        RejectReason::QueueFull => RejectedBy::QueueFull,
+        RejectReason::TimeOut => RejectedBy::TimeOut,
+    }
+}
+
+/// A moment of virtual time, as the engine takes it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::replay::simulation) struct Epoch {
+    /// The time 0.
+    pub(in crate::replay::simulation) base: Instant,
+    /// The same in microseconds since the Unix epoch.
+    pub(in crate::replay::simulation) first_us: i64,
+}
+
+impl Epoch {
+    pub(in crate::replay::simulation) fn instant(&self, at: SimTime) -> Instant {
+        let later = self.base.checked_add(Duration::from_nanos(at.0));
+        later.unwrap_or(self.base) // unreachable: 584 years from now
+    }
+
+    pub(in crate::replay::simulation) fn unix_second(&self, at: SimTime) -> i64 {
+        let since = i64::try_from(at.0 / 1000).unwrap_or(i64::MAX);
+        self.first_us.saturating_add(since).div_euclid(1_000_000)
+    }
+}

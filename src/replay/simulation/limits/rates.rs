@@ -1,0 +1,123 @@
+//! Rate limits in virtual time: those of clients, then those of events.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+use std::time::Instant;
+
+use super::limiter::LimitRejection;
+use crate::limits::admission_attributes::AdmissionAttributes;
+use crate::limits::rate::RateLimitsConfig;
+use crate::limits::rate::clients::enforcer::ChargedRequest;
+use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rate::clients::enforcer::ClientLimitRejection;
+use crate::limits::rate::clients::enforcer::ClientLimits;
+use crate::limits::rate::clients::enforcer::RequestSource;
+use crate::limits::rate::events::buckets::EventWrite;
+use crate::limits::rate::events::buckets::LimitedEvent;
+use crate::limits::rate::events::buckets::LimitedEventGroups;
+use crate::limits::rate::events::enforcer::EventRateLimit;
+use crate::metrics::Registry;
+use crate::replay::clients::Client;
+use crate::replay::logged::LoggedRequest;
+use crate::replay::simulation::statistics::groups::RejectedBy;
+
+/// The rate limits that are configured.
+#[derive(Debug)]
+pub(in crate::replay::simulation) struct SimRates {
+    events: Option<(EventRateLimit, LimitedEventGroups)>,
+    clients: Option<ClientLimits>,
+}
+
+impl SimRates {
+    pub(in crate::replay::simulation) fn new(config: &RateLimitsConfig) -> Self {
+        let registry = Registry::new();
+        let events = config.events.as_ref();
+        let clients = Some(&config.clients).filter(|rules| !rules.is_empty());
+        Self {
+            events: events.map(|config| (EventRateLimit::new(config, &registry), config.groups)),
+            clients: clients.map(|rules| ClientLimits::new(rules, &registry)),
+        }
+    }
+
+    /// Whether there are client limits.
+    pub(in crate::replay::simulation) const fn limits_clients(&self) -> bool {
+        self.clients.is_some()
+    }
+
+    /// Charges the client limits. `None` if there are none for the request.
+    pub(in crate::replay::simulation) fn charge_client(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        client: &Client,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Option<ChargedRequest>, LimitRejection> {
+        let Some(limits) = &self.clients else {
+            return Ok(None);
+        };
+        let address = client.source.parse();
+        let source = RequestSource {
+            address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            user_agent: client.user_agent.as_bytes(),
+        };
+        let charged = limits.charge(attributes, source, now, deadline);
+        charged.map_err(|why| client_rejection(&why))
+    }
+
+    /// Acquires the slots of the client limits. `None` if the request may wait for them.
+    pub(in crate::replay::simulation) fn try_acquire_slots(
+        &self,
+        charged: &ChargedRequest,
+        attributes: &AdmissionAttributes<'_>,
+        now: Instant,
+    ) -> Result<Option<Box<ClientLimitPermit>>, LimitRejection> {
+        let Some(limits) = &self.clients else {
+            return Ok(Some(Box::default()));
+        };
+        let acquired = limits.try_acquire_slots(charged, attributes.info, now);
+        acquired.map_err(|why| client_rejection(&why))
+    }
+
+    /// Charges the event limits.
+    pub(in crate::replay::simulation) fn check_event(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        request: &LoggedRequest,
+        now: Instant,
+    ) -> Result<(), LimitRejection> {
+        let Some((limits, groups)) = &self.events else {
+            return Ok(());
+        };
+        let info = attributes.info;
+        if EventWrite::from_request(info, *groups).is_none() {
+            return Ok(());
+        }
+        // A log of metadata does not have the event, but its name, which begins with the object's.
+        let named = || [info.namespace(), info.name()].join(&b'/');
+        let key = request.event.as_ref().map_or_else(
+            || Cow::Owned(named()),
+            |event| Cow::Borrowed(event.key.as_bytes()),
+        );
+        let event = LimitedEvent {
+            namespace: info.namespace(),
+            user: attributes.user.name.as_bytes(),
+            source_and_object: key,
+            warning: request.event.as_ref().is_some_and(|event| event.warning),
+        };
+        limits.charge(&event, now).map_err(|why| LimitRejection {
+            by: RejectedBy::EventRateLimit,
+            retry_after: why.retry_after.map(|s| Duration::from_secs(s.into())),
+            rate_wait: Some(why.wait),
+        })
+    }
+}
+
+fn client_rejection(why: &ClientLimitRejection) -> LimitRejection {
+    LimitRejection {
+        by: RejectedBy::ClientLimit,
+        retry_after: Some(Duration::from_secs(why.retry_after.into())),
+        rate_wait: Some(why.wait),
+    }
+}

@@ -1,0 +1,167 @@
+//! The rejections and waits of single groups of a simulation.
+
+use std::collections::BTreeMap;
+
+use super::engine::Simulation;
+use super::limits::limiter::Limiter;
+use super::statistics::groups::GroupStats;
+use super::statistics::groups::GroupTable;
+use super::statistics::measured::Measured;
+use crate::replay::report::model::GroupReport;
+use crate::request_info::RequestKind;
+
+/// What a group of requests has in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum GroupKind {
+    /// The priority level; of max-in-flight, the request kind.
+    Level,
+    /// The flow schema.
+    Schema,
+    /// The user.
+    User,
+    /// The user agent.
+    UserAgent,
+}
+
+/// A group of requests.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupSelector {
+    /// What its requests have in common.
+    pub(crate) kind: GroupKind,
+    /// The name of that.
+    pub(crate) name: String,
+}
+
+impl GroupKind {
+    /// All kinds.
+    pub(crate) const ALL: [Self; 4] = [Self::Level, Self::Schema, Self::User, Self::UserAgent];
+
+    /// The name in objectives.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Level => "level",
+            Self::Schema => "schema",
+            Self::User => "user",
+            Self::UserAgent => "user-agent",
+        }
+    }
+}
+
+/// What the requests of a user have had of a schema.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MeasuredUsage {
+    /// The schema.
+    pub(crate) schema: String,
+    /// Its level.
+    pub(crate) level: String,
+    /// The requests. The name is the user's.
+    pub(crate) requests: GroupReport,
+}
+
+impl Simulation {
+    /// Keeps the usage of schemas by users from now on.
+    #[must_use]
+    pub(crate) fn with_usage(mut self) -> Self {
+        self.groups.by_schema_and_user = Some(BTreeMap::new());
+        self
+    }
+
+    /// Lets all requests end. The usage, by schema and user. Empty with max-in-flight.
+    #[must_use]
+    pub(crate) fn usage(&mut self) -> Vec<MeasuredUsage> {
+        self.run_to_the_end();
+        let (Limiter::Fairness(fairness), Some(table)) =
+            (&self.limiter, &self.groups.by_schema_and_user)
+        else {
+            return Vec::new();
+        };
+        let users = self.table.names().users;
+        let usage = table.iter().filter_map(|((schema, user), stats)| {
+            let (schema, level) = fairness.schema_names(usize::try_from(*schema).ok()?)?;
+            let user = users.get(usize::try_from(*user).ok()?)?;
+            Some(MeasuredUsage {
+                schema: schema.to_owned(),
+                level: level.to_owned(),
+                requests: stats.report((**user).to_owned()),
+            })
+        });
+        let mut usage: Vec<MeasuredUsage> = usage.collect();
+        usage.sort_by(|a, b| (&a.schema, &a.requests.name).cmp(&(&b.schema, &b.requests.name)));
+        usage
+    }
+
+    /// Lets all requests end, and measures groups; `None` is all requests.
+    #[must_use]
+    pub(crate) fn measure(&mut self, groups: &[Option<GroupSelector>]) -> Vec<Measured> {
+        self.run_to_the_end();
+        let measured = groups.iter().map(|group| {
+            let mut sum = GroupStats::default();
+            match group {
+                // The group after the levels has what is not limited.
+                None => (0..=self.limiter.level_count())
+                    .for_each(|level| sum.merge(&self.groups.levels.get(level))),
+                Some(group) => {
+                    let table = self.group_table(group.kind);
+                    let names = self.group_names(group.kind);
+                    let named = names.iter().enumerate();
+                    let named = named.filter(|(_, name)| **name == group.name);
+                    named.for_each(|(n, _)| sum.merge(&table.get(n)));
+                }
+            }
+            sum.measured()
+        });
+        measured.collect()
+    }
+
+    /// The names of the groups of a kind that have requests, sorted.
+    #[must_use]
+    pub(crate) fn names_with_requests(&self, kind: GroupKind) -> Vec<String> {
+        let table = self.group_table(kind);
+        let names = self.group_names(kind).into_iter().enumerate();
+        let mut names: Vec<String> = names
+            .filter(|(n, _)| !table.get(*n).is_empty())
+            .map(|(_, name)| name)
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    fn group_table(&self, kind: GroupKind) -> &GroupTable {
+        match kind {
+            GroupKind::Level => &self.groups.levels,
+            GroupKind::Schema => &self.groups.schemas,
+            GroupKind::User => &self.groups.users,
+            GroupKind::UserAgent => &self.groups.user_agents,
+        }
+    }
+
+    /// The names of the groups of a kind, by their numbers.
+    fn group_names(&self, kind: GroupKind) -> Vec<String> {
+        let texts = |names: Vec<std::sync::Arc<str>>| {
+            let names = names.iter();
+            names.map(|name| (**name).to_owned()).collect()
+        };
+        match (kind, &self.limiter) {
+            (GroupKind::User, _) => texts(self.table.names().users),
+            (GroupKind::UserAgent, _) => texts(self.table.names().user_agents),
+            (GroupKind::Level, Limiter::Fairness(fairness)) => {
+                let levels = fairness.seats().iter();
+                levels.map(|level| level.spec.name.clone()).collect()
+            }
+            (GroupKind::Level, Limiter::MaxInFlight(..)) => {
+                // As the groups are numbered.
+                let kinds = [RequestKind::ReadOnly, RequestKind::Mutating];
+                kinds.map(|kind| kind.label().to_owned()).into()
+            }
+            (GroupKind::Schema, limiter) => {
+                let Limiter::Fairness(fairness) = limiter else {
+                    return Vec::new();
+                };
+                let schemas = (0..fairness.schema_count()).filter_map(|n| fairness.schema_names(n));
+                schemas.map(|(schema, _)| schema.to_owned()).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A simulation of weir's limits in virtual time.
+//!
+//! The decisions are those of the proxy: its matcher, its queue sets, its allocation of seats, its
+//! limits. Here a request is a number instead of a task, and the time is that of the log.
+//!
+//! Things happen in the order of their times. Of those at the same time, what frees seats comes
+//! first, then arrivals, in the order of the log. So two replays of one log are the same. If the log
+//! has the order of decisions, that order is followed, as far as the decisions are the recorded ones.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `agenda` `model` |
+//! | 1 | `service` `statistics` |
+//! | 2 | `limits` |
+//! | 3 | `requests` |
+//! | 4 | `engine` |
+//! | 5 | `arrivals` `departures` `measure` `outcome` |
+
+mod agenda;
+mod arrivals;
+mod departures;
+mod engine;
+mod limits;
+pub(crate) mod measure;
+pub(crate) mod model;
+pub(crate) mod outcome;
+mod requests;
+mod service;
+mod statistics;
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+use std::sync::Arc;
+#[cfg(test)]
+use std::time::Instant;
+
+#[cfg(test)]
+use crate::replay::clients::ClientTable;
+#[cfg(test)]
+use crate::replay::logged::LogItem;
+
+pub(crate) use self::engine::Simulation;
+pub(crate) use self::model::ReplayModel;
+pub(crate) use self::model::ReplayedPolicies;
+pub(crate) use self::outcome::SimulationOutcome;
+pub(crate) use self::statistics::measured::Measured;
+
+/// Replays a log in memory under these policies. Items are in the order of their times; their clients are in
+/// `clients`. `base` is any moment.
+#[cfg(test)]
+#[must_use]
+pub(crate) fn simulate(
+    log: impl IntoIterator<Item = LogItem>,
+    policies: &ReplayedPolicies,
+    model: ReplayModel,
+    clients: &Arc<ClientTable>,
+    base: Instant,
+) -> SimulationOutcome {
+    let mut simulation = Simulation::new(policies, model, clients, base);
+    for item in log {
+        simulation.offer(item);
+    }
+    simulation.finish()
+}

@@ -1,0 +1,69 @@
+//! The assumptions of a simulation, and the policies that it runs.
+
+use std::time::Duration;
+
+use crate::explain::explainer::ExplainedPolicies;
+
+/// The policies of a configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplayedPolicies {
+    /// The name of the configuration in reports.
+    pub(crate) name: String,
+    /// The limits.
+    pub(crate) limits: ExplainedPolicies,
+    /// `--rejection-hold`.
+    pub(crate) rejection_hold: Duration,
+}
+
+/// The assumptions of a simulation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ReplayModel {
+    /// What clients do when a request is rejected.
+    pub(crate) clients: ClientBehaviour,
+    /// Recorded service times are multiplied by this. Not negative, and finite.
+    pub(crate) service_time_scale: f64,
+    /// Requests that the API server works on at full speed at a time. Above zero. `None`: any
+    /// number.
+    pub(crate) capacity: Option<f64>,
+}
+
+/// What clients do when a request is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientBehaviour {
+    /// Requests arrive as they were recorded, rejected ones too: the record has the retries.
+    Open,
+    /// As client-go: the request is repeated after its `Retry-After`, ten times at most.
+    ClientGo,
+    /// The request is repeated at once, until its time is over.
+    Impatient,
+}
+
+impl ClientBehaviour {
+    /// The name on the command line and in reports.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::ClientGo => "client-go",
+            Self::Impatient => "impatient",
+        }
+    }
+}
+
+impl ReplayModel {
+    /// Whether requests are sent and executed as they were recorded.
+    #[must_use]
+    pub(crate) fn repeats_the_record(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for ReplayModel {
+    fn default() -> Self {
+        Self {
+            clients: ClientBehaviour::Open,
+            service_time_scale: 1.0,
+            capacity: None,
+        }
+    }
+}

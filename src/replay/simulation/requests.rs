@@ -1,0 +1,84 @@
+//! The requests of a simulation, from their arrival to their end.
+
+use std::sync::Arc;
+
+use super::agenda::sim_time::SimTime;
+use super::limits::fairness::Classified;
+use super::limits::limiter::Held;
+use super::statistics::groups::GroupIds;
+use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::work_estimator::watch_tracker::Registration;
+use crate::limits::rate::clients::enforcer::ChargedRequest;
+use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::replay::clients::Client;
+use crate::replay::logged::LoggedRequest;
+
+/// A request that a client sends, perhaps again.
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) request: LoggedRequest,
+    pub(super) client: Arc<Client>,
+    /// 0 for the first.
+    pub(super) number: u32,
+    /// When the first attempt arrived.
+    pub(super) first_at: SimTime,
+    /// When this one arrived.
+    pub(super) arrived: SimTime,
+}
+
+/// A request that is there.
+#[derive(Debug)]
+pub(super) struct SimRequest {
+    /// Tells it from others that had its number before.
+    pub(super) serial: u64,
+    pub(super) attempt: Attempt,
+    pub(super) groups: GroupIds,
+    /// When its time in a queue began.
+    pub(super) queued_at: SimTime,
+    pub(super) dispatched: Option<SimTime>,
+    pub(super) seats: u32,
+    pub(super) service_ns: u64,
+    pub(super) held: Held,
+    /// What the client limits have granted.
+    pub(super) client_permit: Option<Box<ClientLimitPermit>>,
+}
+
+/// What a request will be once it is admitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestPlan {
+    /// `None` if it is not limited by fairness.
+    pub(super) classified: Option<Classified>,
+    pub(super) groups: GroupIds,
+    pub(super) service_ns: u64,
+    /// The most nanoseconds in a queue.
+    pub(super) longest_wait_ns: u64,
+}
+
+/// What will happen.
+#[derive(Debug)]
+pub(super) enum Planned {
+    /// A request ends.
+    End { request: usize, serial: u64 },
+    /// The seats of a request that has ended are free.
+    LingerEnd { level: usize, key: RequestKey },
+    /// A request has waited for too long.
+    TimeOut { request: usize, serial: u64 },
+    /// The client of a request goes away.
+    Cancel { request: usize, serial: u64 },
+    /// A request has waited for its tokens, or looks for its slots again.
+    AfterRates(Box<(Attempt, ChargedRequest)>),
+    /// A client repeats a request.
+    Retry(Box<Attempt>),
+    /// A watch ends that the log does not end.
+    WatchEnd { stream: u64 },
+    /// A held rejection is sent.
+    HoldEnd {
+        hold: super::limits::retries::HeldRejection,
+    },
+}
+
+/// A watch that has been admitted, and has not ended.
+#[derive(Debug)]
+pub(super) struct OpenWatch {
+    pub(super) registration: Option<Registration>,
+}

@@ -1,0 +1,190 @@
+//! Whole replays: golden reports, and logs that were damaged.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+use std::time::Instant;
+
+use fastrand::Rng;
+
+use super::reader::input::LogSource;
+use super::reader::merge::ReadOptions;
+use super::report::model::Report;
+use super::report::table;
+use super::run::replay;
+use super::simulation::ReplayModel;
+use super::simulation::ReplayedPolicies;
+use super::simulation::model::ClientBehaviour;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::explain::explainer::ExplainedPolicies;
+use crate::flowcontrol::bootstrap;
+use crate::limits::rate::RateLimitsConfig;
+
+pub(super) fn policies(name: &str, seats: u32) -> ReplayedPolicies {
+    ReplayedPolicies {
+        name: name.to_owned(),
+        limits: ExplainedPolicies {
+            concurrency: ConcurrencyPolicy::Fairness {
+                server_concurrency_limit: seats,
+                objects: bootstrap::add_missing(Vec::new()),
+                dry_run: false,
+            },
+            rates: RateLimitsConfig::default(),
+            request_timeout: Duration::from_secs(60),
+        },
+        rejection_hold: Duration::from_secs(1),
+    }
+}
+
+fn replay_text(text: &[u8], policies: &[ReplayedPolicies], model: ReplayModel) -> Report {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("audit.log");
+    fs::write(&file, text).unwrap();
+    let options = ReadOptions {
+        window_us: 60_000_000,
+        strict: false,
+        progress: std::sync::Arc::default(),
+    };
+    let sources = [LogSource::File(file)];
+    replay(&sources, &options, policies, model, Instant::now()).unwrap()
+}
+
+/// A storm of one user and a few requests of others, as an audit log.
+pub(super) fn storm_log() -> String {
+    let mut random = Rng::with_seed(21);
+    let mut lines = Vec::new();
+    for n in 0..3000_i64 {
+        let user = match random.u8(..20) {
+            0 => "bob",
+            1 => "system:node:n1",
+            _ => "alice",
+        };
+        let groups = if user == "system:node:n1" {
+            "system:nodes"
+        } else {
+            "devs"
+        };
+        let received = 1_795_232_628_000_000 + n * 2000;
+        let ended = received + random.i64(1000..150_000);
+        let [at, until] = [received, ended]
+            .map(|us| jiff::Timestamp::from_microsecond(us).unwrap())
+            .map(|time| format!("{time:.6}"));
+        let code = if random.u8(..10) == 0 { 429 } else { 200 };
+        lines.push((ended, format!(
+            r#"{{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"{n}","stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/p{n}","verb":"get","user":{{"username":"{user}","groups":["{groups}","system:authenticated"]}},"sourceIPs":["192.0.2.{}"],"userAgent":"kubectl","responseStatus":{{"metadata":{{}},"code":{code}}},"requestReceivedTimestamp":"{at}","stageTimestamp":"{until}"}}"#,
+            n % 3
+        )));
+    }
+    lines.sort();
+    let lines: Vec<String> = lines.into_iter().map(|(_, line)| line).collect();
+    lines.join("\n") + "\n"
+}
+
+/// Requests with the order of decisions, as a record has them, whose numbers need not fit together.
+fn record_log(random: &mut Rng) -> String {
+    let mut lines = vec![r#"{"record":{"version":1}}"#.to_owned()];
+    for n in 0..600_u64 {
+        let number = |random: &mut Rng| match random.u8(..5) {
+            0 => "null".to_owned(),
+            1 => random.u64(..3000).to_string(),
+            _ => (3 * n + random.u64(..9)).to_string(),
+        };
+        let order: Vec<String> = (0..random.usize(..5)).map(|_| number(random)).collect();
+        let outcome = match random.u8(..4) {
+            0 => r#""rejected_by":"queue-full","code":429"#,
+            1 => r#""cancelled":true,"wait_ms":3.25"#,
+            _ => r#""code":200,"service_ms":150.125,"final_seats":2,"final_ms":5,"lingered_ms":6"#,
+        };
+        let url = ["/api/v1/pods?limit=500", "/api/v1/pods", "/version"][random.usize(..3)];
+        lines.push(format!(
+            r#"{{"at_ms":{}.{:06},"method":"GET","url":"{url}","user":"u{}","bytes":{},"seats":{},{outcome},"order":[{}]}}"#,
+            1000 + n / 4,
+            random.u32(..1_000_000),
+            n % 3,
+            random.u32(..1_000_000),
+            random.u8(..12),
+            order.join(","),
+        ));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Compares with a golden file. `WEIR_WRITE_GOLDEN=1` writes it.
+pub(super) fn assert_golden(name: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/replay/golden")
+        .join(name);
+    if std::env::var_os("WEIR_WRITE_GOLDEN").is_some() {
+        fs::write(&file, text).unwrap();
+    }
+    let golden = fs::read_to_string(&file).unwrap();
+    assert_eq!(text, golden, "{}", file.display());
+}
+
+#[test]
+fn reports_are_the_golden_ones() {
+    let both = [policies("today", 30), policies("proposed", 90)];
+    let report = replay_text(storm_log().as_bytes(), &both, ReplayModel::default());
+    assert_golden("report.txt", &table::render(&report));
+    let mut value = serde_json::to_value(&report).unwrap();
+    // A few steps of it are enough.
+    for run in value["runs"].as_array_mut().unwrap() {
+        for level in run["series"]["levels"].as_array_mut().unwrap() {
+            for list in level.as_object_mut().unwrap().values_mut() {
+                if let Some(list) = list.as_array_mut() {
+                    list.truncate(3);
+                }
+            }
+        }
+    }
+    assert_golden(
+        "report.json",
+        &(serde_json::to_string_pretty(&value).unwrap() + "\n"),
+    );
+}
+
+#[test]
+fn a_damaged_log_is_replayed_and_its_requests_are_conserved() {
+    let seed = 0x21;
+    println!("seed {seed}");
+    let mut random = Rng::with_seed(seed);
+    for round in 0..60 {
+        let whole = match round % 3 {
+            0 => record_log(&mut random),
+            _ => storm_log(),
+        };
+        let mut text = whole.as_bytes()[..random.usize(1000..60_000)].to_vec();
+        for _ in 0..random.usize(1..60) {
+            let at = random.usize(..text.len());
+            match random.u8(..3) {
+                0 => text[at] = random.u8(..),
+                1 => drop(text.remove(at)),
+                // Digits make other times.
+                _ => text[at] = b'0' + random.u8(..10),
+            }
+        }
+        let clients = [
+            ClientBehaviour::Open,
+            ClientBehaviour::ClientGo,
+            ClientBehaviour::Impatient,
+        ];
+        let model = ReplayModel {
+            clients: clients[random.usize(..3)],
+            ..ReplayModel::default()
+        };
+        let report = replay_text(&text, &[policies("p", 20)], model);
+        let total = &report.runs[0].total;
+        let outcomes = total.executed + total.rejected + total.cancelled + total.unfinished;
+        assert_eq!(total.arrivals, outcomes, "seed {seed}, round {round}");
+        assert_eq!(
+            total.arrivals - total.retries,
+            report.input.arrivals,
+            "seed {seed}, round {round}"
+        );
+        assert_eq!(
+            replay_text(&text, &[policies("p", 20)], model),
+            report,
+            "seed {seed}, round {round}"
+        );
+    }
+}
