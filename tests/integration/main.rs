@@ -44,6 +44,7 @@ mod rejected_bodies;
 mod rejection_hold;
 mod reload;
 mod reload_modes;
+mod replay_advice;
 mod request_heads;
 mod request_slots;
 mod request_targets;

@@ -1,0 +1,161 @@
+//! `weir replay --search` and `--suggest`: what policies would serve the requests of a log.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::flags::ServeArgs;
+use crate::cli::policies::replay::format::ReplayFormat;
+use crate::cli::process::exit::CommandError;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::replay::advice::objective::Objective;
+use crate::replay::advice::repeatable_log::RepeatableLog;
+use crate::replay::advice::search::find::SearchRequest;
+use crate::replay::advice::search::find::search;
+use crate::replay::advice::search::output;
+use crate::replay::advice::suggest::find::suggest;
+use crate::replay::advice::suggest::output as suggested;
+use crate::replay::advice::trials::TrialModel;
+use crate::replay::advice::variants::InFlightFlags;
+use crate::replay::simulation::ReplayedPolicies;
+
+/// What is advised.
+#[derive(Args, Clone, Debug)]
+pub(super) struct AdviceOptions {
+    /// Look for the smallest total concurrency at which this holds, such as 'rejected(schema=system-nodes) = 0' or
+    /// 'wait_p99(level=workload-low) < 100ms'; can be repeated. Measures: rejected (a count or a percentage), wait_p50, wait_p90,
+    /// wait_p99, wait_max. Selectors: level, schema, user, user-agent, or none for all requests.
+    #[arg(long, value_name = "OBJECTIVE", value_parser = Objective::parse, conflicts_with = "compare")]
+    search: Vec<Objective>,
+    /// With --search: also look for shares of priority levels with which it holds at a smaller total.
+    #[arg(long, requires = "search")]
+    search_shares: bool,
+    /// With --search: in how many logs that are drawn from this one the result is tried, to say how sure it is.
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    search_resamples: u32,
+    /// Print FlowSchemas, PriorityLevelConfigurations, shares, event limits and client limits for this cluster as YAML, with
+    /// the reasons in comments.
+    #[arg(long, conflicts_with_all = ["compare", "search"])]
+    suggest: bool,
+    /// With --suggest: also write them to this folder, as flowcontrol.yaml, event-rate-limit.yaml and weir.yaml, which names
+    /// the others and can be given to --compare.
+    #[arg(long, value_name = "DIR", requires = "suggest")]
+    suggest_dir: Option<PathBuf>,
+}
+
+impl AdviceOptions {
+    /// Whether anything is to be advised.
+    pub(super) const fn is_wanted(&self) -> bool {
+        self.suggest || !self.search.is_empty()
+    }
+}
+
+/// What the advice is about.
+#[derive(Debug)]
+pub(super) struct Advised<'a> {
+    /// The policies of the flags.
+    pub(super) policies: &'a ReplayedPolicies,
+    /// Their total concurrency.
+    pub(super) flags: InFlightFlags,
+    /// The assumptions.
+    pub(super) model: TrialModel,
+    /// How it is printed.
+    pub(super) output: ReplayFormat,
+}
+
+/// The total concurrency of the flags.
+pub(super) const fn in_flight_flags(serve: &ServeArgs) -> InFlightFlags {
+    InFlightFlags {
+        max_requests_inflight: serve.proxy.limits.max_requests_inflight,
+        max_mutating_requests_inflight: serve.proxy.limits.max_mutating_requests_inflight,
+    }
+}
+
+/// The advice, as it is printed.
+///
+/// # Errors
+/// The log cannot be read again, an objective is about no request, or a flag does not go with it.
+pub(super) fn render(
+    options: &AdviceOptions,
+    log: &RepeatableLog,
+    advised: &Advised<'_>,
+) -> Result<String, CommandError> {
+    if advised.output == ReplayFormat::Html {
+        let message = "--output html: --search and --suggest print a table, json or yaml";
+        return Err(CommandError::Usage(message.to_owned()));
+    }
+    if options.suggest {
+        return render_suggestion(options, log, advised);
+    }
+    render_search(options, log, advised)
+}
+
+fn render_suggestion(
+    options: &AdviceOptions,
+    log: &RepeatableLog,
+    advised: &Advised<'_>,
+) -> Result<String, CommandError> {
+    let report = suggest(log, advised.policies, advised.model);
+    let report = report.map_err(|why| CommandError::Startup(why.to_string()))?;
+    if let Some(folder) = &options.suggest_dir {
+        let path_of = |name: &str| folder.join(name).display().to_string();
+        let files = suggested::files(&report, advised.flags, &path_of);
+        write_files(folder, &files).map_err(CommandError::Startup)?;
+    }
+    match advised.output {
+        ReplayFormat::Json => to_json(&report),
+        ReplayFormat::Table | ReplayFormat::Html | ReplayFormat::Yaml => {
+            Ok(suggested::render(&report, advised.flags))
+        }
+    }
+}
+
+fn write_files(folder: &Path, files: &[(&str, String)]) -> Result<(), String> {
+    let why = |path: &Path, why: std::io::Error| format!("cannot write {}: {why}", path.display());
+    fs::create_dir_all(folder).map_err(|error| why(folder, error))?;
+    for (name, text) in files {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|error| why(&path, error))?;
+    }
+    Ok(())
+}
+
+fn render_search(
+    options: &AdviceOptions,
+    log: &RepeatableLog,
+    advised: &Advised<'_>,
+) -> Result<String, CommandError> {
+    if advised.flags.total() == 0 {
+        let message = "--search: there is no limit with --max-requests-inflight=0 and --max-mutating-requests-inflight=0";
+        return Err(CommandError::Usage(message.to_owned()));
+    }
+    let limits = &advised.policies.limits.concurrency;
+    if options.search_shares && matches!(limits, ConcurrencyPolicy::MaxInFlight(_)) {
+        let message =
+            "--search-shares: there are no shares with --enable-priority-and-fairness=false";
+        return Err(CommandError::Usage(message.to_owned()));
+    }
+    let request = SearchRequest {
+        policies: advised.policies,
+        flags: advised.flags,
+        objectives: &options.search,
+        shares: options.search_shares,
+        resamples: options.search_resamples,
+        model: advised.model,
+    };
+    let found = search(log, &request).map_err(|why| CommandError::Startup(why.to_string()))?;
+    match advised.output {
+        ReplayFormat::Table | ReplayFormat::Html => Ok(output::render_table(&found)),
+        ReplayFormat::Yaml => Ok(output::render_yaml(&found)),
+        ReplayFormat::Json => to_json(&found),
+    }
+}
+
+fn to_json(report: &impl Serialize) -> Result<String, CommandError> {
+    let text = serde_json::to_string(report);
+    text.map(|text| text + "\n")
+        .map_err(|why| CommandError::Startup(why.to_string()))
+}

@@ -1,0 +1,156 @@
+//! A log that is replayed many times.
+//!
+//! It is read once. If its requests fit into [`MAX_KEPT_BYTES`], they are kept in memory. If they do
+//! not, the log is read again for each run. So memory does not grow with the log beyond that. The
+//! standard input cannot be read again.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::replay::clients::ClientTable;
+use crate::replay::logged::LogItem;
+use crate::replay::reader::input::LogSource;
+use crate::replay::reader::merge::ReadCounts;
+use crate::replay::reader::merge::ReadError;
+use crate::replay::reader::merge::ReadOptions;
+use crate::replay::reader::merge::read_log;
+
+/// The most bytes of requests that are kept: some 400,000 requests.
+const MAX_KEPT_BYTES: usize = 128 << 20;
+
+/// A log that has been read, and can be replayed again.
+#[derive(Debug)]
+pub(crate) struct RepeatableLog {
+    sources: Vec<LogSource>,
+    options: ReadOptions,
+    table: Arc<ClientTable>,
+    counts: ReadCounts,
+    /// `None` if there are too many.
+    kept: Option<Vec<LogItem>>,
+}
+
+/// Why a log cannot be replayed many times.
+#[derive(Debug)]
+pub(crate) enum RepeatError {
+    /// It cannot be read.
+    Read(ReadError),
+    /// It is too large to be kept, and it is the standard input.
+    TooLarge,
+}
+
+impl fmt::Display for RepeatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(why) => why.fmt(f),
+            Self::TooLarge => write!(
+                f,
+                "the standard input: more than {} MiB of requests are not kept, and it cannot be read again: give a file",
+                MAX_KEPT_BYTES >> 20
+            ),
+        }
+    }
+}
+
+impl From<ReadError> for RepeatError {
+    fn from(why: ReadError) -> Self {
+        Self::Read(why)
+    }
+}
+
+impl RepeatableLog {
+    /// Reads the log for the first time.
+    ///
+    /// # Errors
+    /// It cannot be read, or not be read again.
+    pub(crate) fn read(sources: &[LogSource], options: &ReadOptions) -> Result<Self, RepeatError> {
+        Self::read_keeping(sources, options, MAX_KEPT_BYTES)
+    }
+
+    /// As [`read`](Self::read), with another bound in bytes.
+    pub(super) fn read_keeping(
+        sources: &[LogSource],
+        options: &ReadOptions,
+        max_bytes: usize,
+    ) -> Result<Self, RepeatError> {
+        let table = Arc::new(ClientTable::default());
+        let mut kept = Some(Vec::new());
+        let mut bytes = 0;
+        let counts = read_log(sources, options, &table, &mut |item| {
+            let item = without_order(item);
+            bytes += size_of_item(&item);
+            match &mut kept {
+                Some(items) if bytes <= max_bytes => items.push(item),
+                _ => kept = None,
+            }
+        })?;
+        if kept.is_none() && sources.contains(&LogSource::Stdin) {
+            return Err(RepeatError::TooLarge);
+        }
+        Ok(Self {
+            sources: sources.to_vec(),
+            options: options.clone(),
+            table,
+            counts,
+            kept,
+        })
+    }
+
+    /// The requests, if they are in memory.
+    #[must_use]
+    pub(super) fn kept(&self) -> Option<&[LogItem]> {
+        self.kept.as_deref()
+    }
+
+    /// Hands on all requests, in the order of their times.
+    ///
+    /// # Errors
+    /// The log cannot be read again.
+    pub(super) fn replay(&self, each: &mut dyn FnMut(&LogItem)) -> Result<(), ReadError> {
+        if let Some(items) = &self.kept {
+            items.iter().for_each(each);
+            return Ok(());
+        }
+        let each = &mut |item| each(&without_order(item));
+        read_log(&self.sources, &self.options, &self.table, each)?;
+        Ok(())
+    }
+
+    /// The clients of the log.
+    #[must_use]
+    pub(crate) const fn table(&self) -> &Arc<ClientTable> {
+        &self.table
+    }
+
+    /// What was read.
+    #[must_use]
+    pub(crate) const fn counts(&self) -> &ReadCounts {
+        &self.counts
+    }
+
+    /// How it is read.
+    #[must_use]
+    pub(crate) const fn options(&self) -> &ReadOptions {
+        &self.options
+    }
+}
+
+/// The recorded order of decisions is that of the recorded policies. Other totals, and requests that
+/// stand in a sample several times, have an order of their own.
+fn without_order(mut item: LogItem) -> LogItem {
+    if let LogItem::Request(request) = &mut item {
+        request.order = None;
+    }
+    item
+}
+
+/// The bytes of an item in memory. A growing list has as much again for items to come.
+fn size_of_item(item: &LogItem) -> usize {
+    let own = match item {
+        LogItem::Request(request) => {
+            let event = request.event.as_ref();
+            request.url.len() + event.map_or(0, |event| size_of_val(&**event) + event.key.len())
+        }
+        LogItem::StreamEnd { .. } => 0,
+    };
+    2 * size_of::<LogItem>() + own
+}

@@ -1,0 +1,362 @@
+//! Looks for suggestions, and replays the log under them.
+
+use std::collections::BTreeMap;
+
+use super::limits::measure_rates;
+use super::limits::parse_rates;
+use super::model::OwnLevelReport;
+use super::model::SuggestReport;
+use super::model::UnusedReport;
+use super::own_level::Candidate;
+use super::own_level::OwnLevel;
+use super::own_level::by_level;
+use super::own_level::candidates;
+use super::own_level::own_level;
+use crate::api::flowcontrol::Object;
+use crate::api::flowcontrol::to_manifest;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::bootstrap::BootstrapClass;
+use crate::replay::advice::repeatable_log::RepeatableLog;
+use crate::replay::advice::trials::Trial;
+use crate::replay::advice::trials::TrialModel;
+use crate::replay::advice::trials::run_one;
+use crate::replay::advice::trials::run_trials;
+use crate::replay::advice::variants::changed_objects;
+use crate::replay::advice::variants::objects_of;
+use crate::replay::reader::merge::ReadError;
+use crate::replay::report::loss::GroupLoss;
+use crate::replay::run::report;
+use crate::replay::simulation::ReplayedPolicies;
+use crate::replay::simulation::Simulation;
+use crate::replay::simulation::SimulationOutcome;
+use crate::replay::simulation::measure::GroupKind;
+use crate::replay::simulation::measure::MeasuredUsage;
+
+/// The most levels that are suggested: operators shall understand each.
+const MAX_OWN_LEVELS: usize = 4;
+
+/// The parts of a level's shares that a level of a user's own is tried with.
+const PARTS: [i32; 3] = [2, 4, 8];
+
+/// A user is worse off by more than this: a rejection counts as a second.
+const TOLERANCE_S: f64 = 1e-3;
+
+/// A level must take this part of the others' loss in the level away.
+const LEAST_GAIN: f64 = 0.5;
+
+/// What users lose by a level may be this part of what others gain.
+const MOST_HARM: f64 = 0.1;
+
+/// A run with the usage of schemas.
+struct UsageRun {
+    usage: Vec<MeasuredUsage>,
+    schemas: Vec<String>,
+    outcome: SimulationOutcome,
+}
+
+/// What users other than one gain and lose by a change, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Effect {
+    gain: f64,
+    harm: f64,
+    own_gain: f64,
+    rejected: [u64; 2],
+    wait_s: [f64; 2],
+}
+
+/// Looks for objects and limits that would have served the log better, and replays it under them.
+///
+/// # Errors
+/// The log cannot be read again.
+pub(crate) fn suggest(
+    log: &RepeatableLog,
+    policies: &ReplayedPolicies,
+    model: TrialModel,
+) -> Result<SuggestReport, ReadError> {
+    let configured = run(log, policies, model)?;
+    let mut notes = Vec::new();
+    let (own_levels, mut suggested) = own_levels(log, policies, model, &configured, &mut notes)?;
+    "suggested".clone_into(&mut suggested.name);
+
+    let rates = measure_rates(log)?;
+    let limits = &policies.limits.rates;
+    let heavy = own_levels.iter();
+    let heavy: Vec<_> = heavy
+        .map(|own| (own.name.as_str(), own.user.as_str()))
+        .collect();
+    let client_limits = if limits.clients.is_empty() {
+        rates.client_limits(&heavy)
+    } else {
+        notes.push("The configuration has clientLimits; none are suggested.".to_owned());
+        Vec::new()
+    };
+    let event_limits = if limits.events.is_none() {
+        rates.event_limits()
+    } else {
+        notes.push("The configuration has event limits; none are suggested.".to_owned());
+        None
+    };
+    if limits.events.is_none() && event_limits.is_none() {
+        notes.push("The log has no events, so no limit for them is suggested.".to_owned());
+    }
+    notes.extend(heavy_user_agent(&configured));
+    let parsed = parse_rates(event_limits.as_ref(), &client_limits);
+    let to = &mut suggested.limits.rates;
+    if event_limits.is_some() {
+        to.events = parsed.events;
+    }
+    if !client_limits.is_empty() {
+        to.clients = parsed.clients;
+    }
+    let last = run(log, &suggested, model)?;
+    let protected = protected_users(&configured, &last, &own_levels);
+    let never_reached = never_reached(policies, &configured);
+    let outcomes = vec![configured.outcome, last.outcome];
+    let replayed = report(log.counts(), log.options(), model.model, outcomes);
+    Ok(SuggestReport {
+        input: replayed.input,
+        model: replayed.model,
+        own_levels,
+        objects: objects(&suggested),
+        notes,
+        never_reached,
+        event_limits,
+        client_limits,
+        rate_costs: rates.costs(),
+        protected,
+        changes: replayed.changes,
+    })
+}
+
+fn run(
+    log: &RepeatableLog,
+    policies: &ReplayedPolicies,
+    model: TrialModel,
+) -> Result<UsageRun, ReadError> {
+    let mut simulation = run_one(log, model, policies)?;
+    let usage = simulation.usage();
+    Ok(UsageRun {
+        usage,
+        schemas: simulation.names_with_requests(GroupKind::Schema),
+        outcome: simulation.finish(),
+    })
+}
+
+/// Levels of their own, one after the other, as long as one helps; and the policies with them.
+fn own_levels(
+    log: &RepeatableLog,
+    policies: &ReplayedPolicies,
+    model: TrialModel,
+    configured: &UsageRun,
+    notes: &mut Vec<String>,
+) -> Result<(Vec<OwnLevelReport>, ReplayedPolicies), ReadError> {
+    let (mut reports, mut policies) = (Vec::new(), policies.clone());
+    let mut usage = configured.usage.clone();
+    let mut users = by_user(&configured.outcome);
+    while reports.len() < MAX_OWN_LEVELS {
+        let levels = by_level(&usage);
+        let Some((report, better)) =
+            best_own_level(log, &policies, model, &candidates(&levels), &users)?
+        else {
+            break;
+        };
+        reports.push(report);
+        policies = better;
+        let run = run(log, &policies, model)?;
+        (users, usage) = (by_user(&run.outcome), run.usage);
+    }
+    for (name, level) in by_level(&usage) {
+        let is_own = reports.iter().any(|own: &OwnLevelReport| own.name == name);
+        let (rejected, wait_s) = level.loss();
+        if let (Some((user, percent)), false) = (level.harmless(), is_own) {
+            notes.push(format!(
+                "{user} takes {percent:.0} % of the seat-seconds of {name}, and no request of others is rejected or waits \
+                 there: no level of its own."
+            ));
+        } else if !is_own && (rejected > 0 || wait_s >= 1.0) {
+            notes.push(format!(
+                "In {name} {rejected} requests are rejected, and requests wait for {wait_s:.1} s together; no level of its \
+                 own for a user would help the others by half. More seats may: --search 'rejected(level={name}) = 0'."
+            ));
+        }
+    }
+    Ok((reports, policies))
+}
+
+/// Says so if one user agent takes most of all seat-seconds.
+fn heavy_user_agent(run: &UsageRun) -> Option<String> {
+    let run = &run.outcome.run;
+    let agents = run.user_agents.top.iter();
+    let most = agents.max_by(|a, b| a.seat_seconds.total_cmp(&b.seat_seconds))?;
+    let percent = 100.0 * most.seat_seconds / run.total.seat_seconds.max(f64::MIN_POSITIVE);
+    (run.user_agents.count > 1 && percent > 50.0).then(|| {
+        format!(
+            "The user agent {} takes {percent:.0} % of all seat-seconds. No schema matches user agents: give its clients \
+             a user of their own, or limit each with client: user+userAgent in clientLimits.",
+            most.name
+        )
+    })
+}
+
+fn by_user(outcome: &SimulationOutcome) -> BTreeMap<String, GroupLoss> {
+    outcome.users.iter().cloned().collect()
+}
+
+/// The level of its own that helps most. `None`: none helps enough.
+fn best_own_level(
+    log: &RepeatableLog,
+    policies: &ReplayedPolicies,
+    model: TrialModel,
+    candidates: &[Candidate],
+    before: &BTreeMap<String, GroupLoss>,
+) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
+    let mut variants = Vec::new();
+    for candidate in candidates {
+        for part in PARTS {
+            if let Some(own) = own_level(objects_of(policies), candidate, part) {
+                let with = with_objects(policies, own.objects.clone());
+                variants.push((candidate, own, with));
+            }
+        }
+    }
+    let trials = variants.iter().map(|(_, _, policies)| Trial {
+        policies,
+        resample: None,
+    });
+    let trials: Vec<Trial<'_>> = trials.collect();
+    let finish = |simulation: Simulation| by_user(&simulation.finish());
+    let outcomes = run_trials(log, model, &trials, finish)?;
+    drop(trials);
+    let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
+    for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
+        let effect = effect(&candidate.user, before, &after);
+        let lost = crate::numeric::to_f64(candidate.others_rejected) + candidate.others_wait_s;
+        let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
+        // What it costs the user itself counts a little, so that it keeps as much as it can.
+        let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
+        if helps && best.as_ref().is_none_or(|(most, ..)| score > *most) {
+            best = Some((score, own_level_report(candidate, &own, effect), policies));
+        }
+    }
+    Ok(best.map(|(_, report, policies)| (report, policies)))
+}
+
+fn effect(
+    user: &str,
+    before: &BTreeMap<String, GroupLoss>,
+    after: &BTreeMap<String, GroupLoss>,
+) -> Effect {
+    let mut effect = Effect::default();
+    for (name, then) in after {
+        let first = before.get(name).copied().unwrap_or_default();
+        let gain = loss(&first) - loss(then);
+        if name == user {
+            effect.own_gain = gain;
+            continue;
+        }
+        effect.gain += gain.max(0.0);
+        effect.harm += (-gain).max(0.0);
+        let ([rejected, rejected_after], [wait_s, wait_after]) =
+            (&mut effect.rejected, &mut effect.wait_s);
+        *rejected += first.rejected;
+        *rejected_after += then.rejected;
+        *wait_s += first.wait_s;
+        *wait_after += then.wait_s;
+    }
+    effect
+}
+
+/// In seconds: a rejection counts as one.
+fn loss(loss: &GroupLoss) -> f64 {
+    crate::numeric::to_f64(loss.rejected) + loss.wait_s
+}
+
+fn own_level_report(candidate: &Candidate, own: &OwnLevel, effect: Effect) -> OwnLevelReport {
+    let rounded = |number: f64| (number * 1e6).round() / 1e6;
+    OwnLevelReport {
+        name: own.name.clone(),
+        user: candidate.user.clone(),
+        schema: candidate.schema.clone(),
+        level: candidate.level.clone(),
+        percent_of_seat_seconds: rounded(candidate.percent),
+        shares: own.shares,
+        level_shares: own.level_shares,
+        others_rejected: candidate.others_rejected,
+        others_wait_s: rounded(candidate.others_wait_s),
+        rejected: effect.rejected,
+        wait_s: effect.wait_s.map(rounded),
+    }
+}
+
+fn with_objects(policies: &ReplayedPolicies, objects: Vec<Object>) -> ReplayedPolicies {
+    let mut policies = policies.clone();
+    if let ConcurrencyPolicy::Fairness { objects: all, .. } = &mut policies.limits.concurrency {
+        *all = objects;
+    }
+    policies
+}
+
+/// The users who lost something, but for those with levels of their own, and are no worse with all that
+/// is suggested. This is promised, so it is what the last replay says.
+fn protected_users(before: &UsageRun, after: &UsageRun, own: &[OwnLevelReport]) -> Vec<String> {
+    if own.is_empty() {
+        return Vec::new();
+    }
+    let after = by_user(&after.outcome);
+    let users = before.outcome.users.iter().filter(|(user, first)| {
+        let then = after.get(user).copied().unwrap_or_default();
+        let is_heavy = own.iter().any(|own| own.user == *user);
+        !is_heavy
+            && loss(first) > TOLERANCE_S
+            && then.rejected <= first.rejected
+            && loss(&then) <= loss(first)
+    });
+    users.map(|(user, _)| user.clone()).collect()
+}
+
+/// The schemas and levels that no request reaches.
+fn never_reached(policies: &ReplayedPolicies, run: &UsageRun) -> Vec<UnusedReport> {
+    let mut unused = Vec::new();
+    for object in objects_of(policies) {
+        let name = &object.metadata().name;
+        let levels = &run.outcome.run.levels;
+        let level = levels.iter().find(|level| level.requests.name == *name);
+        let (is_reached, seats) = match object {
+            Object::FlowSchema(_) => (run.schemas.contains(name), None),
+            Object::PriorityLevelConfiguration(_) => (
+                level.is_some_and(|level| level.requests.arrivals > 0),
+                level.map(|level| (level.nominal_seats, level.min_seats)),
+            ),
+        };
+        if !is_reached {
+            unused.push(UnusedReport {
+                kind: object.kind(),
+                name: name.clone(),
+                built_in: is_built_in_name(object),
+                seats: seats.map(|(nominal, _)| nominal),
+                lendable_seats: seats.map(|(nominal, least)| nominal.saturating_sub(least)),
+            });
+        }
+    }
+    unused.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+    unused
+}
+
+fn built_in() -> impl Iterator<Item = &'static Object> {
+    let classes = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
+    classes.into_iter().flat_map(bootstrap::objects)
+}
+
+fn is_built_in_name(object: &Object) -> bool {
+    built_in().any(|other| {
+        other.kind() == object.kind() && other.metadata().name == object.metadata().name
+    })
+}
+
+/// The objects that are not as kube-apiserver makes them itself.
+fn objects(policies: &ReplayedPolicies) -> Vec<serde_json::Value> {
+    let built_in = with_objects(policies, built_in().cloned().collect());
+    let changed = changed_objects(&built_in, policies);
+    changed.iter().map(to_manifest).collect()
+}

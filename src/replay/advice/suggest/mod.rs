@@ -1,0 +1,27 @@
+//! Suggestions from a log: levels of their own for users whose requests make others wait, limits that
+//! the users of the log stay below, and what is never used.
+//!
+//! What is suggested was replayed over the log. Nothing is promised that the replay did not show.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `model` `own_level` `rates` |
+//! | 1 | `limits` `output` |
+//! | 2 | `find` |
+
+pub(crate) mod find;
+mod limits;
+pub(crate) mod model;
+pub(crate) mod output;
+mod own_level;
+mod rates;
+
+/// The rate limits with these rules.
+#[cfg(test)]
+pub(super) fn parse_rates_for_tests(
+    rules: &[serde_json::Value],
+) -> crate::limits::rate::RateLimitsConfig {
+    limits::parse_rates(None, rules)
+}

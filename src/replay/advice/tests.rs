@@ -1,0 +1,237 @@
+//! Searches over whole logs.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::objective::Objective;
+use super::repeatable_log::RepeatableLog;
+use super::search::find::SearchRequest;
+use super::search::find::search;
+use super::search::model::SearchReport;
+use super::search::output;
+use super::trials::TrialModel;
+use super::variants::InFlightFlags;
+use crate::api::flowcontrol;
+use crate::document;
+use crate::document::Diagnostics;
+use crate::flowcontrol::bootstrap;
+use crate::replay::reader::input::LogSource;
+use crate::replay::reader::merge::ReadOptions;
+use crate::replay::run::replay;
+use crate::replay::simulation::ReplayModel;
+use crate::replay::tests::assert_golden;
+use crate::replay::tests::policies;
+use crate::replay::tests::storm_log;
+
+const TODAY: InFlightFlags = InFlightFlags {
+    max_requests_inflight: 400,
+    max_mutating_requests_inflight: 200,
+};
+
+/// A log in a folder of its own.
+pub(super) struct LogFile {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl LogFile {
+    pub(super) fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        fs::write(&path, text).unwrap();
+        Self {
+            _folder: folder,
+            path,
+        }
+    }
+
+    pub(super) fn sources(&self) -> [LogSource; 1] {
+        [LogSource::File(self.path.clone())]
+    }
+
+    pub(super) fn read(&self) -> RepeatableLog {
+        RepeatableLog::read(&self.sources(), &options()).unwrap()
+    }
+}
+
+pub(super) fn options() -> ReadOptions {
+    ReadOptions {
+        window_us: 60_000_000,
+        strict: false,
+        progress: std::sync::Arc::default(),
+    }
+}
+
+pub(super) fn trial_model() -> TrialModel {
+    TrialModel {
+        model: ReplayModel::default(),
+        base: Instant::now(),
+    }
+}
+
+/// A search with the built-in objects and 600 seats.
+fn run(log: &RepeatableLog, objectives: &[&str], shares: bool, resamples: u32) -> SearchReport {
+    let objectives = objectives.iter().map(|text| Objective::parse(text));
+    let objectives: Vec<Objective> = objectives.collect::<Result<_, _>>().unwrap();
+    let request = SearchRequest {
+        policies: &policies("flags", TODAY.total()),
+        flags: TODAY,
+        objectives: &objectives,
+        shares,
+        resamples,
+        model: trial_model(),
+    };
+    search(log, &request).unwrap()
+}
+
+#[test]
+fn a_replay_with_the_total_that_was_found_has_what_was_asked_for_and_one_seat_less_has_not() {
+    let file = LogFile::new(&storm_log());
+    let found = run(
+        &file.read(),
+        &["wait_p99(user=bob) < 20ms", "rejected = 0"],
+        false,
+        0,
+    );
+    let total = found.found.as_ref().unwrap().totals.total;
+    assert!(total > 2, "{total}");
+    let holds = |total| {
+        let policies = [policies("found", total)];
+        let model = ReplayModel::default();
+        let report = replay(
+            &file.sources(),
+            &options(),
+            &policies,
+            model,
+            Instant::now(),
+        );
+        let run = report.unwrap().runs.remove(0);
+        let bob = run
+            .users
+            .top
+            .iter()
+            .find(|user| user.name == "bob")
+            .unwrap();
+        bob.wait.p99_ms < 20.0 && run.total.rejected == 0
+    };
+    assert!(holds(total), "{total}");
+    assert!(!holds(total - 1), "{total}");
+    for tried in &found.tried {
+        assert_eq!(tried.holds, holds(tried.total), "{}", tried.total);
+    }
+}
+
+#[test]
+fn a_log_that_is_read_again_gives_what_a_log_in_memory_gives() {
+    let file = LogFile::new(&storm_log());
+    let kept = run(&file.read(), &["rejected = 0"], false, 3);
+    assert!(kept.kept_in_memory);
+    let again = RepeatableLog::read_keeping(&file.sources(), &options(), 0).unwrap();
+    let again = run(&again, &["rejected = 0"], false, 3);
+    assert!(!again.kept_in_memory);
+    let expected = SearchReport {
+        kept_in_memory: false,
+        ..kept
+    };
+    assert_eq!(again, expected);
+}
+
+#[test]
+fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_again() {
+    let log = LogFile::new(&storm_log()).read();
+    let objectives = ["wait_p99(level=global-default) < 20ms", "rejected = 0"];
+    let same = run(&log, &objectives, false, 0).found.unwrap();
+    let report = run(&log, &objectives, true, 0);
+    let other = report.found.as_ref().unwrap();
+    assert!(other.totals.total < same.totals.total, "{other:?}");
+    let changed: Vec<&str> = other.shares.iter().map(|one| one.level.as_str()).collect();
+    assert!(changed.contains(&"global-default"), "{changed:?}");
+
+    let text = output::render_yaml(&report);
+    let mut diagnostics = Diagnostics::default();
+    let documents = document::parse_all("search.yaml", &text, &mut diagnostics);
+    let objects = flowcontrol::read(&documents, &mut diagnostics);
+    assert_eq!(diagnostics.to_string(), "", "{text}");
+    assert_eq!(objects.len(), changed.len(), "{text}");
+    assert!(
+        text.contains("apf.kubernetes.io/autoupdate-spec: \"false\""),
+        "{text}"
+    );
+    // With these objects and this total the objectives hold.
+    let mut applied = policies("applied", other.totals.total);
+    let crate::explain::explainer::ConcurrencyPolicy::Fairness { objects: all, .. } =
+        &mut applied.limits.concurrency
+    else {
+        unreachable!("they are fair");
+    };
+    *all = bootstrap::add_missing(objects);
+    let file = LogFile::new(&storm_log());
+    let model = ReplayModel::default();
+    let report = replay(
+        &file.sources(),
+        &options(),
+        &[applied],
+        model,
+        Instant::now(),
+    );
+    let run = report.unwrap().runs.remove(0);
+    let levels = run.levels.iter();
+    let mut level = levels.filter(|level| level.requests.name == "global-default");
+    assert!(level.next().unwrap().requests.wait.p99_ms < 20.0);
+    assert_eq!(run.total.rejected, 0);
+}
+
+#[test]
+fn what_never_holds_is_not_found() {
+    let log = LogFile::new(&storm_log()).read();
+    let report = run(&log, &["rejected = 100%"], false, 20);
+    assert_eq!(report.found, None);
+    let text = output::render_table(&report);
+    assert!(
+        text.contains("The objectives hold at no total up to 131072"),
+        "{text}"
+    );
+    assert!(
+        output::render_yaml(&report)
+            .lines()
+            .all(|line| line.starts_with('#'))
+    );
+}
+
+#[test]
+fn an_objective_about_no_request_is_an_error() {
+    let log = LogFile::new(&storm_log()).read();
+    let objectives = [Objective::parse("rejected(schema=system-node) = 0").unwrap()];
+    let request = SearchRequest {
+        policies: &policies("flags", 600),
+        flags: TODAY,
+        objectives: &objectives,
+        shares: false,
+        resamples: 0,
+        model: trial_model(),
+    };
+    let why = search(&log, &request).unwrap_err().to_string();
+    assert_eq!(
+        why,
+        "--search 'rejected(schema=system-node) = 0': no request of the log has the schema \"system-node\", so it would hold \
+         whatever the total; there are requests of \"global-default\", \"system-nodes\""
+    );
+}
+
+#[test]
+fn searches_are_the_golden_ones() {
+    let log = LogFile::new(&storm_log()).read();
+    let objectives = [
+        "wait_p99(level=global-default) < 20ms",
+        "rejected(user=bob) = 0",
+    ];
+    let report = run(&log, &objectives, true, 6);
+    assert_golden("search.txt", &output::render_table(&report));
+    assert_golden("search.yaml", &output::render_yaml(&report));
+    let value: Value = serde_json::to_value(&report).unwrap();
+    let text = serde_json::to_string_pretty(&value).unwrap() + "\n";
+    assert_golden("search.json", &text);
+}

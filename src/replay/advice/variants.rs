@@ -1,0 +1,177 @@
+//! Policies that differ from those of a configuration in the total concurrency or in the shares of
+//! priority levels. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::api::flowcontrol::Object;
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::limits::max_in_flight::MaxInFlightConfig;
+use crate::numeric::saturating_u32;
+use crate::replay::simulation::ReplayedPolicies;
+
+/// The annotation with which kube-apiserver keeps the specs of its own objects as they were.
+const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
+
+/// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct InFlightFlags {
+    /// `--max-requests-inflight`.
+    pub(crate) max_requests_inflight: u32,
+    /// `--max-mutating-requests-inflight`.
+    pub(crate) max_mutating_requests_inflight: u32,
+}
+
+impl InFlightFlags {
+    /// Both together.
+    #[must_use]
+    pub(crate) const fn total(self) -> u32 {
+        self.max_requests_inflight
+            .saturating_add(self.max_mutating_requests_inflight)
+    }
+
+    /// Flags of this total, divided as these are. Neither becomes 0 that is not 0, unless the total is
+    /// 1: with max-in-flight, 0 is no limit.
+    #[must_use]
+    pub(crate) fn with_total(self, total: u32) -> Self {
+        let all = u64::from(self.total()).max(1);
+        let mutating = u64::from(total) * u64::from(self.max_mutating_requests_inflight) / all;
+        let mut mutating = saturating_u32(mutating);
+        if mutating == 0 && self.max_mutating_requests_inflight > 0 && total > 1 {
+            mutating = 1;
+        }
+        Self {
+            max_requests_inflight: total.saturating_sub(mutating),
+            max_mutating_requests_inflight: mutating,
+        }
+    }
+}
+
+/// The policies with another total concurrency.
+#[must_use]
+pub(crate) fn with_total(
+    policies: &ReplayedPolicies,
+    flags: InFlightFlags,
+    name: String,
+) -> ReplayedPolicies {
+    let mut policies = ReplayedPolicies {
+        name,
+        ..policies.clone()
+    };
+    match &mut policies.limits.concurrency {
+        ConcurrencyPolicy::Fairness {
+            server_concurrency_limit,
+            ..
+        } => *server_concurrency_limit = flags.total(),
+        ConcurrencyPolicy::MaxInFlight(config) => {
+            *config = MaxInFlightConfig {
+                read_only: flags.max_requests_inflight.into(),
+                mutating: flags.max_mutating_requests_inflight.into(),
+            };
+        }
+    }
+    policies
+}
+
+/// The shares of the priority levels that are limited, by name. Empty with max-in-flight.
+#[must_use]
+pub(crate) fn shares_of(policies: &ReplayedPolicies) -> BTreeMap<String, i32> {
+    let limited = objects_of(policies).iter().filter_map(|object| {
+        let Object::PriorityLevelConfiguration(level) = object else {
+            return None;
+        };
+        let shares = level.spec.limited.as_ref()?.nominal_concurrency_shares;
+        Some((level.metadata.name.clone(), shares))
+    });
+    limited.collect()
+}
+
+/// The policies with these shares. Levels that are not named keep theirs.
+#[must_use]
+pub(crate) fn with_shares(
+    policies: &ReplayedPolicies,
+    shares: &BTreeMap<String, i32>,
+) -> ReplayedPolicies {
+    let mut policies = policies.clone();
+    if let ConcurrencyPolicy::Fairness { objects, .. } = &mut policies.limits.concurrency {
+        for object in objects {
+            set_shares(object, shares);
+        }
+    }
+    policies
+}
+
+fn set_shares(object: &mut Object, shares: &BTreeMap<String, i32>) {
+    if let Object::PriorityLevelConfiguration(level) = object
+        && let Some(limited) = &mut level.spec.limited
+        && let Some(shares) = shares.get(&level.metadata.name)
+    {
+        limited.nominal_concurrency_shares = *shares;
+    }
+}
+
+/// The flow schemas and priority levels. Empty with max-in-flight.
+#[must_use]
+pub(crate) fn objects_of(policies: &ReplayedPolicies) -> &[Object] {
+    match &policies.limits.concurrency {
+        ConcurrencyPolicy::Fairness { objects, .. } => objects,
+        ConcurrencyPolicy::MaxInFlight(_) => &[],
+    }
+}
+
+/// The objects of `after` that `before` does not have, ready to be applied: kube-apiserver would set a
+/// changed object of its own back, unless an annotation says that it is maintained by someone else.
+#[must_use]
+pub(crate) fn changed_objects(before: &ReplayedPolicies, after: &ReplayedPolicies) -> Vec<Object> {
+    let before = objects_of(before);
+    let changed = objects_of(after).iter().filter(|object| {
+        let same = |other: &&Object| {
+            other.kind() == object.kind() && other.metadata().name == object.metadata().name
+        };
+        !before
+            .iter()
+            .find(same)
+            .is_some_and(|other| other.is_equivalent(object))
+    });
+    changed.cloned().map(maintained_by_operator).collect()
+}
+
+fn maintained_by_operator(mut object: Object) -> Object {
+    let metadata = match &mut object {
+        Object::FlowSchema(schema) => &mut schema.metadata,
+        Object::PriorityLevelConfiguration(level) => &mut level.metadata,
+    };
+    metadata.uid.clear();
+    metadata.resource_version.clear();
+    for (name, value) in &mut metadata.annotations {
+        if name == AUTOUPDATE {
+            "false".clone_into(value);
+        }
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_total_is_divided_as_the_flags_are() {
+        let flags = |max_requests_inflight, max_mutating_requests_inflight| InFlightFlags {
+            max_requests_inflight,
+            max_mutating_requests_inflight,
+        };
+        let today = flags(400, 200);
+        assert_eq!(today.with_total(600), today);
+        assert_eq!(today.with_total(300), flags(200, 100));
+        assert_eq!(today.with_total(2), flags(1, 1));
+        assert_eq!(today.with_total(1), flags(1, 0));
+        assert_eq!(flags(600, 0).with_total(10), flags(10, 0));
+        assert_eq!(flags(0, 600).with_total(10), flags(0, 10));
+        for total in 2..1000 {
+            let divided = today.with_total(total);
+            assert_eq!(divided.total(), total);
+            assert!(divided.max_requests_inflight > 0, "{divided:?}");
+            assert!(divided.max_mutating_requests_inflight > 0, "{divided:?}");
+        }
+    }
+}

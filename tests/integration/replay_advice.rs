@@ -1,0 +1,172 @@
+//! `weir replay --search` and `--suggest`: what they print is what `weir check` and `--compare` take.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::process;
+use crate::support::process::ConfigDir;
+use crate::support::process::FinishedRun;
+
+const LOG: &str = "log.jsonl";
+
+/// A service account that sends without an end, and three others that send now and then.
+fn logged() -> ConfigDir {
+    let files = ConfigDir::new();
+    let mut text = String::new();
+    for n in 0..1500 {
+        let at = n * 5;
+        let mut line = |name: &str, service_ms: u32| {
+            writeln!(
+                text,
+                r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/namespaces/a/pods/p","user":"system:serviceaccount:{name}","service_ms":{service_ms}}}"#
+            )
+            .unwrap();
+        };
+        line("ci:runner", 400);
+        if n % 20 == 0 {
+            line(&format!("apps:app-{}", n / 20 % 3), 20);
+        }
+    }
+    fs::write(files.path().join(LOG), text).unwrap();
+    files
+}
+
+async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
+    process::run(files, arguments).await
+}
+
+async fn json(files: &ConfigDir, arguments: &[&str]) -> Value {
+    let finished = run(files, &[&["replay", LOG, "-o=json"], arguments].concat()).await;
+    serde_json::from_str(&finished.stdout).unwrap_or_else(|_| panic!("{finished:?}"))
+}
+
+const FEW: [&str; 2] = [
+    "--max-requests-inflight=80",
+    "--max-mutating-requests-inflight=40",
+];
+
+#[tokio::test]
+async fn a_suggestion_passes_the_check_and_those_whom_it_protects_are_no_worse() {
+    let files = logged();
+    let report = json(
+        &files,
+        &[&FEW[..], &["--suggest", "--suggest-dir=out"]].concat(),
+    )
+    .await;
+    assert_eq!(
+        report["own_levels"][0]["user"], "system:serviceaccount:ci:runner",
+        "{report:#}"
+    );
+    let protected: Vec<&str> = report["protected"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|user| user.as_str().unwrap())
+        .collect();
+    assert!(!protected.is_empty(), "{report:#}");
+
+    let checked = run(&files, &["check", "--strict", "-o=json", "out"]).await;
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    let checked: Value = serde_json::from_str(&checked.stdout).unwrap();
+    assert_eq!(
+        checked["files"]["skipped"].as_array().unwrap().len(),
+        0,
+        "{checked:#}"
+    );
+
+    let compared = json(&files, &[&FEW[..], &["--compare=out/weir.yaml"]].concat()).await;
+    assert_eq!(compared["changes"]["after"], "out/weir.yaml");
+    for loser in compared["changes"]["losers"].as_array().unwrap() {
+        let user = loser["user"].as_str().unwrap();
+        assert!(!protected.contains(&user), "{loser:#}");
+    }
+    let winners = compared["changes"]["winners"].as_array().unwrap();
+    assert!(!winners.is_empty(), "{compared:#}");
+
+    // The stream that is printed passes, too.
+    let printed = run(&files, &[&["replay", LOG, "--suggest"], &FEW[..]].concat()).await;
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+    fs::write(files.path().join("printed.yaml"), &printed.stdout).unwrap();
+    let checked = run(&files, &["check", "--strict", "printed.yaml"]).await;
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+}
+
+#[tokio::test]
+async fn a_search_prints_objects_that_pass_the_check_and_hold() {
+    let files = logged();
+    let objective = "--search=wait_max(user=system:serviceaccount:apps:app-1) < 50ms";
+    let arguments = [objective, "--search-shares", "--search-resamples=2"];
+    let report = json(&files, &arguments).await;
+    let found = &report["found"];
+    let [read_only, mutating] = ["max_requests_inflight", "max_mutating_requests_inflight"]
+        .map(|flag| found[flag].as_u64().unwrap());
+    let yaml = run(
+        &files,
+        &[&["replay", LOG, "-o=yaml"], &arguments[..]].concat(),
+    )
+    .await;
+    assert_eq!(yaml.code, Some(0), "{yaml:?}");
+    fs::write(files.path().join("found.yaml"), &yaml.stdout).unwrap();
+    let checked = run(&files, &["check", "--strict", "found.yaml"]).await;
+    assert_eq!(checked.code, Some(0), "{checked:?} {}", yaml.stdout);
+    let replayed = json(
+        &files,
+        &[
+            "--flowcontrol-config=found.yaml",
+            &format!("--max-requests-inflight={read_only}"),
+            &format!("--max-mutating-requests-inflight={mutating}"),
+        ],
+    )
+    .await;
+    let users = replayed["runs"][0]["users"]["top"].as_array().unwrap();
+    let user = users
+        .iter()
+        .find(|user| user["name"] == "system:serviceaccount:apps:app-1")
+        .unwrap();
+    assert!(user["wait"]["max_ms"].as_f64().unwrap() < 50.0, "{user:#}");
+    assert_eq!(user["rejected"], 0);
+}
+
+#[tokio::test]
+async fn flags_that_do_not_go_together_are_errors() {
+    let files = logged();
+    for (arguments, why) in [
+        (
+            &["--search=rejected(group=a) = 0"][..],
+            "\"group\" is no selector: expected level=NAME, schema=NAME, user=NAME, user-agent=NAME",
+        ),
+        (
+            &["--search=rejected(user=nobody) = 0"],
+            "no request of the log has the user \"nobody\"",
+        ),
+        (&["--search=rejected = 0", "-o=html"], "--output html"),
+        (
+            &["--search=rejected = 0", "--suggest"],
+            "cannot be used with",
+        ),
+        (
+            &["-o=yaml"],
+            "--output yaml: expected --search or --suggest",
+        ),
+        (&["--suggest-dir=out"], "--suggest"),
+        (&["--search-shares"], "--search"),
+        (
+            &[
+                "--search=rejected = 0",
+                "--search-shares",
+                "--enable-priority-and-fairness=false",
+            ],
+            "--search-shares: there are no shares",
+        ),
+    ] {
+        let finished = run(&files, &[&["replay", LOG], arguments].concat()).await;
+        assert_ne!(finished.code, Some(0), "{arguments:?}");
+        assert!(
+            finished.stderr.contains(why),
+            "{arguments:?}: {}",
+            finished.stderr
+        );
+    }
+}
