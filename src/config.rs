@@ -50,6 +50,8 @@ pub struct Config {
     pub request_timeout: Duration,
     /// `--rejection-hold`.
     pub rejection_hold: Duration,
+    /// `--max-rejection-millicores`; 0 disables pacing.
+    pub max_rejection_millicores: u32,
     /// Limits on the transfers of clients.
     pub transfers: TransferConfig,
     /// `--memory-limit` in bytes, or its default; 0 is no limit.

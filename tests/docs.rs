@@ -474,7 +474,7 @@ fn the_metrics_page_matches_the_program() {
     );
     let _clients = ClientLimits::new(&[], &registry);
     let _requests = RequestMetrics::register(&registry);
-    let _holding = RejectionDelay::new(Duration::from_secs(1), &registry);
+    let _holding = RejectionDelay::new(Duration::from_secs(1), 20, &registry);
     let fairness = controller::ControllerConfig {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),

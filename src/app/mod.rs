@@ -356,7 +356,7 @@ impl Components {
             rates: build_rates(&limiter_tasks, &config.rates, &own_calls, registry),
             budgets,
             rejection_responses: Arc::default(),
-            rejection_delay: Arc::new(RejectionDelay::new(config.rejection_hold, registry)),
+            rejection_delay: Arc::new(RejectionDelay::new(hold, millicores, registry)),
             metrics: RequestMetrics::register(registry),
             outcome_counts: Arc::default(),
             talkers: TopTalkers::new(Clock.now(), limiter.admission.seats_without_decision()),

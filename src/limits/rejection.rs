@@ -77,11 +77,6 @@ impl Rejection {
     }
 
     /// When a retry makes sense, and how to hold a client that retries earlier.
-    ///
-    /// A rate has its next token after a fraction of a second, which `Retry-After` cannot express.
-    /// A client that does not wait is held for that fraction only, and the requests of a flow are
-    /// held one after the other. With a longer hold, the tokens of that time would not be used.
-    /// When a seat or slot becomes free is unknown.
     #[must_use]
     pub(crate) fn hold_policy(&self) -> HoldPolicy {
         match self {
@@ -89,11 +84,7 @@ impl Rejection {
             | Self::EventRateLimit(EventRejection { wait, .. })
                 if !wait.is_zero() =>
             {
-                HoldPolicy {
-                    wait: (*wait).max(MIN_RATE_HOLD),
-                    sequential: true,
-                    max_hold: None,
-                }
+                HoldPolicy::for_rate(*wait)
             }
             Self::AbandonedBacklog
             | Self::ClientLimit(_)

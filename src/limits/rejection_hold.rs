@@ -74,10 +74,43 @@ pub(crate) struct HoldPolicy {
     pub(crate) sequential: bool,
     /// The longest hold, whatever earlier rejections of the flow were given; `None` if only the
     /// general limit applies.
-    pub max_hold: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    /// A hold may last this long even where the general limit is shorter: the backlog of
+    /// [`retry_pacing`](crate::throttling::retry_pacing).
+    pub(crate) pacing_backlog: Duration,
 }
 
+/// The shortest hold of a request that a rate limit has rejected. In 10 ms a rate has tokens for as
+/// many requests as the next client sends, while a client that is rejected at once retries thirty
+/// times.
+const MIN_RATE_HOLD: Duration = Duration::from_millis(10);
+
 impl HoldPolicy {
+    /// The policy for a rejection by a rate, which has its next token after `wait`: a fraction of a
+    /// second, which `Retry-After` cannot express. A client that does not wait is held for that
+    /// fraction only, and the requests of a flow are held one after the other. With a longer hold,
+    /// the tokens of that time would not be used.
+    #[must_use]
+    pub(crate) fn for_rate(wait: Duration) -> Self {
+        Self {
+            wait: wait.max(MIN_RATE_HOLD),
+            sequential: true,
+            max_hold: None,
+            pacing_backlog: Duration::ZERO,
+        }
+    }
+
+    /// The policy for a rejection for lack of a seat or slot: when one becomes free is unknown.
+    #[must_use]
+    pub(crate) const fn for_seats(retry_after: Duration) -> Self {
+        Self {
+            wait: retry_after,
+            sequential: false,
+            max_hold: None,
+            pacing_backlog: Duration::ZERO,
+        }
+    }
+
     /// The policy for a rejection whose cause may end at any moment: held for at most this
     /// `Retry-After`.
     #[must_use]
@@ -86,6 +119,7 @@ impl HoldPolicy {
             wait: retry_after,
             sequential: false,
             max_hold: Some(retry_after),
+            pacing_backlog: Duration::ZERO,
         }
     }
 }
@@ -186,7 +220,8 @@ impl<T> RejectionHolds<T> {
         };
         let max_hold = policy
             .max_hold
-            .map_or(self.max_hold, |limit| limit.min(self.max_hold));
+            .map_or(self.max_hold, |limit| limit.min(self.max_hold))
+            .max(policy.pacing_backlog);
         let decision = match until {
             Some(until) if until > now && has_capacity => {
                 let sequential_at = now + policy.wait.saturating_mul(held_before).min(max_hold);
@@ -227,6 +262,29 @@ impl<T> RejectionHolds<T> {
             times.remove(index);
             insert_sorted(times, now + retry_after);
         }
+    }
+
+    /// Postpones the retry time of a rejection that is sent at `now` from `now + wait` to
+    /// `now + paced_wait`.
+    pub(crate) fn postpone_retry(
+        &mut self,
+        connection: &mut ConnectionRetryTimes,
+        flow: HoldFlow,
+        now: Instant,
+        wait: Duration,
+        paced_wait: Duration,
+    ) {
+        let retry_at = now + paced_wait;
+        let times = connection.retry_times(flow);
+        // The times of one flow on one connection are interchangeable, so the latest one that was
+        // known by now is as good as the rejection's own.
+        let known = times.partition_point(|time| *time <= now + wait);
+        if let Some(index) = known.checked_sub(1) {
+            times.remove(index);
+            insert_sorted(times, retry_at);
+        }
+        let record = self.flow_record(flow, now);
+        record.retry_at = record.retry_at.max(retry_at);
     }
 
     /// Whether another rejection of this owner may be held. One owner gets at most half of the

@@ -7,6 +7,7 @@ const WAIT: HoldPolicy = HoldPolicy {
     wait: SECOND,
     sequential: false,
     max_hold: None,
+    pacing_backlog: Duration::ZERO,
 };
 
 fn holds() -> RejectionHolds<u32> {

@@ -10,6 +10,7 @@
 //! | [`read_pacing`] | both bounds of a connection's reads |
 //! | [`read_spacing`] | frames without effect on a connection |
 //! | [`reconnect_backoff`] | new connections after a violation |
+//! | [`retry_pacing`] | what rejections cost, by the rate at which their clients return |
 //! | [`round_robin`] | the delay that one key's items cause to another's |
 //! | [`token_bucket`] | requests a second, with a burst |
 //!
@@ -17,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `log_limiter` `memory_budget` `memory_pressure` `minimum_rate` `poll_budget` `reconnect_backoff` `round_robin` `token_bucket` |
+//! | 0 | `log_limiter` `memory_budget` `memory_pressure` `minimum_rate` `poll_budget` `reconnect_backoff` `retry_pacing` `round_robin` `token_bucket` |
 //! | 1 | `read_spacing` |
 //! | 2 | `read_pacing` |
 
@@ -29,5 +30,6 @@ pub(crate) mod poll_budget;
 pub(crate) mod read_pacing;
 pub mod read_spacing;
 pub mod reconnect_backoff;
+pub(crate) mod retry_pacing;
 pub(crate) mod round_robin;
 pub mod token_bucket;

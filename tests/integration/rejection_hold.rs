@@ -34,6 +34,7 @@ const LONG_HOLD: Duration = Duration::from_secs(3600);
 
 const HELD_METRIC: &str = "weir_rejection_holds";
 const HELD_COUNT_METRIC: &str = "weir_rejection_hold_seconds_count";
+const HELD_SUM_METRIC: &str = "weir_rejection_hold_seconds_sum";
 
 /// weir with its only slots for reads and writes in use.
 struct FullWeir {
@@ -123,6 +124,78 @@ async fn with_zero_hold_every_rejection_is_sent_at_once() {
         assert_rejected(&mut client, TestRequest::get(LIST)).await;
     }
     assert_eq!(full.weir.metric(HELD_COUNT_METRIC).await, 0.0);
+}
+
+/// weir with its only slots in use, where rejections may cost this many thousandths of a core.
+async fn paced_weir(max_millicores: u32) -> FullWeir {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .limits(1, 1)
+        .rejection_hold(Duration::from_millis(1))
+        .max_rejection_millicores(max_millicores)
+        .max_streams(PACED_REQUESTS * 2)
+        .start()
+        .await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let read = client.send(TestRequest::get(LIST)).await;
+    let read = (read, upstream.next_exchange().await);
+    let write = client.send(TestRequest::post(LIST, "{}")).await;
+    let write = (write, upstream.next_exchange().await);
+    FullWeir {
+        weir,
+        _upstream: upstream,
+        _requests: [read, write],
+    }
+}
+
+/// A thousandth of a core pays for 33 to 42 rejections a second: these take several seconds.
+const PACED_REQUESTS: u32 = 150;
+
+/// The longest `Retry-After` of as many rejections at once.
+async fn longest_retry_after(client: &mut TestClient, request: impl Fn() -> TestRequest) -> u32 {
+    let mut calls = Vec::new();
+    for _ in 0..PACED_REQUESTS {
+        calls.push(client.send(request()).await);
+    }
+    let mut longest = 0;
+    for response in join_all(calls.into_iter().map(TestCall::response)).await {
+        assert_eq!(response.status, 429);
+        let [seconds] = &response.headers.all("retry-after")[..] else {
+            panic!("one Retry-After");
+        };
+        longest = longest.max(seconds.parse().unwrap());
+    }
+    longest
+}
+
+#[tokio::test]
+async fn rejections_that_cost_too_much_raise_retry_after_and_the_hold() {
+    // A machine that pauses for seconds between rejections makes them cheap.
+    eventually("a raised Retry-After", async || {
+        let full = paced_weir(1).await;
+        let mut client = full.weir.alice(HttpVersion::Http2);
+        let longest = longest_retry_after(&mut client, || TestRequest::get(LIST)).await;
+        assert!(longest <= 16, "{longest}");
+        let held_before = full.weir.metric(HELD_SUM_METRIC).await;
+        assert_rejected(&mut client, TestRequest::get(LIST)).await;
+        let held = full.weir.metric(HELD_SUM_METRIC).await - held_before;
+        // The general limit of a hold is a millisecond here.
+        (longest > 1 && held > 0.5).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn retry_after_is_upstreams_without_pacing_and_for_writes_of_leases() {
+    let full = paced_weir(0).await;
+    let mut client = full.weir.alice(HttpVersion::Http2);
+    let list = || TestRequest::get(LIST);
+    assert_eq!(longest_retry_after(&mut client, list).await, 1);
+    let full = paced_weir(1).await;
+    let mut client = full.weir.alice(HttpVersion::Http2);
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/leader";
+    let write = || TestRequest::new("PUT", lease);
+    assert_eq!(longest_retry_after(&mut client, write).await, 1);
 }
 
 #[tokio::test]

@@ -45,6 +45,7 @@ use weir::limits::MaxInFlight;
 use weir::limits::Permit;
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::max_in_flight;
+use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::rate;
 use weir::limits::rate::RateLimits;
 use weir::limits::rate::events::buckets::LimitedEventGroups;
@@ -164,6 +165,7 @@ async fn full_pipeline() -> FullPipeline {
         roots: rustls::RootCertStore::empty(),
         front_proxy: None,
         max_http2_connections: 1,
+        protocol: upstream::UpstreamProtocol::Auto,
         max_connections: 1024,
         instance_id: InstanceId::from_bytes([1; 16]),
         probe_interval: Duration::from_secs(2),
@@ -171,7 +173,7 @@ async fn full_pipeline() -> FullPipeline {
     let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
     let metrics = upstream::UpstreamMetrics::register(&registry);
     let witness: Arc<dyn RequestObserver> = Arc::new(NoopObserver);
-    let rejection_delay = Arc::new(RejectionDelay::new(Duration::from_secs(600), &registry));
+    let rejection_delay = Arc::new(RejectionDelay::new(Duration::from_secs(600), 0, &registry));
     let shared = SharedDependencies {
         authenticator: Arc::new(
             RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
@@ -180,6 +182,7 @@ async fn full_pipeline() -> FullPipeline {
         identity_headers: Arc::default(),
         rates: Arc::new(RateLimits::new(&config, &registry)),
         admission,
+        memory_limit: MemoryLimit::new(0, &registry),
         abandoned_backlog: AbandonedBacklog::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
         head_budget: HeadBudget::new(&registry),

@@ -269,6 +269,7 @@ impl FlagResolver {
             admission: admission?,
             request_timeout: limits.request_timeout,
             rejection_hold: limits.rejection_hold,
+            max_rejection_millicores: limits.max_rejection_millicores,
             transfers: transfer_config(&limits),
             memory_limit,
             object_count_poll_period: limits.object_count_poll_period,

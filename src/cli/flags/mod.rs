@@ -368,7 +368,11 @@ pub(crate) struct LimitArgs {
     /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
     /// this long; 0 sends all of them at once. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
-    pub rejection_hold: Duration,
+    pub(crate) rejection_hold: Duration,
+    /// Most CPU time that 429s for lack of a seat may take, in thousandths of a core. Beyond it their Retry-After and their hold
+    /// rise above kube-apiserver's, to 16s at most; 0 leaves them alone, as does --rejection-hold=0. At most 1000.
+    #[arg(long, value_name = "MILLICORES", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) max_rejection_millicores: u32,
     /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
     /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]

@@ -140,7 +140,7 @@ mod tests {
             sources: Arc::new(ArcSwap::from_pointee(ConfiguredSources {
                 upstream_address: "10.0.0.1:6443".to_owned(),
                 rate_limits: Arc::default(),
-                rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, &Registry::new())),
+                rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, 0, &Registry::new())),
                 max_connections: 1,
                 health_metrics: false,
                 admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(

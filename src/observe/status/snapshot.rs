@@ -252,7 +252,7 @@ pub(crate) struct QueueWaitStatus {
 }
 
 /// Delayed rejections: of clients that retried before `Retry-After` had passed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct HoldsStatus {
     /// Rejections that are delayed now.
@@ -260,7 +260,10 @@ pub(crate) struct HoldsStatus {
     /// Flows of these rejections.
     pub(crate) flows: u64,
     /// Delayed rejections since the start, except those of `now`.
-    pub ended: u64,
+    pub(crate) ended: u64,
+    /// Seconds until the last retry that was paced is due: the longest `Retry-After` that pacing
+    /// asks for.
+    pub(crate) paced_seconds: f64,
 }
 
 /// Connections of clients.

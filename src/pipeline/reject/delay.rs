@@ -36,6 +36,9 @@ use crate::limits::rejection_hold::RejectionHolds;
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
 use crate::pipeline::connection::peer::HoldState;
+use crate::throttling::memory_budget::MemoryBudget;
+use crate::throttling::retry_pacing::RejectionCost;
+use crate::throttling::retry_pacing::RetryPacing;
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than
@@ -49,6 +52,9 @@ const LONG_REQUESTS_BUDGET: usize = 16 << 20;
 /// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.
 const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
+/// Upper bounds in seconds. Upstream's longest is 32 s, pacing's 16 s.
+const RETRY_AFTER_BUCKETS: [f64; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+
 /// All delayed rejections, of whatever limit.
 pub struct RejectionDelay {
     /// Whether delays are enabled. Relaxed: the time is in `holds`.
@@ -56,7 +62,10 @@ pub struct RejectionDelay {
     hasher: RandomState,
     /// Locked for one decision; nothing is awaited under it. Locked after a connection's.
     holds: Mutex<RejectionHolds<oneshot::Sender<()>>>,
+    /// Locked as `holds` is, and never together with it.
+    pacing: Mutex<RetryPacing>,
     long_requests: Arc<MemoryBudget>,
+    retry_after_seconds: Histogram,
     held_now: IntGauge,
     flows: IntGauge,
     ended: IntCounterVec,
@@ -65,14 +74,24 @@ pub struct RejectionDelay {
 }
 
 impl RejectionDelay {
-    /// Delays rejections for `max_hold` at most; zero disables delays.
+    /// Delays rejections for `max_hold` at most; zero disables delays. Rejections for lack of a
+    /// seat may cost `max_millicores` thousandths of a core; zero disables pacing.
     #[must_use]
-    pub fn new(max_hold: Duration, registry: &Registry) -> Self {
+    pub fn new(max_hold: Duration, max_millicores: u32, registry: &Registry) -> Self {
         Self {
             enabled: AtomicBool::new(!max_hold.is_zero()),
             hasher: RandomState::new(),
             holds: Mutex::new(RejectionHolds::new(max_hold, MAX_HELD_REJECTIONS)),
+            pacing: Mutex::new(RetryPacing::new(max_millicores)),
             long_requests: MemoryBudget::new(LONG_REQUESTS_BUDGET),
+            retry_after_seconds: registry
+                .histograms(
+                    "weir_rejection_retry_after_seconds",
+                    "The Retry-After of rejections for lack of a seat whose early retries are delayed, in seconds; raised while they cost more than --max-rejection-millicores.",
+                    &[],
+                    &RETRY_AFTER_BUCKETS,
+                )
+                .with_label_values::<&str>(&[]),
             held_now: registry.gauge(
                 "weir_rejection_holds",
                 "Rejections that are delayed at the moment, because their clients did not wait for Retry-After.",
@@ -106,6 +125,40 @@ impl RejectionDelay {
     pub(crate) fn set_max_hold(&self, max_hold: Duration) {
         lock(&self.holds).set_max_hold(max_hold);
         self.enabled.store(!max_hold.is_zero(), Ordering::Relaxed);
+    }
+
+    /// Changes what rejections for lack of a seat may cost, in thousandths of a core; zero disables
+    /// pacing.
+    pub(crate) fn set_max_millicores(&self, max_millicores: u32) {
+        lock(&self.pacing).set_limit(max_millicores);
+    }
+
+    /// The `Retry-After` in seconds of a rejection for lack of a seat that is sent now: its own, or
+    /// longer while such rejections cost too much. Its client's next retry is held accordingly.
+    pub(crate) fn pace(
+        &self,
+        connection: &HoldState,
+        key: HoldKey,
+        retry_after: u32,
+        cost: RejectionCost,
+    ) -> u32 {
+        let now = Clock.now();
+        let paced =
+            lock(&self.pacing).reserve(now, key.owner.map(|owner| owner.0), retry_after, cost);
+        let wait = Duration::from_secs(retry_after.into());
+        if paced.wait > wait {
+            let mut retry_times = lock(&connection.retry_times);
+            let mut holds = lock(&self.holds);
+            holds.postpone_retry(&mut retry_times, key.flow, now, wait, paced.wait);
+        }
+        self.retry_after_seconds.observe(paced.retry_after.into());
+        paced.retry_after
+    }
+
+    /// How long a rejection for lack of a seat may be held for its pacing.
+    #[must_use]
+    pub(crate) fn pacing_backlog(&self) -> Duration {
+        lock(&self.pacing).backlog(Clock.now())
     }
 
     /// The key of requests of the same user and classification (`values`), and the owner to which
@@ -285,13 +338,14 @@ mod tests {
     /// How the delay of the next rejection ends after `happens`, and how long it took.
     async fn hold_end(happens: impl FnOnce(&Drain)) -> (String, Duration) {
         let registry = Registry::new();
-        let delay = RejectionDelay::new(Duration::from_secs(30), &registry);
+        let delay = RejectionDelay::new(Duration::from_secs(30), 0, &registry);
         let (connection, drain) = (HoldState::new(2), Drain::new());
         let flow = delay.hold_key("alice", None::<()>).unwrap();
         let wait = HoldPolicy {
             wait: Duration::from_secs(1),
             sequential: false,
             max_hold: None,
+            pacing_backlog: Duration::ZERO,
         };
         let reject = || delay.hold(&connection, flow, wait, &drain, &mut |_| true);
         assert!(reject().is_none(), "the first is said at once");
@@ -320,13 +374,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_hold_changes_for_later_rejections() {
-        let delay = RejectionDelay::new(Duration::from_secs(30), &Registry::new());
+        let delay = RejectionDelay::new(Duration::from_secs(30), 0, &Registry::new());
         let (connection, drain) = (HoldState::new(4), Drain::new());
         let flow = delay.hold_key("alice", None::<()>).unwrap();
         let wait = HoldPolicy {
             wait: Duration::from_secs(20),
             sequential: false,
             max_hold: None,
+            pacing_backlog: Duration::ZERO,
         };
         let reject = || delay.hold(&connection, flow, wait, &drain, &mut |_| true);
         assert!(reject().is_none());
@@ -341,5 +396,34 @@ mod tests {
         assert!(took >= Duration::from_secs(20), "{took:?}");
         delay.set_max_hold(Duration::ZERO);
         assert!(delay.hold_key("alice", None::<()>).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_early_retry_is_held_until_its_paced_time_beyond_the_longest_hold() {
+        let registry = Registry::new();
+        let delay = RejectionDelay::new(Duration::from_secs(1), 1, &registry);
+        let (connection, drain) = (HoldState::new(2), Drain::new());
+        let flow = delay.hold_key("alice", None::<()>).unwrap();
+        let mut policy = HoldPolicy::for_seats(Duration::from_secs(1));
+        let reject = |policy| delay.hold(&connection, flow, policy, &drain, &mut |_| true);
+        assert!(reject(policy).is_none());
+        // 30 ms of the schedule for each.
+        for _ in 0..99 {
+            let other = HoldState::new(2);
+            delay.pace(&other, flow, 1, RejectionCost::Http1);
+        }
+        let paced = delay.pace(&connection, flow, 1, RejectionCost::Http1);
+        assert_eq!(paced, 3);
+        let began = Clock.now();
+        policy.pacing_backlog = delay.pacing_backlog();
+        reject(policy).unwrap().await;
+        let took = Clock.now().duration_since(began);
+        assert!(took >= Duration::from_secs(3), "{took:?}");
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        let sent = "weir_rejection_retry_after_seconds_bucket{le=\"1\"} 33";
+        assert!(registry.render().contains(sent), "{}", registry.render());
+        delay.set_max_millicores(0);
+        let paced = delay.pace(&connection, flow, 1, RejectionCost::Http1);
+        assert_eq!(paced, 1);
     }
 }

@@ -15,18 +15,14 @@ use http::HeaderValue;
 use http::StatusCode;
 
 use crate::api::Status;
-use crate::flowcontrol::controller::AdmissionRejection;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::identity::AuthenticationError;
 use crate::identity::impersonation::target::InvalidImpersonation;
 use crate::limits::Rejection;
-use crate::limits::rate::clients::enforcer::ClientLimitRejection;
-use crate::limits::rate::events::enforcer::EventRejection;
 use crate::limits::rejection_hold::HoldPolicy;
 use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
+use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::trace::outcome::RejectionFacts;
-use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MAX_HEADER_BYTES;
@@ -273,6 +269,16 @@ impl RequestRejection {
         None
     }
 
+    /// Whether the request is rejected for lack of a seat: by priority and fairness or by
+    /// max-in-flight.
+    #[must_use]
+    pub(crate) const fn is_seat_rejection(&self) -> bool {
+        matches!(
+            self,
+            Self::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
+        )
+    }
+
     const fn limit_rejection(&self) -> Option<&Rejection> {
         if let Self::Limit(rejection) = self {
             return Some(rejection);
@@ -469,85 +475,6 @@ fn body_read_error(fault: BodyReadError) -> StatusParts {
             "the request's body did not come in time".to_owned(),
         ),
     }
-}
-
-/// The Status of upstream's EventRateLimit plugin. Without `Retry-After` it equals upstream's.
-fn too_many_events(rejected: &EventRejection) -> Status {
-    let cause = match rejected.retry_after {
-        Some(_) => "weir/event-rate-limit",
-        None => "",
-    };
-    Status {
-        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
-        reason: "TooManyRequests",
-        message: rejected.message.clone(),
-        cause,
-        retry_after_seconds: rejected.retry_after,
-    }
-}
-
-/// The Status of a limit's rejection.
-pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
-    let (cause, message) = match rejection {
-        Rejection::EventRateLimit(rejected) => return too_many_events(rejected),
-        Rejection::ClientLimit(ClientLimitRejection { rule, limit, .. }) => {
-            let what = limit.name();
-            let message = format!(
-                "too many requests: rule {rule:?} of weir's clientLimits allows no more ({what}); please try again later"
-            );
-            ("weir/client-limit", message)
-        }
-        Rejection::AbandonedBacklog => {
-            let message = "too many exempt requests: the API server still executes those that you have cancelled; please try again later";
-            ("weir/abandoned-requests", message.to_owned())
-        }
-        Rejection::UnprovenUpgrade { .. } => {
-            let message = "too many requests for another protocol (Upgrade) come from this address without a credential that the API server has accepted (--unproven-upgrades-per-second); please try again later";
-            ("weir/unproven-upgrades", message.to_owned())
-        }
-        Rejection::Fairness(rejected) => level_rejection(rejected),
-        Rejection::MaxInFlight { kind, limit } => {
-            let (cause, flag, what) = match kind {
-                RequestKind::Mutating => (
-                    "weir/max-mutating-requests-inflight",
-                    "--max-mutating-requests-inflight",
-                    "mutating",
-                ),
-                RequestKind::ReadOnly => (
-                    "weir/max-requests-inflight",
-                    "--max-requests-inflight",
-                    "read-only",
-                ),
-            };
-            let message = format!(
-                "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
-            );
-            (cause, message)
-        }
-    };
-    Status {
-        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
-        reason: "TooManyRequests",
-        message,
-        cause,
-        retry_after_seconds: Some(rejection.retry_after()),
-    }
-}
-
-/// Cause and message of a priority level's rejection.
-fn level_rejection(rejected: &AdmissionRejection) -> (&'static str, String) {
-    let (cause, what) = match rejected.reason {
-        RejectReason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
-        RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
-        RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
-    };
-    let schema = &rejected.flow_schema().name;
-    let level = &rejected.priority_level().name;
-    let reason = rejected.reason.label();
-    let message = format!(
-        "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
-    );
-    (cause, message)
 }
 
 /// The media type of Kubernetes' protobuf encoding.

@@ -21,10 +21,10 @@ use crate::hash_keys::HashKey;
 use crate::hash_keys::HashSecret;
 use crate::hash_keys::SharedHashKeyMap;
 use crate::limits::Rejection;
+use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::reject::rejection::PROTOBUF;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::reject::rejection::StatusEncoding;
-use crate::pipeline::reject::rejection::limit_status;
 use crate::pipeline::response::body::Body;
 use crate::upstream::headers::keep_unindexed;
 
@@ -68,8 +68,21 @@ impl RejectionResponseCache {
         rejection: &RequestRejection,
         encoding: StatusEncoding,
     ) -> Response<Body> {
+        self.respond_after(rejection, encoding, None)
+    }
+
+    /// The response in the client's encoding. `paced_retry_after` replaces the `Retry-After` of a
+    /// rejection for lack of a seat, in seconds.
+    #[must_use]
+    pub(crate) fn respond_after(
+        &self,
+        rejection: &RequestRejection,
+        encoding: StatusEncoding,
+        paced_retry_after: Option<u32>,
+    ) -> Response<Body> {
         if let RequestRejection::Limit(rejection) = rejection {
-            return self.limit_response(rejection, encoding, Clock.unix_second());
+            let unix_second = Clock.unix_second();
+            return self.limit_response(rejection, encoding, paced_retry_after, unix_second);
         }
         match rejection.status() {
             Ok(status) => EncodedStatus::new(&status, rejection.code()).to_response(encoding),
@@ -81,12 +94,14 @@ impl RejectionResponseCache {
         &self,
         rejection: &Rejection,
         encoding: StatusEncoding,
+        paced_retry_after: Option<u32>,
         unix_second: i64,
     ) -> Response<Body> {
+        let retry_after = paced_retry_after.unwrap_or_else(|| rejection.retry_after());
         let key = match rejection {
             // There are as many texts as keys, so they are encoded when needed.
             Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) => {
-                return EncodedStatus::from_rejection(rejection).to_response(encoding);
+                return EncodedStatus::from_rejection(rejection, None).to_response(encoding);
             }
             Rejection::Fairness(rejected) => HashKey::of(
                 &self.secret,
@@ -94,11 +109,14 @@ impl RejectionResponseCache {
                     rejected.flow_schema(),
                     rejected.priority_level(),
                     rejected.reason,
-                    rejected.retry_after,
+                    retry_after,
                 ),
             ),
-            Rejection::MaxInFlight { kind, limit } => HashKey::of(&self.secret, (kind, limit)),
+            Rejection::MaxInFlight { kind, limit } => {
+                HashKey::of(&self.secret, (kind, limit, retry_after))
+            }
             Rejection::AbandonedBacklog => HashKey::of(&self.secret, "abandoned-backlog"),
+            Rejection::MemoryLimit => HashKey::of(&self.secret, "memory-limit"),
             Rejection::UnprovenUpgrade { retry_after } => {
                 HashKey::of(&self.secret, ("unproven-upgrade", retry_after))
             }
@@ -108,7 +126,7 @@ impl RejectionResponseCache {
         {
             return cached.status.to_response(encoding);
         }
-        let mut status = EncodedStatus::from_rejection(rejection);
+        let mut status = EncodedStatus::from_rejection(rejection, paced_retry_after);
         status.set_date(unix_second);
         let response = status.to_response(encoding);
         if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(&key) {
@@ -151,8 +169,12 @@ impl EncodedStatus {
 
     /// The Status of a limit's rejection; for priority and fairness with the headers of its
     /// decision.
-    fn from_rejection(rejection: &Rejection) -> Self {
-        let mut status = Self::new(&limit_status(rejection), StatusCode::TOO_MANY_REQUESTS);
+    fn from_rejection(rejection: &Rejection, paced_retry_after: Option<u32>) -> Self {
+        let mut status = limit_status(rejection);
+        if paced_retry_after.is_some() {
+            status.retry_after_seconds = paced_retry_after;
+        }
+        let mut status = Self::new(&status, StatusCode::TOO_MANY_REQUESTS);
         if let Rejection::Fairness(fairness) = rejection {
             for headers in status.headers_mut() {
                 set_decision_headers(headers, fairness.flow_schema(), fairness.priority_level());
@@ -260,7 +282,7 @@ mod tests {
     fn a_rejection_has_the_date_of_its_second() {
         let cache = RejectionResponseCache::default();
         let date = |second| {
-            let response = cache.limit_response(&REJECTION, StatusEncoding::Json, second);
+            let response = cache.limit_response(&REJECTION, StatusEncoding::Json, None, second);
             response.headers()[header::DATE].clone()
         };
         for (second, expected) in [

@@ -16,7 +16,6 @@ use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::limits::Admission;
 use crate::limits::AdmissionAttributes;
-use crate::limits::Rejection;
 use crate::limits::rejection_hold::HoldKey;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::PipelineSettings;
@@ -34,6 +33,8 @@ use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::source_network::source_network;
+use crate::throttling::log_limiter::LogLimiter;
+use crate::throttling::retry_pacing::RejectionCost;
 
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.
@@ -115,7 +116,9 @@ impl RejectionStep {
         if let Some(delay) = self.hold_rejection(peer, rejected, trace).map(Box::pin) {
             delay.await;
         }
-        let mut response = self.responses.respond(rejection, context.encoding);
+        let paced = self.paced_retry_after(peer, rejected, context.is_http1);
+        let encoding = context.encoding;
+        let mut response = self.responses.respond_after(rejection, encoding, paced);
         if !keeps_connection && context.is_http1 {
             response
                 .headers_mut()
@@ -142,7 +145,10 @@ impl RejectionStep {
         }: &DelayableRejection,
         trace: &mut Trace,
     ) -> Option<impl Future<Output = ()> + use<'a>> {
-        let (hold_key, policy) = ((*hold_key)?, rejection.hold_policy()?);
+        let (hold_key, mut policy) = ((*hold_key)?, rejection.hold_policy()?);
+        if rejection.is_seat_rejection() {
+            policy.pacing_backlog = self.delay.pacing_backlog();
+        }
         let mut reservation = None;
         let mut fits = |budget: &_| {
             reservation = trace.detach_record(budget);
@@ -157,6 +163,29 @@ impl RejectionStep {
             let _reservation = reservation;
             delay.await;
         })
+    }
+
+    /// The `Retry-After` of a rejection for lack of a seat that is sent now; `None` for others and
+    /// for those that are never delayed.
+    fn paced_retry_after(
+        &self,
+        peer: &Peer,
+        rejected: &DelayableRejection,
+        is_http1: bool,
+    ) -> Option<u32> {
+        if !rejected.rejection.is_seat_rejection() {
+            return None;
+        }
+        let retry_after = rejected.rejection.retry_after()?;
+        let cost = if is_http1 {
+            RejectionCost::Http1
+        } else {
+            RejectionCost::Http2
+        };
+        let paced = self
+            .delay
+            .pace(&peer.hold_state, rejected.hold_key?, retry_after, cost);
+        Some(paced)
     }
 
     /// Adds the hold key to a rejection that may be delayed. These are responses with
@@ -196,15 +225,11 @@ impl RejectionStep {
         };
         // A request that the levels never reject may still be rejected by a rate or by an
         // unavailable API server.
-        let is_concurrency_limit = matches!(
-            rejection,
-            RequestRejection::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
-        );
         let exempt = |user| {
             self.admission
                 .is_exempt(&AdmissionAttributes { info, user })
         };
-        if !is_concurrency_limit && user.is_some_and(exempt) {
+        if !rejection.is_seat_rejection() && user.is_some_and(exempt) {
             return None;
         }
         let user_key = user.map_or(ANONYMOUS, UserInfo::distinguisher);

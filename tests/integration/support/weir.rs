@@ -114,6 +114,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         }),
         request_timeout: Duration::from_secs(60),
         rejection_hold: Duration::ZERO,
+        max_rejection_millicores: 0,
         transfers: config::TransferConfig::default(),
         memory_limit: 0,
         object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
@@ -188,6 +189,12 @@ impl WeirBuilder {
     /// `--request-timeout`.
     pub(crate) fn request_timeout(mut self, limit: Duration) -> Self {
         self.config.request_timeout = limit;
+        self
+    }
+
+    /// `--max-rejection-millicores`.
+    pub(crate) fn max_rejection_millicores(mut self, limit: u32) -> Self {
+        self.config.max_rejection_millicores = limit;
         self
     }
 
