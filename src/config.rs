@@ -31,6 +31,7 @@ use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
+use crate::shared_limits::server::SharedLimitsConfig;
 use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;

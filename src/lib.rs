@@ -20,7 +20,7 @@
 //! |---|---|
 //! | 0 | `encoding` `numeric` `source_network` (pure) |
 //! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
-//! | 2 | `api` `drain` `request_info` (pure), `playground` (separate from all others) |
+//! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
 //! | 5 | `limits` |
@@ -69,6 +69,7 @@ pub(crate) mod hash_keys;
 pub(crate) mod io;
 pub mod metrics;
 pub(crate) mod numeric;
+pub mod shared_limits;
 pub(crate) mod source_network;
 pub(crate) mod systemd;
 pub mod throttling;

@@ -63,6 +63,7 @@ use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
 use weir::server::connection::connection_shares::ConnectionShares;
+use weir::shared_limits::status::SharedLimitsStatus;
 use weir::throttling::memory_budget::SOURCE_FRACTION;
 use weir::throttling::read_spacing::INEFFECTIVE_FRAMES_PER_RESET;
 use weir::throttling::read_spacing::READ_INTERVAL;
@@ -473,6 +474,7 @@ fn the_metrics_page_matches_the_program() {
         &registry,
     );
     let _clients = ClientLimits::new(&[], &registry);
+    let _shared = SharedLimitsStatus::register(String::new(), 1, &registry);
     let _requests = RequestMetrics::register(&registry);
     let _holding = RejectionDelay::new(Duration::from_secs(1), 20, &registry);
     let fairness = controller::ControllerConfig {

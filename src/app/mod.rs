@@ -78,6 +78,8 @@ use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
+use crate::shared_limits::refill::SharedLimits;
+use crate::shared_limits::server::SharedLimitsConfig;
 use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::RefreshTask;
@@ -351,6 +353,10 @@ impl Components {
         let server = own_calls.api_server(&own_call_settings);
         let auth = AuthDependencies::new(server, &upstream_metrics, registry, provider);
         let (auth, review_tasks) = build_authenticator(config.identity, impersonates, auth)?;
+        let (transfers, memory) = (config.transfers, config.memory_limit);
+        let budgets = Budgets::new(transfers, memory, upstream.max_connections, registry);
+        let limiter_tasks = limiter_tasks.sharing(config.shared_limits, registry);
+        let (hold, millicores) = (config.rejection_hold, config.max_rejection_millicores);
         let shared = SharedComponents {
             auth,
             rates: build_rates(&limiter_tasks, &config.rates, &own_calls, registry),
@@ -409,28 +415,51 @@ struct AdmissionComponents {
     cluster: Option<ClusterFlowcontrol>,
 }
 
-impl AdmissionComponents {
-    fn build(limits: AdmissionConfig, registry: &Registry) -> Self {
-        info_metrics::register_dry_run(&limits, registry);
-        let (config, sources) = match limits {
-            AdmissionConfig::Fairness { config, sources } => (config, sources),
-            AdmissionConfig::MaxInFlight(config) => {
-                return Self {
-                    admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, registry))),
-                    flowcontrol: None,
-                    cluster: None,
-                };
-            }
-        };
-        let files = FlowcontrolSources::from_files(sources.files);
-        let live = LiveObjects::start(Clock.now(), config, files, registry);
-        let cluster = sources
-            .cluster
-            .map(|cluster| ClusterFlowcontrol::restore(Arc::clone(&live), cluster));
+/// The limiter that is configured, and the tasks to start.
+fn build_limiters(
+    config: &AdmissionConfig,
+    registry: &Registry,
+) -> (Arc<Limiters>, LimiterInForce, LimiterTasks) {
+    info_metrics::register_dry_run(config, registry);
+    let limiters = Arc::new(Limiters::new(registry));
+    let limiter = apply_limits(&limiters, config);
+    let tasks = LimiterTasks {
+        in_flight: Arc::clone(limiters.in_flight()),
+        controller: limiter.started.clone(),
+        shared_limits: None,
+    };
+    (limiters, limiter, tasks)
+}
+
+/// The periodic maintenance of the limits.
+#[derive(Debug)]
+struct LimiterTasks {
+    in_flight: Arc<InFlightMetrics>,
+    controller: Option<Arc<Controller>>,
+    shared_limits: Option<Arc<SharedLimits>>,
+}
+
+impl LimiterTasks {
+    /// With the task of shared rate limits, if there are any.
+    fn sharing(self, config: Option<SharedLimitsConfig>, registry: &Registry) -> Self {
         Self {
-            admission: Admission::Fairness(Arc::clone(live.controller())),
-            flowcontrol: Some(live),
-            cluster,
+            shared_limits: config.map(|config| SharedLimits::new(config, registry)),
+            ..self
+        }
+    }
+
+    fn run(self) {
+        let Self {
+            in_flight,
+            controller,
+            shared_limits,
+        } = self;
+        if let Some(shared) = shared_limits {
+            tokio::spawn(shared.run());
+        }
+        tokio::spawn(async move { in_flight.run().await });
+        if let Some(controller) = controller {
+            tokio::spawn(async move { controller.run().await });
         }
     }
 }

@@ -106,6 +106,15 @@ impl TokenBucket {
         }
     }
 
+    /// A bucket with this many tokens, which may be negative.
+    #[must_use]
+    pub(crate) const fn with_tokens(tokens: f64, now: Instant) -> Self {
+        Self {
+            tokens,
+            updated_at: now,
+        }
+    }
+
     /// Takes a token. If the clock goes back, no time has passed.
     ///
     /// # Errors
@@ -171,7 +180,8 @@ impl TokenBucket {
     }
 
     /// `advance`: the tokens at `now`.
-    fn tokens_at(&self, rate: &Rate, now: Instant) -> f64 {
+    #[must_use]
+    pub(crate) fn tokens_at(&self, rate: &Rate, now: Instant) -> f64 {
         let elapsed = now.saturating_duration_since(self.updated_at);
         (self.tokens + as_seconds(elapsed) * rate.per_second).min(rate.burst)
     }

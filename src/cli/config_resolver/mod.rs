@@ -250,6 +250,7 @@ impl FlagResolver {
         let impersonate = self.resolve_impersonation(&upstream);
         self.check_classification(&identity_args, &upstream);
         let rates = self.resolve_rate_limits(&limits, file.as_deref());
+        let shared_limits = self.resolve_shared_limits(shared);
         let spans = self.resolve_tracing(operation.tracing_config_file.as_deref());
         let upstream = self.resolve_upstream(&upstream, &limits, connection_budget);
         let credentials = upstream.as_ref().map(|(_, credentials)| credentials);
@@ -266,6 +267,7 @@ impl FlagResolver {
             serving,
             identity,
             rates: rates?,
+            shared_limits: shared_limits?,
             admission: admission?,
             request_timeout: limits.request_timeout,
             rejection_hold: limits.rejection_hold,

@@ -2,11 +2,15 @@
 //! file.
 
 use std::path::Path;
+use std::path::PathBuf;
 
+use crate::cli::config_resolver::certificates::CertificateUse;
+use crate::cli::config_resolver::flag_resolver::FlagFile;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::EventGroups;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::document;
 use crate::document::Node;
 use crate::limits::rate;
@@ -17,9 +21,22 @@ use crate::limits::rate::events::config;
 use crate::limits::rate::events::config::EventLimitConfig;
 use crate::limits::rate::events::config::PluginConfigSource;
 use crate::limits::rate::events::enforcer;
+use crate::shared_limits::key::SharedKey;
+use crate::shared_limits::server::SharedLimitsConfig;
+use crate::shared_limits::server::SharedServer;
 
 const ADMISSION: &str = "admission-control-config-file";
 const EVENTS: &str = "event-rate-limit-config";
+
+const SHARED_LIMITS: &str = "shared-limits";
+const SHARED_KEY: &str = "shared-key-file";
+const PASSWORD: &str = "shared-limits-password-file";
+const SHARED_CA: &str = "shared-limits-ca-file";
+const SHARED_CERT: &str = "shared-limits-cert-file";
+const SHARED_CERT_KEY: &str = "shared-limits-key-file";
+
+const NEEDS_SHARED_KEY: &str = "users and namespaces are in the server as keyed hashes only. \
+    `openssl rand -hex 32` makes a key; every replica needs the same";
 
 impl FlagResolver {
     pub(super) fn resolve_rate_limits(
@@ -59,18 +76,123 @@ impl FlagResolver {
         })
     }
 
+    /// `None` after errors were added; `Some(None)` if rates are not shared.
+    pub(super) fn resolve_shared_limits(
+        &mut self,
+        args: SharedLimitArgs,
+    ) -> Option<Option<SharedLimitsConfig>> {
+        let Some(url) = &args.shared_limits else {
+            self.check_unshared(&args);
+            return Some(None);
+        };
+        let server = self.check(SHARED_LIMITS, SharedServer::parse(url));
+        let has_password = match &args.shared_limits_password_file {
+            Some(file) => self.read_file(PASSWORD, file).is_some(),
+            None => true,
+        };
+        let certificates = self.check_shared_certificates(&args);
+        let key = match &args.shared_key_file {
+            Some(file) => {
+                let content = self.read_file(SHARED_KEY, file);
+                content.and_then(|content| {
+                    self.check_file(SHARED_KEY, file, SharedKey::from_file(&content))
+                })
+            }
+            None => {
+                self.add(
+                    SHARED_LIMITS,
+                    format!("needs --{SHARED_KEY}: {NEEDS_SHARED_KEY}"),
+                );
+                None
+            }
+        };
+        let (server, certificate) = (server?, certificates?);
+        let has_certificates = args.shared_limits_ca_file.is_some() || certificate.is_some();
+        if !server.uses_tls() && has_certificates {
+            self.add(
+                SHARED_LIMITS,
+                "a CA or a certificate is for rediss://, which is with TLS",
+            );
+        }
+        has_password.then_some(Some(SharedLimitsConfig {
+            server,
+            user: args.shared_limits_user,
+            password_file: args.shared_limits_password_file,
+            ca_file: args.shared_limits_ca_file,
+            certificate,
+            key: key?,
+            replicas: args.shared_limits_replicas,
+        }))
+    }
+
+    /// Adds an error for each flag that has no effect without `--shared-limits`.
+    fn check_unshared(&mut self, args: &SharedLimitArgs) {
+        let given = [
+            ("shared-limits-user", args.shared_limits_user.is_some()),
+            (PASSWORD, args.shared_limits_password_file.is_some()),
+            (SHARED_CA, args.shared_limits_ca_file.is_some()),
+            (SHARED_CERT, args.shared_limits_cert_file.is_some()),
+            (SHARED_CERT_KEY, args.shared_limits_key_file.is_some()),
+        ];
+        for (flag, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            self.add(flag, format!("only together with --{SHARED_LIMITS}"));
+        }
+    }
+
+    /// Checks the files that connections use. Returns those of the client certificate, if there is
+    /// one. `None` after errors were added.
+    fn check_shared_certificates(
+        &mut self,
+        args: &SharedLimitArgs,
+    ) -> Option<Option<(PathBuf, PathBuf)>> {
+        let is_ca_good = match &args.shared_limits_ca_file {
+            Some(file) => self.read_root_certificates(SHARED_CA, file).is_some(),
+            None => true,
+        };
+        let (certificate, key) = match (&args.shared_limits_cert_file, &args.shared_limits_key_file)
+        {
+            (Some(certificate), Some(key)) => (certificate, key),
+            (None, None) => return is_ca_good.then_some(None),
+            (Some(_), None) => {
+                self.add(
+                    SHARED_CERT,
+                    format!("only together with --{SHARED_CERT_KEY}"),
+                );
+                return None;
+            }
+            (None, Some(_)) => {
+                self.add(
+                    SHARED_CERT_KEY,
+                    format!("only together with --{SHARED_CERT}"),
+                );
+                return None;
+            }
+        };
+        let file = |flag, path| FlagFile { flag, path };
+        self.read_certified_key(
+            file(SHARED_CERT, certificate),
+            file(SHARED_CERT_KEY, key),
+            CertificateUse::Client,
+        )?;
+        is_ca_good.then(|| Some((certificate.clone(), key.clone())))
+    }
+
     fn read_named_text(&mut self, flag: &str, file: &Path) -> Option<(String, String)> {
         Some((file.display().to_string(), self.read_text(flag, file)?))
     }
 
-    fn read_event_limits(&mut self, flag: &str, file: &Path) -> Option<Vec<EventLimitConfig>> {
+    pub(super) fn read_event_limits(
+        &mut self,
+        flag: &str,
+        file: &Path,
+    ) -> Option<Vec<EventLimitConfig>> {
         let (file, text) = self.read_named_text(flag, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let limits = config::parse_configuration(&file, &text, &mut diagnostics);
         self.merge(flag, &diagnostics).then_some(limits)?
     }
 
-    fn read_admission_config(&mut self, file: &Path) -> Option<Vec<EventLimitConfig>> {
+    pub(super) fn read_admission_config(&mut self, file: &Path) -> Option<Vec<EventLimitConfig>> {
         let (name, text) = self.read_named_text(ADMISSION, file)?;
         let mut diagnostics = document::Diagnostics::default();
         let source = config::parse_admission_configuration(&name, &text, &mut diagnostics);
@@ -186,6 +308,91 @@ mod tests {
         assert!(
             rates.is_none() && errors.contains("clientLimits[0].nmae: unknown field"),
             "{errors}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod shared_limits_tests {
+    use super::*;
+
+    fn resolve(args: SharedLimitArgs) -> (Option<Option<SharedLimitsConfig>>, Vec<String>) {
+        let mut resolver = FlagResolver::default();
+        let config = resolver.resolve_shared_limits(args);
+        let lines = resolver
+            .findings
+            .iter()
+            .map(|finding| finding.report_line());
+        (config, lines.collect())
+    }
+
+    fn args(url: Option<&str>) -> SharedLimitArgs {
+        SharedLimitArgs {
+            shared_limits: url.map(str::to_owned),
+            shared_limits_user: None,
+            shared_limits_password_file: None,
+            shared_limits_ca_file: None,
+            shared_limits_cert_file: None,
+            shared_limits_key_file: None,
+            shared_limits_replicas: 3,
+            shared_key_file: None,
+        }
+    }
+
+    #[test]
+    fn shared_limits_need_a_key_of_32_bytes() {
+        let (config, lines) = resolve(args(Some("redis://r")));
+        assert!(config.is_none() && lines.len() == 1, "{lines:?}");
+        assert!(
+            lines[0].contains("--shared-limits: needs --shared-key-file"),
+            "{lines:?}"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        let with_key = || SharedLimitArgs {
+            shared_key_file: Some(key.clone()),
+            ..args(Some("redis://r"))
+        };
+        std::fs::write(&key, "too short").unwrap();
+        let (config, lines) = resolve(with_key());
+        assert!(
+            config.is_none() && lines[0].contains("has 9 bytes"),
+            "{lines:?}"
+        );
+        std::fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
+        let (config, lines) = resolve(with_key());
+        assert!(config.unwrap().is_some() && lines.is_empty(), "{lines:?}");
+    }
+
+    #[test]
+    fn all_errors_of_shared_limits_are_found_at_once() {
+        let missing = || Some(PathBuf::from("/not/there"));
+        let (config, lines) = resolve(SharedLimitArgs {
+            shared_limits_password_file: missing(),
+            shared_limits_ca_file: missing(),
+            shared_limits_cert_file: missing(),
+            shared_key_file: missing(),
+            ..args(Some("http://r"))
+        });
+        assert!(config.is_none());
+        for (line, flag) in lines.iter().zip([
+            "--shared-limits: ",
+            "--shared-limits-password-file: ",
+            "--shared-limits-ca-file: ",
+            "--shared-limits-cert-file: only together with",
+            "--shared-key-file: ",
+        ]) {
+            assert!(line.contains(flag), "{lines:?}");
+        }
+        assert_eq!(lines.len(), 5, "{lines:?}");
+        let (config, lines) = resolve(SharedLimitArgs {
+            shared_limits_user: Some("u".to_owned()),
+            ..args(None)
+        });
+        assert!(config.unwrap().is_none());
+        assert!(
+            lines[0].contains("only together with --shared-limits"),
+            "{lines:?}"
         );
     }
 }

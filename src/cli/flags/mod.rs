@@ -27,6 +27,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::values::parse_duration;
 use crate::cli::flags::values::parse_goaway_chance;
 use crate::cli::flags::values::parse_memory_limit;

@@ -1,4 +1,4 @@
-//! Keys of the LRU tables: 128-bit hashes with a secret of this process.
+//! Keys of the LRU tables: 128-bit hashes with a secret of this process, or of all replicas.
 
 use std::hash::BuildHasher;
 use std::hash::Hasher;
@@ -7,7 +7,9 @@ use std::hash::RandomState;
 use siphasher::sip128::Hasher128;
 use siphasher::sip128::SipHasher13;
 
-/// Hashes names to keys, with a secret of this process.
+use crate::shared_limits::source::Sharing;
+
+/// Hashes names to keys, with a secret.
 #[derive(Clone, Copy, Debug)]
 pub struct LruKeyHasher(SipHasher13);
 
@@ -25,7 +27,34 @@ impl Default for LruKeyHasher {
     }
 }
 
+impl LruKey {
+    /// The hash.
+    #[must_use]
+    pub(crate) const fn to_u128(self) -> u128 {
+        self.0
+    }
+
+    /// The key with this hash.
+    #[must_use]
+    pub(crate) const fn from_u128(hash: u128) -> Self {
+        Self(hash)
+    }
+}
+
 impl LruKeyHasher {
+    /// Hashes with a secret that other processes have, too.
+    #[must_use]
+    fn with_secret(secret: [u64; 2]) -> Self {
+        let [first, second] = secret;
+        Self(SipHasher13::new_with_keys(first, second))
+    }
+
+    /// Hashes with the secret of all replicas, if buckets are shared.
+    #[must_use]
+    pub(crate) fn sharing(sharing: Option<&Sharing>) -> Self {
+        sharing.map_or_else(Self::default, |sharing| Self::with_secret(sharing.secret()))
+    }
+
     /// The key of these texts, concatenated without separators.
     #[must_use]
     pub fn hash_joined<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {

@@ -7,8 +7,10 @@
 //! |---|---|
 //! | 0 | `lru_key` `spin_lock` `top_keys` |
 //! | 1 | `lru` `snapshot` |
-//! | 2 | `clients` `events` |
+//! | 2 | `bucket_table` |
+//! | 3 | `clients` `events` |
 
+pub(crate) mod bucket_table;
 pub mod clients;
 pub mod events;
 pub mod lru;
@@ -21,6 +23,7 @@ use crate::limits::rate::clients::enforcer::ClientLimits;
 use crate::limits::rate::events::enforcer::EventRateLimit;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::metrics::Registry;
+use crate::shared_limits::source::Sharing;
 
 /// The configuration of the rate limits.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +40,9 @@ pub struct RateLimits {
     /// EventRateLimit, if it is configured.
     pub(crate) events: Option<EventRateLimit>,
     /// The client limits, if there are rules.
-    pub clients: Option<ClientLimits>,
+    pub(crate) clients: Option<ClientLimits>,
+    /// How the buckets are shared with other replicas, if they are.
+    sharing: Option<Sharing>,
 }
 
 impl RateLimits {
@@ -53,6 +58,15 @@ impl RateLimits {
         Self::default().replaced_by(config, registry)
     }
 
+    /// No limits, whose buckets will be shared with other replicas.
+    #[must_use]
+    pub(crate) fn sharing(sharing: Option<&Sharing>) -> Self {
+        Self {
+            sharing: sharing.cloned(),
+            ..Self::default()
+        }
+    }
+
     /// The limits of `config`, which replace these. Limits and rules that have not changed keep
     /// their state; others start anew, or go. Requests that still use these limits, and what
     /// requests hold of them, are not lost.
@@ -66,12 +80,16 @@ impl RateLimits {
         if let (Some(gone), None) = (&self.clients, rules) {
             gone.remove_gauges(registry);
         }
+        let sharing = self.sharing.as_ref();
+        let with_events =
+            |config| EventRateLimit::replacing(self.events.as_ref(), config, sharing, registry);
+        let with_rules = |rules: &Vec<_>| {
+            ClientLimits::replacing(self.clients.as_ref(), rules, sharing, registry)
+        };
         Self {
-            events: events
-                .as_ref()
-                .map(|config| EventRateLimit::replacing(self.events.as_ref(), config, registry)),
-            clients: rules
-                .map(|rules| ClientLimits::replacing(self.clients.as_ref(), rules, registry)),
+            events: events.as_ref().map(with_events),
+            clients: rules.map(with_rules),
+            sharing: self.sharing.clone(),
         }
     }
 

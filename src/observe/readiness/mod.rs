@@ -34,6 +34,7 @@ use crate::flowcontrol::sources::ClusterStatus;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
+use crate::shared_limits::status::SharedLimitsStatus;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::server_pools::ServerPools;
@@ -138,7 +139,10 @@ impl Readiness {
             .first_error()
             .map(|why| format!("refused, the one before stays in force: {why}"));
         checks.push(("config", config.map_or(Ok(()), Err)));
-        if let Some(live) = &self.flowcontrol {
+        if let Some(shared) = &*self.shared_limits.load() {
+            checks.push(("shared-limits", shared.failure().map_or(Ok(()), Err)));
+        }
+        if let Some(live) = &*self.flowcontrol.load() {
             let status = live.cluster_status();
             if status != ClusterStatus::NotRead {
                 let failure = status.failure().map(str::to_owned);
@@ -152,6 +156,10 @@ impl Readiness {
             Err(why) => format!("[-]{name} failed, readiness not affected: {why}\n"),
         };
         checks.into_iter().map(line).collect()
+    }
+
+    fn shared_limits_failure(&self) -> Option<String> {
+        self.shared_limits.load().as_ref()?.failure()
     }
 
     fn front_proxy_failure(&self) -> Option<String> {
@@ -243,6 +251,7 @@ impl Readiness {
             shutting_down,
             front_proxy_failure,
             loop_failure,
+            shared_limits_failure: self.shared_limits_failure(),
             upstream_failure: upstream.and_then(|result| result.clone().err()),
         }
     }

@@ -108,6 +108,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             },
         },
         rates: rate::RateLimitsConfig::default(),
+        shared_limits: None,
         admission: AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
             read_only: 0.into(),
             mutating: 0.into(),

@@ -3,15 +3,11 @@
 use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 use std::time::Instant;
 
-use prometheus::Histogram;
-use prometheus::HistogramVec;
 use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
 
 use crate::clock::Clock;
 use crate::flowcontrol::matching;
@@ -22,6 +18,8 @@ use crate::limits::rate::clients::config::ClientLimitResponse;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::keyed_slots::KeyedSlotHandle;
 use crate::limits::rate::clients::keyed_slots::KeyedSlots;
+use crate::limits::rate::clients::metrics::ClientLimitMetrics;
+use crate::limits::rate::clients::metrics::ClientRuleMetrics;
 use crate::limits::rate::clients::summary::rule_summary;
 use crate::limits::rate::clients::tables::ClientLimitDecision;
 use crate::limits::rate::clients::tables::ClientLimitKind;
@@ -38,13 +36,11 @@ use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::token_bucket::retry_after_seconds;
+use crate::shared_limits::source::Sharing;
+use crate::throttling::token_bucket::retry_after_seconds;
 
 /// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
-
-/// Upper bounds of the delay histogram in seconds.
-const DELAY_BUCKETS: [f64; 10] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 /// The source of a request.
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +74,11 @@ pub struct ClientLimits {
 
 /// A rule with its state.
 #[derive(Debug)]
-struct ClientRuleEnforcer {
+pub(super) struct ClientRuleEnforcer {
     rule: ClientLimitRule,
     name: Arc<str>,
     /// Locked for one decision.
-    tables: Mutex<ClientRuleTables>,
+    pub(super) tables: Mutex<ClientRuleTables>,
     concurrency: Option<Arc<KeyedSlots>>,
     watches: Option<Arc<KeyedSlots>>,
     streams: Option<Arc<KeyedSlots>>,
@@ -91,87 +87,12 @@ struct ClientRuleEnforcer {
     counters: ClientRuleMetrics,
 }
 
-/// The metrics of a rule.
-#[derive(Debug)]
-struct ClientRuleMetrics {
-    passed: IntCounter,
-    /// Indexed like [`ClientLimitKind::ALL`].
-    rejected: [IntCounter; ClientLimitKind::ALL.len()],
-    delayed: [IntCounter; ClientLimitKind::ALL.len()],
-    delay_seconds: Histogram,
-    clients: IntGauge,
-    objects: IntGauge,
-}
-
-struct ClientLimitMetrics {
-    requests: IntCounterVec,
-    delays: HistogramVec,
-    keys: IntGaugeVec,
-}
-
-impl ClientLimitMetrics {
-    fn register(registry: &Registry) -> Self {
-        Self {
-            requests: registry.counters(
-                "weir_client_limit_requests_total",
-                "Requests that a rule of clientLimits was about, by what became of them (or would have, with dryRun) and the limit that was met.",
-                &["rule", "decision", "limit"],
-            ),
-            delays: registry.histograms(
-                "weir_client_limit_delay_seconds",
-                "Time that requests were made to wait by a rule of clientLimits.",
-                &["rule"],
-                &DELAY_BUCKETS,
-            ),
-            keys: registry.gauges(
-                "weir_client_limit_keys",
-                "Clients and failing objects that a rule of clientLimits remembers; at most its maxClients of each.",
-                &["rule", "table"],
-            ),
-        }
-    }
-
-    fn for_rule(&self, rule: &str) -> ClientRuleMetrics {
-        let count = |decision: &'static str| {
-            move |limit: ClientLimitKind| {
-                self.requests
-                    .with_label_values(&[rule, decision, limit.name()])
-            }
-        };
-        ClientRuleMetrics {
-            passed: self.requests.with_label_values(&[rule, "passed", ""]),
-            rejected: ClientLimitKind::ALL.map(count("rejected")),
-            delayed: ClientLimitKind::ALL.map(count("delayed")),
-            delay_seconds: self.delays.with_label_values(&[rule]),
-            clients: self.keys.with_label_values(&[rule, "clients"]),
-            objects: self.keys.with_label_values(&[rule, "objects"]),
-        }
-    }
-}
-
-impl ClientLimitMetrics {
-    /// Removes the gauges of a rule that is gone or starts anew.
-    fn remove_gauges(&self, rule: &str) {
-        for table in ["clients", "objects"] {
-            let _ = self.keys.remove_label_values(&[rule, table]);
-        }
-    }
-}
-
-impl ClientRuleMetrics {
-    fn increment(counters: &[IntCounter; ClientLimitKind::ALL.len()], limit: ClientLimitKind) {
-        let index = ClientLimitKind::ALL.iter().position(|kind| *kind == limit);
-        if let Some(counter) = index.and_then(|index| counters.get(index)) {
-            counter.inc();
-        }
-    }
-}
-
 /// What a request holds until the end of its response, and the backoffs that its status code is
 /// recorded for.
 #[derive(Debug, Default)]
-pub struct ClientLimitPermit {
-    _slots: Vec<KeyedSlotHandle>,
+pub(crate) struct ClientLimitPermit {
+    /// Kept for their drop.
+    slots: Vec<KeyedSlotHandle>,
     object_writes: Vec<(Arc<ClientRuleEnforcer>, LruKey)>,
     admitted_at: Option<Instant>,
 }
@@ -181,6 +102,19 @@ impl ClientLimitPermit {
     #[must_use]
     pub(crate) const fn admitted_after_delay(&self) -> Option<Instant> {
         self.admitted_at
+    }
+
+    /// Records the response later for the object that a request writes to.
+    fn track_object(
+        &mut self,
+        rule: &Arc<ClientRuleEnforcer>,
+        keys: &LruKeyHasher,
+        client: &LimitedClient,
+        info: &RequestInfo<'_>,
+    ) {
+        let object = rule.object_key(keys, client, info);
+        self.object_writes
+            .extend(object.map(|key| (Arc::clone(rule), key)));
     }
 
     /// Records the status code of the upstream's response.
@@ -200,7 +134,7 @@ impl ClientLimits {
     /// Creates the rules and registers their metrics in `registry`.
     #[must_use]
     pub fn new(rules: &[ClientLimitRule], registry: &Registry) -> Self {
-        Self::replacing(None, rules, registry)
+        Self::replacing(None, rules, None, registry)
     }
 
     /// The rules, which replace those of `earlier`. A rule that is in both keeps its state.
@@ -209,6 +143,7 @@ impl ClientLimits {
     pub(crate) fn replacing(
         earlier: Option<&Self>,
         rules: &[ClientLimitRule],
+        sharing: Option<&Sharing>,
         registry: &Registry,
     ) -> Self {
         let metrics = ClientLimitMetrics::register(registry);
@@ -220,21 +155,29 @@ impl ClientLimits {
             if let Some(known) = known.iter().find(|known| known.rule == *rule) {
                 return Arc::clone(known);
             }
-            Arc::new(ClientRuleEnforcer {
+            let enforcer = Arc::new(ClientRuleEnforcer {
                 name: rule.name.as_str().into(),
-                tables: Mutex::new(ClientRuleTables::new(rule)),
+                tables: Mutex::new(ClientRuleTables::new(rule, sharing)),
                 concurrency: rule.concurrency.map(KeyedSlots::new),
                 watches: rule.long_running.watches.map(KeyedSlots::new),
                 streams: rule.long_running.streams.map(KeyedSlots::new),
                 top_clients: Mutex::default(),
                 counters: metrics.for_rule(&rule.name),
                 rule: rule.clone(),
-            })
+            });
+            if let Some(sharing) = sharing {
+                let source: Weak<ClientRuleEnforcer> = Arc::downgrade(&enforcer);
+                sharing.add_source(source);
+            }
+            enforcer
         };
         Self {
             rule_matchers: Policies::new(rules.iter().map(|rule| &rule.rules[..])),
             rules: rules.iter().map(enforcer).collect(),
-            keys: earlier.map_or_else(LruKeyHasher::default, |earlier| earlier.keys),
+            keys: match earlier {
+                Some(earlier) => earlier.keys,
+                None => LruKeyHasher::sharing(sharing),
+            },
         }
     }
 
@@ -253,22 +196,66 @@ impl ClientLimits {
         arrived: Instant,
         deadline: Option<Instant>,
     ) -> Result<Option<Box<ClientLimitPermit>>, ClientLimitRejection> {
+        let Some(charged) = self.charge(attributes, source, arrived, deadline)? else {
+            return Ok(None);
+        };
+        let wait = charged.wait;
+        if !wait.is_zero() {
+            tokio::time::sleep_until((arrived + wait).into()).await;
+        }
+        let mut permit = Box::<ClientLimitPermit>::default();
+        let mut delayed = !wait.is_zero();
+        for charge in charged.rules {
+            let Some(rule) = self.rules.get(charge.rule) else {
+                continue; // unreachable: it was charged
+            };
+            let acquired =
+                rule.acquire_slot(&self.keys, &charge.client, attributes.info, charge.until);
+            let (slot, queued) = match acquired.await? {
+                SlotOutcome::Immediate(slot) => {
+                    rule.record_passed(charge.delay);
+                    (slot, false)
+                }
+                SlotOutcome::Waited(slot) => (Some(slot), true),
+                SlotOutcome::WouldReject => (None, false),
+            };
+            permit.slots.extend(slot);
+            delayed |= queued;
+            permit.track_object(rule, &self.keys, &charge.client, attributes.info);
+        }
+        permit.admitted_at = delayed.then(|| Clock.now());
+        Ok(Some(permit))
+    }
+
+    /// Charges the rates and backoffs of all rules that match. `None` if none does.
+    ///
+    /// # Errors
+    /// A rule rejects the request. All other rules are charged nevertheless.
+    pub(crate) fn charge(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        arrived: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Option<ChargedRequest>, ClientLimitRejection> {
         let digest = matching::RequestDigest::new(attributes.info, attributes.user);
         let matching = self.rule_matchers.matching_entries(&digest);
-        let rules: Vec<_> = matching.filter_map(|n| self.rules.get(n)).collect();
-        if rules.is_empty() {
-            return Ok(None);
-        }
-        let mut charged = Vec::with_capacity(rules.len());
-        let mut wait = Duration::ZERO;
+        let mut charged = ChargedRequest::default();
         let mut longest_rejection: Option<ClientLimitRejection> = None;
-        for rule in rules {
+        let mut any = false;
+        for (n, rule) in matching.filter_map(|n| Some((n, self.rules.get(n)?))) {
+            any = true;
             let client = LimitedClient::from_request(rule.rule.distinguisher, attributes, &source);
             let max_wait = rule.max_wait(arrived, deadline);
             match rule.charge(&self.keys, &client, attributes.info, arrived, max_wait) {
                 Ok(delay) => {
-                    wait = wait.max(delay.unwrap_or_default());
-                    charged.push((rule, client, arrived + max_wait, delay));
+                    charged.wait = charged.wait.max(delay.unwrap_or_default());
+                    charged.rules.push(ChargedRule {
+                        rule: n,
+                        client,
+                        until: arrived + max_wait,
+                        delay,
+                    });
                 }
                 Err(rejection)
                     if longest_rejection
@@ -280,35 +267,45 @@ impl ClientLimits {
                 Err(_) => {}
             }
         }
-        if let Some(longest_rejection) = longest_rejection {
-            for (rule, _, _, delay) in charged {
-                rule.record_passed(delay);
+        let Some(longest_rejection) = longest_rejection else {
+            return Ok(any.then_some(charged));
+        };
+        for charge in charged.rules {
+            if let Some(rule) = self.rules.get(charge.rule) {
+                rule.record_passed(charge.delay);
             }
-            return Err(longest_rejection);
         }
-        if !wait.is_zero() {
-            tokio::time::sleep_until((arrived + wait).into()).await;
-        }
+        Err(longest_rejection)
+    }
+
+    /// Acquires the slots of a request at once, if they are free. `None` if it may wait for them.
+    ///
+    /// # Errors
+    /// A rule rejects the request.
+    pub(crate) fn try_acquire_slots(
+        &self,
+        charged: &ChargedRequest,
+        info: &RequestInfo<'_>,
+        now: Instant,
+    ) -> Result<Option<Box<ClientLimitPermit>>, ClientLimitRejection> {
         let mut permit = Box::<ClientLimitPermit>::default();
-        let mut delayed = !wait.is_zero();
-        for (rule, client, until, delay) in charged {
-            let acquired = rule.acquire_slot(&self.keys, &client, attributes.info, until);
-            let (slot, queued) = match acquired.await? {
-                SlotOutcome::Immediate(slot) => {
-                    rule.record_passed(delay);
-                    (slot, false)
-                }
-                SlotOutcome::Waited(slot) => (Some(slot), true),
-                SlotOutcome::WouldReject => (None, false),
+        for charge in &charged.rules {
+            let Some(rule) = self.rules.get(charge.rule) else {
+                continue; // unreachable: it was charged
             };
-            permit._slots.extend(slot);
-            delayed |= queued;
-            let object = rule.object_key(&self.keys, &client, attributes.info);
-            permit
-                .object_writes
-                .extend(object.map(|key| (Arc::clone(rule), key)));
+            if let Some((limit, mut handle)) = rule.slot_handle(&self.keys, &charge.client, info) {
+                if handle.try_acquire() {
+                    permit.slots.push(handle);
+                } else if !rule.rule.dry_run && now < charge.until {
+                    return Ok(None);
+                } else if let Some(rejection) =
+                    rule.record_rejection(&charge.client, limit, Duration::ZERO)
+                {
+                    return Err(rejection);
+                }
+            }
+            permit.track_object(rule, &self.keys, &charge.client, info);
         }
-        permit.admitted_at = delayed.then(|| Clock.now());
         Ok(Some(permit))
     }
 
@@ -338,7 +335,27 @@ impl ClientLimits {
     }
 }
 
+/// A request that the rates of all rules have admitted.
+#[derive(Debug, Default)]
+pub(crate) struct ChargedRequest {
+    rules: Vec<ChargedRule>,
+    /// How long it has to wait for its tokens.
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug)]
+struct ChargedRule {
+    /// The index of the rule.
+    rule: usize,
+    client: LimitedClient,
+    /// How long the request may wait for the rule.
+    until: Instant,
+    /// `Some` if a rate was exceeded.
+    delay: Option<Duration>,
+}
+
 /// A client in the sense of a rule, as text.
+#[derive(Debug)]
 pub(crate) struct LimitedClient {
     kind: &'static [u8],
     name: Vec<u8>,
@@ -507,6 +524,33 @@ impl ClientRuleEnforcer {
         })
     }
 
+    /// The slot that the request would hold to its end, if the rule limits any. It is not acquired
+    /// yet.
+    fn slot_handle(
+        &self,
+        keys: &LruKeyHasher,
+        client: &LimitedClient,
+        info: &RequestInfo<'_>,
+    ) -> Option<(ClientLimitKind, KeyedSlotHandle)> {
+        let (limit, slots) = if *info.verb() == Verb::Watch {
+            (ClientLimitKind::LongRunning, &self.watches)
+        } else if info.long_running() {
+            (ClientLimitKind::LongRunning, &self.streams)
+        } else {
+            (ClientLimitKind::Concurrency, &self.concurrency)
+        };
+        let slots = slots.as_ref()?;
+        let resource = [info.api_group(), info.resource()];
+        let key_suffix = if limit == ClientLimitKind::Concurrency {
+            &resource[..]
+        } else {
+            &[]
+        };
+        let parts = client.key_parts().into_iter();
+        let key = keys.hash_separate(parts.chain(key_suffix.iter().copied()));
+        Some((limit, slots.handle(key)))
+    }
+
     /// Acquires the slot that the request holds to its end, if the rule limits any. All outcomes
     /// but [`SlotOutcome::Immediate`] are counted.
     async fn acquire_slot(
@@ -516,29 +560,9 @@ impl ClientRuleEnforcer {
         info: &RequestInfo<'_>,
         until: Instant,
     ) -> Result<SlotOutcome, ClientLimitRejection> {
-        let (limit, slots) = if *info.verb() == Verb::Watch {
-            (ClientLimitKind::LongRunning, &self.watches)
-        } else if info.long_running() {
-            (ClientLimitKind::LongRunning, &self.streams)
-        } else {
-            (ClientLimitKind::Concurrency, &self.concurrency)
-        };
-        let Some(slots) = slots else {
+        let Some((limit, mut handle)) = self.slot_handle(keys, client, info) else {
             return Ok(SlotOutcome::Immediate(None));
         };
-        let resource = [info.api_group(), info.resource()];
-        let key_suffix = if limit == ClientLimitKind::Concurrency {
-            &resource[..]
-        } else {
-            &[]
-        };
-        let key = keys.hash_separate(
-            client
-                .key_parts()
-                .into_iter()
-                .chain(key_suffix.iter().copied()),
-        );
-        let mut handle = slots.handle(key);
         if handle.try_acquire() {
             return Ok(SlotOutcome::Immediate(Some(handle)));
         }

@@ -8,8 +8,8 @@
 //!
 //! [`ClientRuleTables`](tables::ClientRuleTables) decides and is pure. Every table is bounded. Its
 //! keys are hashes, so an entry has the same size for any client name, and any number of users
-//! costs at most [`max_bytes`](tables::ClientRuleTables::max_bytes). Idle entries (a full bucket,
-//! an expired backoff) are evicted, a few at each request; that changes no decision.
+//! costs at most 500 bytes for each of the `maxClients`. Idle entries (a full bucket, an expired
+//! backoff) are evicted, a few at each request; that changes no decision.
 //!
 //! # Layers
 //!
@@ -17,10 +17,14 @@
 //! |---|---|
 //! | 0 | `config` `keyed_slots` |
 //! | 1 | `summary` `tables` |
-//! | 2 | `enforcer` |
+//! | 2 | `metrics` |
+//! | 3 | `enforcer` |
+//! | 4 | `refill` |
 
 pub mod config;
 pub mod enforcer;
 mod keyed_slots;
+mod metrics;
+mod refill;
 mod summary;
 pub(crate) mod tables;

@@ -3,13 +3,16 @@
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::limits::rate::bucket_table::BucketTable;
+use crate::limits::rate::bucket_table::SharedScope;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::config::ObjectBackoff;
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru_key::LruKey;
 use crate::numeric::saturating_usize;
-use crate::token_bucket::Rate;
-use crate::token_bucket::TokenBucket;
+use crate::shared_limits::bucket::RefillAnswer;
+use crate::shared_limits::source::Sharing;
+use crate::shared_limits::source::SourceCall;
 
 /// The failures of an object are kept for this many of the longest backoffs after its backoff has
 /// ended; after that it starts anew. controller-runtime forgets failures only after a success, but
@@ -112,20 +115,33 @@ struct ObjectFailures {
 
 /// The buckets and backoffs of a rule.
 #[derive(Debug)]
-pub struct ClientRuleTables {
-    requests: Option<(Rate, Lru<TokenBucket>)>,
-    writes: Option<(Rate, Option<TokenBucket>)>,
+pub(crate) struct ClientRuleTables {
+    requests: Option<BucketTable>,
+    /// One bucket, of all clients.
+    writes: Option<BucketTable>,
     backoff: Option<(ObjectBackoff, Lru<ObjectFailures>)>,
 }
 
 impl ClientRuleTables {
-    /// The empty tables of a rule.
+    /// The empty tables of a rule, whose buckets may be shared with other replicas.
     #[must_use]
-    pub fn new(rule: &ClientLimitRule) -> Self {
+    pub(crate) fn new(rule: &ClientLimitRule, sharing: Option<&Sharing>) -> Self {
         let capacity = saturating_usize(rule.max_clients);
+        let table = |rate, kind: ClientLimitKind, capacity| {
+            let name = format!("client {} {}", rule.name, kind.name());
+            let shared = sharing.map(|sharing| SharedScope {
+                sharing,
+                name: &name,
+            });
+            BucketTable::new(rate, 0.0, capacity, shared)
+        };
         Self {
-            requests: rule.requests.map(|rate| (rate, Lru::new(capacity))),
-            writes: rule.writes.map(|rate| (rate, None)),
+            requests: rule
+                .requests
+                .map(|rate| table(rate, ClientLimitKind::Requests, capacity)),
+            writes: rule
+                .writes
+                .map(|rate| table(rate, ClientLimitKind::Writes, 1)),
             backoff: rule
                 .object_backoff
                 .map(|backoff| (backoff, Lru::new(capacity))),
@@ -134,12 +150,14 @@ impl ClientRuleTables {
 
     /// The most memory that the tables of a rule take, in bytes, for any number of clients.
     #[must_use]
-    pub fn max_bytes(rule: &ClientLimitRule) -> usize {
+    #[cfg(test)]
+    pub(crate) fn max_bytes(rule: &ClientLimitRule) -> usize {
         let capacity = saturating_usize(rule.max_clients);
         // A growing table keeps its predecessor, half as large, for a moment, and may have grown to
         // twice its need.
         capacity.saturating_mul(
-            2 * (Lru::<TokenBucket>::ENTRY_BYTES + Lru::<ObjectFailures>::ENTRY_BYTES),
+            2 * (Lru::<crate::throttling::token_bucket::TokenBucket>::ENTRY_BYTES
+                + Lru::<ObjectFailures>::ENTRY_BYTES),
         )
     }
 
@@ -147,7 +165,7 @@ impl ClientRuleTables {
     #[must_use]
     pub(crate) fn entry_counts(&self) -> (usize, usize) {
         (
-            self.requests.as_ref().map_or(0, |(_, table)| table.len()),
+            self.requests.as_ref().map_or(0, BucketTable::len),
             self.backoff.as_ref().map_or(0, |(_, table)| table.len()),
         )
     }
@@ -162,17 +180,13 @@ impl ClientRuleTables {
         self.evict_expired(now);
         let mut results = [None; 3];
         let [requests, writes, backoff] = &mut results;
-        if let Some((rate, table)) = &mut self.requests {
-            let (bucket, _) =
-                table.get_or_insert_with(request.client, || TokenBucket::full(rate, now));
-            *requests = Some((
-                ClientLimitKind::Requests,
-                bucket.reserve(rate, now, max_wait),
-            ));
+        if let Some(table) = &mut self.requests {
+            let (wait, _) = table.reserve(request.client, true, now, max_wait);
+            *requests = Some((ClientLimitKind::Requests, wait));
         }
-        if let Some((rate, bucket)) = self.writes.as_mut().filter(|_| request.write) {
-            let bucket = bucket.get_or_insert_with(|| TokenBucket::full(rate, now));
-            *writes = Some((ClientLimitKind::Writes, bucket.reserve(rate, now, max_wait)));
+        if let Some(table) = self.writes.as_mut().filter(|_| request.write) {
+            let (wait, _) = table.reserve(LruKey::from_u128(0), true, now, max_wait);
+            *writes = Some((ClientLimitKind::Writes, wait));
         }
         if let (Some((_, table)), Some(object), true) =
             (&mut self.backoff, request.object, request.write)
@@ -234,18 +248,31 @@ impl ClientRuleTables {
         }
     }
 
+    /// Adds the calls of shared buckets that are due, for up to `max_keys` clients.
+    pub(crate) fn collect(&mut self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {
+        for (n, table) in (0..).zip([&mut self.requests, &mut self.writes]) {
+            if let Some(table) = table {
+                table.collect(n, now, max_keys, calls);
+            }
+        }
+    }
+
+    /// Applies the answer to such a call.
+    pub(crate) fn apply(&mut self, call: &SourceCall, answer: RefillAnswer, now: Instant) {
+        let table = if call.table == 0 {
+            &mut self.requests
+        } else {
+            &mut self.writes
+        };
+        if let Some(table) = table {
+            table.apply(call.key, answer, now);
+        }
+    }
+
     /// Evicts idle entries that no longer change a decision.
     fn evict_expired(&mut self, now: Instant) {
-        if let Some((rate, table)) = &mut self.requests {
-            for _ in 0..MAX_EVICTIONS_PER_CHARGE {
-                if table
-                    .oldest()
-                    .is_none_or(|bucket| !bucket.is_full(rate, now))
-                {
-                    break;
-                }
-                table.pop_oldest();
-            }
+        if let Some(table) = &mut self.requests {
+            table.evict_full(now, MAX_EVICTIONS_PER_CHARGE);
         }
         if let Some((backoff, table)) = &mut self.backoff {
             let is_expired = |failures: &ObjectFailures| {
@@ -298,7 +325,7 @@ mod tests {
     #[test]
     fn requests_are_limited_per_client_and_writes_per_rule() {
         let (mut tables, keys, now) = (
-            ClientRuleTables::new(&rule(1)),
+            ClientRuleTables::new(&rule(1), None),
             LruKeyHasher::default(),
             Instant::now(),
         );
@@ -329,7 +356,7 @@ mod tests {
     #[test]
     fn the_backoff_of_a_failing_object_doubles_up_to_60_seconds() {
         let (mut tables, keys, mut now) = (
-            ClientRuleTables::new(&rule(1000)),
+            ClientRuleTables::new(&rule(1000), None),
             LruKeyHasher::default(),
             Instant::now(),
         );
@@ -370,7 +397,7 @@ mod tests {
     #[test]
     fn concurrent_failures_count_once() {
         let (mut tables, keys, now) = (
-            ClientRuleTables::new(&rule(10)),
+            ClientRuleTables::new(&rule(10), None),
             LruKeyHasher::default(),
             Instant::now(),
         );
@@ -418,7 +445,7 @@ mod tests {
     #[test]
     fn the_tables_are_bounded_for_a_million_clients_and_evict_idle_ones() {
         let (mut tables, keys, now) = (
-            ClientRuleTables::new(&rule(1)),
+            ClientRuleTables::new(&rule(1), None),
             LruKeyHasher::default(),
             Instant::now(),
         );
@@ -442,7 +469,7 @@ mod tests {
     #[test]
     fn a_request_that_may_wait_gets_the_wait_of_its_longest_limit() {
         let (mut tables, keys, now) = (
-            ClientRuleTables::new(&rule(1)),
+            ClientRuleTables::new(&rule(1), None),
             LruKeyHasher::default(),
             Instant::now(),
         );

@@ -6,18 +6,20 @@ use std::time::Duration;
 use std::time::Instant;
 
 use crate::api::status::truncate_for_json;
+use crate::limits::rate::bucket_table::BucketTable;
+use crate::limits::rate::bucket_table::SharedScope;
 use crate::limits::rate::events::config::EventLimitConfig;
 use crate::limits::rate::events::config::LimitType;
-use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::lru_key::LruKey;
 use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::numeric::saturating_usize;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::token_bucket::Rate;
-use crate::token_bucket::TokenBucket;
-use crate::token_bucket::TokenReserve;
+use crate::shared_limits::bucket::RefillAnswer;
+use crate::shared_limits::source::Sharing;
+use crate::shared_limits::source::SourceCall;
+use crate::throttling::token_bucket::Rate;
 
 /// The longest message of a rejection, in bytes of JSON. A key may be as long as a body, and
 /// client-go reads at most 2 KiB of a response to reuse its connection. A Status contains the
@@ -114,6 +116,8 @@ pub struct EventLimitResult {
 pub struct EventLimits {
     limits: Vec<EventLimit>,
     next_id: u64,
+    /// How the buckets are shared with other replicas, if they are.
+    sharing: Option<Sharing>,
 }
 
 /// Identifies a limit, also after others were removed.
@@ -125,10 +129,8 @@ pub struct EventLimitId(u64);
 struct EventLimit {
     id: EventLimitId,
     limit_type: LimitType,
-    rate: Rate,
-    /// The tokens that only warnings may take.
-    warning_reserve: TokenReserve,
-    buckets: Lru<TokenBucket>,
+    /// Warnings are urgent, and may take the reserve.
+    buckets: BucketTable,
 }
 
 /// The keys of an event's buckets, computed before the lock is taken.
@@ -159,17 +161,57 @@ impl EventBucketKeys {
 impl EventLimits {
     /// Adds a limit without any buckets.
     pub fn add(&mut self, limit: &EventLimitConfig) -> EventLimitId {
+        self.add_nth(limit, 0)
+    }
+
+    /// Adds a limit without any buckets, as the `nth` of equal ones: those share no buckets.
+    pub(crate) fn add_nth(&mut self, limit: &EventLimitConfig, nth: usize) -> EventLimitId {
         let id = EventLimitId(self.next_id);
         self.next_id += 1;
-        let rate = Rate::new(limit.qps, limit.burst);
+        let reserve = limit.warning_reserve_percent;
+        let name = format!("event {} {reserve} {nth}", limit.limit_type.name());
+        let shared = self.sharing.as_ref().map(|sharing| SharedScope {
+            sharing,
+            name: &name,
+        });
         self.limits.push(EventLimit {
             id,
             limit_type: limit.limit_type,
-            rate,
-            warning_reserve: rate.reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
-            buckets: Lru::new(saturating_usize(limit.cache_size)),
+            buckets: BucketTable::new(
+                Rate::new(limit.qps, limit.burst),
+                f64::from(limit.warning_reserve_percent) / 100.0,
+                saturating_usize(limit.cache_size),
+                shared,
+            ),
         });
         id
+    }
+
+    /// Limits whose buckets are shared with other replicas.
+    #[must_use]
+    pub(crate) fn sharing(sharing: Option<&Sharing>) -> Self {
+        Self {
+            sharing: sharing.cloned(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds the calls of shared buckets that are due, for up to `max_keys` keys of each limit.
+    pub(crate) fn collect(&mut self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {
+        for limit in &mut self.limits {
+            limit.buckets.collect(limit.id.0, now, max_keys, calls);
+        }
+    }
+
+    /// Applies the answer to such a call. A limit that was removed ignores it.
+    pub(crate) fn apply(&mut self, call: &SourceCall, answer: RefillAnswer, now: Instant) {
+        let limit = self
+            .limits
+            .iter_mut()
+            .find(|limit| limit.id.0 == call.table);
+        if let Some(limit) = limit {
+            limit.buckets.apply(call.key, answer, now);
+        }
     }
 
     /// Removes all limits but these.
@@ -204,15 +246,9 @@ impl EventLimits {
                 LimitType::SourceAndObject => keys.source_and_object,
                 LimitType::User => keys.user,
             };
-            let rate = &limit.rate;
-            let (bucket, lookup) = limit
-                .buckets
-                .get_or_insert_with(key, || TokenBucket::full(rate, now));
-            let token = if keys.warning {
-                bucket.take(rate, now)
-            } else {
-                bucket.take_above_reserve(rate, limit.warning_reserve, now)
-            };
+            let buckets = &mut limit.buckets;
+            let (token, lookup) = buckets.reserve(key, keys.warning, now, Duration::ZERO);
+            let token = token.map(|_| ());
             report(n, EventLimitResult { lookup, token });
         }
     }

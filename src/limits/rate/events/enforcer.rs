@@ -4,6 +4,7 @@
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -31,7 +32,11 @@ use crate::limits::rate::top_keys::TopKey;
 use crate::limits::rate::top_keys::TopKeys;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
-use crate::token_bucket::retry_after_seconds;
+use crate::shared_limits::bucket::RefillAnswer;
+use crate::shared_limits::source::RefillSource;
+use crate::shared_limits::source::Sharing;
+use crate::shared_limits::source::SourceCall;
+use crate::throttling::token_bucket::retry_after_seconds;
 
 /// The most events whose keys are tracked for their patches: four new events a second for an hour,
 /// in at most 12 MiB.
@@ -172,11 +177,31 @@ impl EventLimitMetrics {
     }
 }
 
+/// No limits; they are refilled while they exist, if they are shared.
+fn shared_table(sharing: Option<&Sharing>) -> Arc<Mutex<EventLimits>> {
+    let table = Arc::new(Mutex::new(EventLimits::sharing(sharing)));
+    if let Some(sharing) = sharing {
+        let source: Weak<Mutex<EventLimits>> = Arc::downgrade(&table);
+        sharing.add_source(source);
+    }
+    table
+}
+
+impl RefillSource for Mutex<EventLimits> {
+    fn collect(&self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {
+        spin_lock(self).collect(now, max_keys, calls);
+    }
+
+    fn apply(&self, call: &SourceCall, answer: RefillAnswer, now: Instant) {
+        spin_lock(self).apply(call, answer, now);
+    }
+}
+
 impl EventRateLimit {
     /// Creates the limits and registers their metrics in `registry`.
     #[must_use]
     pub fn new(config: &EventRateLimitConfig, registry: &Registry) -> Self {
-        Self::replacing(None, config, registry)
+        Self::replacing(None, config, None, registry)
     }
 
     /// The limits of `config`, which replace `earlier`. A limit that is in both keeps its buckets,
@@ -185,6 +210,7 @@ impl EventRateLimit {
     pub(crate) fn replacing(
         earlier: Option<&Self>,
         config: &EventRateLimitConfig,
+        sharing: Option<&Sharing>,
         registry: &Registry,
     ) -> Self {
         let metrics = EventLimitMetrics::register(registry);
@@ -192,7 +218,10 @@ impl EventRateLimit {
         let looks_inside = |limit: &config::EventLimitConfig| {
             limit.limit_type == LimitType::SourceAndObject || limit.warning_reserve_percent > 0
         };
-        let table = earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.limits));
+        let table = match earlier {
+            Some(earlier) => Arc::clone(&earlier.limits),
+            None => shared_table(sharing),
+        };
         let mut limits = spin_lock(&table);
         let mut known = earlier.map_or_else(Vec::new, Self::identified_limits);
         let (mut ids, mut top_keys, mut counters) = (Vec::new(), Vec::new(), Vec::new());
@@ -200,7 +229,14 @@ impl EventRateLimit {
             let same = known.iter().position(|(known, ..)| known == limit);
             let (id, top) = match same.map(|at| known.swap_remove(at)) {
                 Some((_, id, top)) => (id, top),
-                None => (limits.add(limit), TopKeys::default()),
+                None => {
+                    let nth = configs
+                        .iter()
+                        .take(n)
+                        .filter(|other| *other == limit)
+                        .count();
+                    (limits.add_nth(limit, nth), TopKeys::default())
+                }
             };
             let counter = metrics.for_limit(n, limit);
             let buckets = limits.bucket_count(id);
@@ -222,7 +258,10 @@ impl EventRateLimit {
         Self {
             limits: table,
             ids: ids.into(),
-            keys: earlier.map_or_else(LruKeyHasher::default, |earlier| earlier.keys),
+            keys: match earlier {
+                Some(earlier) => earlier.keys,
+                None => LruKeyHasher::sharing(sharing),
+            },
             types,
             limit_configs: configs.clone().into(),
             groups: config.groups,
@@ -352,7 +391,15 @@ impl EventRateLimit {
         }
     }
 
-    fn charge(&self, event: &LimitedEvent<'_>, now: Instant) -> Result<(), EventRejection> {
+    /// Charges an event.
+    ///
+    /// # Errors
+    /// At least one limit has no token.
+    pub(crate) fn charge(
+        &self,
+        event: &LimitedEvent<'_>,
+        now: Instant,
+    ) -> Result<(), EventRejection> {
         let bucket_keys = EventBucketKeys::from_event(event, &self.keys);
         let mut rejected_by: Vec<(usize, Duration)> = Vec::new();
         spin_lock(&self.limits).charge(&self.ids, &bucket_keys, now, |n, result| {

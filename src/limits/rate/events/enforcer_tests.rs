@@ -186,12 +186,12 @@ fn a_limit_that_stays_keeps_its_buckets_and_others_start_anew() {
         groups: LimitedEventGroups::All,
         retry_after: true,
     };
-    let same = EventRateLimit::replacing(Some(&first), &config, &registry);
+    let same = EventRateLimit::replacing(Some(&first), &config, None, &registry);
     let message = post(&same).unwrap_err().message;
     assert!(message.contains("type User"), "{message}");
     // The namespace moves to the first place with its single token; the user is gone.
     config.limits.remove(0);
-    let second = EventRateLimit::replacing(Some(&same), &config, &registry);
+    let second = EventRateLimit::replacing(Some(&same), &config, None, &registry);
     post(&second).unwrap_err();
     let keys = |n: usize, limit_type: &str| {
         format!("weir_event_rate_limit_keys{{limit=\"{n}\",type=\"{limit_type}\"}}")
@@ -205,7 +205,7 @@ fn a_limit_that_stays_keeps_its_buckets_and_others_start_anew() {
     // Requests that still use the limits before are charged to the same buckets.
     post(&first).unwrap_err();
     config.limits[0].burst = 3;
-    let third = EventRateLimit::replacing(Some(&second), &config, &registry);
+    let third = EventRateLimit::replacing(Some(&second), &config, None, &registry);
     for _ in 0..3 {
         post(&third).unwrap();
     }

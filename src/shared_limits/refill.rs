@@ -1,0 +1,181 @@
+//! The task that calls the shared buckets, and keeps count of the replicas.
+//!
+//! It is the only one that waits for the server. While that is away, the local shares decide and
+//! the task tries to connect.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use tokio::time::MissedTickBehavior;
+use tokio::time::interval;
+use tokio::time::sleep;
+use tokio::time::timeout;
+
+use crate::clock::Clock;
+use crate::metrics::Registry;
+use crate::shared_limits::bucket::CALL_INTERVAL;
+use crate::shared_limits::connection::CALL_TIMEOUT;
+use crate::shared_limits::connection::ScriptCall;
+use crate::shared_limits::connection::SharedConnection;
+use crate::shared_limits::replica_count::ReplicaCount;
+use crate::shared_limits::script;
+use crate::shared_limits::server::SharedLimitsConfig;
+use crate::shared_limits::source::RefillSource;
+use crate::shared_limits::source::Sharing;
+use crate::shared_limits::source::SourceCall;
+use crate::shared_limits::status::SharedLimitsStatus;
+use crate::shared_limits::status::SharedServerState;
+
+/// The time between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The most keys of a source that are looked at in one interval of calls: their lock is held for
+/// some tens of microseconds. Of more keys, each waits for its turn.
+const MAX_KEYS_PER_INTERVAL: usize = 1024;
+
+/// The most calls in one batch, which is answered within the timeout by far.
+const MAX_BATCH: usize = 256;
+
+/// Rate limits that are shared with other replicas.
+#[derive(Debug)]
+pub(crate) struct SharedLimits {
+    config: SharedLimitsConfig,
+    sharing: Sharing,
+    status: Arc<SharedLimitsStatus>,
+    /// The name of this process among the replicas.
+    member: String,
+    /// The name of the set of replicas in the server.
+    replicas_name: String,
+}
+
+impl SharedLimits {
+    /// Registers the metrics. Nothing is shared until the task runs.
+    #[must_use]
+    pub(crate) fn new(config: SharedLimitsConfig, registry: &Registry) -> Arc<Self> {
+        let mut id = [0; 16];
+        // Without randomness the address of this value would do: replicas must differ.
+        let _ = aws_lc_rs::rand::fill(&mut id);
+        let mut member = String::new();
+        for byte in id {
+            let _ = write!(member, "{byte:02x}");
+        }
+        let status =
+            SharedLimitsStatus::register(config.server.display_name(), config.replicas, registry);
+        Arc::new(Self {
+            sharing: Sharing::new(config.key.table_secret(), config.replicas),
+            status,
+            member,
+            replicas_name: config.key.server_name(&[b"replicas"]),
+            config,
+        })
+    }
+
+    /// What limits need in order to share their buckets.
+    #[must_use]
+    pub(crate) const fn sharing(&self) -> &Sharing {
+        &self.sharing
+    }
+
+    /// The state for operators.
+    #[must_use]
+    pub(crate) const fn status(&self) -> &Arc<SharedLimitsStatus> {
+        &self.status
+    }
+
+    /// Shares the limits until it is dropped.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut replicas = ReplicaCount::new(self.config.replicas);
+        loop {
+            let why = match self.connect(&mut replicas).await {
+                Ok(connection) => self.share(connection, &mut replicas).await,
+                Err(why) => why,
+            };
+            self.status.set(SharedServerState::Away(why));
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    async fn connect(&self, replicas: &mut ReplicaCount) -> Result<SharedConnection, String> {
+        let opened = timeout(2 * CALL_TIMEOUT, SharedConnection::open(&self.config)).await;
+        let mut connection =
+            opened.unwrap_or_else(|_| Err("no connection within 1s".to_owned()))?;
+        self.heartbeat(&mut connection, replicas).await?;
+        self.status.set(SharedServerState::Connected);
+        Ok(connection)
+    }
+
+    async fn heartbeat(
+        &self,
+        connection: &mut SharedConnection,
+        replicas: &mut ReplicaCount,
+    ) -> Result<(), String> {
+        let call = connection.heartbeat(&self.replicas_name, &self.member);
+        let replicas = replicas.record(within_timeout(call).await?, Clock.now());
+        self.sharing.set_replicas(replicas);
+        self.status.set_replicas(replicas);
+        Ok(())
+    }
+
+    /// Calls the shared buckets until a call fails; returns why.
+    async fn share(&self, mut connection: SharedConnection, replicas: &mut ReplicaCount) -> String {
+        let mut ticks = interval(CALL_INTERVAL);
+        // Two calls are never closer than the interval, also after a late one.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut next_heartbeat = Clock.now() + script::HEARTBEAT_INTERVAL;
+        loop {
+            let now = ticks.tick().await.into_std();
+            if now >= next_heartbeat {
+                next_heartbeat = now + script::HEARTBEAT_INTERVAL;
+                if let Err(why) = self.heartbeat(&mut connection, replicas).await {
+                    return why;
+                }
+            }
+            if let Err(why) = self.refill(&mut connection, now).await {
+                return why;
+            }
+        }
+    }
+
+    async fn refill(&self, connection: &mut SharedConnection, now: Instant) -> Result<(), String> {
+        let mut calls = Vec::new();
+        for source in self.sharing.sources() {
+            source.collect(now, MAX_KEYS_PER_INTERVAL, &mut calls);
+            for batch in calls.chunks(MAX_BATCH) {
+                self.call(connection, &*source, batch).await?;
+            }
+            calls.clear();
+        }
+        Ok(())
+    }
+
+    async fn call(
+        &self,
+        connection: &mut SharedConnection,
+        source: &dyn RefillSource,
+        batch: &[SourceCall],
+    ) -> Result<(), String> {
+        let calls: Vec<_> = batch.iter().map(|call| self.script_call(call)).collect();
+        let answers = within_timeout(connection.refill(&calls)).await;
+        self.status.add_calls(batch.len(), answers.is_err());
+        let now = Clock.now();
+        for (call, answer) in batch.iter().zip(answers?) {
+            source.apply(call, answer, now);
+        }
+        Ok(())
+    }
+
+    fn script_call(&self, call: &SourceCall) -> ScriptCall {
+        let texts = [call.scope.as_bytes(), &call.key.to_le_bytes()];
+        ScriptCall {
+            name: self.config.key.server_name(&texts),
+            arguments: script::refill_arguments(&call.rate, &call.call),
+        }
+    }
+}
+
+async fn within_timeout<T>(call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let answered = timeout(CALL_TIMEOUT, call).await;
+    answered.unwrap_or_else(|_| Err("no answer within 500 ms".to_owned()))
+}
