@@ -29,6 +29,7 @@ use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::RecordingConfig;
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
+use crate::replicas::config::ReplicaConfig;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
 use crate::shared_limits::server::SharedLimitsConfig;
@@ -45,8 +46,12 @@ pub struct Config {
     pub identity: IdentityConfig,
     /// Rate limits.
     pub rates: rate::RateLimitsConfig,
+    /// How rates are shared with other replicas; `None` if each replica limits by itself.
+    pub shared_limits: Option<SharedLimitsConfig>,
     /// Concurrency limits.
     pub admission: AdmissionConfig,
+    /// The division of the concurrency limits among several weirs, if there is one.
+    pub replicas: Option<ReplicaConfig>,
     /// `--request-timeout`.
     pub request_timeout: Duration,
     /// `--rejection-hold`.

@@ -24,7 +24,7 @@
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
 //! | 5 | `limits` |
-//! | 6 | `pipeline` |
+//! | 6 | `pipeline` `replicas` |
 //! | 7 | `server` `observe` |
 //! | 8 | `explain` `lint` |
 //! | 9 | `replay` |
@@ -54,6 +54,7 @@ pub mod identity;
 pub mod limits;
 pub mod observe;
 pub mod pipeline;
+pub mod replicas;
 pub mod request_info;
 pub mod server;
 pub mod upstream;

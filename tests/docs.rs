@@ -511,6 +511,8 @@ fn the_metrics_page_matches_the_program() {
     let _access =
         weir::identity::impersonation::authorizer::AccessReviewMetrics::register(&registry);
     let _audit = weir::observe::audit::AuditMetrics::register(&registry);
+    let _record = weir::observe::logging::recording::RecordingMetrics::register(&registry);
+    let _replicas = weir::replicas::metrics::ReplicaMetrics::register(&registry);
     let mut generated = String::from("\n| metric | labels | |\n|---|---|---|\n");
     let mut all = [registry.descriptions(), apart.descriptions()].concat();
     all.sort_by(|a, b| a.name.cmp(&b.name));

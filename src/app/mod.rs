@@ -76,6 +76,9 @@ use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::trace::RequestMetrics;
+use crate::replicas::config::ReplicaConfig;
+use crate::replicas::coordinator::ReplicaDependencies;
+use crate::replicas::coordinator::Replicas;
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
 use crate::shared_limits::refill::SharedLimits;
@@ -107,10 +110,23 @@ pub struct App {
     limiter_tasks: LimiterTasks,
     memory_limit: Arc<MemoryLimit>,
     observers: Arc<ArcSwap<Observers>>,
+    replicas: Option<Replicas>,
     drain: Arc<Drain>,
     shutdown: Arc<ArcSwap<ShutdownTimes>>,
     addresses: Addresses,
     reloader: Option<Reloader>,
+    handover: HandoverParts,
+}
+
+/// A proxy whose tasks run and that accepts no connections yet.
+#[derive(Debug)]
+pub(crate) struct StartedApp {
+    acceptor: Acceptor,
+    admin: AdminListeners,
+    observers: Arc<ArcSwap<Observers>>,
+    replicas: Option<Replicas>,
+    drain: Arc<Drain>,
+    shutdown: Arc<ArcSwap<ShutdownTimes>>,
 }
 
 /// The bound addresses; a port that was configured as 0 is the actual one.
@@ -166,6 +182,8 @@ impl App {
         let registry = Registry::new();
         let Components {
             shared,
+            limiter_tasks,
+            replicas,
             own_calls,
             own_call_settings,
             renewal,
@@ -195,7 +213,9 @@ impl App {
             renewal,
             review_tasks,
             talkers: Arc::clone(&shared.talkers),
-            admission: shared.admission.clone(),
+            limiter_tasks,
+            replicas: replicas.clone(),
+            memory_limit: Arc::clone(&shared.budgets.memory_limit),
             observers: Arc::clone(&observers),
             drain: Arc::clone(&shared.drain),
             shutdown: Arc::clone(&shutdown),
@@ -207,6 +227,7 @@ impl App {
                 shown,
                 own_calls,
                 own_call_settings,
+                replicas,
                 registry,
                 provider,
                 observers,
@@ -258,6 +279,7 @@ impl App {
             limiter_tasks,
             memory_limit,
             observers,
+            replicas,
             drain,
             shutdown,
             addresses: _,
@@ -268,8 +290,40 @@ impl App {
         tokio::spawn(renewal.run());
         review_tasks.run();
         tokio::spawn(talkers.run());
-        tokio::spawn(maintain_limits(admission));
+        limiter_tasks.run();
+        tokio::spawn(memory_limit.run());
+        if let Some(replicas) = &replicas {
+            replicas.run(&drain);
+        }
         tokio::spawn(Observers::clone(&observers.load()).run());
+        StartedApp {
+            acceptor,
+            admin,
+            observers,
+            replicas,
+            drain,
+            shutdown,
+        }
+    }
+}
+
+impl StartedApp {
+    /// Serves until `stop` completes, then ends as its result says, or at once if `at_once`
+    /// completes. `stop` is first polled when connections are accepted.
+    pub(crate) async fn serve(
+        self,
+        stop: impl Future<Output = StopReason>,
+        at_once: impl Future<Output = ()>,
+    ) -> ShutdownOutcome {
+        let Self {
+            acceptor,
+            admin,
+            observers,
+            replicas,
+            drain,
+            shutdown,
+        } = self;
+        admin.run(&drain);
         let accepting = tokio::spawn(acceptor.run());
         let reason = stop.await;
         let times = **shutdown.load();
@@ -282,6 +336,9 @@ impl App {
             let stopping =
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_TIMEOUT, stopping).await;
+        }
+        if let Some(replicas) = &replicas {
+            replicas.finish().await;
         }
         Observers::clone(&observers.load()).finish().await;
         ended
@@ -320,6 +377,8 @@ fn handover_parts(
 /// What all workers share, weir's own calls, and the tasks that belong to them.
 struct Components {
     shared: SharedComponents,
+    limiter_tasks: LimiterTasks,
+    replicas: Option<Replicas>,
     own_calls: Arc<OwnCalls>,
     own_call_settings: OwnCallSettings,
     renewal: RefreshTask,
@@ -343,12 +402,9 @@ impl Components {
         };
         let (own_calls, renewal) =
             OwnCalls::start(calls, &upstream, &upstream_metrics, registry).await?;
-        let credentials = &own_calls.credentials;
-        let certificates = (
-            &config.serving.tls.certificate,
-            upstream.front_proxy.as_ref(),
-        );
-        info_metrics::register(certificates, credentials, &own_calls.readiness, registry);
+        let replicas = build_replicas(config.replicas, &own_calls, &upstream, &limiters, provider)?;
+        let certificate = &config.serving.tls.certificate;
+        own_calls.register_info_metrics(certificate, upstream.front_proxy.as_ref(), registry);
         let impersonates = config.assert_by_impersonation;
         let server = own_calls.api_server(&own_call_settings);
         let auth = AuthDependencies::new(server, &upstream_metrics, registry, provider);
@@ -382,6 +438,8 @@ impl Components {
         };
         Ok(Self {
             shared,
+            limiter_tasks,
+            replicas,
             own_calls,
             own_call_settings,
             renewal,
@@ -390,12 +448,28 @@ impl Components {
     }
 }
 
-fn top_talkers(admission: &Admission) -> Arc<TopTalkers> {
-    let seats_without_decision = match admission {
-        Admission::Fairness(_) => 0,
-        Admission::MaxInFlight(_) => 1,
+/// The division among replicas, if there is one.
+fn build_replicas(
+    config: Option<ReplicaConfig>,
+    own_calls: &OwnCalls,
+    upstream: &UpstreamConfig,
+    limiters: &Arc<Limiters>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Option<Replicas>, StartError> {
+    let dependencies = ReplicaDependencies {
+        instance: &upstream.instance_id,
+        server: first_server(upstream),
+        limiters,
+        calls: own_calls.client().clone(),
+        provider,
+        registry: own_calls.registry(),
     };
-    TopTalkers::new(Clock.now(), seats_without_decision)
+    let replicas = config.map(|config| Replicas::new(config, dependencies));
+    let replicas = replicas.transpose();
+    let replicas =
+        replicas.map_err(|why| StartError::new("connections to the other replicas", why))?;
+    own_calls.readiness.set_replicas(replicas.clone());
+    Ok(replicas)
 }
 
 /// An API server, as `HOST:PORT`.
@@ -406,13 +480,18 @@ fn first_server(upstream: &UpstreamConfig) -> String {
     })
 }
 
-/// The limits of concurrency, and what priority and fairness has besides.
-struct AdmissionComponents {
-    admission: Admission,
-    /// The flow schemas and priority levels. `None` without priority and fairness.
-    flowcontrol: Option<Arc<LiveObjects>>,
-    /// Reads the cluster's objects. `None` if weir does not read them.
-    cluster: Option<ClusterFlowcontrol>,
+/// The rate limits, whose buckets may be shared with other replicas.
+fn build_rates(
+    tasks: &LimiterTasks,
+    config: &RateLimitsConfig,
+    own_calls: &OwnCalls,
+    registry: &Registry,
+) -> Arc<RateLimits> {
+    let shared = tasks.shared_limits.as_ref();
+    let status = shared.map(|shared| Arc::clone(shared.status()));
+    own_calls.readiness.set_shared_limits(status);
+    let sharing = shared.map(|shared| shared.sharing());
+    Arc::new(RateLimits::sharing(sharing).replaced_by(config, registry))
 }
 
 /// The limiter that is configured, and the tasks to start.

@@ -237,6 +237,8 @@ impl FlagResolver {
             serving,
             identity: identity_args,
             limits,
+            replicas,
+            shared,
             reporting,
             operation,
             origin,
@@ -255,6 +257,7 @@ impl FlagResolver {
         let upstream = self.resolve_upstream(&upstream, &limits, connection_budget);
         let credentials = upstream.as_ref().map(|(_, credentials)| credentials);
         let admission = self.resolve_cluster_source(admission, &limits, credentials);
+        let replicas = self.resolve_replicas(&replicas, credentials);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, upstream?);
@@ -269,6 +272,7 @@ impl FlagResolver {
             rates: rates?,
             shared_limits: shared_limits?,
             admission: admission?,
+            replicas,
             request_timeout: limits.request_timeout,
             rejection_hold: limits.rejection_hold,
             max_rejection_millicores: limits.max_rejection_millicores,

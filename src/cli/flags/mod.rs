@@ -7,12 +7,14 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `input_files` `values` |
-//! | 1 | `origin` |
+//! | 0 | `environment` `input_files` `shared_limit_args` `values` |
+//! | 1 | `origin` `replica_args` |
 
 pub(in crate::cli) mod environment;
 pub(in crate::cli) mod input_files;
-pub mod origin;
+pub(crate) mod origin;
+pub(in crate::cli) mod replica_args;
+pub(in crate::cli) mod shared_limit_args;
 pub(in crate::cli) mod values;
 
 use std::net::IpAddr;
@@ -27,6 +29,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::flags::replica_args::ReplicaArgs;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::values::parse_duration;
 use crate::cli::flags::values::parse_goaway_chance;
@@ -126,7 +129,13 @@ pub(crate) struct ProxyArgs {
     pub(crate) identity: IdentityArgs,
     /// How much at a time.
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub(crate) limits: LimitArgs,
+    /// Several weirs.
+    #[command(flatten)]
+    pub(crate) replicas: ReplicaArgs,
+    /// Limits shared with other replicas.
+    #[command(flatten)]
+    pub(crate) shared: SharedLimitArgs,
     /// What is told of requests.
     #[command(flatten)]
     pub(crate) reporting: ReportingArgs,

@@ -169,6 +169,27 @@ pub(crate) fn api_servers(snapshot: &StatusSnapshot) -> Option<String> {
     Some(text)
 }
 
+/// The weirs that divide the totals: how many are live, this one's shares, and its state if it is
+/// not an ordinary one. `None` if they are not divided.
+#[must_use]
+pub(crate) fn replicas(snapshot: &StatusSnapshot) -> Option<String> {
+    let replicas = snapshot.replicas.as_ref()?;
+    let others = replicas.others.iter();
+    let live = 1 + others.filter(|other| other.state == "live").count();
+    let pools = replicas.pools.iter();
+    let shares =
+        pools.map(|pool| format!("{}/{} {}", pool.share, pool.total, sanitize(&pool.name)));
+    let shares = shares.collect::<Vec<_>>().join(", ");
+    let state = match &*replicas.state {
+        "member" => String::new(),
+        state => format!(" ({})", sanitize(state)),
+    };
+    Some(format!(
+        "{live}/{} replicas, {shares}{state}",
+        replicas.others.len() + 1
+    ))
+}
+
 /// The connection budget with the highest usage, and its largest holder. `None` if all are unused.
 #[must_use]
 pub(crate) fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {

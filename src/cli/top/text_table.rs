@@ -87,6 +87,7 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
         "upstream: {open} connections, {failed} requests without a response"
     ));
     lines.extend(format::api_servers(now).map(|servers| format!("API servers: {servers}")));
+    lines.extend(format::replicas(now).map(|replicas| format!("replicas: {replicas}")));
     lines.extend(format::fullest_connection_budget(now).map(|usage| format!("places: {usage}")));
     lines.push("\n".to_owned());
     lines.join("\n")

@@ -223,6 +223,9 @@ fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
     if let Some(servers) = format::api_servers(now) {
         line.push(Span::from(format!("  {servers}")));
     }
+    if let Some(replicas) = format::replicas(now) {
+        line.push(Span::from(format!("  {replicas}")));
+    }
     if let Some(usage) = format::fullest_connection_budget(now) {
         line.push(Span::from(format!("  places {usage}")));
     }

@@ -126,6 +126,30 @@ impl ConcurrencyLimits {
         for level in &mut self.levels {
             level.demand.update(demand(&level.spec.name));
         }
+        self.allocate()
+    }
+
+    /// Changes the number of seats and divides them again, by the demand of the last period: the
+    /// current one goes on, so that the statistics keep their pace however often this is called.
+    ///
+    /// # Errors
+    ///
+    /// As for [`adjust`](Self::adjust).
+    pub(crate) fn resize(&mut self, server_concurrency_limit: u32) -> Result<(), AllocationError> {
+        self.server_concurrency_limit = server_concurrency_limit;
+        let shares = self.levels.iter();
+        let share_sum = shares
+            .map(|level| u64::from(level.spec.nominal_concurrency_shares))
+            .sum();
+        for level in &mut self.levels {
+            let spec = level.spec.clone();
+            let limits = LevelLimits::from_spec(&spec, share_sum, server_concurrency_limit);
+            *level = level.clone().with_spec(spec, limits);
+        }
+        self.allocate()
+    }
+
+    fn allocate(&mut self) -> Result<(), AllocationError> {
         let inputs: Vec<BorrowingInput> = self
             .levels
             .iter()
@@ -303,6 +327,30 @@ mod tests {
             (0.0, None),
             "it was forgotten"
         );
+    }
+
+    #[test]
+    fn another_number_of_seats_is_divided_by_the_same_demand() {
+        let specs = || {
+            vec![
+                spec("busy", 50, 50, queues()),
+                spec("idle", 50, 80, queues()),
+            ]
+        };
+        let ask = |name: &str| constant_demand(if name == "busy" { 400.0 } else { 2.0 });
+        let mut concurrency = ConcurrencyLimits::new(100);
+        concurrency.configure(specs(), ask).unwrap();
+        for seats in [10, 20, 60, 100] {
+            concurrency.resize(seats).unwrap();
+            // One that had so many from the start, and the same period.
+            let mut other = ConcurrencyLimits::new(seats);
+            other.configure(specs(), ask).unwrap();
+            for (level, expected) in concurrency.levels().iter().zip(other.levels()) {
+                assert_eq!(level.limits, expected.limits, "{seats}");
+                assert_eq!(level.current_limit, expected.current_limit, "{seats}");
+                assert!((level.demand.smoothed - expected.demand.smoothed).abs() < 1e-9);
+            }
+        }
     }
 
     #[test]

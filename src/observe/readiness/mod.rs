@@ -34,6 +34,8 @@ use crate::flowcontrol::sources::ClusterStatus;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
+use crate::replicas::coordinator::Replicas;
+use crate::replicas::state::ReplicaReport;
 use crate::shared_limits::status::SharedLimitsStatus;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
@@ -66,7 +68,9 @@ pub(crate) struct ReadinessStatus {
     /// Why the API server does not accept weir's front-proxy certificate.
     pub(crate) front_proxy_failure: Option<String>,
     /// Why the upstream counts as a loop.
-    pub loop_failure: Option<String>,
+    pub(crate) loop_failure: Option<String>,
+    /// Why rate limits are not shared with other replicas; `None` also if they need not be.
+    pub(crate) shared_limits_failure: Option<String>,
     /// Why the API server does not respond.
     pub(crate) upstream_failure: Option<String>,
 }
@@ -82,7 +86,11 @@ pub struct Readiness {
     /// The last attempt to replace the configuration.
     config: Arc<ConfigStatus>,
     /// The flow schemas and priority levels. `None` without priority and fairness.
-    flowcontrol: Option<Arc<LiveObjects>>,
+    flowcontrol: ArcSwapOption<LiveObjects>,
+    /// The division of the totals among replicas, if there is one.
+    replicas: ArcSwapOption<Replicas>,
+    /// Whether rates are shared with other replicas, if that is configured.
+    shared_limits: ArcSwapOption<SharedLimitsStatus>,
     /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
     /// The last result. Locked during a probe, so that concurrent callers share it.
@@ -107,7 +115,9 @@ impl Readiness {
             drain,
             front_proxy: ArcSwapOption::empty(),
             config,
-            flowcontrol: None,
+            flowcontrol: ArcSwapOption::empty(),
+            replicas: ArcSwapOption::empty(),
+            shared_limits: ArcSwapOption::empty(),
             loop_detector,
             last_probe: Mutex::default(),
             published_probe: ArcSwapOption::empty(),
@@ -119,12 +129,30 @@ impl Readiness {
         self.front_proxy.store(health);
     }
 
-    /// Adds warnings about the cluster's flow schemas and priority levels, which never fail
-    /// readiness.
+    /// The flow schemas and priority levels in force. Warnings about those of the cluster never
+    /// fail readiness.
+    pub(crate) fn set_flowcontrol(&self, objects: Option<Arc<LiveObjects>>) {
+        self.flowcontrol.store(objects);
+    }
+
+    /// The division of the totals among replicas. It never fails readiness: a replica that is cut
+    /// off serves with its floor.
+    pub(crate) fn set_replicas(&self, replicas: Option<Replicas>) {
+        self.replicas.store(replicas.map(Arc::new));
+    }
+
+    /// The division of the totals among replicas, if there is one.
     #[must_use]
-    pub fn with_flowcontrol(mut self, objects: Option<Arc<LiveObjects>>) -> Self {
-        self.flowcontrol = objects;
-        self
+    pub(crate) fn replicas(&self) -> Option<ReplicaReport> {
+        self.replicas
+            .load()
+            .as_ref()
+            .map(|replicas| replicas.report())
+    }
+
+    /// The state of shared rate limits. It never fails readiness: each replica has its share.
+    pub(crate) fn set_shared_limits(&self, status: Option<Arc<SharedLimitsStatus>>) {
+        self.shared_limits.store(status);
     }
 
     /// The lines of checks that do not affect readiness.
@@ -150,6 +178,9 @@ impl Readiness {
                 let drift = live.drift().recent(Clock.now());
                 checks.push(("flowcontrol-drift", drift.map_or(Ok(()), Err)));
             }
+        }
+        if let Some(replicas) = self.replicas() {
+            checks.push(("replicas", replicas.failure().map_or(Ok(()), Err)));
         }
         let line = |(name, check)| match check {
             Ok(()) => format!("[+]{name} ok\n"),

@@ -31,7 +31,9 @@ pub(crate) struct StatusSnapshot {
     /// Which configuration is in force.
     pub(crate) config: ConfigReport,
     /// Connections and failures towards the API server.
-    pub upstream: UpstreamStatus,
+    pub(crate) upstream: UpstreamStatus,
+    /// The weirs that divide the totals. `None` if this one does not.
+    pub(crate) replicas: Option<ReplicasStatus>,
     /// Requests of clients.
     pub(crate) requests: RequestsStatus,
     /// Rejected requests by limit: `queue-full`, `time-out`, `client-limit` ...
@@ -121,7 +123,47 @@ pub(crate) struct ServerStatus {
     /// Requests so far.
     pub(crate) requests: u64,
     /// How often it was ejected because requests failed on it.
-    pub ejections: u64,
+    pub(crate) ejections: u64,
+}
+
+/// The weirs that divide the totals, as this one sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ReplicasStatus {
+    /// The name of this one.
+    pub(crate) name: String,
+    /// `member`, `waiting`, `cut-off`, `joining`, `superseded`, `off`.
+    pub(crate) state: String,
+    /// What keeps it from sharing the totals with all others.
+    pub(crate) failure: Option<String>,
+    /// The totals in force, and its shares.
+    pub(crate) pools: Vec<ReplicaPoolStatus>,
+    /// The others, by name.
+    pub(crate) others: Vec<OtherReplicaStatus>,
+}
+
+/// A total that replicas divide.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ReplicaPoolStatus {
+    /// `seats`, `read-only`, `mutating`.
+    pub(crate) name: String,
+    /// The configured total.
+    pub(crate) total: u32,
+    /// What this replica may use of it.
+    pub(crate) share: u32,
+}
+
+/// Another weir that divides the totals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct OtherReplicaStatus {
+    /// Its name.
+    pub(crate) name: String,
+    /// `live`, `silent`, `expired` (its floor is reserved), `leaving`.
+    pub(crate) state: String,
+    /// What it holds, in the order of the totals in force.
+    pub(crate) held: Vec<u32>,
 }
 
 /// Slots for requests of one kind.

@@ -29,7 +29,10 @@ use crate::observe::status::snapshot::FlowcontrolStatus;
 use crate::observe::status::snapshot::HoldsStatus;
 use crate::observe::status::snapshot::LevelKind;
 use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::OtherReplicaStatus;
 use crate::observe::status::snapshot::QueueWaitStatus;
+use crate::observe::status::snapshot::ReplicaPoolStatus;
+use crate::observe::status::snapshot::ReplicasStatus;
 use crate::observe::status::snapshot::RequestsStatus;
 use crate::observe::status::snapshot::ServerStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
@@ -38,6 +41,9 @@ use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::UpstreamStatus;
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
+use crate::replicas::message::POOL_NAMES;
+use crate::replicas::metrics::standing_name;
+use crate::replicas::state::ReplicaReport;
 use crate::upstream;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::SlotUsage;
@@ -132,6 +138,7 @@ impl StatusSources {
             readiness: self.readiness.snapshot(now),
             config: self.config.snapshot(),
             upstream: self.upstream_status(now, wall),
+            replicas: self.readiness.replicas().map(replicas_status),
             requests: RequestsStatus {
                 in_flight: saturating_u64(self.drain.open_requests()),
                 watches: saturating_u64(self.drain.open_watches()),
@@ -189,6 +196,45 @@ impl StatusSources {
                 }
             }),
         }
+    }
+}
+
+fn holds_status(delay: &RejectionDelay) -> HoldsStatus {
+    let (delayed, flows, ended) = delay.snapshot();
+    HoldsStatus {
+        now: saturating_u64(delayed),
+        flows: saturating_u64(flows),
+        ended,
+        paced_seconds: delay.pacing_backlog().as_secs_f64(),
+    }
+}
+
+fn replicas_status(report: ReplicaReport) -> ReplicasStatus {
+    let failure = report.failure();
+    let pools = || POOL_NAMES.iter().zip(report.pools).enumerate();
+    let in_force = || pools().filter(|(_, (_, (total, _)))| *total > 0);
+    ReplicasStatus {
+        state: standing_name(report.standing).to_owned(),
+        failure,
+        pools: in_force()
+            .map(|(_, (name, (total, share)))| ReplicaPoolStatus {
+                name: (*name).to_owned(),
+                total,
+                share,
+            })
+            .collect(),
+        others: report
+            .peers
+            .iter()
+            .map(|peer| OtherReplicaStatus {
+                name: peer.name.clone(),
+                state: peer.state().to_owned(),
+                held: in_force()
+                    .filter_map(|(place, _)| peer.claims.get(place).map(|claim| claim.held))
+                    .collect(),
+            })
+            .collect(),
+        name: report.name,
     }
 }
 

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderValue;
 use http::Method;
 use http::Response;
@@ -99,6 +100,32 @@ impl ApiServerClient {
         let class = ConnectionClass::SharedWatch;
         let response = self.stream_inner(target, None, class, opened, sink);
         within(limit, response).await
+    }
+
+    /// Sends `body`, if there is one, as JSON by `method`, and collects the response.
+    ///
+    /// # Errors
+    /// There is no complete response.
+    ///
+    /// # Cancel safety
+    /// The request may have been executed.
+    pub(crate) async fn send_json(
+        &self,
+        method: Method,
+        target: PathAndQuery,
+        body: Option<Bytes>,
+    ) -> Result<RemoteResponse, RemoteError> {
+        let authorization = self
+            .credentials
+            .authorization()
+            .map_err(|error| RemoteError(error.to_string()))?;
+        let request = headers::internal_head(method, target, authorization).with_json();
+        let body = body.map_or_else(RequestBody::empty, RequestBody::internal);
+        let response =
+            async { collect_response(self.pools.send_internal(request, body).await).await };
+        let response = with_timeout(response).await?;
+        self.credentials.record_response(response.status);
+        Ok(response)
     }
 
     async fn stream_inner(

@@ -152,6 +152,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         },
         reporting: config::ReportingConfig::default(),
         workers: 1,
+        replicas: None,
         crypto_provider: certificates::provider(),
     };
     WeirBuilder { config }

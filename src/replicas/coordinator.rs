@@ -1,0 +1,177 @@
+//! Starts and ends the tasks that divide the totals.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustls::crypto::CryptoProvider;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio::time::interval;
+
+use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::limits::limiters::Limiters;
+use crate::metrics::Registry;
+use crate::replicas::config::PeerTls;
+use crate::replicas::config::ReplicaConfig;
+use crate::replicas::membership::AdvertisedAddress;
+use crate::replicas::membership::MembershipTask;
+use crate::replicas::message::ReplicaId;
+use crate::replicas::metrics::ReplicaMetrics;
+use crate::replicas::peers::links;
+use crate::replicas::peers::listener;
+use crate::replicas::peers::tls::PeerTlsConfigs;
+use crate::replicas::state::ReplicaReport;
+use crate::replicas::state::ReplicaState;
+use crate::upstream::forward::api_server_client::ApiServerClient;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
+
+/// How often shares move on. A replica drops to its floor
+/// [`DROP_MARGIN`](crate::replicas::agreement::DROP_MARGIN) before its time, which is eight steps.
+const STEP: Duration = Duration::from_millis(250);
+
+/// The division of the totals among replicas.
+#[derive(Clone, Debug)]
+pub(crate) struct Replicas {
+    state: Arc<ReplicaState>,
+    calls: ApiServerClient,
+    /// The certificates of the peer connections, if there are any.
+    tls: Option<watch::Sender<Arc<PeerTlsConfigs>>>,
+    /// The certificates in use.
+    shown: Arc<Mutex<Option<PeerTls>>>,
+    listener: Arc<Mutex<Option<TcpListener>>>,
+    address: AdvertisedAddress,
+    provider: Arc<CryptoProvider>,
+}
+
+/// What the division is built from.
+pub(crate) struct ReplicaDependencies<'a> {
+    /// Names this process.
+    pub(crate) instance: &'a InstanceId,
+    /// An API server, as `HOST:PORT`.
+    pub(crate) server: String,
+    /// The limiters that get shares.
+    pub(crate) limiters: &'a Arc<Limiters>,
+    /// Reads and writes the Leases.
+    pub(crate) calls: ApiServerClient,
+    /// The cryptography of the peer connections.
+    pub(crate) provider: &'a Arc<CryptoProvider>,
+    /// Gets the metrics.
+    pub(crate) registry: &'a Registry,
+}
+
+impl Replicas {
+    /// Binds the peer port, and limits this replica to its floor until it knows the others.
+    ///
+    /// # Errors
+    /// The port or the certificates cannot be used.
+    pub(crate) fn new(
+        config: ReplicaConfig,
+        dependencies: ReplicaDependencies<'_>,
+    ) -> Result<Self, String> {
+        let ReplicaDependencies {
+            instance,
+            server,
+            limiters,
+            calls,
+            provider,
+            registry,
+        } = dependencies;
+        let id = ReplicaId {
+            name: config.name.clone(),
+            instance: String::from_utf8_lossy(instance.as_bytes()).into_owned(),
+        };
+        let (mut listener, mut tls, mut address) = (None, None, AdvertisedAddress::None);
+        if let Some(peers) = &config.peers {
+            let bound = listener::bind(peers.address);
+            let bound =
+                bound.map_err(|why| format!("cannot listen on {}: {why}", peers.address))?;
+            let port = bound.local_addr().map_err(|why| why.to_string())?.port();
+            let configs = PeerTlsConfigs::new(&peers.tls, provider);
+            let configs = configs.map_err(|why| format!("TLS between replicas: {why}"))?;
+            tls = Some(watch::Sender::new(Arc::new(configs)));
+            listener = Some(bound);
+            address = match peers.advertised {
+                Some(ip) => AdvertisedAddress::Known(SocketAddr::new(ip, port)),
+                None if peers.address.ip().is_unspecified() => {
+                    AdvertisedAddress::OfRoute(port, server)
+                }
+                None => AdvertisedAddress::Known(SocketAddr::new(peers.address.ip(), port)),
+            };
+        }
+        let shown = config.peers.as_ref().map(|peers| peers.tls.clone());
+        let metrics = ReplicaMetrics::register(registry);
+        let state = ReplicaState::new(config, id, limiters, metrics);
+        state.step(Clock.now());
+        Ok(Self {
+            state,
+            calls,
+            tls,
+            shown: Arc::new(Mutex::new(shown)),
+            listener: Arc::new(Mutex::new(listener)),
+            address,
+            provider: Arc::clone(provider),
+        })
+    }
+
+    /// Replaces the certificates of the peer connections, all of which open anew. The rest of the
+    /// configuration stays until a restart.
+    ///
+    /// # Errors
+    /// The certificates cannot be used.
+    pub(crate) fn reload(&self, config: Option<&ReplicaConfig>) -> Result<(), String> {
+        let peers = config.and_then(|config| config.peers.as_ref());
+        if let (Some(tls), Some(peers)) = (&self.tls, peers)
+            && self
+                .shown
+                .lock()
+                .as_ref()
+                .is_none_or(|shown| !shown.is_same(&peers.tls))
+        {
+            let configs = PeerTlsConfigs::new(&peers.tls, &self.provider);
+            let configs = configs.map_err(|why| format!("TLS between replicas: {why}"))?;
+            *self.shown.lock() = Some(peers.tls.clone());
+            tls.send_replace(Arc::new(configs));
+        }
+        Ok(())
+    }
+
+    /// Starts the tasks. Must be called within a runtime.
+    pub(crate) fn run(&self, drain: &Arc<Drain>) {
+        let (state, calls) = (&self.state, self.calls.clone());
+        tokio::spawn(MembershipTask::new(state, calls, self.address.clone()).run());
+        if let (Some(tls), Some(socket)) = (&self.tls, self.listener.lock().take()) {
+            tokio::spawn(links::run(Arc::clone(state), tls.subscribe()));
+            tokio::spawn(listener::run(socket, Arc::clone(state), tls.subscribe()));
+        }
+        let (state, drain) = (Arc::clone(state), Arc::clone(drain));
+        tokio::spawn(async move {
+            let mut steps = interval(STEP);
+            steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                steps.tick().await;
+                if !drain.is_ready() {
+                    state.update(|agreement| agreement.leave());
+                }
+                state.step(Clock.now());
+            }
+        });
+    }
+
+    /// Takes this replica out, once its requests have ended.
+    ///
+    /// # Cancel safety
+    /// The Lease ends by itself.
+    pub(crate) async fn finish(&self) {
+        MembershipTask::finish(&self.state, self.calls.clone()).await;
+    }
+
+    /// What is shown of the division.
+    #[must_use]
+    pub(crate) fn report(&self) -> ReplicaReport {
+        self.state.report(Clock.now())
+    }
+}

@@ -1,0 +1,142 @@
+//! What a replica knows of another one. Pure.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use crate::replicas::message::POOLS;
+use crate::replicas::message::PoolClaim;
+use crate::replicas::message::ReplicaId;
+use crate::replicas::message::ReplicaMessage;
+
+/// A replica's Lease, as a list of them has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseEntry {
+    /// The replica and the process that holds the Lease.
+    pub(crate) id: ReplicaId,
+    /// Changes when the Lease is renewed.
+    pub(crate) version: String,
+    /// What it says, if it says something.
+    pub(crate) message: Option<ReplicaMessage>,
+}
+
+/// Another replica.
+#[derive(Clone, Debug)]
+pub(super) struct PeerRecord {
+    pub(super) instance: String,
+    /// The number of its last message; `None` before the first one of its process.
+    pub(super) number: Option<u64>,
+    pub(super) claims: [PoolClaim; POOLS],
+    /// When its last message was received, or it was first known.
+    pub(super) heard: Instant,
+    /// The last of this replica's messages that it has received.
+    pub(super) acknowledged: Option<u64>,
+    pub(super) lease: String,
+    /// When the Lease was first seen as it is.
+    pub(super) lease_changed: Instant,
+    /// Whether a list that began a lease time later had the same Lease.
+    pub(super) lease_ended: bool,
+    /// Whether it has surely dropped to its floor.
+    pub(super) expired: bool,
+    pub(super) leaving: bool,
+}
+
+impl PeerRecord {
+    /// A replica that is known since `now`, and has sent nothing yet.
+    pub(super) fn new(instance: &str, now: Instant) -> Self {
+        Self {
+            instance: instance.to_owned(),
+            number: None,
+            claims: [PoolClaim::default(); POOLS],
+            heard: now,
+            acknowledged: None,
+            lease: String::new(),
+            lease_changed: now,
+            lease_ended: false,
+            expired: false,
+            leaving: false,
+        }
+    }
+
+    /// The process that holds the Lease. The claims of the one before stay until this one says what
+    /// it holds.
+    pub(super) fn set_instance(&mut self, instance: String, now: Instant) {
+        if self.instance == instance {
+            return;
+        }
+        self.instance = instance;
+        self.number = None;
+        self.acknowledged = None;
+        self.leaving = false;
+        self.expired = false;
+        self.heard = now;
+    }
+
+    /// The state of the Lease. Returns whether it has changed.
+    pub(super) fn set_lease(&mut self, version: String, now: Instant) -> bool {
+        if self.lease == version {
+            return false;
+        }
+        self.lease = version;
+        self.lease_changed = now;
+        self.lease_ended = false;
+        if self.expired {
+            // It is at its floor, and takes no more before it has received an acknowledgement.
+            self.expired = false;
+            self.heard = now;
+        }
+        true
+    }
+
+    /// It has surely dropped to its floor.
+    pub(super) fn expire(&mut self) {
+        self.expired = true;
+        for claim in &mut self.claims {
+            claim.held = claim.floor;
+            claim.wanted = claim.floor;
+            claim.demand = 0;
+        }
+    }
+
+    /// What is shown of it, under this name.
+    #[must_use]
+    pub(super) fn status(&self, name: &str, silent: bool, now: Instant) -> PeerStatus {
+        PeerStatus {
+            name: name.to_owned(),
+            claims: self.claims,
+            silent,
+            expired: self.expired,
+            leaving: self.leaving,
+            lease_unchanged: now.saturating_duration_since(self.lease_changed),
+        }
+    }
+}
+
+/// Another replica, for the pages.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerStatus {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its last claims.
+    pub(crate) claims: [PoolClaim; POOLS],
+    /// Whether it has sent nothing for a while.
+    pub(crate) silent: bool,
+    /// Whether it has dropped to its floor, which is reserved.
+    pub(crate) expired: bool,
+    /// Whether it is shutting down.
+    pub(crate) leaving: bool,
+    /// How long its Lease is as it is.
+    pub(crate) lease_unchanged: Duration,
+}
+
+impl PeerStatus {
+    /// The word for its state.
+    #[must_use]
+    pub(crate) const fn state(&self) -> &'static str {
+        match (self.expired, self.leaving, self.silent) {
+            (true, _, _) => "expired",
+            (_, true, _) => "leaving",
+            (_, _, true) => "silent",
+            _ => "live",
+        }
+    }
+}

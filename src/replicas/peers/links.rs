@@ -1,0 +1,149 @@
+//! Exchanges messages with each of the other replicas, over a connection to each.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::MissedTickBehavior;
+use tokio::time::interval;
+use tokio::time::sleep;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tracing::info;
+use tracing::warn;
+
+use crate::clock::Clock;
+use crate::replicas::message::ReplicaMessage;
+use crate::replicas::peers::frames::read_frame;
+use crate::replicas::peers::frames::write_frame;
+use crate::replicas::peers::tls::PeerTlsConfigs;
+use crate::replicas::state::ReplicaState;
+
+/// How often messages are exchanged if nothing changes.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The least time between two exchanges with a replica, however much changes.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest time of an exchange, with the handshake. A replica that takes longer is as silent.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+struct Link {
+    address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Keeps a connection to each replica whose address is known. Runs until it is dropped.
+pub(in crate::replicas) async fn run(
+    state: Arc<ReplicaState>,
+    tls: watch::Receiver<Arc<PeerTlsConfigs>>,
+) {
+    let mut addresses = state.addresses.subscribe();
+    let mut links: BTreeMap<String, Link> = BTreeMap::new();
+    loop {
+        let wanted = addresses.borrow_and_update().clone();
+        links.retain(|name, link| wanted.get(name) == Some(&link.address));
+        for (name, address) in wanted {
+            links.entry(name).or_insert_with_key(|name| {
+                let task = run_link(Arc::clone(&state), name.clone(), address, tls.clone());
+                Link {
+                    address,
+                    task: tokio::spawn(task).abort_handle(),
+                }
+            });
+        }
+        if addresses.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn run_link(
+    state: Arc<ReplicaState>,
+    name: String,
+    address: SocketAddr,
+    mut tls: watch::Receiver<Arc<PeerTlsConfigs>>,
+) {
+    let mut pulses = state.pulse.subscribe();
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut connection = None;
+    let mut failure: Option<String> = None;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = pulses.changed() => {}
+        }
+        if tls.has_changed().unwrap_or_default() {
+            connection = None; // the certificate, the CA or the names are others now
+        }
+        let configs = Arc::clone(&tls.borrow_and_update());
+        let exchange = exchange(&state, &mut connection, address, &configs);
+        let result = timeout(EXCHANGE_TIMEOUT, exchange).await;
+        let result = result
+            .unwrap_or_else(|_| Err(format!("no message within {}s", EXCHANGE_TIMEOUT.as_secs())));
+        state.exchanged(result.is_ok());
+        match result {
+            Ok(()) => {
+                if failure.take().is_some() {
+                    info!(replica = %name, %address, "replicas: it can be reached again");
+                }
+            }
+            Err(why) => {
+                connection = None;
+                if failure.as_ref() != Some(&why) {
+                    warn!(replica = %name, %address, "replicas: it cannot be reached: {why}");
+                }
+                failure = Some(why);
+            }
+        }
+        sleep(LEAST_PAUSE).await;
+    }
+}
+
+/// Sends a message, and receives one.
+async fn exchange(
+    state: &ReplicaState,
+    connection: &mut Option<TlsStream<TcpStream>>,
+    address: SocketAddr,
+    configs: &PeerTlsConfigs,
+) -> Result<(), String> {
+    let open = match connection {
+        Some(open) => open,
+        None => connection.insert(connect(address, configs).await?),
+    };
+    let message = state.next_message(Clock.now()).to_text();
+    let ended = |why: std::io::Error| format!("the connection ended: {why}");
+    write_frame(open, message.as_bytes()).await.map_err(ended)?;
+    let reply = read_frame(open).await.map_err(ended)?;
+    let reply = ReplicaMessage::parse(&reply).map_err(|why| format!("its message: {why}"))?;
+    state.receive(&reply, Clock.now());
+    Ok(())
+}
+
+async fn connect(
+    address: SocketAddr,
+    configs: &PeerTlsConfigs,
+) -> Result<TlsStream<TcpStream>, String> {
+    let stream = TcpStream::connect(address).await;
+    let stream = stream.map_err(|why| why.to_string())?;
+    let _ = stream.set_nodelay(true); // an optimization
+    let connector = TlsConnector::from(Arc::clone(&configs.client));
+    let name = ServerName::IpAddress(address.ip().into());
+    let stream = connector.connect(name, stream).await;
+    stream.map_err(|why| format!("TLS: {why}"))
+}

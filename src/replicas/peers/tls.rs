@@ -1,0 +1,222 @@
+//! TLS between replicas. Both sides show a certificate that the peer CA has signed, with one of the
+//! allowed names.
+//!
+//! The name is not that of an address: replicas come and go, and have one certificate or each its
+//! own. Sessions are not resumed, since a resumed one would outlive a change of the CA or the names.
+
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::DigitallySignedStruct;
+use rustls::DistinguishedName;
+use rustls::Error;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::SignatureScheme;
+use rustls::client::Resumption;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::danger::ServerCertVerified;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::crypto::verify_tls12_signature;
+use rustls::crypto::verify_tls13_signature;
+use rustls::server::NoServerSessionStorage;
+use rustls::server::danger::ClientCertVerified;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::sign::SingleCertAndKey;
+use rustls::version::TLS13;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::UnixTime;
+use webpki::EndEntityCert;
+use webpki::KeyUsage;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+
+use crate::replicas::config::PeerTls;
+
+/// What both sides of a connection use.
+#[derive(Clone, Debug)]
+pub(in crate::replicas) struct PeerTlsConfigs {
+    pub(super) server: Arc<ServerConfig>,
+    pub(super) client: Arc<ClientConfig>,
+}
+
+impl PeerTlsConfigs {
+    /// The configurations of both sides.
+    ///
+    /// # Errors
+    /// The provider has no cipher suite for TLS 1.3.
+    pub(in crate::replicas) fn new(
+        tls: &PeerTls,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, Error> {
+        let verifier = Arc::new(PeerVerifier {
+            hints: tls.roots.subjects(),
+            roots: tls.roots.clone(),
+            allowed_names: tls.allowed_names.clone(),
+            algorithms: provider.signature_verification_algorithms,
+        });
+        let certificate = || Arc::new(SingleCertAndKey::from(Arc::clone(&tls.certificate)));
+        // All replicas are weirs: none needs an older version.
+        let versions = [&TLS13];
+        let client_verifier: Arc<dyn ClientCertVerifier> = Arc::<PeerVerifier>::clone(&verifier);
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(provider))
+            .with_protocol_versions(&versions)?
+            .with_client_cert_verifier(client_verifier)
+            .with_cert_resolver(certificate());
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(provider))
+            .with_protocol_versions(&versions)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_cert_resolver(certificate());
+        client.resumption = Resumption::disabled();
+        client.enable_sni = false;
+        Ok(Self {
+            server: Arc::new(server),
+            client: Arc::new(client),
+        })
+    }
+}
+
+/// Accepts the other replicas.
+#[derive(Debug)]
+struct PeerVerifier {
+    hints: Vec<DistinguishedName>,
+    roots: RootCertStore,
+    allowed_names: Vec<String>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl PeerVerifier {
+    fn verify(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+        usage: KeyUsage,
+    ) -> Result<(), Error> {
+        let refused = |why: String| Error::General(format!("the peer's certificate: {why}"));
+        let certificate = EndEntityCert::try_from(end_entity);
+        let verified = certificate.and_then(|certificate| {
+            let path = certificate.verify_for_usage(
+                self.algorithms.all,
+                &self.roots.roots,
+                intermediates,
+                now,
+                usage,
+                None,
+                None,
+            );
+            path.map(|_| ())
+        });
+        verified.map_err(|why| refused(why.to_string()))?;
+        let names = names(end_entity).map_err(refused)?;
+        if names.iter().any(|name| self.allowed_names.contains(name)) {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "none of its names ({}) is in --peer-allowed-names ({})",
+            names.join(", "),
+            self.allowed_names.join(", ")
+        )))
+    }
+}
+
+/// The common name and the DNS names of a certificate.
+fn names(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).map_err(|why| why.to_string())?;
+    let common = certificate.subject().iter_common_name();
+    let common = common.filter_map(|name| name.as_str().ok());
+    let mut names: Vec<String> = common.map(str::to_owned).collect();
+    let alternative = certificate
+        .subject_alternative_name()
+        .map_err(|why| why.to_string())?;
+    for name in alternative
+        .iter()
+        .flat_map(|names| &names.value.general_names)
+    {
+        if let GeneralName::DNSName(name) = name {
+            names.push((*name).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+impl ClientCertVerifier for PeerVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.verify(end_entity, intermediates, now, KeyUsage::client_auth())?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl ServerCertVerifier for PeerVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _address: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.verify(end_entity, intermediates, now, KeyUsage::server_auth())?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

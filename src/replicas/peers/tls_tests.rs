@@ -1,0 +1,135 @@
+use std::sync::Arc;
+
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DnType;
+use rcgen::ExtendedKeyUsagePurpose;
+use rcgen::IsCa;
+use rcgen::Issuer;
+use rcgen::KeyPair;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs;
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::ServerName;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::TlsConnector;
+
+use super::frames::read_frame;
+use super::frames::write_frame;
+use super::tls::PeerTlsConfigs;
+use crate::replicas::config::PeerTls;
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    roots: RootCertStore,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut ca = CertificateParams::default();
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = ca.self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.der().clone()).unwrap();
+        Self {
+            issuer: Issuer::new(ca, key),
+            roots,
+        }
+    }
+
+    /// A certificate with this common name and this DNS name, and what its holder accepts.
+    fn issue(&self, common: &str, dns: &str, usages: &[ExtendedKeyUsagePurpose]) -> PeerTls {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![dns.to_owned()]).unwrap();
+        let mut subject = rcgen::DistinguishedName::new();
+        subject.push(DnType::CommonName, common);
+        params.distinguished_name = subject;
+        params.extended_key_usages = usages.to_vec();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let chain = vec![certificate.der().clone()];
+        PeerTls {
+            certificate: Arc::new(CertifiedKey::from_der(chain, private, &provider()).unwrap()),
+            roots: self.roots.clone(),
+            allowed_names: vec!["weir-peer".to_owned()],
+        }
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+const BOTH: [ExtendedKeyUsagePurpose; 2] = [
+    ExtendedKeyUsagePurpose::ServerAuth,
+    ExtendedKeyUsagePurpose::ClientAuth,
+];
+
+/// Connects `client` to `server`, and sends a frame there and back. The errors of both.
+async fn exchange(client: &PeerTls, server: &PeerTls) -> (Result<(), String>, Result<(), String>) {
+    let [client, server] =
+        [client, server].map(|tls| PeerTlsConfigs::new(tls, &provider()).unwrap());
+    let (here, there) = tokio::io::duplex(1 << 16);
+    let connect = async {
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let stream = TlsConnector::from(client.client).connect(name, here).await;
+        let mut stream = stream.map_err(|why| why.to_string())?;
+        let text = |why: std::io::Error| why.to_string();
+        write_frame(&mut stream, b"ping").await.map_err(text)?;
+        let reply = read_frame(&mut stream).await.map_err(text)?;
+        assert_eq!(reply, b"pong");
+        Ok(())
+    };
+    let accept = async {
+        let stream = TlsAcceptor::from(server.server).accept(there).await;
+        let mut stream = stream.map_err(|why| why.to_string())?;
+        let text = |why: std::io::Error| why.to_string();
+        assert_eq!(read_frame(&mut stream).await.map_err(text)?, b"ping");
+        write_frame(&mut stream, b"pong").await.map_err(text)
+    };
+    tokio::join!(connect, accept)
+}
+
+#[tokio::test]
+async fn replicas_with_an_allowed_name_of_either_kind_reach_each_other() {
+    let authority = Authority::new();
+    let by_dns = authority.issue("someone", "weir-peer", &BOTH);
+    let by_common_name = authority.issue("weir-peer", "someone", &[]);
+    assert_eq!(exchange(&by_dns, &by_common_name).await, (Ok(()), Ok(())));
+    assert_eq!(exchange(&by_common_name, &by_dns).await, (Ok(()), Ok(())));
+}
+
+#[tokio::test]
+async fn a_certificate_of_the_same_ca_with_another_name_is_refused_on_both_sides() {
+    let authority = Authority::new();
+    let replica = authority.issue("weir-peer", "weir-peer", &BOTH);
+    for name in ["kubelet", "weir-peer.example", "weir"] {
+        let other = authority.issue("system:node:a", name, &BOTH);
+        let (_, accepted) = exchange(&other, &replica).await;
+        let why = accepted.unwrap_err();
+        assert!(why.contains("--peer-allowed-names (weir-peer)"), "{why}");
+        let (connected, _) = exchange(&replica, &other).await;
+        let why = connected.unwrap_err();
+        assert!(
+            why.contains(&format!("none of its names (system:node:a, {name})")),
+            "{why}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_ca_or_for_the_other_side_only_is_refused() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let replica = authority.issue("weir-peer", "weir-peer", &BOTH);
+    let stranger = other.issue("weir-peer", "weir-peer", &BOTH);
+    let (_, accepted) = exchange(&stranger, &replica).await;
+    assert!(accepted.is_err());
+    let [server, client] = BOTH.map(|usage| authority.issue("weir-peer", "weir-peer", &[usage]));
+    let (_, accepted) = exchange(&server, &replica).await;
+    assert!(accepted.is_err(), "a server's certificate");
+    let (connected, _) = exchange(&replica, &client).await;
+    assert!(connected.is_err(), "a client's certificate");
+}

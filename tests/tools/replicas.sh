@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# Three weirs divide a total of 60 slots, with Leases in the playground's API server and peer connections through a relay that can be
+# stopped. A skewed load moves the shares; one weir is killed and one stopped, the connections and the Leases are taken away. At the API
+# server there are never more requests in flight than the total and what docs/replicas.md states.
+#
+# NIGHTLY=1: each state lasts longer.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl openssl python3 wrk
+
+TOTAL=60
+LEASE=6 # seconds
+# The replicas' own requests count at the API server, too: a Lease, a list and a probe each.
+OWN=9
+HOLD=3
+nightly && HOLD=60
+declare -A ADMINS=() URLS=() PORTS=()
+REPLICAS=(one two three)
+
+# A CA, and a certificate for all replicas with the name weir-peer.
+certificates() {
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=peers \
+        -keyout "$WORK/peer-ca.key" -out "$WORK/peer-ca.crt" 2>/dev/null
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" \
+        -keyout "$WORK/peer.key" -out "$WORK/peer.csr" 2>/dev/null
+    printf 'subjectAltName=DNS:%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$1" >"$WORK/peer.ext"
+    openssl x509 -req -days 1 -in "$WORK/peer.csr" -CA "$WORK/peer-ca.crt" -CAkey "$WORK/peer-ca.key" -set_serial 1 \
+        -extfile "$WORK/peer.ext" -out "$WORK/peer.crt" 2>/dev/null
+}
+
+# Credentials whose token can be spoilt: the API server then refuses the Leases, and everything else of weir's own.
+credentials() {
+    token admin >"$WORK/own-token"
+    cat >"$WORK/own.kubeconfig" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: play, cluster: {server: "https://$UPSTREAM", certificate-authority: "$DIR/ca.crt"}}]
+contexts: [{name: play, context: {cluster: play, user: own}}]
+current-context: play
+users: [{name: own, user: {tokenFile: "$WORK/own-token"}}]
+END
+}
+
+# replica NAME: a weir. It listens for its peers on 127.0.0.1, and they reach it by the relay on 127.0.0.2.
+replica() {
+    local name=$1
+    start "$name" "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" --workers 1 \
+        --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
+        --kubeconfig "$WORK/own.kubeconfig" --enable-priority-and-fairness=false --rejection-hold 0s \
+        --max-requests-inflight "$TOTAL" --max-mutating-requests-inflight 30 --object-count-poll-period 0s \
+        --replica-membership leases --replica-namespace kube-system --replica-name "$name" --replica-lease-duration "${LEASE}s" \
+        --peer-bind-address 127.0.0.1 --peer-secure-port "${PORTS[$name]}" --peer-advertise-address 127.0.0.2 \
+        --peer-cert-file "$WORK/peer.crt" --peer-key-file "$WORK/peer.key" --peer-ca-file "$WORK/peer-ca.crt" \
+        --peer-allowed-names weir-peer
+    fronting "$name"
+    ADMINS[$name]=$ADMIN
+    URLS[$name]=$URL
+}
+
+# relay: carries connections from 127.0.0.2 to the same port of 127.0.0.1.
+relay() {
+    start relay python3 -c '
+import asyncio, sys
+
+async def pipe(reader, writer):
+    try:
+        while piece := await reader.read(65536):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+    writer.close()
+
+def carry(port):
+    async def one(reader, writer):
+        try:
+            there = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+    return one
+
+async def main():
+    for port in sys.argv[1:]:
+        await asyncio.start_server(carry(int(port)), "127.0.0.2", int(port))
+    print("relays", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())' "${PORTS[@]}"
+}
+
+# of NAME SERIES: a metric of a replica.
+of() {
+    ADMIN=${ADMINS[$1]} metric "$2"
+}
+
+share() {
+    of "$1" 'weir_replica_share_seats{pool="read-only"}'
+}
+
+# shares NAME...: their sum.
+shares() {
+    local name sum=0
+    for name in "$@"; do sum=$((sum + $(share "$name"))); done
+    echo "$sum"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+states() {
+    local state=$1 name
+    shift
+    for name in "$@"; do
+        [[ $(of "$name" "weir_replica_state{state=\"$state\"}") == 1 ]] || return 1
+    done
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+at_least() {
+    local least=$1
+    shift
+    (($(shares "$@") >= least))
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+at_most() {
+    local most=$1
+    shift
+    (($(shares "$@") <= most))
+}
+
+# load REPLICA CONNECTIONS
+load() {
+    start "load-$1" wrk -t 1 -c "$2" -d 600s --timeout 60s -H "$(bearer alice)" "${URLS[$1]}/api/v1/namespaces/default"
+}
+
+# peak: the most requests in flight at the API server, ever.
+peak() {
+    curl -sS --max-time 10 --cacert "$DIR/ca.crt" -H "$(bearer admin)" "https://$UPSTREAM/metrics" |
+        series playground_inflight_requests_max
+}
+
+sharing() {
+    check_ok 'three replicas find each other' within "$LIMIT" states member "${REPLICAS[@]}"
+    check_ok 'an idle total is divided evenly' within 10 at_least $((TOTAL / 3 - 1)) three
+    # The floors of those that have just joined may be beyond it.
+    check_ok 'an idle total: shares are within it' within 5 at_most "$TOTAL" "${REPLICAS[@]}"
+    check_ok 'an idle total: all of it is shared' within 10 at_least $((TOTAL - 3)) "${REPLICAS[@]}"
+    load one 90
+    load two 5
+    load three 5
+    check_ok 'the busy replica has 45 slots within 3 s' within 3 at_least 45 one
+    sleep "$HOLD" # under full load
+    check_between 'shares under load' $((TOTAL - 6)) "$TOTAL" "$(shares "${REPLICAS[@]}")"
+    check_between 'most requests in flight, with the own ones' 40 $((TOTAL + OWN)) "$(peak)"
+    check_match 'readyz' '\[\+\]replicas ok' "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
+}
+
+# The floor of one of three is 5.
+killed() {
+    signal load-two KILL
+    signal two KILL
+    finish two
+    check_ok 'killed: its share goes to the others' within $((3 * LEASE)) at_least $((TOTAL - 6)) one three
+    check_between 'killed: its floor is reserved' 1 $((TOTAL - 5)) "$(shares one three)"
+    replica two
+    check_ok 'killed: it is back' within 10 states member "${REPLICAS[@]}"
+    load two 30
+    check_ok 'killed: it has its share again' within 10 at_least 20 two
+    check_between 'killed: in flight' 40 $((TOTAL + OWN)) "$(peak)"
+}
+
+stopped_replica() {
+    signal three STOP
+    check_ok 'stopped: its share goes to the others' within $((3 * LEASE)) at_least $((TOTAL - 6)) one two
+    signal three CONT
+    check_ok 'stopped: it is back' within 10 states member "${REPLICAS[@]}"
+    check_ok 'stopped: shares are within the total' within 5 at_most "$TOTAL" "${REPLICAS[@]}"
+    # What it had in flight when it was stopped goes on at the API server.
+    check_between 'stopped: in flight' 40 $((TOTAL + OWN + 20)) "$(peak)"
+}
+
+disconnected() {
+    local before
+    signal relay STOP
+    check_ok 'peers cut: all wait' within 10 states waiting "${REPLICAS[@]}"
+    before=$(shares "${REPLICAS[@]}")
+    sleep $((LEASE + HOLD)) # longer than a lease
+    check_ok 'peers cut: all still wait' states waiting "${REPLICAS[@]}"
+    check_between 'peers cut: shares stay' $((before - 8)) "$TOTAL" "$(shares "${REPLICAS[@]}")"
+    signal relay CONT
+    check_ok 'peers cut: all are back' within 15 states member "${REPLICAS[@]}"
+}
+
+refused() {
+    local name
+    printf 'spoilt' >"$WORK/own-token"
+    # shellcheck disable=SC2016 # not expanded here
+    for name in "${REPLICAS[@]}"; do
+        signal "$name" HUP
+        check_ok "Leases refused: $name knows" within 20 bash -c '
+            curl -sS "http://$1/metrics" | grep "^weir_replica_lease_failures_total [1-9]"' _ "${ADMINS[$name]}"
+    done
+    sleep $((LEASE + HOLD)) # longer than a lease
+    check_ok 'Leases refused: peers are enough' states member "${REPLICAS[@]}"
+    check_match 'Leases refused: readyz' '\[-\]replicas failed, readiness not affected: .*40[13]' \
+        "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
+    signal three KILL
+    finish three
+    check_ok 'Leases refused and one killed: the others fall to their floors' within $((2 * LEASE)) at_most 10 one two
+    check_ok 'Leases refused and one killed: they say so' states cut-off one two
+    token admin >"$WORK/own-token"
+    for name in one two; do signal "$name" HUP; done
+    check_ok 'Leases are back: so are the shares' within $((4 * LEASE)) at_least $((TOTAL - 6)) one two
+    check_between 'Leases are back: within the total' 1 "$TOTAL" "$(shares one two)"
+}
+
+certificates weir-peer
+apiserver api 0 --service-time 100ms
+UPSTREAM=$ADDRESS
+credentials
+for name in "${REPLICAS[@]}"; do PORTS[$name]=$((21000 + RANDOM % 20000)); done
+relay
+for name in "${REPLICAS[@]}"; do replica "$name"; done
+sharing
+killed
+stopped_replica
+disconnected
+refused
+signal two TERM
+finish two
+check 'a replica that ends deletes its Lease' 404 "$(curl -sS -o /dev/null -w '%{http_code}' --cacert "$DIR/ca.crt" \
+    -H "$(bearer admin)" "https://$UPSTREAM/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/weir.two")"
+summary
