@@ -55,6 +55,10 @@ tables:
 dist *FLAGS='--no-default-features --features otlp':
     deploy/build.sh {{ FLAGS }}
 
+# Instruction counts of fixed work, beside those of the last release (valgrind).
+instructions *FLAGS:
+    benches/instructions.sh {{ FLAGS }}
+
 # Everything CI runs. As root, on a Debian 12 of its own: it installs packages.
 ci:
     .ci/run
