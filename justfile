@@ -17,7 +17,7 @@ lint:
     cargo fmt --check
     cargo clippy --all-targets --locked -- -D warnings
     cargo clippy --lib --bins --locked --no-default-features -- -D warnings
-    shellcheck --external-sources .ci/run benches/*.sh deploy/*.sh examples/*.sh tests/tools/*.sh
+    shellcheck --external-sources .ci/run benches/*.sh deploy/*.sh deploy/release/*.sh deploy/release/debian/* examples/*.sh tests/tools/*.sh
 
 # weir in front of a small API server in memory; it prints what to paste.
 run *FLAGS='--dir target/playground':
@@ -54,6 +54,10 @@ tables:
 # The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
 dist *FLAGS='--no-default-features --features otlp':
     deploy/build.sh {{ FLAGS }}
+
+# What a release consists of, in target/release-files: tarballs, .deb, images, SBOM, checksums (deploy/release.sh).
+release *FLAGS:
+    deploy/release.sh {{ FLAGS }}
 
 # Instruction counts of fixed work, beside those of the last release (valgrind).
 instructions *FLAGS:

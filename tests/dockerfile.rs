@@ -7,6 +7,7 @@
     reason = "what does not come as it should fails the test"
 )]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -109,4 +110,32 @@ fn one_rust_release_is_named_everywhere() {
     assert_eq!(named("Dockerfile", "FROM rust:", "-"), minor);
     let channel = named("rust-toolchain.toml", "channel = \"", "\"");
     assert!(channel.starts_with(&format!("{minor}.")), "{channel}");
+}
+
+/// The versions that follow `name` in these files.
+fn versions_after(name: &str, files: &[&str]) -> BTreeSet<String> {
+    let texts: Vec<String> = files.iter().map(|file| read_file(file)).collect();
+    let versions = texts.iter().flat_map(|text| text.split(name).skip(1));
+    versions
+        .map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+            rest.get(..end.unwrap_or(rest.len())).unwrap().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn one_version_of_each_release_tool_is_named_everywhere() {
+    let files = [
+        ".ci/run",
+        ".github/workflows/release.yaml",
+        "CONTRIBUTING.md",
+        "benches/instructions.sh",
+        "deploy/release.sh",
+    ];
+    let cargo_deb = versions_after("cargo-deb@", &files);
+    assert_eq!(cargo_deb.len(), 1, "cargo-deb: {cargo_deb:?}");
+    let mut gungraun = versions_after("gungraun-runner@", &files);
+    gungraun.extend(versions_after("gungraun = \"=", &["Cargo.toml"]));
+    assert_eq!(gungraun.len(), 1, "gungraun: {gungraun:?}");
 }

@@ -9,6 +9,7 @@ use std::fs::DirBuilder;
 use std::io;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
+use std::net::Ipv6Addr;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::num::NonZeroUsize;
@@ -190,6 +191,8 @@ impl PreparedPlayground {
             server: _,
             cpu_times: [response, rejection],
         } = self;
+        let address = local_address(address);
+        let admin = admin.map(local_address);
         let url = format!("https://{address}");
         kubeconfig::write(&folder.join("kubeconfig"), &url, certificates)?;
         fs::write(folder.join("address"), address.to_string())?;
@@ -237,7 +240,8 @@ fn run_api_server_only(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        signals::ignore_user_signals();
+        signals::ignore_user_signal();
+        signals::ignore_handover();
         signals::ignore_hangup();
         let listener = acceptor::bind(address)
             .and_then(tokio::net::TcpListener::from_std)
@@ -282,7 +286,8 @@ fn run_with_weir(
         .enable_all()
         .build()?;
     let outcome = weir_runtime.block_on(async {
-        signals::ignore_user_signals();
+        signals::ignore_user_signal();
+        signals::ignore_handover();
         signals::ignore_hangup();
         let app = App::bind(config)
             .await
@@ -301,6 +306,18 @@ fn run_with_weir(
         ));
     }
     outcome.map(exit_code)
+}
+
+/// The address by which this machine's clients reach a socket that is bound to `address`. A wildcard
+/// address is in no certificate, and a container's image listens on one: its port is published on the
+/// host's loopback.
+fn local_address(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    }
+    address
 }
 
 /// The flags of weir in front of the API server at `upstream`. Flags that the operator gave stay.
@@ -329,4 +346,23 @@ fn serve_args(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> Serv
         ..UpstreamArgs::default()
     };
     ServeArgs { upstream, proxy }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::local_address;
+
+    #[test]
+    fn clients_reach_a_wildcard_address_by_the_loopback() {
+        for (bound, reached) in [
+            ("0.0.0.0:6443", "127.0.0.1:6443"),
+            ("[::]:6443", "[::1]:6443"),
+            ("192.0.2.1:6443", "192.0.2.1:6443"),
+        ] {
+            let bound: SocketAddr = bound.parse().unwrap();
+            assert_eq!(local_address(bound).to_string(), reached);
+        }
+    }
 }
