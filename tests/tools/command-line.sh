@@ -48,7 +48,7 @@ for command in $commands; do
 done
 check 'bash completes a command' 'playground' "$(completed weir pl)"
 check 'bash completes a flag of serve' \
-    "$("$WEIR" serve --help | grep -o '^ *--max-[a-z0-9-]*' | tr -d ' ' | sort)" "$(completed weir serve --max-)"
+    "$("$WEIR" serve --help | grep -o '^ *--max-[a-z0-9-]*' | tr -d ' ' | sort -u)" "$(completed weir serve --max-)"
 check 'bash completes a value' $'json\ntext' "$(completed weir serve --logging-format '')"
 check 'bash completes a shell' 'fish' "$(completed weir completions 'fi')"
 check 'bash completes nothing where nothing fits' '' "$(completed weir serve --no-such)"
@@ -149,7 +149,7 @@ checked --upstream https://127.0.0.1:1 --upstream-ca-file "$DIR/ca.crt" --online
 check 'an API server that is away: exit code' 1 "$CODE"
 check_match '... is named' '^upstream: the API server at 127.0.0.1:1 does not respond' "$(errors)"
 checked --upstream https://127.0.0.1:1 --upstream-ca-file "$DIR/ca.crt"
-check 'without --online nobody is asked' 0 "$CODE"
+check 'without --online no API server is asked' 0 "$CODE"
 
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3 -subj /CN=nameless \
     -keyout "$WORK/nameless.key" -out "$WORK/nameless.crt" 2>/dev/null

@@ -1,13 +1,14 @@
 """A polite user beside an attack: what becomes of its requests, and of weir's memory.
 
-Usage: hostile.py ATTACK HOST:PORT FOLDER PID SECONDS PATIENCE
+Usage: hostile.py ATTACK HOST:PORT FOLDER PID SECONDS PATIENCE [RATE]
 
 FOLDER is a playground's, PID is weir's, SECONDS is how long the attack goes on. A request of the polite user that is not
-answered within PATIENCE seconds has failed.
+answered within PATIENCE seconds has failed. With RATE there is a control instead of the attack: a client that behaves well
+opens as many connections as the attack does, and sends so many requests a second on all of them together.
 
 Prints how many requests the polite user sent during the attack and how many things failed; p50 and p99 of its requests in
-microseconds before and during the attack; weir's memory before and at most during the attack in MiB; and how many streams
-or connections the attack opened. Each failure is a line of the standard error.
+microseconds before and during the attack; weir's memory before and at most during the attack in MiB; how many streams or
+connections the attack opened, and how many a second. Each failure is a line of the standard error.
 
 The user is alice with a token, from 127.0.0.1; the attack comes from 127.0.0.2, in a process of its own. The frames of
 HTTP/2 are made by hand: no library opens streams fast enough, or leaves them as they must be left.
@@ -30,12 +31,14 @@ import time
 
 import hpack
 
-BEFORE = 1  # seconds of the polite user alone
+BEFORE = 1  # seconds of the polite user alone, at least
 TICK = 0.02  # seconds between two of its requests
 LASTING = 0.4  # seconds between two of its execs and logs
 SOURCE = "127.0.0.2"
 LIMIT = 10  # seconds for what no attack should delay: the beginning, and the watch's last events
 READY = 3  # seconds for the attack to begin
+BESIDE = 16  # requests at a time on a connection of the control
+PACE = 0.001  # seconds between two looks of the control at what is due, at least
 
 NAMESPACE = "/api/v1/namespaces/default"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -306,11 +309,12 @@ class Http2:
 
 
 class Attack:
-    """One attack. `opened` counts streams, or connections of HTTP/1.1."""
+    """One attack, or with a rate its control. `opened` counts streams, or connections of HTTP/1.1."""
 
-    def __init__(self, target, ready):
+    def __init__(self, target, ready, rate=None):
         self.target = target
         self.ready = ready
+        self.rate = rate
         self.opened = 0
         self.random = random.Random(16)
 
@@ -322,6 +326,8 @@ class Attack:
 
     async def on_connections(self, count, step, user=None):
         """`step(connection)` again and again on each of so many connections, which are made again when they end."""
+        if self.rate is not None:
+            step = self.well_behaved(count)
 
         async def one():
             while True:
@@ -338,6 +344,63 @@ class Attack:
 
     def begun(self):
         self.ready.set()
+
+    def due(self, count):
+        """For one of so many connections: a function that returns how many requests are due since its last call, and
+        in how many seconds the next one is."""
+        start, sent = time.monotonic() - self.random.random() * count / self.rate, 0
+
+        def now():
+            nonlocal sent
+            all_due = (time.monotonic() - start) * self.rate / count
+            due, sent = int(all_due) - sent, int(all_due)
+            return due, max(PACE, (1 - all_due % 1) * count / self.rate)
+
+        return now
+
+    def well_behaved(self, count):
+        """A step of the control: bob's requests, which are awaited, `BESIDE` at a time on a connection."""
+
+        async def step(connection):
+            due = self.due(count)
+            head = ("GET", "/version", [self.bob()])
+            while connection.alive:
+                new, wait = due()
+                new = min(new, BESIDE - len(connection.open))
+                heads = [connection.head(connection.block(*head), True) for _ in range(new)]
+                if heads:
+                    await connection.send(b"".join(heads))
+                await asyncio.sleep(wait)
+
+        return step
+
+    async def well_behaved_http1(self, count):
+        """The control over HTTP/1.1: one request at a time on each connection, which is kept."""
+        tls = self.target.tls("http/1.1")
+        head = self.head("GET /version", f"Authorization: {self.bob()[1]}")
+
+        async def one():
+            due = self.due(count)
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        self.target.host, self.target.port, ssl=tls, server_hostname=self.target.host, local_addr=(SOURCE, 0)
+                    )
+                    self.begun()
+                    while True:
+                        new, wait = due()
+                        if new:
+                            self.opened += 1
+                            writer.write(head)
+                            answer = await reader.readuntil(b"\r\n\r\n")
+                            length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                            await reader.readexactly(int(length.split(b":")[1]))
+                        await asyncio.sleep(wait)
+                except (OSError, EOFError, StopIteration):
+                    pass
+                await asyncio.sleep(0.05)
+
+        await asyncio.gather(*(one() for _ in range(count)))
 
     async def unfinished(self, connections, method, path, headers=lambda: (), user=None, trickle=False):
         """95 streams on each connection whose requests never end; what is answered is asked again."""
@@ -356,6 +419,9 @@ class Attack:
 
     async def over_http1(self, count, head, rest=None):
         """So many connections of HTTP/1.1 that send `head` and no more; one that ends is made again."""
+        if self.rate is not None:
+            await self.well_behaved_http1(count)
+            return
         tls = self.target.tls("http/1.1")
 
         async def one():
@@ -510,9 +576,9 @@ class Attack:
         await self.on_connections(2, step)
 
 
-def attacking(name, target, go, ready, opened):
+def attacking(name, target, rate, go, ready, opened):
     go.wait()
-    attack = Attack(target, ready)
+    attack = Attack(target, ready, rate)
 
     async def run():
         running = asyncio.ensure_future(getattr(attack, name)())
@@ -534,23 +600,27 @@ def quantile(times, share):
 
 
 def main():
-    name, address, folder, pid, seconds, patience = sys.argv[1:]
+    name, address, folder, pid, seconds, patience = sys.argv[1:7]
     target = Target(address, folder)
+    rate = max(1, float(sys.argv[7])) if sys.argv[7:] else None
     processes = multiprocessing.get_context("fork")
     go, ready, opened = processes.Event(), processes.Event(), processes.Value("q", 0)
-    attack = processes.Process(target=attacking, args=(name.replace("-", "_"), target, go, ready, opened), daemon=True)
+    attack = processes.Process(target=attacking, args=(name.replace("-", "_"), target, rate, go, ready, opened))
+    attack.daemon = True
     attack.start()  # before there are threads
     polite = Polite(target, float(patience))
     numbers = itertools.count(1)
     polite.run(numbers, 0.3)  # connections are made, tokens reviewed
-    before = polite.run(numbers, BEFORE)
+    before = polite.run(numbers, max(BEFORE, float(seconds) / 2))
     idle = memory(pid, "VmRSS")
     with open(f"/proc/{pid}/clear_refs", "w", encoding="ascii") as peak:
         peak.write("5")  # the most memory is counted from here
+    begun_at = time.monotonic()
     go.set()
     ready.wait(READY)
     during = polite.run(numbers, float(seconds))
     count = opened.value
+    pace = int(count / (time.monotonic() - begun_at))
     if not attack.is_alive():
         polite.failed("attack", RuntimeError("it has ended by itself"))
     attack.kill()
@@ -560,7 +630,7 @@ def main():
     for failure in polite.failures:
         print(failure, file=sys.stderr)
     times = [quantile(times, share) for times in (before, during) for share in (0.5, 0.99)]
-    print(len(during), len(polite.failures), *times, idle, most, count)
+    print(len(during), len(polite.failures), *times, idle, most, count, pace)
 
 
 main()

@@ -5,7 +5,9 @@
 #
 # hostile.sh [NAME...]   only attacks with these name prefixes (h1, h2-watch)
 # LONG=1                 longer attacks
-# NIGHTLY=1              three rounds each; the median p99 under attack is at most three times that without
+# NIGHTLY=1              three rounds each, with CONTROL=1; the median p99 under attack is at most three times that of the control
+# CONTROL=1              with a control after each attack: a client that behaves well sends as many requests a second on as many
+#                        connections. What it costs the polite client is what the requests cost, however they are sent
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -20,14 +22,14 @@ ATTACKS=(
     m3-tokens m4-protocol m5-heads m5-hpack m6-readyz m7-lists
 )
 MEMORY=200 # MiB that an attack may cost weir
-RATIO=3    # for p99, where it is judged
+RATIO=3    # of p99 under attack to p99 of the control, where it is judged
 FILES=600  # open files, where places are to be few
 CONNECTIONS=$((60 + ${LONG:-0} * 40))
 SEATS=6    # of weir, where they are to be fewer than what the attack wants
 
 seconds=3 rounds=1
 if [[ ${LONG:-} == 1 ]]; then seconds=15; fi
-if nightly; then rounds=3; fi
+if nightly; then rounds=3 seconds=$((seconds > 6 ? seconds : 6)); fi
 
 # The program with few open files: it takes as many as it may have.
 program=$WEIR
@@ -121,13 +123,67 @@ milliseconds() {
     awk -v micros="$1" 'BEGIN {printf "%.1f", micros / 1000}'
 }
 
-# attacked ATTACK: one round of it.
+# run_attack ATTACK [RATE]: the polite client beside an attack, or beside its control of so many requests a second. Sets MEASURED
+# to what hostile.py prints.
+run_attack() {
+    python3 "$ROOT/tests/tools/hostile.py" "$1" "$ADDRESS" "$DIR" "${PIDS[front]}" "$seconds" "$PATIENCE" "${@:2}" \
+        >"$WORK/said" 2>"$WORK/failures" || die "$1: $(tail -n 3 "$WORK/failures")"
+    read -ra MEASURED <"$WORK/said"
+}
+
+with_control() {
+    nightly || [[ ${CONTROL:-} == 1 ]]
+}
+
+# controlled ATTACK RATE: one round of the control. Sets CONTROL_P99, in microseconds.
+controlled() {
+    ready_for "$1"
+    run_attack "$1" "$2"
+    printf '%s: control: %s requests; polite p50 %s -> %s ms, p99 %s -> %s ms; %s of %s requests fail\n' "$1" \
+        "${MEASURED[8]}" "$(milliseconds "${MEASURED[2]}")" "$(milliseconds "${MEASURED[4]}")" \
+        "$(milliseconds "${MEASURED[3]}")" "$(milliseconds "${MEASURED[5]}")" "${MEASURED[1]}" "${MEASURED[0]}"
+    keep "$1" control-p50 "${MEASURED[4]}"
+    keep "$1" control-p99 "${MEASURED[5]}"
+    CONTROL_P99=${MEASURED[5]}
+    gone front
+    gone back
+}
+
+# keep ATTACK WHAT VALUE: for the median over the rounds.
+keep() {
+    echo "$3" >>"$WORK/values-$1-$2"
+}
+
+# kept ATTACK WHAT: the median.
+kept() {
+    median "$WORK/values-$1-$2"
+}
+
+# percent PART WHOLE
+percent() {
+    echo $(($1 * 100 / $2))
+}
+
+# columns ATTACK p50|p99: the medians of the rounds: alone, beside the control and under attack.
+columns() {
+    local name=$1 what=$2 alone control attack
+    alone=$(kept "$name" "alone-$what") attack=$(kept "$name" "attack-$what")
+    if ! with_control; then
+        printf '%s: %s alone %s, attack %s ms\n' "$name" "$what" "$(milliseconds "$alone")" "$(milliseconds "$attack")"
+        return
+    fi
+    control=$(kept "$name" "control-$what")
+    printf '%s: %s alone %s, control %s, attack %s ms; attack/alone %s %%, control/alone %s %%, attack/control %s %%\n' \
+        "$name" "$what" "$(milliseconds "$alone")" "$(milliseconds "$control")" "$(milliseconds "$attack")" \
+        "$(percent "$attack" "$alone")" "$(percent "$control" "$alone")" "$(percent "$attack" "$control")"
+}
+
+# attacked ATTACK: one round of it. Sets ATTACK_P99, in microseconds, and ATTACK_RATE, in streams or connections a second.
 attacked() {
     local name=$1 said
     ready_for "$name"
-    python3 "$ROOT/tests/tools/hostile.py" "$name" "$ADDRESS" "$DIR" "${PIDS[front]}" "$seconds" "$PATIENCE" \
-        >"$WORK/said" 2>"$WORK/failures" || die "$name: $(tail -n 3 "$WORK/failures")"
-    read -ra said <"$WORK/said"
+    run_attack "$name"
+    said=("${MEASURED[@]}")
     local requests=${said[0]} failures=${said[1]} idle=${said[6]} most=${said[7]} opened=${said[8]}
     printf '%s: %s opened; polite p50 %s -> %s ms, p99 %s -> %s ms; weir %s -> %s MiB\n' "$name" "$opened" \
         "$(milliseconds "${said[2]}")" "$(milliseconds "${said[4]}")" \
@@ -148,7 +204,11 @@ attacked() {
             "$(counted inflight_requests_max)"
         ;;
     esac
-    echo $((said[5] * 100 / said[3])) >>"$WORK/ratios-$name"
+    keep "$name" alone-p50 "${said[2]}"
+    keep "$name" alone-p99 "${said[3]}"
+    keep "$name" attack-p50 "${said[4]}"
+    keep "$name" attack-p99 "${said[5]}"
+    ATTACK_P99=${said[5]} ATTACK_RATE=${said[9]}
     gone front
     gone back
 }
@@ -164,11 +224,17 @@ wanted() {
 
 for attack in "${ATTACKS[@]}"; do
     if ! wanted "$attack" "$@"; then continue; fi
-    for ((round = 1; round <= rounds; round++)); do attacked "$attack"; done
-    ratio=$(median "$WORK/ratios-$attack")
-    printf '%s: p99 with the attack is %s %% of that without\n' "$attack" "$ratio"
+    for ((round = 1; round <= rounds; round++)); do
+        attacked "$attack"
+        if with_control; then
+            controlled "$attack" "$ATTACK_RATE"
+            keep "$attack" ratio "$(percent "$ATTACK_P99" "$CONTROL_P99")"
+        fi
+    done
+    columns "$attack" p50
+    columns "$attack" p99
     if nightly; then
-        check_between "$attack: p99 with the attack (%)" 0 $((RATIO * 100)) "$ratio"
+        check_between "$attack: p99 with the attack (% of the control's)" 0 $((RATIO * 100)) "$(kept "$attack" ratio)"
     fi
 done
 if ((passed + failed == 0)); then die "no attack has such a name: $*"; fi
