@@ -94,6 +94,12 @@ impl Drain {
         *self.stage.borrow() == DrainStage::Serving || *self.handed_over.borrow()
     }
 
+    /// Whether new requests arrive only on connections that end. Not after a hand-over.
+    #[must_use]
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.stage.borrow() >= DrainStage::ListenerClosed && !*self.handed_over.borrow()
+    }
+
     /// Begins the end of a process whose listeners another process has taken over.
     pub(crate) fn hand_over(&self) {
         self.handed_over.send_replace(true);
@@ -290,6 +296,18 @@ mod tests {
             (drain.is_draining(), drain.close_stage()),
             (true, DrainStage::ListenerClosed)
         );
+    }
+
+    #[test]
+    fn requests_arrive_as_before_until_the_listener_is_closed() {
+        let drain = Drain::new();
+        drain.advance(DrainStage::Draining);
+        assert!(!drain.is_closing());
+        drain.advance(DrainStage::ListenerClosed);
+        assert!(drain.is_closing());
+        let drain = Drain::new();
+        drain.hand_over();
+        assert!(!drain.is_closing(), "another process has the shares");
     }
 
     #[tokio::test]

@@ -370,7 +370,8 @@ impl Agreement {
             claim.limit = self.floor(input.total);
             claim.wanted = claim.limit;
         } else if self.leaving {
-            claim.limit = claim.limit.min(input.in_use.max(1));
+            // Requests that arrived before still wait for seats.
+            claim.limit = claim.limit.min(input.demand.max(input.in_use).max(1));
             claim.wanted = claim.limit;
         } else {
             claim.move_to(self.target(place, total).min(input.total), self, place);
