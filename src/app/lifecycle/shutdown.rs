@@ -8,10 +8,13 @@
 //! at the same time.
 
 use std::time::Duration;
+use std::time::Instant;
 
 use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::info;
 
+use crate::clock::Clock;
 use crate::config::ShutdownConfig;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
@@ -74,6 +77,7 @@ pub(in crate::app) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> Sh
     );
     drain.advance(DrainStage::ListenerClosed);
     drain.advance(DrainStage::Closing);
+    let last_deadline = Clock.now() + request_timeout;
     // No request outlives its deadline, so this wait ends. The timeout covers the requests that
     // arrived last.
     let _ = timeout(request_timeout, drain.requests_done()).await;
@@ -84,7 +88,7 @@ pub(in crate::app) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> Sh
     );
     drain.end_watches(watch_grace);
     let _ = timeout(watch_grace + CLOSE_TIMEOUT, drain.watches_done()).await;
-    finish(drain).await
+    finish(drain, last_deadline).await
 }
 
 /// Ends a process whose listeners another process has taken over.
@@ -112,11 +116,22 @@ pub(in crate::app) async fn finish_after_handover(
         timeout(idle_grace, drain.connections_done()),
     );
     drain.advance(DrainStage::Closing);
-    finish(drain).await
+    finish(drain, Clock.now() + request_timeout).await
 }
 
-async fn finish(drain: &Drain) -> ShutdownOutcome {
-    let _ = timeout(CLOSE_TIMEOUT, drain.connections_done()).await;
+/// Waits for the requests that arrived last, until `last_deadline`, and for the connections.
+async fn finish(drain: &Drain, last_deadline: Instant) -> ShutdownOutcome {
+    let closed = async {
+        loop {
+            drain.requests_done().await;
+            let closed = timeout(CLOSE_TIMEOUT, drain.connections_done()).await;
+            if closed.is_ok() || drain.open_requests() == 0 {
+                return;
+            }
+        }
+    };
+    let end = last_deadline.max(Clock.now() + CLOSE_TIMEOUT);
+    let _ = timeout_at(end.into(), closed).await;
     let (requests, watches) = (drain.open_requests(), drain.open_watches());
     info!(
         requests,
@@ -128,5 +143,59 @@ async fn finish(drain: &Drain) -> ShutdownOutcome {
         ShutdownOutcome::Drained
     } else {
         ShutdownOutcome::CutOff
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn times() -> ShutdownTimes {
+        ShutdownTimes {
+            config: ShutdownConfig {
+                delay: Duration::ZERO,
+                watch_grace: Duration::ZERO,
+            },
+            request_timeout: Duration::from_secs(60),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_begins_in_the_grace_of_a_hand_over_is_not_cut_off() {
+        let drain = Drain::new();
+        let connection = drain.track_connection();
+        let client = async {
+            sleep(Duration::from_secs(9)).await;
+            let request = drain.track_request();
+            sleep(Duration::from_secs(40)).await;
+            drop((request, connection));
+        };
+        let begun = Clock.now();
+        let (outcome, ()) = tokio::join!(finish_after_handover(&drain, times()), client);
+        assert_eq!(outcome, ShutdownOutcome::Drained);
+        assert_eq!((Clock.now() - begun).as_secs(), 49);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_that_stays_open_does_not_delay_the_end() {
+        let drain = Drain::new();
+        let _connection = drain.track_connection();
+        let begun = Clock.now();
+        let outcome = finish_after_handover(&drain, times()).await;
+        assert_eq!(outcome, ShutdownOutcome::Drained);
+        let end = KEEP_ALIVE_GRACE + CLOSE_TIMEOUT;
+        assert_eq!((Clock.now() - begun).as_secs(), end.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_outlives_its_time_is_cut_off() {
+        let drain = Drain::new();
+        let _request = drain.track_request();
+        let begun = Clock.now();
+        let outcome = shut_down(&drain, times()).await;
+        assert_eq!(outcome, ShutdownOutcome::CutOff);
+        assert!((Clock.now() - begun) >= times().request_timeout);
     }
 }
