@@ -292,9 +292,6 @@ impl App {
         tokio::spawn(talkers.run());
         limiter_tasks.run();
         tokio::spawn(memory_limit.run());
-        if let Some(replicas) = &replicas {
-            replicas.run(&drain);
-        }
         tokio::spawn(Observers::clone(&observers.load()).run());
         StartedApp {
             acceptor,
@@ -323,6 +320,10 @@ impl StartedApp {
             drain,
             shutdown,
         } = self;
+        if let Some(replicas) = &replicas {
+            // Not before: another process of this replica has its Lease until it hands over.
+            replicas.run(&drain);
+        }
         admin.run(&drain);
         let accepting = tokio::spawn(acceptor.run());
         let reason = stop.await;

@@ -34,6 +34,7 @@ use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::pipeline::Pipeline;
+use crate::replicas::coordinator::PreparedPeerTls;
 use crate::replicas::coordinator::Replicas;
 use crate::server::settings::ListenerSettings;
 use crate::upstream;
@@ -109,6 +110,8 @@ struct PreparedConfiguration {
     settings: ListenerSettings,
     auth: PreparedAuth,
     observers: PreparedObservers,
+    /// `None` if the certificates of the peer connections stay.
+    peer_tls: Option<PreparedPeerTls>,
     /// `None` if weir's own credentials stay.
     credentials: Option<PreparedCredentials>,
 }
@@ -158,12 +161,11 @@ impl Reloader {
         let own_call_settings = OwnCallSettings::from_config(&config);
         let prepared = self.prepare(&mut config, &in_force, &own_call_settings);
         let prepared = prepared.await?;
-        if let Some(replicas) = &self.replicas {
-            let reloaded = replicas.reload(config.replicas.as_ref());
-            reloaded.map_err(|why| StartError::new("connections to the other replicas", why))?;
-        }
         let observers = &self.shared.observers;
         self.shared.observers = observers.replaced_by(prepared.observers, &self.registry)?;
+        if let (Some(replicas), Some(peer_tls)) = (&self.replicas, prepared.peer_tls) {
+            replicas.reload(peer_tls);
+        }
         self.replace_auth(prepared.auth);
         if let Some(credentials) = prepared.credentials {
             self.own_calls.credentials.replace_source(credentials);
@@ -216,10 +218,16 @@ impl Reloader {
         );
         let identity = config.identity.clone();
         let auth = &self.shared.auth;
+        let replicas = self.replicas.as_ref();
+        let peer_tls = replicas.map(|one| one.prepare_reload(config.replicas.as_ref()));
+        let peer_tls = peer_tls.transpose();
+        let peer_tls =
+            peer_tls.map_err(|why| StartError::new("connections to the other replicas", why))?;
         Ok(PreparedConfiguration {
             settings: listener_settings(&config.serving, &self.provider, resumable)?,
             auth: auth.prepare(identity, config.assert_by_impersonation, &dependencies)?,
             observers: PreparedObservers::open(std::mem::take(&mut config.reporting))?,
+            peer_tls: peer_tls.flatten(),
             credentials,
         })
     }

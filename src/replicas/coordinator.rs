@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 
@@ -45,6 +46,14 @@ pub(crate) struct Replicas {
     listener: Arc<Mutex<Option<TcpListener>>>,
     address: AdvertisedAddress,
     provider: Arc<CryptoProvider>,
+    /// Ends the task that renews the Lease.
+    membership: Arc<Mutex<Option<AbortHandle>>>,
+}
+
+/// New certificates of the peer connections.
+pub(crate) struct PreparedPeerTls {
+    tls: PeerTls,
+    configs: Arc<PeerTlsConfigs>,
 }
 
 /// What the division is built from.
@@ -114,35 +123,48 @@ impl Replicas {
             listener: Arc::new(Mutex::new(listener)),
             address,
             provider: Arc::clone(provider),
+            membership: Arc::default(),
         })
     }
 
-    /// Replaces the certificates of the peer connections, all of which open anew. The rest of the
-    /// configuration stays until a restart.
+    /// The certificates of the peer connections, if the configuration has others than are in use.
+    /// The rest of the configuration stays until a restart.
     ///
     /// # Errors
     /// The certificates cannot be used.
-    pub(crate) fn reload(&self, config: Option<&ReplicaConfig>) -> Result<(), String> {
-        let peers = config.and_then(|config| config.peers.as_ref());
-        if let (Some(tls), Some(peers)) = (&self.tls, peers)
-            && self
-                .shown
-                .lock()
-                .as_ref()
-                .is_none_or(|shown| !shown.is_same(&peers.tls))
-        {
-            let configs = PeerTlsConfigs::new(&peers.tls, &self.provider);
-            let configs = configs.map_err(|why| format!("TLS between replicas: {why}"))?;
-            *self.shown.lock() = Some(peers.tls.clone());
-            tls.send_replace(Arc::new(configs));
+    pub(crate) fn prepare_reload(
+        &self,
+        config: Option<&ReplicaConfig>,
+    ) -> Result<Option<PreparedPeerTls>, String> {
+        let Some(peers) = config.and_then(|config| config.peers.as_ref()) else {
+            return Ok(None);
+        };
+        let shown = self.shown.lock();
+        let is_in_use = shown.as_ref().is_some_and(|tls| tls.is_same(&peers.tls));
+        if self.tls.is_none() || is_in_use {
+            return Ok(None);
         }
-        Ok(())
+        let configs = PeerTlsConfigs::new(&peers.tls, &self.provider);
+        let configs = configs.map_err(|why| format!("TLS between replicas: {why}"))?;
+        Ok(Some(PreparedPeerTls {
+            tls: peers.tls.clone(),
+            configs: Arc::new(configs),
+        }))
+    }
+
+    /// Replaces the certificates of the peer connections, all of which open anew.
+    pub(crate) fn reload(&self, prepared: PreparedPeerTls) {
+        if let Some(tls) = &self.tls {
+            *self.shown.lock() = Some(prepared.tls);
+            tls.send_replace(prepared.configs);
+        }
     }
 
     /// Starts the tasks. Must be called within a runtime.
     pub(crate) fn run(&self, drain: &Arc<Drain>) {
         let (state, calls) = (&self.state, self.calls.clone());
-        tokio::spawn(MembershipTask::new(state, calls, self.address.clone()).run());
+        let membership = MembershipTask::new(state, calls, self.address.clone());
+        *self.membership.lock() = Some(tokio::spawn(membership.run()).abort_handle());
         if let (Some(tls), Some(socket)) = (&self.tls, self.listener.lock().take()) {
             tokio::spawn(links::run(Arc::clone(state), tls.subscribe()));
             tokio::spawn(listener::run(socket, Arc::clone(state), tls.subscribe()));
@@ -153,7 +175,7 @@ impl Replicas {
             steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 steps.tick().await;
-                if !drain.is_ready() {
+                if drain.is_closing() {
                     state.update(|agreement| agreement.leave());
                 }
                 state.step(Clock.now());
@@ -166,6 +188,9 @@ impl Replicas {
     /// # Cancel safety
     /// The Lease ends by itself.
     pub(crate) async fn finish(&self) {
+        if let Some(membership) = self.membership.lock().take() {
+            membership.abort(); // it would renew the Lease after its end
+        }
         MembershipTask::finish(&self.state, self.calls.clone()).await;
     }
 

@@ -30,6 +30,7 @@ use crate::replicas::lease::LeaseScope;
 use crate::replicas::lease::StoredLease;
 use crate::replicas::lease::parse_lease;
 use crate::replicas::lease::parse_list;
+use crate::replicas::message::MAX_REPLICAS;
 use crate::replicas::peer::LeaseEntry;
 use crate::replicas::state::ReplicaState;
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -352,7 +353,9 @@ impl MembershipTask {
                 }
                 continue;
             }
-            if let Some(address) = lease.address {
+            if let Some(address) = lease.address
+                && addresses.len() < MAX_REPLICAS
+            {
                 addresses.insert(name.clone(), address);
             }
             versions.insert(name, lease.resource_version);
@@ -398,12 +401,16 @@ impl MembershipTask {
         let mut task = Self::new(state, calls, AdvertisedAddress::None);
         let path = task.scope.lease_path(&state.id.name);
         let delete = async {
-            let (_, body) = task.send("get", Method::GET, path, None).await.ok()?;
-            let lease = parse_lease(&body).ok()?;
-            if lease.id == state.id {
-                task.delete(&state.id.name, &lease.resource_version)
-                    .await
-                    .ok()?;
+            // A last renewal may be under way: a Lease that has changed meanwhile is read again.
+            for _ in 0..2 {
+                let get = task.send("get", Method::GET, path.clone(), None);
+                let (_, body) = get.await.ok()?;
+                let lease = parse_lease(&body).ok()?;
+                if lease.id != state.id {
+                    break;
+                }
+                let deleted = task.delete(&state.id.name, &lease.resource_version);
+                deleted.await.ok()?;
             }
             Some(())
         };
