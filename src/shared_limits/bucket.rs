@@ -37,6 +37,10 @@ const RETENTION: Duration = Duration::from_secs(1);
 /// How long an idle key is asked about, at most, until the next request finds a token.
 const MAX_SETTLING: Duration = Duration::from_secs(60);
 
+/// What a rate refills within this time may be in debt, beyond the burst: it is the longest delay of
+/// a request.
+const MAX_DEBT_TIME: Duration = Duration::from_secs(60);
+
 /// How fast the estimate of the demand falls: it follows a burst at once, and forgets it within
 /// this time.
 const DEMAND_DECAY: Duration = Duration::from_millis(250);
@@ -85,6 +89,18 @@ pub(crate) struct RefillAnswer {
     pub(crate) granted: f64,
     /// The tokens that are left; negative if more were charged than there were.
     pub(crate) left: f64,
+}
+
+impl RefillAnswer {
+    /// The answer within what the script can answer to this call, whatever the server says.
+    #[must_use]
+    pub(crate) fn within(self, rate: &Rate, call: &RefillCall) -> Self {
+        let least = -rate.burst() - MAX_DEBT_TIME.as_secs_f64() * rate.per_second();
+        Self {
+            granted: self.granted.clamp(0.0, call.want.max(0.0)),
+            left: self.left.max(least).min(rate.burst()),
+        }
+    }
 }
 
 /// What is to be done about a key.
@@ -342,5 +358,27 @@ impl SharedBucket {
         };
         let elapsed = now.saturating_duration_since(at).as_secs_f64();
         (left + elapsed * rate.total.per_second() - self.debt).min(burst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_no_bucket_gives_changes_no_more_than_one_that_it_gives() {
+        let rate = Rate::from_share(10.0, 5.0);
+        let call = RefillCall {
+            want: 3.0,
+            ..RefillCall::default()
+        };
+        let within = |granted, left| RefillAnswer { granted, left }.within(&rate, &call);
+        assert_eq!(within(1e15, 1e15), within(3.0, 5.0));
+        assert_eq!(within(-1e15, -1e300), within(0.0, -605.0));
+        let plain = RefillAnswer {
+            granted: 2.0,
+            left: -1.5,
+        };
+        assert_eq!(plain.within(&rate, &call), plain);
     }
 }

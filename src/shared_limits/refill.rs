@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::shared_limits::bucket::CALL_INTERVAL;
+use crate::shared_limits::bucket::RefillCall;
 use crate::shared_limits::connection::CALL_TIMEOUT;
 use crate::shared_limits::connection::ScriptCall;
 use crate::shared_limits::connection::SharedConnection;
@@ -27,6 +28,7 @@ use crate::shared_limits::source::Sharing;
 use crate::shared_limits::source::SourceCall;
 use crate::shared_limits::status::SharedLimitsStatus;
 use crate::shared_limits::status::SharedServerState;
+use crate::throttling::token_bucket::Rate;
 
 /// The time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -102,6 +104,7 @@ impl SharedLimits {
         let mut connection =
             opened.unwrap_or_else(|_| Err("no connection within 1s".to_owned()))?;
         self.heartbeat(&mut connection, replicas).await?;
+        within_timeout(connection.refill(&[self.probe()])).await?;
         self.status.set(SharedServerState::Connected);
         Ok(connection)
     }
@@ -161,9 +164,23 @@ impl SharedLimits {
         self.status.add_calls(batch.len(), answers.is_err());
         let now = Clock.now();
         for (call, answer) in batch.iter().zip(answers?) {
-            source.apply(call, answer, now);
+            source.apply(call, answer.within(&call.rate, &call.call), now);
         }
         Ok(())
+    }
+
+    /// A call that a user without the permissions of the script cannot make. Without it, the server
+    /// would seem to be there between two failed calls.
+    fn probe(&self) -> ScriptCall {
+        let rate = Rate::from_share(1.0, 1.0);
+        let call = RefillCall {
+            debt: 0.5, // a bucket that is not full, so that it is written
+            ..RefillCall::default()
+        };
+        ScriptCall {
+            name: self.config.key.server_name(&[b"probe"]),
+            arguments: script::refill_arguments(&rate, &call),
+        }
     }
 
     fn script_call(&self, call: &SourceCall) -> ScriptCall {

@@ -24,7 +24,8 @@ local tokens = burst
 local saved = redis.call('GET', KEYS[1])
 if saved then
   local count, at = string.match(saved, '^(%S+) (%S+)$')
-  tokens = math.min(burst, tonumber(count) + math.max(0, now - tonumber(at)) * rate)
+  count, at = tonumber(count or ''), tonumber(at or '')
+  if count and at then tokens = math.min(burst, count + math.max(0, now - at) * rate) end
 end
 local charged = math.min(burst, tokens - debt)
 if ARGV[6] == '1' then charged = math.max(charged, math.min(tokens, 0)) end

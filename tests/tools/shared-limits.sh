@@ -40,6 +40,7 @@ REDIS=10.202.0.1
 API=10.202.0.2
 PASSED='weir_client_limit_requests_total{decision="passed",limit="",rule="shared"}'
 REJECTED='weir_client_limit_requests_total{decision="rejected",limit="requests",rule="shared"}'
+FAILED='weir_shared_limits_calls_total{result="failed"}'
 CALLS='weir_shared_limits_calls_total{result="answered"}'
 
 printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/shared.key"
@@ -220,6 +221,12 @@ check_between 'Redis is emptied: at most one burst more' 0 \
     $((QPS + QPS * 1030 * ($(date +%s%3N) - began) / 1000000)) $(($(sum "$PASSED") - from))
 exact 'after that' "$SHORT"
 
+failed=$(sum "$FAILED")
+redis-cli --scan --pattern 'weir:*' --type string | while read -r key; do redis-cli set "$key" nonsense; done >/dev/null
+settle
+exact 'values of another program count as none' "$SHORT"
+check '... and no call fails' "$failed" "$(sum "$FAILED")"
+
 signal redis KILL
 finish redis
 check_ok 'Redis is killed: all say so within a second' within 1 all_say -
@@ -274,6 +281,11 @@ told ca 'its CA is not that of --shared-limits-ca-file' "${secure[@]}" --shared-
     --shared-limits-password-file "$WORK/password"
 told plain 'has to be a port with TLS' --shared-limits rediss://127.0.0.1:6379 --shared-limits-ca-file "$DIR/ca.crt"
 told nothing 'nothing listens there' --shared-limits redis://127.0.0.1:6399
+redis-cli -p 6379 acl setuser narrow on '>correct horse' '~weir:*' +@scripting +@connection +time +zadd +zcard \
+    +zremrangebyscore +expire >/dev/null
+told narrow 'may not run scripts|ACL' --shared-limits redis://127.0.0.1:6379 --shared-limits-user narrow \
+    --shared-limits-password-file "$WORK/password"
+check '... and it never says that rates are shared' '' "$(grep 'rate limits are shared' "$WORK/narrow.err")"
 redis reader 6381 --replicaof 127.0.0.1 6379
 check_ok 'the reader answers' within "$LIMIT" answers -p 6381
 told read-only 'it is read-only: name the primary|it is loading' --shared-limits redis://127.0.0.1:6381
