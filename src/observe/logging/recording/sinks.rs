@@ -89,6 +89,8 @@ impl RecordFile {
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         let member = self.is_gzip.then(|| gzip_member(lines));
         let bytes = member.as_deref().unwrap_or(lines);
+        // During a hand-over, another process writes to the file, too.
+        self.size = self.file.metadata()?.len();
         if let Err(why) = self.file.write_all(bytes) {
             if self.is_gzip {
                 let _ = self.file.set_len(self.size); // a part of a member could not be read
