@@ -18,7 +18,7 @@ use crate::clock::Clock;
 
 /// How long to wait for the lock. Another process of weir holds it for one write of 64 KiB. If
 /// anything else holds it for longer, events are written without it.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time between two attempts.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
@@ -35,12 +35,8 @@ pub(super) enum FolderLock {
 }
 
 impl FolderLock {
-    /// Locks the folder of the file at `path`. Blocks for a second at most.
-    pub(super) fn acquire(path: &Path) -> Self {
-        Self::acquire_within(path, LOCK_TIMEOUT)
-    }
-
-    fn acquire_within(path: &Path, limit: Duration) -> Self {
+    /// Locks the folder of the file at `path`. Blocks for `limit` at most.
+    pub(super) fn acquire_within(path: &Path, limit: Duration) -> Self {
         let Ok(folder) = File::open(folder_of(path)) else {
             return Self::Unsupported;
         };
@@ -78,14 +74,17 @@ mod tests {
     #[test]
     fn one_holds_the_lock_at_a_time_and_a_missing_folder_has_none() {
         let folder = tempfile::tempdir().unwrap();
-        let acquire =
-            |name: &str| FolderLock::acquire_within(&folder.path().join(name), Duration::ZERO);
+        let acquire_within =
+            |name: &str, limit| FolderLock::acquire_within(&folder.path().join(name), limit);
+        let acquire = |name: &str| acquire_within(name, Duration::ZERO);
         let held = acquire("audit.log");
         assert!(matches!(held, FolderLock::Held { .. }) && held.allows_rotation());
         let second = acquire("other.log");
         assert!(matches!(second, FolderLock::Busy) && !second.allows_rotation());
         drop(held);
-        assert!(matches!(acquire("audit.log"), FolderLock::Held { .. }));
+        // A program that another test starts at this moment has the lock until it runs.
+        let again = acquire_within("audit.log", Duration::from_secs(40));
+        assert!(matches!(again, FolderLock::Held { .. }));
         let missing = acquire("missing/audit.log");
         assert!(matches!(missing, FolderLock::Unsupported) && missing.allows_rotation());
     }

@@ -29,6 +29,7 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::numeric::saturating_u64;
 use crate::observe::audit::folder_lock::FolderLock;
+use crate::observe::audit::folder_lock::LOCK_TIMEOUT;
 use crate::observe::audit::rotation::BackupMaintenance;
 use crate::observe::audit::rotation::FILE_MODE;
 use crate::observe::audit::rotation::LogFileConfig;
@@ -108,6 +109,14 @@ impl AuditOutput {
         }
     }
 
+    /// Waits so long for the folder's lock, whatever pauses the process that has it.
+    #[cfg(test)]
+    pub(super) fn set_lock_timeout(&mut self, limit: Duration) {
+        if let Self::File(file) = self {
+            file.lock_timeout = limit;
+        }
+    }
+
     /// Returns the bytes that fit before the file must be rotated.
     pub(super) fn remaining_bytes(&self) -> u64 {
         match self {
@@ -130,6 +139,8 @@ pub(super) struct RotatingFile {
     has_partial_line: bool,
     /// The file could not be renamed. Until this time it is written to whatever its size.
     rotate_retry_at: Option<Instant>,
+    /// How long to wait for the folder's lock.
+    lock_timeout: Duration,
     maintenance: BackupMaintenance,
 }
 
@@ -143,6 +154,7 @@ impl RotatingFile {
             size,
             has_partial_line: false,
             rotate_retry_at: None,
+            lock_timeout: LOCK_TIMEOUT,
             maintenance: BackupMaintenance::default(),
         };
         opened.maintenance.run(&opened.config);
@@ -150,7 +162,7 @@ impl RotatingFile {
     }
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        let lock = FolderLock::acquire(&self.config.path);
+        let lock = FolderLock::acquire_within(&self.config.path, self.lock_timeout);
         if self.was_moved() {
             self.close();
         }

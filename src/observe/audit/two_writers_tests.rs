@@ -16,6 +16,9 @@ use crate::clock::Clock;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::rotation::LogFileConfig;
 
+/// Longer than any pause of the machine: without the lock a file is not rotated.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Lines of each writer.
 const LINES: usize = 400;
 
@@ -47,9 +50,9 @@ fn read(path: &Path) -> String {
     text
 }
 
-/// Waits until each renamed file is compressed.
+/// Waits until each renamed file is compressed. Each copy is synced, which takes a busy disk a while.
 fn wait_for_compression(config: &LogFileConfig) {
-    let end = Clock.now() + Duration::from_secs(60);
+    let end = Clock.now() + PATIENCE;
     let is_left = |path: &PathBuf| {
         *path != config.path && path.extension().is_some_and(|extension| extension == "log")
     };
@@ -68,6 +71,7 @@ fn two_writers_lose_and_mix_no_lines_however_often_they_rotate() {
         thread::scope(|scope| {
             for writer in ["old", "new"] {
                 let mut output = AuditOutput::open(config.clone()).unwrap();
+                output.set_lock_timeout(PATIENCE);
                 scope.spawn(move || {
                     for n in 0..LINES {
                         output
