@@ -1,10 +1,12 @@
 //! A new process takes over from a running one, and what the service manager learns.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -26,6 +28,10 @@ const WATCH: &str = "/api/v1/pods?watch=1";
 /// The line of the old process when the new one serves.
 const NEW_PROCESS: &str = "the new process serves";
 
+/// Idle connections stay open for so long after a hand-over, or until their clients know. Watches
+/// end sooner.
+const LONG_GRACE: &str = "--shutdown-watch-termination-grace-period=30s";
+
 /// What the two processes log until the next hand-over can begin.
 const IN_CHARGE: [&str; 2] = [NEW_PROCESS, "this process has taken over"];
 
@@ -33,9 +39,13 @@ const IN_CHARGE: [&str; 2] = [NEW_PROCESS, "this process has taken over"];
 struct Successor(String);
 
 impl Successor {
+    /// Not if it has ended and its new parent has not noticed.
     fn is_running(&self) -> bool {
-        let sent = Command::new("kill").args(["-s", "0", &self.0]).status();
-        sent.unwrap().success()
+        let status = fs::read_to_string(format!("/proc/{}/stat", self.0));
+        // PID (NAME) STATE …
+        let status = status.unwrap_or_default();
+        let state = status.rsplit_once(") ").map(|(_, state)| state);
+        state.is_some_and(|state| !state.starts_with(['Z', 'X']))
     }
 
     fn send_signal(&self, name: &str) {
@@ -52,46 +62,55 @@ impl Drop for Successor {
 
 async fn start(flags: &[&str]) -> (WeirProcess, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
+    upstream.answer_readyz(200);
     let flags = [&["--token-auth-file=tokens.csv"], flags].concat();
     let weir = WeirProcess::serve(upstream.address, &flags).await;
     (weir, upstream)
 }
 
-/// Waits until the new process has taken over, and answers its probes.
-async fn hand_over(weir: &mut WeirProcess, upstream: &mut FakeUpstream) -> Successor {
+/// The sockets that a process has open.
+fn sockets(pid: &str) -> BTreeSet<PathBuf> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd"));
+    let open = open.into_iter().flatten().flatten();
+    open.filter_map(|file| fs::read_link(file.path()).ok())
+        .filter(|target| target.to_string_lossy().starts_with("socket:"))
+        .collect()
+}
+
+/// Waits until the process `old` has closed the listeners that it has handed over. Before, the
+/// system may give a new connection to either process.
+async fn wait_until_listeners_are_closed(old: &str, new: &str) {
+    eventually("the old process to close its listeners", async || {
+        // What this process has, too, is inherited by all.
+        let others = &sockets(old) - &sockets("self");
+        others.is_disjoint(&sockets(new)).then_some(())
+    })
+    .await;
+}
+
+/// Waits until the new process has taken over.
+async fn hand_over(weir: &mut WeirProcess) -> Successor {
     weir.send_signal("USR2").await;
-    successor(weir, upstream).await
+    let old = weir.id().to_string();
+    successor_of(&old, &[NEW_PROCESS], weir).await
 }
 
-/// Waits until a process serves that was started by a signal before, and answers its probes.
-async fn successor(weir: &mut WeirProcess, upstream: &mut FakeUpstream) -> Successor {
-    successor_after(&[NEW_PROCESS], weir, upstream).await
-}
-
-/// As [`successor`], once the log has these texts. Both processes write to it: they may come in any
-/// order.
-async fn successor_after(
-    texts: &[&str],
-    weir: &mut WeirProcess,
-    upstream: &mut FakeUpstream,
-) -> Successor {
+/// Waits until a process serves alone that the process `old` was told to start, and until the log
+/// has these texts. Both processes write to it: they may come in any order.
+async fn successor_of(old: &str, texts: &[&str], weir: &mut WeirProcess) -> Successor {
     let mut missing = texts.to_vec();
     let mut pid = None;
     while !missing.is_empty() {
-        let line = tokio::select! {
-            line = weir.next_log_line("") => line,
-            exchange = upstream.next_exchange() => {
-                exchange.respond(200, "ok").await;
-                continue;
-            }
-        };
+        let line = weir.next_log_line("").await;
         missing.retain(|text| !line.contains(text));
         if line.contains(NEW_PROCESS) {
             let (_, id) = line.split_once("pid=").unwrap();
             pid = id.split_whitespace().next().map(ToOwned::to_owned);
         }
     }
-    Successor(pid.unwrap())
+    let successor = Successor(pid.unwrap());
+    wait_until_listeners_are_closed(old, &successor.0).await;
+    successor
 }
 
 /// The successful and the failed hand-overs that the process at the admin address has counted.
@@ -119,30 +138,31 @@ async fn list(client: &mut RawHttp1, upstream: &mut FakeUpstream) -> (u16, Optio
 
 #[tokio::test]
 async fn a_new_process_serves_new_connections_and_the_old_one_finishes_what_it_has() {
-    let flags = ["--shutdown-watch-termination-grace-period=2s"];
-    let (mut weir, mut upstream) = start(&flags).await;
+    let (mut weir, mut upstream) = start(&[LONG_GRACE]).await;
     let mut kept = weir.raw_http1().await;
     assert_eq!(list(&mut kept, &mut upstream).await, (200, None));
     let mut client = weir.alice(HttpVersion::Http2);
-    let watch = client.send(TestRequest::get(WATCH)).await;
+    let mut watch = client.send(TestRequest::get(WATCH)).await;
     let mut watched = upstream.next_exchange().await;
     watched.send_head(200, &[]).await;
     watched.send("one").await;
+    assert_eq!(watch.head().await.status, 200);
+    assert_eq!(watch.body().next_text().await, "one");
     let mut busy = weir.alice(HttpVersion::Http2);
     let call = busy.send(TestRequest::get(LIST)).await;
     let under_way = upstream.next_exchange().await;
 
-    let successor = hand_over(&mut weir, &mut upstream).await;
-    let mut fresh = weir.raw_http1().await;
-    assert_eq!(list(&mut fresh, &mut upstream).await, (200, None));
+    let successor = hand_over(&mut weir).await;
     // The old process announces the end of a connection before it ends.
     let closing = Some("close".to_owned());
     assert_eq!(list(&mut kept, &mut upstream).await, (200, closing));
     kept.reader.wait_for_close().await;
+    let mut fresh = weir.raw_http1().await;
+    assert_eq!(list(&mut fresh, &mut upstream).await, (200, None));
     under_way.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
-    let watch = watch.response().await;
-    assert_eq!((watch.status, watch.text()), (200, "one"));
+    let rest = watch.body().read_to_end().await;
+    assert_eq!(rest.unwrap(), "", "the watch ends as a response does");
     assert_eq!(weir.wait_for_exit().await.code(), Some(0));
     assert_eq!(list(&mut fresh, &mut upstream).await, (200, None));
     assert!(successor.is_running());
@@ -156,7 +176,7 @@ async fn a_new_process_takes_over_what_the_old_one_has_learned() {
         assert_eq!(list(&mut client, &mut upstream).await, (200, None));
     }
     drop(client);
-    let _successor = hand_over(&mut weir, &mut upstream).await;
+    let _successor = hand_over(&mut weir).await;
     weir.next_log_line("handed over: no new connections").await;
     let mut client = weir.raw_http1().await;
     list(&mut client, &mut upstream).await;
@@ -180,7 +200,7 @@ async fn both_processes_together_stay_within_the_limit() {
     let mut old_client = weir.alice(HttpVersion::Http2);
     let old_call = old_client.send(TestRequest::get(LIST)).await;
     let of_old = upstream.next_exchange().await;
-    let _successor = hand_over(&mut weir, &mut upstream).await;
+    let _successor = hand_over(&mut weir).await;
     let mut client = weir.alice(HttpVersion::Http2);
     let call = client.send(TestRequest::get(LIST)).await;
     let of_new = upstream.next_exchange().await;
@@ -244,13 +264,14 @@ async fn a_chain_of_hand_overs_shares_one_limit_and_each_process_finishes_what_i
     let of_first = upstream.next_exchange().await;
 
     weir.send_signal("USR2").await;
-    let second = successor_after(&IN_CHARGE, &mut weir, &mut upstream).await;
+    let first = weir.id().to_string();
+    let second = successor_of(&first, &IN_CHARGE, &mut weir).await;
     let mut second_client = weir.alice(HttpVersion::Http2);
     let second_call = second_client.send(TestRequest::get(LIST)).await;
     let of_second = upstream.next_exchange().await;
 
     second.send_signal("USR2");
-    let third = successor_after(&IN_CHARGE, &mut weir, &mut upstream).await;
+    let third = successor_of(&second.0, &IN_CHARGE, &mut weir).await;
     assert!(weir.is_running() && second.is_running(), "both still drain");
     let mut third_client = weir.alice(HttpVersion::Http2);
     let third_call = third_client.send(TestRequest::get(LIST)).await;
@@ -283,7 +304,7 @@ async fn both_processes_write_and_rotate_one_audit_log() {
     const CLIENTS: usize = 20;
     let folder = tempfile::tempdir().unwrap();
     let path = format!("--audit-log-path={}/audit.log", folder.path().display());
-    let (mut weir, mut upstream) = start(&[&path, "--audit-log-maxsize=1"]).await;
+    let (mut weir, mut upstream) = start(&[&path, "--audit-log-maxsize=1", LONG_GRACE]).await;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let mut client = weir.raw_http1().await;
@@ -294,7 +315,7 @@ async fn both_processes_write_and_rotate_one_audit_log() {
     let mut busy = weir.alice(HttpVersion::Http2);
     let last_call = busy.send(TestRequest::get(LIST)).await;
     let of_last = upstream.next_exchange().await;
-    let successor = hand_over(&mut weir, &mut upstream).await;
+    let successor = hand_over(&mut weir).await;
     crate::audit::spawn_ok_responder(upstream).await;
     let long = TestRequest::get(&crate::audit::long_target()).header(ALICE.0, ALICE.1);
     let long = long.to_http1();

@@ -41,7 +41,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 const HELD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a process whose channel has ended may take to exit, so that the log has its status.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits for SIGUSR2 and hands over.
 pub(super) struct HandoverTask {

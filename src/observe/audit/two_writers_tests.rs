@@ -50,7 +50,7 @@ fn read(path: &Path) -> String {
     text
 }
 
-/// Waits until each renamed file is compressed. Each copy is synced, which takes a busy disk a while.
+/// Waits until each renamed file is compressed. Each copy is synced: a busy disk takes a while.
 fn wait_for_compression(config: &LogFileConfig) {
     let end = Clock.now() + PATIENCE;
     let is_left = |path: &PathBuf| {
