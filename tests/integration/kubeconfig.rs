@@ -302,7 +302,8 @@ async fn the_upstream_is_reached_through_the_proxy_of_the_environment() {
     );
     let mut client = weir.alice(HttpVersion::Http2);
     let call = client.send(TestRequest::get(LIST)).await;
-    upstream.next_exchange().await.respond(200, "{}").await;
+    let exchange = upstream.next_exchange_except_readyz().await;
+    exchange.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
 }
 

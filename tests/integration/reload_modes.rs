@@ -65,18 +65,23 @@ spec:
     resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}]
 ";
 
+/// A request may wait in a queue for a quarter of this.
+const LONG_WAIT: &str = "--request-timeout=4m";
+
 /// Clients of the test under load.
 const CLIENTS: usize = 6;
 
 /// weir with this `--config` file, in front of `upstream`.
 async fn serve(upstream: &FakeUpstream, files: ConfigDir, config: &str) -> WeirProcess {
     files.write("weir.yaml", config);
+    upstream.answer_readyz(200);
     let mut flags = required_flags(upstream.address);
     flags.extend(
         [
             "--config=weir.yaml",
             "--token-auth-file=tokens.csv",
             "--explain-responses",
+            LONG_WAIT,
         ]
         .map(str::to_owned),
     );
@@ -122,7 +127,6 @@ fn mode(fairness: bool) -> String {
 #[tokio::test]
 async fn the_mode_of_limiting_changes_twenty_times_under_load_and_no_request_fails() {
     let mut upstream = FakeUpstream::start().await;
-    upstream.answer_readyz(200);
     let weir = serve(&upstream, ConfigDir::new(), &mode(true)).await;
     let (served, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
     let responses = tokio::spawn(async move {
@@ -162,7 +166,10 @@ async fn the_mode_of_limiting_changes_twenty_times_under_load_and_no_request_fai
     }
     responses.abort();
     weir.wait_for_metric(IN_FLIGHT, 0.0).await;
-    assert_eq!(executing_seats(&weir).await, 0.0);
+    eventually("no seat is in use", async || {
+        (executing_seats(&weir).await == 0.0).then_some(())
+    })
+    .await;
     let status = json(&weir, "/status.json").await;
     for level in status["levels"].as_array().unwrap() {
         assert_eq!(level["seatsInUse"], 0, "{level}");
@@ -376,7 +383,12 @@ async fn serve_with_credentials(upstream: &FakeUpstream, config: &str) -> WeirPr
         "kubeconfig",
         &kubeconfig_yaml(upstream.address, "", "token: weirs-own"),
     );
-    let flags = ["--config=weir.yaml", "--client-ca-file=client-ca.crt"];
+    upstream.answer_readyz(200);
+    let flags = [
+        "--config=weir.yaml",
+        "--client-ca-file=client-ca.crt",
+        LONG_WAIT,
+    ];
     WeirProcess::start(files, &kubeconfig_flags(&flags)).await
 }
 

@@ -53,7 +53,7 @@ async fn wait_until_listener_closed(weir: &WeirProcess) {
 
 #[tokio::test]
 async fn sigterm_fails_readiness_at_once_and_weir_serves_until_the_delay_is_over() {
-    let (mut weir, mut upstream) = start(&["--shutdown-delay-duration=6s"]).await;
+    let (mut weir, mut upstream) = start(&["--shutdown-delay-duration=12s"]).await;
     assert_eq!(get_readyz(&weir, &mut upstream).await.status, 200);
     let mut client = weir.alice(HttpVersion::Http2);
     let call = client.send(TestRequest::get("/readyz")).await;

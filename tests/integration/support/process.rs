@@ -39,8 +39,11 @@ impl ConfigDir {
         files
     }
 
+    /// Writes or replaces a file, at once: a weir that watches it never reads a part.
     pub(crate) fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.path().join(name), text).unwrap();
+        let new = self.0.path().with_extension("new"); // beside the folder
+        fs::write(&new, text).unwrap();
+        fs::rename(new, self.0.path().join(name)).unwrap();
     }
 
     pub(crate) fn path(&self) -> &Path {
