@@ -330,6 +330,7 @@ async fn after_an_outage_of_a_single_server_lists_wait_for_their_turn() {
     let weir = builder(&[server.address], RARELY).start().await;
     let place = server.reservation.clone();
     drop(server);
+    get_list(&weir, 503).await; // the outage begins with the first failure
     let down = Stopwatch::start();
     while down.elapsed() < Duration::from_millis(1_100) {
         get_list(&weir, 503).await;
