@@ -100,15 +100,16 @@ of_cluster() {
 
 # serve: weir, in a session of its own, and the address that it serves at.
 serve() {
-    local left=100 line
+    local left=300 line pid
     # A client with a certificate is asserted by impersonation: kind's administrator may, and no front proxy's key is needed.
     nohup "$weir" serve --kubeconfig "$dir/cluster.kubeconfig" \
         --bind-address 127.0.0.1 --secure-port "$port" --admin-address "127.0.0.1:$admin_port" \
         --tls-cert-file "$dir/tls.crt" --tls-private-key-file "$dir/tls.key" \
         --client-ca-file "$dir/cluster-ca.crt" --assert-by impersonation "${flags[@]}" >"$dir/log" 2>&1 </dev/null &
-    echo $! >"$dir/pid"
+    pid=$!
+    echo "$pid" >"$dir/pid"
     until line=$(grep -o 'clients=[^ ]* admin=[^ ]*' "$dir/log"); do
-        if ! running || ((left-- <= 0)); then
+        if ! kill -0 "$pid" 2>/dev/null || ((left-- <= 0)); then # `running` is false before it has been executed
             cat "$dir/log" >&2
             fail 'weir does not serve'
         fi

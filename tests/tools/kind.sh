@@ -13,7 +13,7 @@ STATE=$HOME/.local/state/weir-kind
 # kind_sh ARGUMENT...: the script; what it says is in $WORK/said, its exit code in CODE.
 kind_sh() {
     CODE=0
-    timeout 60 "$ROOT/deploy/kind.sh" "$@" >"$WORK/said" 2>&1 || CODE=$?
+    timeout 120 "$ROOT/deploy/kind.sh" "$@" >"$WORK/said" 2>&1 || CODE=$?
 }
 
 # printed NAME: the kubeconfig that it says to use.
