@@ -12,7 +12,7 @@ import sys
 
 BACKENDS = sys.argv[1]
 INTERVAL = 0.2  # seconds between two rounds of probes
-PROBE_TIMEOUT = 2  # seconds
+PROBE_TIMEOUT = 10  # seconds
 
 ready = []
 turns = itertools.count()

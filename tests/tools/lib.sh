@@ -122,9 +122,22 @@ within() {
     done
 }
 
+# free_port: a port that nobody listens on. It is none of those that the system gives to connections and for port 0, so that
+# nobody gets it by chance until it is used.
+free_port() {
+    local port
+    until port=$((10000 + RANDOM % 20000)) && ! : 2>/dev/null <>"/dev/tcp/127.0.0.1/$port"; do :; done
+    printf '%s' "$port"
+}
+
 # nightly: whether latencies, costs and rates are compared. They are measured and printed either way.
 nightly() {
     [[ ${NIGHTLY:-} == 1 ]]
+}
+
+# soon SECONDS: how long to wait for what comes within so many seconds on a machine with nothing else to do.
+soon() {
+    if nightly; then printf '%s' "$1"; else printf '%s' "$(($1 + LIMIT))"; fi
 }
 
 # start NAME COMMAND...: runs it beside; what it says goes to $WORK/NAME.out and $WORK/NAME.err.
