@@ -3,7 +3,7 @@
 # stopped. A skewed load moves the shares; one weir is killed and one stopped, the connections and the Leases are taken away. At the API
 # server there are never more requests in flight than the total and what docs/replicas.md states.
 #
-# NIGHTLY=1: each state lasts longer.
+# NIGHTLY=1: each state lasts longer, and what is to come within some seconds has to.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -130,6 +130,13 @@ at_most() {
     (($(shares "$@") <= most))
 }
 
+# shellcheck disable=SC2317,SC2329 # called by `within`
+divided() {
+    local sum
+    sum=$(shares "${REPLICAS[@]}")
+    ((sum >= $1 && sum <= TOTAL))
+}
+
 # load REPLICA CONNECTIONS
 load() {
     start "load-$1" wrk -t 1 -c "$2" -d 600s --timeout 60s -H "$(bearer alice)" "${URLS[$1]}/api/v1/namespaces/default"
@@ -143,16 +150,16 @@ peak() {
 
 sharing() {
     check_ok 'three replicas find each other' within "$LIMIT" states member "${REPLICAS[@]}"
-    check_ok 'an idle total is divided evenly' within 10 at_least $((TOTAL / 3 - 1)) three
+    check_ok 'an idle total is divided evenly' within "$(soon 10)" at_least $((TOTAL / 3 - 1)) three
     # The floors of those that have just joined may be beyond it.
-    check_ok 'an idle total: shares are within it' within 5 at_most "$TOTAL" "${REPLICAS[@]}"
-    check_ok 'an idle total: all of it is shared' within 10 at_least $((TOTAL - 3)) "${REPLICAS[@]}"
+    check_ok 'an idle total: shares are within it' within "$(soon 5)" at_most "$TOTAL" "${REPLICAS[@]}"
+    check_ok 'an idle total: all of it is shared' within "$(soon 10)" at_least $((TOTAL - 3)) "${REPLICAS[@]}"
     load one 90
     load two 5
     load three 5
-    check_ok 'the busy replica has 45 slots within 3 s' within 3 at_least 45 one
+    check_ok 'the busy replica has 45 slots within 3 s' within "$(soon 3)" at_least 45 one
     sleep "$HOLD" # under full load
-    check_between 'shares under load' $((TOTAL - 6)) "$TOTAL" "$(shares "${REPLICAS[@]}")"
+    check_ok 'shares under load: all of the total, and no more' within "$(soon 1)" divided $((TOTAL - 6))
     check_between 'most requests in flight, with the own ones' 40 $((TOTAL + OWN)) "$(peak)"
     check_match 'readyz' '\[\+\]replicas ok' "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
 }
@@ -162,21 +169,21 @@ killed() {
     signal load-two KILL
     signal two KILL
     finish two
-    check_ok 'killed: its share goes to the others' within $((3 * LEASE)) at_least $((TOTAL - 6)) one three
+    check_ok 'killed: its share goes to the others' within "$(soon $((3 * LEASE)))" at_least $((TOTAL - 6)) one three
     check_between 'killed: its floor is reserved' 1 $((TOTAL - 5)) "$(shares one three)"
     replica two
-    check_ok 'killed: it is back' within 10 states member "${REPLICAS[@]}"
+    check_ok 'killed: it is back' within "$(soon 10)" states member "${REPLICAS[@]}"
     load two 30
-    check_ok 'killed: it has its share again' within 10 at_least 20 two
+    check_ok 'killed: it has its share again' within "$(soon 10)" at_least 20 two
     check_between 'killed: in flight' 40 $((TOTAL + OWN)) "$(peak)"
 }
 
 stopped_replica() {
     signal three STOP
-    check_ok 'stopped: its share goes to the others' within $((3 * LEASE)) at_least $((TOTAL - 6)) one two
+    check_ok 'stopped: its share goes to the others' within "$(soon $((3 * LEASE)))" at_least $((TOTAL - 6)) one two
     signal three CONT
-    check_ok 'stopped: it is back' within 10 states member "${REPLICAS[@]}"
-    check_ok 'stopped: shares are within the total' within 5 at_most "$TOTAL" "${REPLICAS[@]}"
+    check_ok 'stopped: it is back' within "$(soon 10)" states member "${REPLICAS[@]}"
+    check_ok 'stopped: shares are within the total' within "$(soon 5)" at_most "$TOTAL" "${REPLICAS[@]}"
     # What it had in flight when it was stopped goes on at the API server.
     check_between 'stopped: in flight' 40 $((TOTAL + OWN + 20)) "$(peak)"
 }
@@ -184,13 +191,13 @@ stopped_replica() {
 disconnected() {
     local before
     signal relay STOP
-    check_ok 'peers cut: all wait' within 10 states waiting "${REPLICAS[@]}"
+    check_ok 'peers cut: all wait' within "$(soon 10)" states waiting "${REPLICAS[@]}"
     before=$(shares "${REPLICAS[@]}")
     sleep $((LEASE + HOLD)) # longer than a lease
     check_ok 'peers cut: all still wait' states waiting "${REPLICAS[@]}"
     check_between 'peers cut: shares stay' $((before - 8)) "$TOTAL" "$(shares "${REPLICAS[@]}")"
     signal relay CONT
-    check_ok 'peers cut: all are back' within 15 states member "${REPLICAS[@]}"
+    check_ok 'peers cut: all are back' within "$(soon 15)" states member "${REPLICAS[@]}"
 }
 
 refused() {
@@ -199,7 +206,7 @@ refused() {
     # shellcheck disable=SC2016 # not expanded here
     for name in "${REPLICAS[@]}"; do
         signal "$name" HUP
-        check_ok "Leases refused: $name knows" within 20 bash -c '
+        check_ok "Leases refused: $name knows" within "$(soon 20)" bash -c '
             curl -sS "http://$1/metrics" | grep "^weir_replica_lease_failures_total [1-9]"' _ "${ADMINS[$name]}"
     done
     sleep $((LEASE + HOLD)) # longer than a lease
@@ -208,11 +215,11 @@ refused() {
         "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
     signal three KILL
     finish three
-    check_ok 'Leases refused and one killed: the others fall to their floors' within $((2 * LEASE)) at_most 10 one two
+    check_ok 'Leases refused and one killed: the others fall to their floors' within "$(soon $((2 * LEASE)))" at_most 10 one two
     check_ok 'Leases refused and one killed: they say so' states cut-off one two
     token admin >"$WORK/own-token"
     for name in one two; do signal "$name" HUP; done
-    check_ok 'Leases are back: so are the shares' within $((4 * LEASE)) at_least $((TOTAL - 6)) one two
+    check_ok 'Leases are back: so are the shares' within "$(soon $((4 * LEASE)))" at_least $((TOTAL - 6)) one two
     check_between 'Leases are back: within the total' 1 "$TOTAL" "$(shares one two)"
 }
 
@@ -220,7 +227,7 @@ certificates weir-peer
 apiserver api 0 --service-time 100ms
 UPSTREAM=$ADDRESS
 credentials
-for name in "${REPLICAS[@]}"; do PORTS[$name]=$((21000 + RANDOM % 20000)); done
+for name in "${REPLICAS[@]}"; do PORTS[$name]=$(free_port); done
 relay
 for name in "${REPLICAS[@]}"; do replica "$name"; done
 sharing
