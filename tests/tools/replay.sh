@@ -97,6 +97,8 @@ recorded() {
         check "$name: exactly the same decisions" "$(jq -c 'del(.waited)' <<<"$live")" \
             "$(jq -c '.runs[0].total | {executed, rejected, cancelled}' <<<"$report")"
     fi
+    # Times alone say when a request came and went: other load on the machine moves them.
+    if ((percent > 0)) && ! nightly; then percent=5; fi
     within_percent "$name: rejected" "$percent" "$(jq .rejected <<<"$live")" "$(jq '.runs[0].total.rejected' <<<"$report")"
     within_percent "$name: the others" "$percent" "$(jq '.executed + .cancelled' <<<"$live")" \
         "$(jq '.runs[0].total | .executed + .cancelled + .unfinished' <<<"$report")"
