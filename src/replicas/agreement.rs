@@ -116,6 +116,8 @@ pub(crate) struct Agreement {
     inputs: [PoolInput; POOLS],
     claims: [Claim; POOLS],
     peers: BTreeMap<String, PeerRecord>,
+    /// When [`Agreement::step`] was called last.
+    stepped: Option<Instant>,
     /// When the last successful renewal of the own Lease was sent.
     renewed: Option<Instant>,
     /// When it was known that the own Lease is written, for the first time since this replica was
@@ -153,6 +155,7 @@ impl Agreement {
                 held: 0,
             }; POOLS],
             peers: BTreeMap::new(),
+            stepped: None,
             renewed: None,
             written: None,
             joined: false,
@@ -326,8 +329,8 @@ impl Agreement {
             }
         }
         let before = self.claims.map(|claim| (claim.held, claim.wanted));
-        // Others may have joined while this one was cut off: it reads the Leases again.
-        if !self.is_confirmed(now) {
+        // Others may have joined while this one was cut off, or hung: it reads the Leases again.
+        if self.has_hung(now) || !self.is_confirmed(now) {
             self.joined = false;
             self.written = None;
         }
@@ -338,6 +341,14 @@ impl Agreement {
             }
         }
         before != self.claims.map(|claim| (claim.held, claim.wanted))
+    }
+
+    /// Whether so much time has passed since the last step that another replica may have started, and
+    /// taken this one to have dropped to its floor.
+    fn has_hung(&mut self, now: Instant) -> bool {
+        let last = self.stepped.replace(now);
+        let lasts = self.lease_time.saturating_sub(DROP_MARGIN);
+        last.is_some_and(|last| now.saturating_duration_since(last) >= lasts)
     }
 
     /// Whether no other replica takes this one to have dropped to its floor.
@@ -505,7 +516,11 @@ impl Claim {
     /// Moves towards `target`: down at once, and up as far as the others have given up.
     fn move_to(&mut self, target: u32, view: &Agreement, place: usize) {
         let total = view.common_total(place, view.input(place).total);
+        let room = total.saturating_sub(view.held_by_others(place));
         if target > self.limit {
+            // Two that do not reach each other may both count on more: a third one that starts has
+            // its floor nevertheless.
+            self.limit = self.limit.min(room.max(view.floor(total)));
             if target > self.wanted {
                 self.announced = view.number + 1;
             }
@@ -517,7 +532,6 @@ impl Claim {
             return;
         }
         // What is off by little stays, and moves nothing, as long as the total has room for it.
-        let room = total.saturating_sub(view.held_by_others(place));
         let is_steady = self.wanted == self.limit && self.limit <= room;
         if !is_steady || self.limit - target > view.slack(total) {
             self.limit = target;

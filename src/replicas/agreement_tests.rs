@@ -58,6 +58,9 @@ struct SimulatedReplica {
     /// Whether it reaches the Leases.
     has_server: bool,
     next_renewal: u64,
+    /// When the last renewal was sent that it knows of.
+    renewed: Option<u64>,
+    has_both_faults: bool,
     restarts: u32,
 }
 
@@ -119,6 +122,8 @@ impl ReplicaSimulation {
             paused: false,
             has_server: true,
             next_renewal: self.now,
+            renewed: None,
+            has_both_faults: false,
             restarts: 0,
         });
     }
@@ -136,7 +141,7 @@ impl ReplicaSimulation {
         };
         one.view = Agreement::new(id, LEASE_TIME, self.division);
         (one.running, one.paused, one.in_use) = (true, false, 0);
-        one.next_renewal = self.now;
+        (one.next_renewal, one.renewed, one.has_both_faults) = (self.now, None, false);
     }
 
     fn cut(&mut self, one: usize, other: usize, cut: bool) {
@@ -159,6 +164,9 @@ impl ReplicaSimulation {
         let end = self.now + u64::try_from(time.as_millis()).unwrap();
         while self.now < end {
             self.step();
+            for replica in 0..self.replicas.len() {
+                self.replicas[replica].has_both_faults = self.has_both_faults(replica);
+            }
             self.check();
             self.now += STEP;
         }
@@ -276,10 +284,11 @@ impl ReplicaSimulation {
                 }
             }
             MessageArrival::Renewed { to, instance, sent } => {
-                let sent = self.at(sent);
+                let sent_at = self.at(sent);
                 let one = &mut self.replicas[to];
                 if one.running && !one.paused && one.view.id().instance == instance {
-                    one.view.renewed(sent, now);
+                    one.view.renewed(sent_at, now);
+                    one.renewed = Some(sent);
                 }
             }
             MessageArrival::ListRequest { from, sent } => {
@@ -300,21 +309,27 @@ impl ReplicaSimulation {
         }
     }
 
-    /// All may use the total, and the floors of those that the others may not know.
+    /// All may use the total, the floors of those that the others may not know, and one share where
+    /// two faults come together: what docs/replicas.md states.
     fn check(&self) {
         let now = self.at(self.now);
-        let running = self
-            .replicas
-            .iter()
-            .filter(|one| one.running && !one.paused);
-        let (mut sum, mut bound) = (0, self.total);
-        for one in running {
-            sum += one.view.limits()[0];
+        let (mut sum, mut bound, mut share) = (0, self.total, 0);
+        for one in self.active() {
+            let limit = one.view.limits()[0];
+            sum += limit;
             let cut_off = matches!(one.view.standing(now), Standing::Joining | Standing::CutOff);
-            if cut_off || !self.is_known_to_all(&one.view.id().name) {
-                bound += one.view.limits()[0].min(floor_share(self.total, 1));
+            let most = floor_share(self.total, 1);
+            let own = if limit <= most { limit } else { 0 };
+            let mut floor = limit.min(most);
+            if !cut_off && self.is_known_to_all(&one.view.id().name, own) {
+                floor = 0;
+            }
+            bound += floor;
+            if !cut_off && one.has_both_faults {
+                share = share.max(limit - floor);
             }
         }
+        bound += share;
         assert!(
             sum <= bound,
             "{sum} of {bound} after {} ms: {}",
@@ -323,15 +338,34 @@ impl ReplicaSimulation {
         );
     }
 
-    /// Whether all others have received a message of this replica.
-    fn is_known_to_all(&self, name: &str) -> bool {
-        let mut running = self
-            .replicas
-            .iter()
-            .filter(|one| one.running && !one.paused);
-        running.all(|one| {
+    fn active(&self) -> impl Iterator<Item = &SimulatedReplica> {
+        let replicas = self.replicas.iter();
+        replicas.filter(|one| one.running && !one.paused)
+    }
+
+    /// Whether this replica could not renew its Lease for a lease time while there was another one
+    /// that it does not know: one that has started meanwhile and cannot reach it.
+    fn has_both_faults(&self, replica: usize) -> bool {
+        let one = &self.replicas[replica];
+        let lease_time = u64::try_from(LEASE_TIME.as_millis()).unwrap();
+        let lease_ended = one.renewed.is_none_or(|sent| self.now >= sent + lease_time);
+        let known = one.view.peers(self.at(self.now));
+        let is_unknown = |other: &SimulatedReplica| {
+            let name = &other.view.id().name;
+            *name != one.view.id().name && known.iter().all(|peer| peer.name != *name)
+        };
+        (lease_ended || one.has_both_faults) && self.active().any(is_unknown)
+    }
+
+    /// Whether all others have received a message of this replica, with a claim to its floor if it
+    /// has no more.
+    fn is_known_to_all(&self, name: &str, floor: u32) -> bool {
+        self.active().all(|one| {
             let peers = one.view.peers(self.at(self.now));
-            let known = |peer: &PeerStatus| peer.name == name && peer.claims[0].total > 0;
+            let known = |peer: &PeerStatus| {
+                let claim = peer.claims[0];
+                peer.name == name && claim.total > 0 && claim.claimed() >= floor
+            };
             one.view.id().name == name || peers.iter().any(known)
         })
     }
