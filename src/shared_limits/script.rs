@@ -41,8 +41,8 @@ end
 return {string.format('%.6f', granted), string.format('%.6f', tokens)}
 ";
 
-/// Records that a replica is there, forgets those that were not for the time ARGV[2] (in seconds),
-/// and returns how many there are.
+/// Records that a replica is there, forgets those that were not for the time `ARGV[2]` (in
+/// seconds), and returns how many there are.
 pub(crate) const HEARTBEAT: &str = "\
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
