@@ -39,6 +39,7 @@ struct Replica {
     connected: bool,
     /// The part of a request that is due.
     due: f64,
+    sent: u64,
     accepted: u64,
     calls: u64,
 }
@@ -69,6 +70,7 @@ impl Fleet {
             pending: None,
             connected: true,
             due: random.f64(),
+            sent: 0,
             accepted: 0,
             calls: 0,
         };
@@ -99,6 +101,11 @@ impl Fleet {
         self.replicas.iter().map(|replica| replica.accepted).sum()
     }
 
+    /// The requests that clients have sent: not exactly as many as they were to.
+    fn sent(&self) -> u64 {
+        self.replicas.iter().map(|replica| replica.sent).sum()
+    }
+
     fn calls(&self) -> u64 {
         self.replicas.iter().map(|replica| replica.calls).sum()
     }
@@ -124,6 +131,7 @@ impl Fleet {
         replica.due += self.scenario.demand * share * 0.001 * 2.0 * self.random.f64();
         while replica.due >= 1.0 {
             replica.due -= 1.0;
+            replica.sent += 1;
             let taken = replica.bucket.reserve(&rate, true, now, Duration::ZERO);
             replica.accepted += u64::from(taken.is_ok());
             replica.bucket.list();
@@ -202,7 +210,10 @@ fn demand_below_the_rate_is_admitted_at_any_replica() {
             };
             let mut fleet = Fleet::new(below, seed());
             fleet.run(2 * SECOND);
-            assert_rate(fleet.run(10 * SECOND), 10 * SECOND, 800.0, 2.0);
+            let before = fleet.sent();
+            let accepted = fleet.run(10 * SECOND);
+            let sent = f64::from(u32::try_from(fleet.sent() - before).unwrap());
+            assert_rate(accepted, 10 * SECOND, sent / 10.0, 2.0);
         }
     }
 }
@@ -215,9 +226,13 @@ fn a_burst_is_granted_once_by_all_together() {
             burst: 1000,
             ..scenario(replicas, even(replicas))
         };
-        let mut fleet = Fleet::new(slow, seed());
-        let accepted = fleet.run(5 * SECOND);
-        assert!((1040..1150).contains(&accepted), "{accepted}");
+        // Where several replicas happen to call first at the same moment, the slices and the local
+        // shares of one interval come on top.
+        let run = |_| Fleet::new(slow, seed()).run(5 * SECOND);
+        let mut accepted: Vec<u64> = (0..9).map(run).collect();
+        accepted.sort_unstable();
+        assert!((1040..1060).contains(&accepted[4]), "{accepted:?}");
+        assert!(accepted[0] >= 1040 && accepted[8] < 1300, "{accepted:?}");
     }
 }
 
