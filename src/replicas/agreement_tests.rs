@@ -319,9 +319,10 @@ impl ReplicaSimulation {
             sum += limit;
             let cut_off = matches!(one.view.standing(now), Standing::Joining | Standing::CutOff);
             let most = floor_share(self.total, 1);
-            let own = if limit <= most { limit } else { 0 };
+            // One that has no more than its floor has claimed it.
+            let claimed = if limit <= most { limit } else { 0 };
             let mut floor = limit.min(most);
-            if !cut_off && self.is_known_to_all(&one.view.id().name, own) {
+            if !cut_off && self.is_known_to_all(&one.view.id().name, claimed) {
                 floor = 0;
             }
             bound += floor;
@@ -344,27 +345,29 @@ impl ReplicaSimulation {
     }
 
     /// Whether this replica could not renew its Lease for a lease time while there was another one
-    /// that it does not know: one that has started meanwhile and cannot reach it.
+    /// that it does not know: one that has started meanwhile and cannot reach it. This is over when
+    /// they know each other and what this one claims.
     fn has_both_faults(&self, replica: usize) -> bool {
         let one = &self.replicas[replica];
+        let name = &one.view.id().name;
         let lease_time = u64::try_from(LEASE_TIME.as_millis()).unwrap();
         let lease_ended = one.renewed.is_none_or(|sent| self.now >= sent + lease_time);
         let known = one.view.peers(self.at(self.now));
-        let is_unknown = |other: &SimulatedReplica| {
-            let name = &other.view.id().name;
-            *name != one.view.id().name && known.iter().all(|peer| peer.name != *name)
-        };
-        (lease_ended || one.has_both_faults) && self.active().any(is_unknown)
+        let misses_one = self.active().any(|other| {
+            let other = &other.view.id().name;
+            other != name && known.iter().all(|peer| peer.name != *other)
+        });
+        let goes_on = misses_one || !self.is_known_to_all(name, one.view.limits()[0]);
+        (lease_ended && misses_one) || (one.has_both_faults && goes_on)
     }
 
-    /// Whether all others have received a message of this replica, with a claim to its floor if it
-    /// has no more.
-    fn is_known_to_all(&self, name: &str, floor: u32) -> bool {
+    /// Whether all others have received a message of this replica, and its last claim is as large.
+    fn is_known_to_all(&self, name: &str, claimed: u32) -> bool {
         self.active().all(|one| {
             let peers = one.view.peers(self.at(self.now));
             let known = |peer: &PeerStatus| {
                 let claim = peer.claims[0];
-                peer.name == name && claim.total > 0 && claim.claimed() >= floor
+                peer.name == name && claim.total > 0 && claim.claimed() >= claimed
             };
             one.view.id().name == name || peers.iter().any(known)
         })
