@@ -349,7 +349,7 @@ async fn both_processes_write_and_rotate_one_audit_log() {
 
     assert_eq!(audited_requests(folder.path()).len(), count + 1);
     let files = crate::audit::log_files(folder.path());
-    let size = |file| std::fs::metadata(file).unwrap().len();
+    let size = |file| fs::metadata(file).unwrap().len();
     assert!(files.iter().all(|file| size(file) <= 1 << 20), "{files:?}");
     assert!(files.len() >= 5, "80 events of 60 kB: {files:?}");
 }
