@@ -91,6 +91,72 @@ async fn a_near_miss_of_each_warning_is_silent() {
     assert_eq!(skipped.len(), 2, "{skipped:?}");
 }
 
+/// In a Pod, and with `KUBECONFIG`, a configuration names no API server.
+#[tokio::test]
+async fn where_weir_reads_the_cluster_s_objects_they_are_not_known_here() {
+    let files = ConfigDir::new();
+    let base = Path::new(ROOT).join("deploy/kustomize/base/config.yaml");
+    let base = fs::read_to_string(base).unwrap();
+    files.write("objects.yaml", CLUSTER_LEVEL);
+    files.write("kubeconfig", KUBECONFIG);
+    let anonymous = "upstream: https://127.0.0.1:1\nupstreamCaFile: upstream-ca.crt\n";
+    for (config, is_known) in [
+        (base.clone(), false),
+        (format!("{base}flowcontrolConfig: objects.yaml\n"), false),
+        (format!("{base}kubeconfig: kubeconfig\n"), false),
+        (format!("{base}flowcontrolSource: files\n"), true),
+        (format!("{base}{anonymous}"), true),
+    ] {
+        files.write("config.yaml", &config);
+        let found = report(&files, &["config.yaml", "objects.yaml"]).await;
+        let rules = rules(&found);
+        for rule in ["flowschema-dangling", "level-unreferenced"] {
+            assert_eq!(
+                rules.contains(&rule),
+                is_known,
+                "{rule} {config}: {found:#}"
+            );
+        }
+    }
+    // The environment has the credentials.
+    files.write(
+        "config.yaml",
+        "tlsCertFile: tls.crt\ntlsPrivateKeyFile: tls.key\n",
+    );
+    let arguments = ["check", "-o=json", "--config=config.yaml", "objects.yaml"];
+    let finished = process::run_with(&files, &arguments, &[("KUBECONFIG", "kubeconfig")]).await;
+    let found: Value = serde_json::from_str(&finished.stdout).unwrap();
+    assert_eq!(rules(&found), [""; 0], "{found:#}");
+}
+
+/// A schema for a level of the cluster, and a level for a schema of the cluster.
+const CLUSTER_LEVEL: &str = "\
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: reports}
+spec:
+  matchingPrecedence: 500
+  priorityLevelConfiguration: {name: reports-of-the-cluster}
+  rules:
+  - subjects: [{kind: User, user: {name: reporter}}]
+    nonResourceRules: [{verbs: [get], nonResourceURLs: [/version]}]
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: batch}
+spec: {type: Limited, limited: {nominalConcurrencyShares: 5, limitResponse: {type: Reject}}}
+";
+
+const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters:
+- {name: c, cluster: {server: 'https://127.0.0.1:1', certificate-authority: upstream-ca.crt}}
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: secret}}]
+";
+
 #[tokio::test]
 async fn warnings_fail_a_strict_check_unless_they_are_silenced() {
     let files = cases();

@@ -28,6 +28,8 @@ pub(in crate::cli) struct ConfigurationCheck {
     pub(in crate::cli) config: Option<Box<Config>>,
     /// The authenticators, if they yield only some users.
     pub(super) authenticators: Option<Authenticators>,
+    /// Whether weir has credentials of its own. `None` if it is not known.
+    has_credentials: Option<bool>,
 }
 
 impl ConfigurationCheck {
@@ -47,6 +49,7 @@ impl ConfigurationCheck {
                 findings: warnings,
                 args: kept,
                 authenticators: authenticators(&config),
+                has_credentials: Some(!config.own_credentials.is_anonymous()),
                 config: Some(Box::new(config)),
             },
             Err(findings) => Self {
@@ -71,7 +74,9 @@ impl ConfigurationCheck {
                 .max_requests_inflight
                 .saturating_add(limits.max_mutating_requests_inflight),
             has_unknown_objects: match limits.flowcontrol_source {
-                FlowcontrolSource::Auto => args.upstream.kubeconfig.is_some(),
+                FlowcontrolSource::Auto => self
+                    .has_credentials
+                    .unwrap_or_else(|| args.upstream.may_have_credentials()),
                 FlowcontrolSource::Cluster => true,
                 FlowcontrolSource::Files => false,
             },

@@ -10,6 +10,7 @@ use crate::api::flowcontrol::Object;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::FlowcontrolSource;
 use crate::cli::flags::LimitArgs;
+use crate::cli::flags::UpstreamArgs;
 use crate::cli::flags::input_files::InputFiles;
 use crate::config::AdmissionConfig;
 use crate::config::ClusterSourceConfig;
@@ -59,9 +60,13 @@ impl FlagResolver {
         &mut self,
         admission: Option<AdmissionConfig>,
         limits: &LimitArgs,
+        upstream: &UpstreamArgs,
         credentials: Option<&CredentialSource>,
     ) -> Option<AdmissionConfig> {
-        let has_credentials = credentials.is_some_and(|source| !source.is_anonymous());
+        let has_credentials = credentials.map_or_else(
+            || upstream.may_have_credentials(),
+            |source| !source.is_anonymous(),
+        );
         let reads_cluster = match limits.flowcontrol_source {
             FlowcontrolSource::Auto => has_credentials,
             FlowcontrolSource::Cluster => true,

@@ -254,13 +254,13 @@ impl FlagResolver {
         let rates = self.resolve_rate_limits(&limits, file.as_deref());
         let shared_limits = self.resolve_shared_limits(shared);
         let spans = self.resolve_tracing(operation.tracing_config_file.as_deref());
-        let upstream = self.resolve_upstream(&upstream, &limits, connection_budget);
-        let credentials = upstream.as_ref().map(|(_, credentials)| credentials);
-        let admission = self.resolve_cluster_source(admission, &limits, credentials);
+        let server = self.resolve_upstream(&upstream, &limits, connection_budget);
+        let credentials = server.as_ref().map(|(_, credentials)| credentials);
+        let admission = self.resolve_cluster_source(admission, &limits, &upstream, credentials);
         let replicas = self.resolve_replicas(&replicas, credentials);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
-        let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, upstream?);
+        let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, server?);
         let workers = operation.workers.map_or_else(core_count, usize::from);
         let memory_limit = limits.memory_limit.unwrap_or_else(default_memory_limit);
         let mut effective = fill_effective(origin.effective, &serving, &upstream, workers);

@@ -26,6 +26,14 @@ pub(in crate::cli::config_resolver) enum KubeconfigSource {
     ServiceAccount,
 }
 
+impl UpstreamArgs {
+    /// Whether weir may have credentials of its own. Without an API server, both are given
+    /// elsewhere: by other flags, `KUBECONFIG` or the Pod that weir is in.
+    pub(in crate::cli) const fn may_have_credentials(&self) -> bool {
+        self.kubeconfig.is_some() || self.upstream.is_empty()
+    }
+}
+
 impl FlagResolver {
     /// What names weir's own credentials: `--kubeconfig`, and where that is empty, `KUBECONFIG` and
     /// then the Pod. `--upstream` without `--kubeconfig` needs none.
