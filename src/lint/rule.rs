@@ -102,6 +102,9 @@ rules! {
     MissingFile, Warning, "missing-file",
         "The configuration names a file that is not on this machine.",
         "A start would fail. Where a configuration is checked away from its machine, silence it.";
+    UnparsableFile, Warning, "unparsable-file",
+        "A YAML or JSON file of a folder cannot be parsed, and nothing in it shows that weir reads it.",
+        "It is not checked. If weir reads it, that is the error `syntax`. Templates (`{{`) are only counted.";
     FlowSchemaShadowed, Warning, "flowschema-shadowed",
         "Schemas before it match every request that the FlowSchema matches.",
         "Schemas are tried by precedence, then by name. Give it a lower precedence, or remove it.";

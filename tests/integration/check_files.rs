@@ -87,8 +87,120 @@ async fn a_near_miss_of_each_warning_is_silent() {
     let report = report(&files, &["--strict", "silent"]).await;
     assert_eq!(rules(&report), [""; 0], "{report:#}");
     assert_eq!(report["valid"], true);
-    let skipped = report["files"]["skipped"].as_array().unwrap();
-    assert_eq!(skipped.len(), 2, "{skipped:?}");
+    // The template is counted, and is none of weir's business.
+    let count = |kind: &str| report["files"][kind].as_array().unwrap().len();
+    assert_eq!(
+        (count("skipped"), count("unparsable")),
+        (1, 1),
+        "{report:#}"
+    );
+}
+
+/// Cut files of a folder, each with what it is found to be.
+const CUT: [(&str, &str, &str); 8] = [
+    (
+        "weir.yaml",
+        "bindAddress: 192.0.2.1\ntlsCertFile: [tls.crt\n",
+        "syntax",
+    ),
+    (
+        "weir.json",
+        "{\"bindAddress\": \"::\", \"securePort\": 6443",
+        "syntax",
+    ),
+    (
+        "kubeconfig",
+        "kind: Config\ncurrent-context: [a\n",
+        "syntax",
+    ),
+    (
+        "admission.json",
+        "{\"kind\" : \"AdmissionConfiguration\", \"plugins\": [",
+        "syntax",
+    ),
+    ("other.YAML", "a: [1\n", "unparsable-file"),
+    ("utf-16.yml", "a: [1\n", "unparsable-file"),
+    ("nginx.conf", "http { server { listen 80; } }\n: [", ""),
+    (
+        "chart.yaml",
+        "maxRequestsInflight: {{ .Values.total }}\n",
+        "",
+    ),
+];
+
+#[tokio::test]
+async fn files_of_a_folder_that_cannot_be_parsed_are_reported() {
+    for (name, text, rule) in CUT {
+        let files = ConfigDir::new();
+        fs::create_dir(files.path().join("cut")).unwrap();
+        files.write(&format!("cut/{name}"), text);
+        let found = report(&files, &["cut"]).await;
+        let expected: &[&str] = if rule.is_empty() { &[] } else { &[rule] };
+        assert_eq!(rules(&found), expected, "{name}: {found:#}");
+        assert_eq!(found["valid"], rule != "syntax", "{name}");
+    }
+    let files = ConfigDir::new();
+    fs::create_dir(files.path().join("cut")).unwrap();
+    for (name, text, _) in CUT {
+        files.write(&format!("cut/{name}"), text);
+    }
+    fs::write(files.path().join("cut/utf-16.yml"), b"\xff\xfea\0").unwrap();
+    let found = report(&files, &["cut"]).await;
+    let names = |kind: &str| found["files"][kind].as_array().unwrap().len();
+    assert_eq!(
+        ["checked", "skipped", "unparsable"].map(names),
+        [4, 1, 3],
+        "{found:#}"
+    );
+    let said = check(&files, &["cut"]).await.stdout;
+    let summary = "files: 4 checked, 1 skipped (nothing that weir knows), 3 that cannot be parsed";
+    assert!(said.contains(summary), "{said}");
+    assert!(
+        said.contains("cut/other.YAML:") && said.contains("not checked, since it cannot be parsed"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn every_file_of_a_folder_is_counted() {
+    let files = ConfigDir::new();
+    fs::create_dir_all(files.path().join("many/below")).unwrap();
+    for name in [
+        "weir.yaml.bak",
+        "below/old.kubeconf",
+        "notes.txt",
+        ".hidden.yaml",
+    ] {
+        files.write(&format!("many/{name}"), "requestTimeout: 30\n");
+    }
+    let large = "#".repeat((8 << 20) + 1);
+    files.write("many/large.yaml", &large);
+    files.write("many/weir.YML", "requestTimeout: 30\n");
+    let found = report(&files, &["many"]).await;
+    assert_eq!(rules(&found), ["configuration"], "{found:#}");
+    let skipped = found["files"]["skipped"].as_array().unwrap();
+    assert_eq!(skipped.len(), 4, "{found:#}");
+}
+
+#[tokio::test]
+async fn a_configuration_with_more_misspelled_than_known_settings_is_one() {
+    let files = ConfigDir::new();
+    fs::create_dir(files.path().join("folder")).unwrap();
+    let text = "maxRequestsInflight: 4\nupstreem: a\ntlsCertFil: b\nworkerz: 3\n";
+    files.write("folder/weir.yaml", text);
+    files.write(
+        "folder/values.yaml",
+        "logLevel: info\nimage: x\nreplicas: 3\n",
+    );
+    let found = report(&files, &["folder"]).await;
+    let errors = found["errors"].as_array().unwrap();
+    assert!(errors.len() >= 3, "{found:#}");
+    assert!(
+        errors
+            .iter()
+            .all(|error| error["file"] == "folder/weir.yaml"),
+        "{found:#}"
+    );
 }
 
 /// In a Pod, and with `KUBECONFIG`, a configuration names no API server.

@@ -110,6 +110,7 @@ pub(super) fn run(args: CheckArgs, checker: &ConfigurationChecker) -> ExitCode {
         report.files = Some(CheckedFileNames {
             checked: found.checked,
             skipped: found.skipped,
+            unparsable: found.unparsable,
         });
     }
     report.findings = files::without_silenced(report.findings, &files);

@@ -42,6 +42,8 @@ pub(in crate::cli) struct CheckedFileNames {
     pub(in crate::cli) checked: Vec<String>,
     /// Files of folders that are nothing that weir knows.
     pub(in crate::cli) skipped: Vec<String>,
+    /// Files of folders that cannot be parsed.
+    pub(in crate::cli) unparsable: Vec<String>,
 }
 
 /// What the API server says.
@@ -87,11 +89,15 @@ impl CheckReport {
                 user.clone().unwrap_or_else(unknown)
             ));
         }
-        if let Some(CheckedFileNames { checked, skipped }) = &self.files {
+        if let Some(files) = &self.files {
+            let unparsable = match files.unparsable.len() {
+                0 => String::new(),
+                count => format!(", {count} that cannot be parsed"),
+            };
             lines.push(format!(
-                "files: {} checked, {} skipped (nothing that weir knows)",
-                checked.len(),
-                skipped.len()
+                "files: {} checked, {} skipped (nothing that weir knows){unparsable}",
+                files.checked.len(),
+                files.skipped.len()
             ));
         }
         let verdict = if self.is_valid() {
@@ -124,6 +130,7 @@ impl CheckReport {
             "files": self.files.as_ref().map(|files| json!({
                 "checked": files.checked,
                 "skipped": files.skipped,
+                "unparsable": files.unparsable,
             })),
         })
     }

@@ -1,6 +1,7 @@
 //! What a file has, by its content. Pure.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use clap::Args;
 
@@ -23,6 +24,9 @@ pub(super) enum FileContent {
     /// It cannot be parsed from some place on, and would be something that weir knows. With the
     /// FlowSchemas and PriorityLevelConfigurations before that place.
     Malformed(Diagnostics, Vec<Node>),
+    /// It cannot be parsed, and what it would be is not known. Without diagnostics if it is a
+    /// template.
+    Unparsable(Diagnostics),
     /// Certificates or keys.
     Pem,
     /// Something else, in words.
@@ -74,14 +78,17 @@ pub(super) fn recognise(
     let mut diagnostics = Diagnostics::default();
     let nodes = document::parse_all(name, text, &mut diagnostics);
     if diagnostics.has_errors() {
-        let is_known = is_named || MARKS.iter().any(|mark| text.contains(mark));
+        let is_template = text.contains("{{");
+        let is_known = is_named
+            || is_marked(text, &MARKS)
+            || (!is_template && (is_marked(text, &FIELDS) || has_settings(text, settings)));
         return if is_known {
             FileContent::Malformed(
                 diagnostics,
                 nodes.into_iter().filter(is_flow_control).collect(),
             )
         } else {
-            FileContent::Unknown("it cannot be parsed".to_owned())
+            unparsable(name, is_template, diagnostics)
         };
     }
     let first = nodes.first().map(describe);
@@ -102,28 +109,72 @@ const EXPECTED: &str = "expected a configuration of weir, FlowSchemas or Priorit
                         EventRateLimit, an AdmissionConfiguration, AuthenticationConfiguration or TracingConfiguration, an \
                         audit policy, a kubeconfig, certificates or keys";
 
-/// Texts of files that weir knows.
+/// Texts of files that weir knows, without blanks and quotes: the same in YAML and in JSON.
 const MARKS: [&str; 7] = [
     "flowcontrol.apiserver.k8s.io/",
     "eventratelimit.admission.k8s.io/",
-    "kind: AdmissionConfiguration",
-    "kind: AuthenticationConfiguration",
-    "kind: TracingConfiguration",
     "audit.k8s.io/",
+    "kind:AdmissionConfiguration",
+    "kind:AuthenticationConfiguration",
+    "kind:TracingConfiguration",
     "clientLimits:",
 ];
 
-fn not_text(name: &str, is_named: bool) -> FileContent {
-    if !is_named {
-        return FileContent::Unknown("it is not text".to_owned());
+/// Fields of a `--config` file or a kubeconfig, as [`MARKS`]. Templates that make other files have
+/// them, too.
+const FIELDS: [&str; 3] = [
+    "RequestsInflight:",
+    "current-context:",
+    "certificate-authority-data:",
+];
+
+fn is_marked(text: &str, marks: &[&str]) -> bool {
+    let compact = text.replace([' ', '\t', '"', '\''], "");
+    marks.iter().any(|mark| compact.contains(mark))
+}
+
+/// Whether a text that cannot be parsed has settings of a `--config` file: two, and at least half
+/// of what begins its lines.
+fn has_settings(text: &str, settings: &SettingNames) -> bool {
+    let is_json = text.trim_start().starts_with('{');
+    let lines = text.split(|c| c == '\n' || (is_json && (c == '{' || c == ',')));
+    let keys = lines
+        .filter(|line| is_json || !line.starts_with([' ', '\t', '-', '#']))
+        .filter_map(|line| line.split_once(':'));
+    let keys: Vec<&str> = keys
+        .map(|(key, _)| key.trim().trim_matches(['"', '\'']))
+        .collect();
+    let known = keys.iter().filter(|key| settings.contains(key)).count();
+    known >= 2 && known * 2 >= keys.len()
+}
+
+/// A file that cannot be parsed and has no mark. Many files without the extension of YAML or JSON
+/// are something else.
+fn unparsable(name: &str, is_template: bool, diagnostics: Diagnostics) -> FileContent {
+    let extension = Path::new(name).extension();
+    let is_structured = extension.is_some_and(|extension| {
+        let mut known = ["json", "yaml", "yml"].iter();
+        known.any(|known| extension.eq_ignore_ascii_case(known))
+    });
+    match (is_structured, is_template) {
+        (false, _) => FileContent::Unknown("it cannot be parsed".to_owned()),
+        (true, false) => FileContent::Unparsable(diagnostics),
+        (true, true) => FileContent::Unparsable(Diagnostics::default()),
     }
+}
+
+fn not_text(name: &str, is_named: bool) -> FileContent {
     let mut diagnostics = Diagnostics::default();
     diagnostics.report_error(
         &SourceLocation::whole_file(name),
         "",
         "it is not text in UTF-8",
     );
-    FileContent::Malformed(diagnostics, Vec::new())
+    if is_named {
+        FileContent::Malformed(diagnostics, Vec::new())
+    } else {
+        unparsable(name, false, diagnostics)
+    }
 }
 
 fn describe(node: &Node) -> String {
@@ -194,7 +245,18 @@ fn is_kubeconfig(node: &Node) -> bool {
         >= 2
 }
 
-/// Whether a mapping has settings: one if it is named, else at least half of its keys.
+/// Settings that the files of other programs do not have.
+const OWN_SETTINGS: [&str; 6] = [
+    CLIENT_LIMITS,
+    "flowcontrolConfig",
+    "maxMutatingRequestsInflight",
+    "maxRequestsInflight",
+    "proxyClientCertFile",
+    "upstreamCaFile",
+];
+
+/// Whether a mapping has settings: one if it is named; else at least half of its keys, or one of
+/// [`OWN_SETTINGS`].
 fn is_configuration(node: &Node, is_named: bool, settings: &SettingNames) -> bool {
     let Content::Mapping(entries) = &node.content else {
         return false;
@@ -209,7 +271,13 @@ fn is_configuration(node: &Node, is_named: bool, settings: &SettingNames) -> boo
                 .iter()
                 .any(|entry| settings.has_similar(&entry.name));
     }
-    known > 0 && known * 2 >= entries.len()
+    let is_own = |key: &str| {
+        let name = origin::flag_name(key);
+        OWN_SETTINGS
+            .iter()
+            .any(|own| origin::flag_name(own) == name)
+    };
+    (known > 0 && known * 2 >= entries.len()) || entries.iter().any(|entry| is_own(&entry.name))
 }
 
 impl SettingNames {

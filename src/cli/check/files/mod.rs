@@ -2,7 +2,7 @@
 //!
 //! All FlowSchemas and PriorityLevelConfigurations are one set, over the built-in ones. A file of a
 //! folder that is something else is skipped; a file that is named on the command line must be
-//! something that weir knows.
+//! something that weir knows. Files of folders that cannot be parsed are counted apart.
 //!
 //! # Layers
 //!
@@ -55,6 +55,8 @@ pub(super) struct CheckedFiles {
     pub(super) checked: Vec<String>,
     /// Files of folders that are something else.
     pub(super) skipped: Vec<String>,
+    /// Files of folders that cannot be parsed, of which it is not known what they are.
+    pub(super) unparsable: Vec<String>,
 }
 
 /// Checks files and folders. `typed` is the configuration of the flags, if there are any.
@@ -102,6 +104,9 @@ struct FileCheck<'c> {
 impl FileCheck<'_> {
     fn add(&mut self, file: &FoundFile, checker: &ConfigurationChecker) {
         let name = file.path.display().to_string();
+        if !file.is_candidate {
+            return self.result.skipped.push(name);
+        }
         let bytes = match self.files.read(&file.path) {
             Ok(bytes) => bytes,
             Err(why) => {
@@ -114,6 +119,12 @@ impl FileCheck<'_> {
                 self.error(&file.path, Rule::UnknownFile, what);
             }
             FileContent::Unknown(_) => return self.result.skipped.push(name),
+            FileContent::Unparsable(diagnostics) => {
+                if let Some(finding) = unparsable_file(&diagnostics) {
+                    self.result.findings.push_new(finding);
+                }
+                return self.result.unparsable.push(name);
+            }
             FileContent::Malformed(diagnostics, documents) => {
                 self.add_diagnostics(&diagnostics, Rule::Syntax);
                 self.documents.extend(documents);
@@ -267,6 +278,17 @@ impl FileCheck<'_> {
             ..Finding::new(Severity::Error, FindingSubject::Configuration, message)
         });
     }
+}
+
+/// The warning about a file that cannot be parsed.
+fn unparsable_file(diagnostics: &Diagnostics) -> Option<Finding> {
+    let first = diagnostics.errors().next()?;
+    let finding = file_finding(first, Rule::UnparsableFile);
+    Some(Finding {
+        severity: Severity::Warning,
+        message: format!("not checked, since it cannot be parsed: {}", first.message),
+        ..finding
+    })
 }
 
 fn file_finding(diagnostic: &Diagnostic, rule: Rule) -> Finding {

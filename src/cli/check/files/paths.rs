@@ -13,8 +13,8 @@ const MAX_DEPTH: usize = 16;
 /// Files of folders that are larger are skipped: no configuration is.
 const MAX_BYTES: u64 = 8 << 20;
 
-/// The extensions of files of folders that may be configurations, certificates or keys. A file
-/// without an extension may be a kubeconfig.
+/// The extensions of files of folders that may be configurations, certificates or keys, in any
+/// case. A file without an extension may be a kubeconfig. Others are skipped.
 const EXTENSIONS: [&str; 10] = [
     "cer",
     "cert",
@@ -34,6 +34,8 @@ pub(super) struct FoundFile {
     pub(super) path: PathBuf,
     /// Whether the command line names it, and not only its folder.
     pub(super) is_named: bool,
+    /// Whether it may be something that weir knows, by its name and size. True if it is named.
+    pub(super) is_candidate: bool,
 }
 
 /// All files, each once: those of folders sorted by name.
@@ -47,7 +49,14 @@ pub(super) fn find(
     for is_named in [true, false] {
         for path in paths {
             match files.list(path) {
-                Ok(None) if is_named => add(path, true, &mut seen, &mut found),
+                Ok(None) if is_named => {
+                    let file = FoundFile {
+                        path: path.clone(),
+                        is_named,
+                        is_candidate: true,
+                    };
+                    add(file, &mut seen, &mut found);
+                }
                 Ok(Some(entries)) if !is_named => {
                     search(&entries, 0, files, &mut seen, &mut found);
                 }
@@ -67,12 +76,9 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
 
 type Found = Vec<Result<FoundFile, (PathBuf, String)>>;
 
-fn add(path: &Path, is_named: bool, seen: &mut BTreeSet<PathBuf>, found: &mut Found) {
-    if seen.insert(resolve(path)) {
-        found.push(Ok(FoundFile {
-            path: path.to_owned(),
-            is_named,
-        }));
+fn add(file: FoundFile, seen: &mut BTreeSet<PathBuf>, found: &mut Found) {
+    if seen.insert(resolve(&file.path)) {
+        found.push(Ok(file));
     }
 }
 
@@ -100,13 +106,20 @@ fn search(
             {
                 search(&entries, depth + 1, files, seen, found);
             }
-        } else if metadata.is_file() && metadata.len() <= MAX_BYTES && is_candidate(path) {
-            add(path, false, seen, found);
+        } else if metadata.is_file() {
+            let file = FoundFile {
+                path: path.clone(),
+                is_named: false,
+                is_candidate: metadata.len() <= MAX_BYTES && has_known_extension(path),
+            };
+            add(file, seen, found);
         }
     }
 }
 
-fn is_candidate(path: &Path) -> bool {
-    path.extension()
-        .is_none_or(|extension| EXTENSIONS.iter().any(|known| extension == *known))
+fn has_known_extension(path: &Path) -> bool {
+    path.extension().is_none_or(|extension| {
+        let mut known = EXTENSIONS.iter();
+        known.any(|known| extension.eq_ignore_ascii_case(known))
+    })
 }
