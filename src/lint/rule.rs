@@ -58,7 +58,7 @@ rules! {
         "The message is that of the operating system.";
     UnknownFile, Error, "unknown-file",
         "A file that is named on the command line is nothing that weir knows.",
-        "Files of folders that are something else are skipped and counted.";
+        "PEM with neither a certificate nor a key is unknown, too. Files of folders that are something else are skipped and counted.";
     Configuration, Error, "configuration",
         "A flag or a setting is wrong, or a start would warn of it.",
         "These are the errors and warnings of `weir serve`.";

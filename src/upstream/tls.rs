@@ -186,14 +186,7 @@ pub fn parse_certified_key(
 ) -> Result<Arc<CertifiedKey>, PemError> {
     let (certificate_origin, key_origin) = (certificate.origin, key.origin);
     let chain = parse_certificates(certificate_origin, certificate.text)?;
-    let key = PrivateKeyDer::from_pem_slice(key.text).map_err(|why| {
-        let none = "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)";
-        let nothing = matches!(why, pem::Error::NoItemsFound);
-        PemError::new(
-            key_origin,
-            if nothing { none } else { pem_error_text(&why) },
-        )
-    })?;
+    let key = parse_private_key(key)?;
     match CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()) {
         Ok(pair) => Ok(Arc::new(pair)),
         Err(rustls::Error::InconsistentKeys(_)) => Err(PemError::new(
@@ -204,11 +197,35 @@ pub fn parse_certified_key(
             certificate_origin,
             format!("not a usable certificate: {why:?}"),
         )),
-        Err(why) => Err(PemError::new(
-            key_origin,
-            format!("not a usable key: {why}"),
-        )),
+        Err(why) => Err(unusable_key(key_origin, &why)),
     }
+}
+
+/// Whether a private key can be used, whatever certificate it belongs to.
+///
+/// # Errors
+/// There is none, or it is damaged or of a kind that is not supported.
+pub(crate) fn check_private_key(key: PemInput<'_>) -> Result<(), PemError> {
+    let origin = key.origin;
+    let provider = aws_lc_rs::default_provider().key_provider;
+    let loaded = provider.load_private_key(parse_private_key(key)?);
+    loaded.map(drop).map_err(|why| unusable_key(origin, &why))
+}
+
+fn unusable_key(origin: &str, why: &rustls::Error) -> PemError {
+    PemError::new(origin, format!("not a usable key: {why}"))
+}
+
+/// The first private key in a PEM text.
+fn parse_private_key(key: PemInput<'_>) -> Result<PrivateKeyDer<'static>, PemError> {
+    PrivateKeyDer::from_pem_slice(key.text).map_err(|why| {
+        let none = "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)";
+        let nothing = matches!(why, pem::Error::NoItemsFound);
+        PemError::new(
+            key.origin,
+            if nothing { none } else { pem_error_text(&why) },
+        )
+    })
 }
 
 /// When the certificate expires: the earliest expiry in its chain.

@@ -203,6 +203,45 @@ async fn a_configuration_with_more_misspelled_than_known_settings_is_one() {
     );
 }
 
+/// A key without its certificate, and PEM that is something else.
+#[tokio::test]
+async fn every_section_of_pem_is_read_or_unknown() {
+    let files = ConfigDir::new();
+    let pem = |label: &str, base64: &str| {
+        format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n")
+    };
+    files.write("damaged.key", &pem("PRIVATE KEY", "bm90IGEga2V5"));
+    files.write(
+        "encrypted.key",
+        &pem("ENCRYPTED PRIVATE KEY", "bm90IGEga2V5"),
+    );
+    files.write("damaged.pub", &pem("PUBLIC KEY", "bm90IGEga2V5"));
+    files.write("request.pem", &pem("CERTIFICATE REQUEST", "bm90IGEga2V5"));
+    files.write("foo.pem", &pem("FOO", "bm90IGEga2V5"));
+    files.write("ssh.pem", &pem("OPENSSH PRIVATE KEY", "bm90IGEga2V5"));
+    for (file, expected) in [
+        ("tls.key", &[][..]),
+        ("damaged.key", &["certificate"]),
+        ("encrypted.key", &["certificate"]),
+        ("damaged.pub", &["certificate"]),
+        ("request.pem", &["unknown-file"]),
+        ("foo.pem", &["unknown-file"]),
+        ("ssh.pem", &["unknown-file"]),
+    ] {
+        let found = report(&files, &[file]).await;
+        assert_eq!(rules(&found), expected, "{file}: {found:#}");
+    }
+    let found = report(&files, &["request.pem"]).await;
+    let message = found["errors"][0]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("PEM with \"CERTIFICATE REQUEST\""),
+        "{message}"
+    );
+    // In a folder they may belong to something else, but a key is one.
+    let found = report(&files, &["."]).await;
+    assert_eq!(rules(&found), ["certificate", "certificate"], "{found:#}");
+}
+
 /// In a Pod, and with `KUBECONFIG`, a configuration names no API server.
 #[tokio::test]
 async fn where_weir_reads_the_cluster_s_objects_they_are_not_known_here() {

@@ -72,8 +72,14 @@ pub(super) fn recognise(
     let Ok(text) = std::str::from_utf8(bytes) else {
         return not_text(name, is_named);
     };
-    if text.lines().any(|line| line.starts_with("-----BEGIN ")) {
-        return FileContent::Pem;
+    if let Some(first) = pem_labels(text).next() {
+        return if pem_labels(text).any(|label| PemSection::from_label(label).is_some()) {
+            FileContent::Pem
+        } else {
+            FileContent::Unknown(format!(
+                "PEM with {first:?} is nothing that weir reads; {EXPECTED}"
+            ))
+        };
     }
     let mut diagnostics = Diagnostics::default();
     let nodes = document::parse_all(name, text, &mut diagnostics);
@@ -174,6 +180,43 @@ fn not_text(name: &str, is_named: bool) -> FileContent {
         FileContent::Malformed(diagnostics, Vec::new())
     } else {
         unparsable(name, false, diagnostics)
+    }
+}
+
+/// The labels of the sections of a PEM text.
+fn pem_labels(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("-----BEGIN "))
+        .map(|label| label.trim_end().trim_end_matches('-'))
+}
+
+/// What weir reads of PEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PemSection {
+    Certificate,
+    PrivateKey,
+    /// It verifies tokens of service accounts.
+    PublicKey,
+}
+
+impl PemSection {
+    /// The sections of a text, without those that weir does not read.
+    pub(super) fn all(text: &str) -> impl Iterator<Item = Self> {
+        pem_labels(text).filter_map(Self::from_label)
+    }
+
+    fn from_label(label: &str) -> Option<Self> {
+        let endings = [
+            ("CERTIFICATE", Self::Certificate),
+            ("PRIVATE KEY", Self::PrivateKey),
+            ("PUBLIC KEY", Self::PublicKey),
+        ];
+        let mut endings = endings.into_iter();
+        let found = endings.find(|(ending, _)| label.ends_with(ending));
+        // SSH's keys have a format of their own.
+        found
+            .map(|(_, section)| section)
+            .filter(|_| !label.starts_with("OPENSSH"))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::path::PathBuf;
 
+use crate::cli::check::files::content::PemSection;
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::certificates::Defect;
@@ -11,6 +12,7 @@ use crate::cli::config_resolver::findings::FindingSubject;
 use crate::clock::Clock;
 use crate::document::Severity;
 use crate::document::SourceLocation;
+use crate::identity::jwt::KeySet;
 use crate::lint::rule::Rule;
 use crate::upstream::tls;
 use crate::upstream::tls::PemInput;
@@ -23,24 +25,20 @@ pub(super) struct PemFile {
     is_named: bool,
     has_certificate: bool,
     has_key: bool,
+    has_public_key: bool,
 }
 
 impl PemFile {
     pub(super) fn new(path: &Path, bytes: Vec<u8>, is_named: bool) -> Self {
         let text = String::from_utf8_lossy(&bytes);
-        let has = |suffix: &str| {
-            let mut labels = text
-                .lines()
-                .filter_map(|line| line.strip_prefix("-----BEGIN "));
-            labels.any(|label| label.trim_end().trim_end_matches('-').ends_with(suffix))
-        };
-        let (has_certificate, has_key) = (has("CERTIFICATE"), has("PRIVATE KEY"));
+        let has = |wanted| PemSection::all(&text).any(|section| section == wanted);
         Self {
             path: path.to_owned(),
-            bytes,
             is_named,
-            has_certificate,
-            has_key,
+            has_certificate: has(PemSection::Certificate),
+            has_key: has(PemSection::PrivateKey),
+            has_public_key: has(PemSection::PublicKey),
+            bytes,
         }
     }
 
@@ -68,11 +66,32 @@ pub(super) fn check(files: &[PemFile]) -> Vec<Finding> {
         findings.extend(check_certificates(file));
     }
     for key in files.iter().filter(|file| file.has_key) {
-        if let Some(certificate) = certificate_of(key, files) {
-            findings.extend(check_pair(certificate, key));
-        }
+        findings.extend(match certificate_of(key, files) {
+            Some(certificate) => check_pair(certificate, key),
+            None => check_key(key),
+        });
+    }
+    for file in files.iter().filter(|file| file.has_public_key) {
+        findings.extend(check_public_keys(file));
     }
     findings
+}
+
+/// A private key without a certificate.
+fn check_key(file: &PemFile) -> Option<Finding> {
+    let checked = tls::check_private_key(PemInput::new(&file.name(), &file.bytes));
+    let why = checked.err()?;
+    Some(file.error(Rule::CertificateInvalid, why.message))
+}
+
+/// Public keys, as `--service-account-key-file` reads them. Those of folders may be for something
+/// else.
+fn check_public_keys(file: &PemFile) -> Option<Finding> {
+    if !file.is_named {
+        return None;
+    }
+    let why = KeySet::from_pem(&file.bytes).err()?;
+    Some(file.error(Rule::CertificateInvalid, why))
 }
 
 fn check_certificates(file: &PemFile) -> Vec<Finding> {
