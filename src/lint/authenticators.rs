@@ -78,7 +78,8 @@ impl Authenticators {
                 .any(|issuer| name.starts_with(&issuer.user) && !name.starts_with("system:"))
     }
 
-    fn yields_group(&self, name: &str) -> bool {
+    /// Whether a user can be in this group.
+    pub(super) fn yields_group(&self, name: &str) -> bool {
         let is_account_group = name
             .strip_prefix(ACCOUNTS)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'));

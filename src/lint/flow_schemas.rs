@@ -79,13 +79,14 @@ const SUBRESOURCES: &[CommonSubresource] = &[
         name: "status",
         resource: "pods",
         verbs: &["get", "patch", "update"],
-        words: &["status"],
+        // Schemas are named for the status or the scale that the resource itself shows.
+        words: &[],
     },
     CommonSubresource {
         name: "scale",
         resource: "deployments",
         verbs: &["get", "patch", "update"],
-        words: &["scale"],
+        words: &[],
     },
 ];
 
@@ -222,10 +223,12 @@ pub(super) fn lint_rules(
     for (n, rules) in rules.iter().enumerate() {
         for (m, subject) in rules.subjects.iter().enumerate() {
             let at = format!("[{n}].subjects[{m}]");
-            let found = misplaced_subject(subject).or_else(|| {
-                let message = authenticators?.unknown_subject(subject)?;
-                Some((Rule::SubjectUnknown, message))
-            });
+            let found = misplaced_subject(subject)
+                .or_else(|| misspelled_group(subject, authenticators))
+                .or_else(|| {
+                    let message = authenticators?.unknown_subject(subject)?;
+                    Some((Rule::SubjectUnknown, message))
+                });
             findings.extend(found.map(|(rule, message)| (rule, at, message)));
         }
         for (m, rule) in rules.resource_rules.iter().enumerate() {
@@ -264,13 +267,60 @@ fn misplaced_subject(subject: &Subject) -> Option<(Rule, String)> {
     message.map(|message| (Rule::SubjectKind, message))
 }
 
+/// A group that resembles a reserved one. Other groups of `system:` may be in certificates, as
+/// those of components are by some installers.
+fn misspelled_group(
+    subject: &Subject,
+    authenticators: Option<&Authenticators>,
+) -> Option<(Rule, String)> {
+    let name = subject.group.as_deref()?;
+    let own = name.strip_prefix(RESERVED)?;
+    if authenticators.is_some_and(|known| known.yields_group(name)) {
+        return None;
+    }
+    let (first, below) = match own.split_once(':') {
+        Some((first, below)) => (first, Some(below)),
+        None => (own, None),
+    };
+    let groups = GROUPS.iter().filter(|group| {
+        below.is_none() || [BOOTSTRAPPERS, ACCOUNTS].contains(group) // groups below it
+    });
+    let known: Vec<&str> = groups
+        .filter_map(|group| group.strip_prefix(RESERVED))
+        .collect();
+    if known.contains(&first) {
+        return None;
+    }
+    let lower = first.to_ascii_lowercase();
+    let (distance, meant) = known
+        .into_iter()
+        .map(|known| (strsim::osa_distance(&lower, known), known))
+        .min()?;
+    let tolerance = if meant.len() < 7 { 1 } else { 2 };
+    let below = below.map_or_else(String::new, |below| format!(":{below}"));
+    (distance <= tolerance).then(|| {
+        let message = format!(
+            "{name:?} is none of the groups that Kubernetes defines under the reserved name \
+             \"system:\"; did you mean \"{RESERVED}{meant}{below}\"?"
+        );
+        (Rule::SubjectMisspelled, message)
+    })
+}
+
+/// What the names of users and groups begin with that Kubernetes reserves.
+const RESERVED: &str = "system:";
+
+/// The group of bootstrap tokens, and what the names of their further groups begin with.
+const BOOTSTRAPPERS: &str = "system:bootstrappers";
+
 /// Groups that kube-apiserver defines.
-const GROUPS: [&str; 6] = [
+const GROUPS: [&str; 7] = [
     "system:authenticated",
+    BOOTSTRAPPERS,
     "system:masters",
     "system:monitoring",
     "system:nodes",
-    "system:serviceaccounts",
+    ACCOUNTS,
     "system:unauthenticated",
 ];
 

@@ -132,6 +132,9 @@ rules! {
     SubjectKind, Warning, "subject-kind",
         "A subject's name is that of another kind: a group as a user, or a service account's user name as a group.",
         "No authenticator of Kubernetes yields such a user or group.";
+    SubjectMisspelled, Warning, "subject-misspelled",
+        "A group begins with `system:` and resembles one that Kubernetes defines, but is none.",
+        "Kubernetes reserves `system:` for groups such as `system:nodes`, `system:masters` and `system:serviceaccounts:NAMESPACE`. Not reported if a user of the token file is in the group.";
     SubjectUnknown, Warning, "subject-unknown",
         "No configured authenticator yields the user or group.",
         "Reported only where the configuration leaves no other way: no client CA, no front proxies, no token reviews, and no impersonation.";
