@@ -136,7 +136,7 @@ fn object_faults(object: &Value) -> Vec<String> {
         // No types of these are at hand: tests below look at their form.
         ("monitoring.coreos.com/v1", "ServiceMonitor" | "PrometheusRule")
         | ("kustomize.config.k8s.io/v1beta1", "Kustomization")
-        | ("kubeadm.k8s.io/v1beta4", "ClusterConfiguration") => Vec::new(),
+        | ("kubeadm.k8s.io/v1beta4", "ClusterConfiguration" | "InitConfiguration") => Vec::new(),
         (version, kind) => vec![format!("unknown: {version} {kind}")],
     }
 }
@@ -163,7 +163,7 @@ fn every_object_is_valid_by_kubernetes_own_types() {
         }
     }
     assert!(found.is_empty(), "\n{}", found.join("\n"));
-    assert_eq!(kinds.len(), 15, "{kinds:?}");
+    assert_eq!(kinds.len(), 16, "{kinds:?}");
 }
 
 #[test]
@@ -369,6 +369,136 @@ fn kubeadm_s_api_server_has_half_as_many_seats_more_and_probes_on_the_loopback()
             "the port and the rest stay as kubeadm writes them"
         );
     }
+}
+
+/// The page and the files beside it.
+fn kubeadm_page() -> String {
+    read_file(checkout("docs/deployment-kubeadm.md"))
+}
+
+/// By the form of `kubeadm.k8s.io/v1beta4`: no type of it is at hand.
+#[test]
+fn kubeadm_gets_the_node_s_address_and_the_patches_from_a_file() {
+    let init = document("deploy/kubeadm/init-configuration.yaml");
+    let cluster = document("deploy/kubeadm/cluster-configuration.yaml");
+    let settings = document("deploy/kubeadm/config.yaml");
+    assert_eq!(
+        init,
+        json!({
+            "apiVersion": cluster["apiVersion"],
+            "kind": "InitConfiguration",
+            "localAPIEndpoint": {
+                "advertiseAddress": settings["bindAddress"],
+                "bindPort": settings["securePort"],
+            },
+            "patches": {"directory": "/etc/kubernetes/patches"},
+        })
+    );
+    let page = kubeadm_page();
+    for line in [
+        "patches/kube-apiserver+strategic.yaml /etc/kubernetes/patches/\n",
+        "    cat deploy/kubeadm/init-configuration.yaml\n",
+        "    grep -v '^patches:' deploy/kubeadm/init-configuration.yaml\n",
+    ] {
+        assert!(page.contains(line), "{line}");
+    }
+    // v1beta4 is that of kubeadm 1.31.
+    assert_eq!(cluster["apiVersion"], "kubeadm.k8s.io/v1beta4");
+    assert!(page.contains("kubeadm 1.31 or newer"));
+}
+
+/// The flags that kubeadm accepts together with `--config` (`isAllowedFlag` of its validation,
+/// Kubernetes 1.36).
+const BESIDE_CONFIG: [&str; 11] = [
+    "config",
+    "dry-run",
+    "ignore-preflight-errors",
+    "kubeconfig",
+    "kubeconfig-dir",
+    "log-file",
+    "node-name",
+    "print-join-command",
+    "rootfs",
+    "upload-certs",
+    "v",
+];
+
+/// The commands of kubeadm with `--config` in a text, each with the flags that are refused there.
+fn mixed_commands(text: &str) -> Vec<(String, Vec<String>)> {
+    let joined = text.replace("\\\n", " ");
+    let commands = joined.split(['\n', '`']).map(str::trim);
+    let commands = commands.filter(|command| command.starts_with("kubeadm "));
+    let with_flags = commands.map(|command| {
+        let words = command.split_whitespace();
+        let flags = words.filter_map(|word| word.strip_prefix("--"));
+        let flags = flags.map(|flag| flag.split('=').next().unwrap().to_owned());
+        (command.to_owned(), flags.collect::<Vec<_>>())
+    });
+    with_flags
+        .filter(|(_, flags)| flags.iter().any(|flag| flag == "config"))
+        .map(|(command, mut flags)| {
+            flags.retain(|flag| !BESIDE_CONFIG.contains(&&**flag) && !flag.starts_with("skip-"));
+            (command, flags)
+        })
+        .collect()
+}
+
+#[test]
+fn no_command_of_kubeadm_has_flags_that_it_refuses_beside_a_file() {
+    let example = "`kubeadm init --config a --v 2`:\n  kubeadm init --config=a \\\n --patches b\n";
+    let flags: Vec<_> = mixed_commands(example)
+        .into_iter()
+        .map(|(_, flags)| flags)
+        .collect();
+    assert_eq!(flags, [vec![], vec!["patches".to_owned()]]);
+
+    let mut count = 0;
+    let pages = fs::read_dir(checkout("docs")).unwrap();
+    let pages = pages.map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let others = ["README.md", "CHANGELOG.md"].map(checkout);
+    for file in pages.chain(others).chain(yaml_files(&checkout(KUBEADM))) {
+        for (command, refused) in mixed_commands(&read_file(&file)) {
+            count += 1;
+            assert!(
+                refused.is_empty(),
+                "{}: {command}: {refused:?}",
+                file.display()
+            );
+        }
+    }
+    assert!(count > 0, "no command with --config");
+}
+
+/// Without weir and with the API server on the loopback kubectl reaches nothing.
+#[test]
+fn the_undo_reads_from_the_cluster_before_it_removes_weir() {
+    let page = kubeadm_page();
+    let (_, undo) = page.split_once("\n## Undo\n").unwrap();
+    let (undo, _) = undo.split_once("\n## ").unwrap();
+    let removal = undo.find("/etc/kubernetes/manifests/weir.yaml").unwrap();
+    let (before, after) = undo.split_at(removal);
+    assert!(before.contains("edit configmap kubeadm-config"), "{undo}");
+    assert!(before.contains("get configmap kubeadm-config"), "{undo}");
+    assert!(!after.contains("configmap"), "{undo}");
+    let written = after.find("kubeadm init phase").unwrap();
+    let rights = after.find("kubectl delete").unwrap();
+    assert!(written < rights, "{undo}");
+}
+
+#[test]
+fn the_page_says_how_long_a_static_pod_s_address_is_closed() {
+    const MEASURED: &str = "0.4 and 0.5 s";
+    const BOUND: &str = "above 30 s";
+    for page in [kubeadm_page(), read_file(checkout("docs/restarts.md"))] {
+        let words: Vec<_> = page.split_whitespace().collect();
+        let page = words.join(" ");
+        for text in [MEASURED, BOUND, "not measured"] {
+            assert!(page.contains(text), "{text}");
+        }
+    }
+    let script = read_file(checkout("tests/tools/restart.sh"));
+    assert!(script.contains(" 1 30000 \"$took\""));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every command in the README and in docs/. Blocks marked `sh ci` run as they are, in order, at the top of the checkout.
 # Blocks marked `sh` are for a real cluster: the playground's API server stands in for it. Blocks marked `sh node` are for a
-# control-plane node: they find its files below another folder, and a stand-in for kubeadm. Blocks marked `sh log` have an audit
-# log, configurations and a running weir; what lasts longer than 3 s is interrupted.
+# control-plane node: they find its files below another folder, and stand-ins for kubeadm and its ConfigMap. Blocks marked `sh log`
+# have an audit log, configurations and a running weir; what lasts longer than 3 s is interrupted.
 #
 # A block that starts a playground runs beside the others until this script ends; the folder of its --dir is emptied first.
 # Every other block has its own shell, and a minute.
@@ -86,15 +86,44 @@ for block in "$WORK"/serve-*; do
 done
 check_between 'blocks for a cluster' 2 100 "$(find "$WORK" -name 'serve-??' | wc -l)"
 
-# The top of a checkout with a node's settings. kubeadm makes a kubeconfig, as on a node.
+# The top of a checkout with a node's settings. The node's address stays the example's in kubeadm's file: so its manifest shows what
+# the patch changes.
 mkdir -p "$WORK/node/deploy" "$WORK/bin"
 cp -r "$ROOT/deploy/kubeadm" "$WORK/node/deploy/"
 placed <"$ROOT/deploy/kubeadm/config.yaml" >"$WORK/node/deploy/kubeadm/config.yaml"
+sed -i "s#/etc/kubernetes/patches#$WORK&#" "$WORK/node/deploy/kubeadm/init-configuration.yaml"
 sed 's/weir-playground/kubernetes/' "$DIR/kubeconfig" >"$WORK/etc/kubernetes/admin.conf"
-# shellcheck disable=SC2016 # for that script
-printf '#!/bin/sh\n[ "$*" = "kubeconfig user --client-name=weir" ] && cat %s\n' "$WORK/etc/kubernetes/admin.conf" >"$WORK/bin/kubeadm"
-chmod +x "$WORK/bin/kubeadm"
 rm "$WORK/etc/weir/kubeconfig"
+check_ok "kubeadm's ConfigMap" kubectl -n kube-system create configmap kubeadm-config \
+    "--from-file=ClusterConfiguration=$ROOT/deploy/kubeadm/cluster-configuration.yaml"
+
+# kubeadm makes a kubeconfig, and the API server's manifest from one file: by its InitConfiguration, its ClusterConfiguration and the
+# patches. It takes these arguments only.
+cat >"$WORK/bin/kubeadm" <<'END'
+#!/usr/bin/env bash
+set -euo pipefail
+folder=$(cd "$(dirname "$0")/../etc/kubernetes" && pwd)
+case "$*" in
+    'kubeconfig user --client-name=weir') exec cat "$folder/admin.conf" ;;
+    "init phase control-plane apiserver --config $folder/kubeadm.yaml") ;;
+    *) echo "can not mix '--config' with arguments: $*" >&2 && exit 1 ;;
+esac
+[[ $(sed -n 's/^kind: //p; s/^---$/&/p' "$folder/kubeadm.yaml" | tr '\n' ' ') == 'InitConfiguration --- ClusterConfiguration ' ]]
+address=$(sed -n 's/^localAPIEndpoint: {advertiseAddress: \([0-9.]*\),.*/\1/p' "$folder/kubeadm.yaml")
+patches=$(sed -n 's/^patches: {directory: \(.*\)}$/\1/p' "$folder/kubeadm.yaml")
+bind=$(awk '/name: bind-address/ {getline; print $2}' "$folder/kubeadm.yaml")
+mkdir -p "$folder/manifests"
+{
+    printf 'apiVersion: v1\nkind: Pod\nmetadata: {name: kube-apiserver, namespace: kube-system}\nspec:\n  containers:\n'
+    printf '  - name: kube-apiserver\n    command: [kube-apiserver, --advertise-address=%s, --bind-address=%s]\n' "$address" "$bind"
+    for probe in liveness readiness startup; do
+        printf '    %sProbe: {httpGet: {host: %s, path: /%s, port: 6443, scheme: HTTPS}}\n' "$probe" "$address" "$probe"
+    done
+} >"$folder/unpatched.yaml"
+kubectl patch --local --type strategic -o yaml -f "$folder/unpatched.yaml" \
+    -p "$(cat "$patches/kube-apiserver+strategic.yaml")" >"$folder/manifests/kube-apiserver.yaml"
+END
+chmod +x "$WORK/bin/kubeadm"
 cd "$WORK/node"
 for block in "$WORK"/node-*; do
     name=$(basename "$block")
@@ -104,7 +133,12 @@ for block in "$WORK"/node-*; do
     check "$name: $(head -n 1 "$block"): exit code" 0 "$STATUS"
     if [[ $STATUS != 0 ]]; then tail -n 20 "$WORK/$name.out" "$WORK/$name.err"; fi
 done
-check_between 'blocks for a node' 3 100 "$(find "$WORK" -name 'node-??' | wc -l)"
+check_between 'blocks for a node' 6 100 "$(find "$WORK" -name 'node-??' | wc -l)"
+manifest=$WORK/etc/kubernetes/manifests/kube-apiserver.yaml
+check "the API server's address and its probes are the loopback" 4 "$(grep -cE '(bind-address=|host: )127\.0\.0\.1$' "$manifest")"
+check '... and its port and the address that it publishes stay' 4 "$(grep -cE 'port: 6443$|advertise-address=192\.0\.2\.10$' "$manifest")"
+check 'the undo has no patches' 0 "$(grep -c '^patches:' "$WORK/etc/kubernetes/kubeadm.yaml" || true)"
+check '... and both configurations' 2 "$(grep -cE '^kind: (Init|Cluster)Configuration$' "$WORK/etc/kubernetes/kubeadm.yaml")"
 # What the kubelet would start.
 read -ra arguments < <(placed <"$WORK/etc/kubernetes/manifests/weir.yaml" | sed -n 's/^ *args: \[\(.*\)\]/\1/p' | tr -d ,)
 start static-pod "$WEIR" "${arguments[@]}" "${anywhere[@]}"
