@@ -501,6 +501,30 @@ fn the_page_says_how_long_a_static_pod_s_address_is_closed() {
     assert!(script.contains(" 1 30000 \"$took\""));
 }
 
+/// systemd before 252 does not know `--kill-whom`, and without either all processes get the signal.
+#[test]
+fn every_hand_over_by_systemctl_is_one_that_old_versions_of_systemd_know() {
+    let mut count = 0;
+    let files = [
+        "docs/restarts.md",
+        "deploy/weir.service",
+        "README.md",
+        "CHANGELOG.md",
+    ];
+    for file in files {
+        for line in read_file(checkout(file)).lines() {
+            if line.contains("systemctl kill") {
+                count += 1;
+                assert!(
+                    line.contains("systemctl kill --kill-who=main"),
+                    "{file}: {line}"
+                );
+            }
+        }
+    }
+    assert!(count > 2, "{count}");
+}
+
 #[test]
 fn weir_has_the_same_rights_on_a_control_plane_and_in_a_pod() {
     let role = |path: &str| {
