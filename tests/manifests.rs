@@ -12,8 +12,11 @@ mod yaml;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
@@ -677,4 +680,50 @@ fn replicas_that_share_limits_have_the_key_and_the_password_of_their_valkey() {
     assert_eq!(&policies[0]["spec"]["podSelector"]["matchLabels"], labels);
     let target = &policies[1]["spec"]["egress"][0]["to"][0];
     assert_eq!(&target["podSelector"]["matchLabels"], labels);
+}
+
+/// Named ports of egress are not known to every network plugin.
+#[test]
+fn rules_for_egress_have_numbers_of_ports() {
+    let mut count = 0;
+    for file in yaml_files(&checkout("deploy/kustomize")) {
+        for policy in documents(&file) {
+            let rules = policy["spec"]["egress"].as_array().into_iter().flatten();
+            for port in rules.filter_map(|rule| rule["ports"].as_array()).flatten() {
+                count += 1;
+                assert!(port["port"].is_number(), "{}: {port}", file.display());
+            }
+        }
+    }
+    assert!(count > 1, "{count}");
+}
+
+/// A shell that stays process 1 of the container would ignore SIGTERM.
+#[test]
+fn valkey_takes_the_place_of_its_shell_and_gets_its_settings() {
+    let path = "deploy/kustomize/overlays/shared-limits/valkey.yaml";
+    let deployment = documents(checkout(path)).remove(0);
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(strings(&container["command"]), ["sh", "-c"]);
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    fs::write(&password, "secret\n").unwrap();
+    let program = folder.path().join("valkey-server");
+    fs::write(&program, "#!/bin/sh\necho \"$$ $*\"\ncat\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = strings(&container["args"])[0]
+        .replace("/etc/weir/shared/password", password.to_str().unwrap());
+    let child = Command::new("sh")
+        .args(["-c", &script])
+        .env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let expected = format!(
+        "{} -\nrequirepass secret\nsave \"\"\nmaxmemory 96mb\nmaxmemory-policy noeviction\n",
+        child.id()
+    );
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
 }
