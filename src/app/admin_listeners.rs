@@ -17,6 +17,7 @@ use crate::observe::admin::zpages::Zpages;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::ConfiguredSources;
+use crate::replicas::peers::snapshots::SnapshotSource;
 
 /// What operators are shown and a reload replaces.
 pub(super) type ShownConfig = (
@@ -58,6 +59,10 @@ impl AdminListeners {
     ) -> Self {
         let host = &admin.effective.host;
         let status = shared.status(&readiness, sources, host);
+        if let Some(replicas) = readiness.division() {
+            let source: Arc<dyn SnapshotSource> = Arc::<StatusFeed>::clone(&status);
+            replicas.set_snapshot_source(Arc::downgrade(&source));
+        }
         let zpages = Arc::new(Zpages {
             start_time: (Clock.now(), Clock.wall()),
             effective: Arc::clone(effective),

@@ -252,6 +252,7 @@ impl Agreement {
         peer.heard = now;
         peer.expired = false;
         peer.leaving = message.leaving;
+        peer.snapshots = message.snapshots;
         if let Some(received) = message.received.get(&self.id.name)
             && received.instance == self.id.instance
             && received.number <= self.number
@@ -497,6 +498,12 @@ impl Agreement {
         silent
             .filter(move |(_, peer)| !peer.expired && is_silent(peer))
             .map(|(name, _)| name.as_str())
+    }
+
+    /// Whether a replica has said that it answers requests for snapshots.
+    #[must_use]
+    pub(crate) fn sends_snapshots(&self, name: &str) -> bool {
+        self.peers.get(name).is_some_and(|peer| peer.snapshots)
     }
 
     /// The other replicas, for the pages.

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
@@ -22,8 +24,11 @@ use crate::replicas::membership::AdvertisedAddress;
 use crate::replicas::membership::MembershipTask;
 use crate::replicas::message::ReplicaId;
 use crate::replicas::metrics::ReplicaMetrics;
+use crate::replicas::peer::PeerStatus;
 use crate::replicas::peers::links;
 use crate::replicas::peers::listener;
+use crate::replicas::peers::snapshots::SnapshotExchange;
+use crate::replicas::peers::snapshots::SnapshotSource;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaReport;
 use crate::replicas::state::ReplicaState;
@@ -38,6 +43,7 @@ const STEP: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug)]
 pub(crate) struct Replicas {
     state: Arc<ReplicaState>,
+    snapshots: Arc<SnapshotExchange>,
     calls: ApiServerClient,
     /// The certificates of the peer connections, if there are any.
     tls: Option<watch::Sender<Arc<PeerTlsConfigs>>>,
@@ -54,6 +60,19 @@ pub(crate) struct Replicas {
 pub(crate) struct PreparedPeerTls {
     tls: PeerTls,
     configs: Arc<PeerTlsConfigs>,
+}
+
+/// What is known of another replica's state.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotOfPeer {
+    /// Its name.
+    pub(crate) name: String,
+    /// The age of the last snapshot.
+    pub(crate) age: Option<Duration>,
+    /// The last snapshot, as [`SnapshotSource::content`] has made it there.
+    pub(crate) content: Option<Bytes>,
+    /// Why the last request failed.
+    pub(crate) failure: Option<String>,
 }
 
 /// What the division is built from.
@@ -117,6 +136,7 @@ impl Replicas {
         state.step(Clock.now());
         Ok(Self {
             state,
+            snapshots: Arc::default(),
             calls,
             tls,
             shown: Arc::new(Mutex::new(shown)),
@@ -166,8 +186,11 @@ impl Replicas {
         let membership = MembershipTask::new(state, calls, self.address.clone());
         *self.membership.lock() = Some(tokio::spawn(membership.run()).abort_handle());
         if let (Some(tls), Some(socket)) = (&self.tls, self.listener.lock().take()) {
-            tokio::spawn(links::run(Arc::clone(state), tls.subscribe()));
-            tokio::spawn(listener::run(socket, Arc::clone(state), tls.subscribe()));
+            let parts = || (Arc::clone(state), Arc::clone(&self.snapshots));
+            let (replicas, snapshots) = parts();
+            tokio::spawn(links::run(replicas, snapshots, tls.subscribe()));
+            let (replicas, snapshots) = parts();
+            tokio::spawn(listener::run(socket, replicas, snapshots, tls.subscribe()));
         }
         let (state, drain) = (Arc::clone(state), Arc::clone(drain));
         tokio::spawn(async move {
@@ -192,6 +215,44 @@ impl Replicas {
             membership.abort(); // it would renew the Lease after its end
         }
         MembershipTask::finish(&self.state, self.calls.clone()).await;
+    }
+
+    /// Sets what takes this replica's snapshots for the others. Only the first call counts.
+    pub(crate) fn set_snapshot_source(&self, source: Weak<dyn SnapshotSource>) {
+        self.snapshots.set_source(source);
+    }
+
+    /// The name of this replica, if it has peer connections.
+    #[must_use]
+    pub(crate) fn name_among_peers(&self) -> Option<&str> {
+        self.tls.as_ref().map(|_| &*self.state.id.name)
+    }
+
+    /// The last snapshots of the others, which are asked for new ones at most once a second. Waits
+    /// for half a second at most.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn peer_snapshots(&self) -> Vec<SnapshotOfPeer> {
+        let addresses = self.state.addresses.borrow().clone();
+        let mut snapshots = self.snapshots.ask(addresses.keys()).await;
+        let now = Clock.now();
+        let peers = self.state.report(now).peers.into_iter();
+        let snapshot = |peer: PeerStatus| {
+            let known = snapshots.remove(&peer.name).unwrap_or_default();
+            let failure = match addresses.contains_key(&peer.name) {
+                true => known.failure,
+                false => Some("it has no peer connections".to_owned()),
+            };
+            let (received, content) = known.last.unzip();
+            SnapshotOfPeer {
+                name: peer.name,
+                age: received.map(|at| now.saturating_duration_since(at)),
+                content,
+                failure,
+            }
+        };
+        peers.map(snapshot).collect()
     }
 
     /// What is shown of the division.

@@ -42,6 +42,9 @@ pub(crate) struct ReplicaMessage {
     /// Whether it is shutting down.
     #[serde(default)]
     pub(crate) leaving: bool,
+    /// Whether it answers requests for snapshots. Versions before these leave it out.
+    #[serde(default)]
+    pub(crate) snapshots: bool,
     /// For each of [`POOL_NAMES`].
     pub(crate) pools: [PoolClaim; POOLS],
     /// The last message of each other replica that it has received, by name.
@@ -98,6 +101,7 @@ impl ReplicaMessage {
             instance: id.instance,
             number,
             leaving,
+            snapshots: true,
             pools,
             received,
         }

@@ -26,6 +26,6 @@ mod membership;
 pub(crate) mod message;
 pub mod metrics;
 pub(crate) mod peer;
-mod peers;
+pub(crate) mod peers;
 mod shares;
 pub(crate) mod state;

@@ -38,6 +38,8 @@ pub(super) struct PeerRecord {
     /// Whether it has surely dropped to its floor.
     pub(super) expired: bool,
     pub(super) leaving: bool,
+    /// Whether it answers requests for snapshots.
+    pub(super) snapshots: bool,
 }
 
 impl PeerRecord {
@@ -54,6 +56,7 @@ impl PeerRecord {
             lease_ended: false,
             expired: false,
             leaving: false,
+            snapshots: false,
         }
     }
 
@@ -67,6 +70,7 @@ impl PeerRecord {
         self.number = None;
         self.acknowledged = None;
         self.leaving = false;
+        self.snapshots = false;
         self.expired = false;
         self.heard = now;
     }

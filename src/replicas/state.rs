@@ -198,6 +198,11 @@ impl ReplicaState {
         self.inner.lock().agreement.next_message(now)
     }
 
+    /// Whether a replica has said that it answers requests for snapshots.
+    pub(super) fn sends_snapshots(&self, name: &str) -> bool {
+        self.inner.lock().agreement.sends_snapshots(name)
+    }
+
     /// Counts an exchange that this replica began.
     pub(super) fn exchanged(&self, ok: bool) {
         self.metrics.exchanged(ok);

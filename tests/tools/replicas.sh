@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Three weirs divide a total of 60 slots, with Leases in the playground's API server and peer connections through a relay that can be
 # stopped. A skewed load moves the shares; one weir is killed and one stopped, the connections and the Leases are taken away. At the API
-# server there are never more requests in flight than the total and what docs/replicas.md states.
+# server there are never more requests in flight than the total and what docs/replicas.md states. Any replica shows all of them.
 #
 # NIGHTLY=1: each state lasts longer, and what is to come within some seconds has to.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl openssl python3 wrk
+need awk curl jq openssl python3 wrk
 
 TOTAL=60
 LEASE=6 # seconds
@@ -137,6 +137,17 @@ divided() {
     ((sum >= $1 && sum <= TOTAL))
 }
 
+# shown BY WHICH: the status of `all` replicas or of one, as a replica shows it.
+shown() {
+    curl -sS --max-time "$LIMIT" "http://${ADMINS[$1]}/status.json?replicas=$2"
+}
+
+# shows BY WHICH FILTER: jq's filter is true for it.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+shows() {
+    shown "$1" "$2" | jq -e "$3"
+}
+
 # load REPLICA CONNECTIONS
 load() {
     start "load-$1" wrk -t 1 -c "$2" -d 600s --timeout 60s -H "$(bearer alice)" "${URLS[$1]}/api/v1/namespaces/default"
@@ -164,6 +175,66 @@ sharing() {
     check_match 'readyz' '\[\+\]replicas ok' "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
 }
 
+# Each replica has a client that the others do not see. `one` has at most 50 slots, so that a sum of the shares is larger.
+one_view() {
+    local name
+    for name in "${REPLICAS[@]}"; do
+        curl -sS -o /dev/null --max-time "$LIMIT" --cacert "$DIR/ca.crt" -A "agent-$name" -H "$(bearer alice)" "${URLS[$name]}/version"
+    done
+    for name in one three; do
+        check_ok "$name shows the talkers of all" within "$LIMIT" shows "$name" all '
+            (.view.chosen == "all") and ([.view.replicas[] | select(.counted).name] == ["one", "three", "two"]) and
+            ([.talkers[] | select(.by == "userAgent" and .windowSeconds == 300).rows[].name]
+                | contains(["agent-one", "agent-three", "agent-two"]))'
+        check_ok "$name shows the levels of all" within "$LIMIT" shows "$name" all '
+            .levels[] | select(.name == "readOnly") | .currentLimit > 50 and .seatsInUse > 30'
+    done
+    check_ok 'one replica is picked out' within "$LIMIT" shows one three '
+        [.talkers[] | select(.by == "userAgent" and .windowSeconds == 300).rows[].name]
+            | contains(["agent-three"]) and (contains(["agent-one"]) | not)'
+    check 'without a choice it is the one that is asked' null "$(curl -sS "http://${ADMINS[one]}/status.json" | jq .view)"
+    check_match 'a wrong choice is told with the right ones' '^replicas: all or a name; .*A-b' "$(shown one A-b)"
+    check_match 'events of all' '"chosen":"all"' \
+        "$(curl -sSN --max-time "$LIMIT" "http://${ADMINS[one]}/status/events?replicas=all" 2>/dev/null | grep -m1 -o '"chosen":"all"')"
+    check_match 'weir top shows all' $'\n''shown: all 3 replicas'$'\n' "$("$WEIR" top --admin "http://${ADMINS[one]}" --once)"
+    check 'weir top shows one' two "$("$WEIR" top --admin "http://${ADMINS[one]}" --once -o json --replica two | jq -r .replicas.name)"
+    check 'frames of later versions are skipped, and what is none ends the connection' 'snapshot ended ended ended' "$(frames)"
+    check_ok 'frames: it goes on' states member one
+}
+
+# frames: what a replica answers to frames of a peer.
+frames() {
+    python3 - "${PORTS[one]}" "$WORK" <<'END'
+import json, ssl, socket, struct, sys
+
+port, work = int(sys.argv[1]), sys.argv[2]
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname = False
+context.load_verify_locations(work + "/peer-ca.crt")
+context.load_cert_chain(work + "/peer.crt", work + "/peer.key")
+
+def answer(*frames):
+    with socket.create_connection(("127.0.0.1", port), 30) as tcp, context.wrap_socket(tcp) as stream:
+        for frame in frames:
+            stream.sendall(struct.pack(">I", len(frame)) + frame)
+        reader = stream.makefile("rb")
+        try:
+            head = reader.read(4)
+        except (ConnectionError, ssl.SSLError):
+            head = b""
+        if len(head) < 4:
+            return "ended"
+        length = struct.unpack(">I", head)[0]
+        assert length <= 256 << 10, length
+        return json.loads(reader.read(length))["kind"]
+
+request = b'{"kind":"snapshot-request","version":1}'
+later = b'{"kind":"of-a-later-version","version":[7]}'
+other = b'{"kind":"snapshot-request","version":2}'
+print(answer(later, other, request), answer(b"[" * 60000), answer(b"\xff\x00"), answer(b"x" * (65 << 10)))
+END
+}
+
 # The floor of one of three is 5.
 killed() {
     signal load-two KILL
@@ -171,8 +242,16 @@ killed() {
     finish two
     check_ok 'killed: its share goes to the others' within "$(soon $((3 * LEASE)))" at_least $((TOTAL - 6)) one three
     check_between 'killed: its floor is reserved' 1 $((TOTAL - 5)) "$(shares one three)"
+    check_ok 'killed: it is shown as missing' within "$LIMIT" shows one all '
+        .view.replicas[] | select(.name == "two") | (.counted | not) and .ageSeconds > 5 and .failure != null'
+    check_ok 'killed: the others are shown' shows one all '([.view.replicas[] | select(.counted).name] == ["one", "three"]) and
+        (.levels | length == 2)'
+    check_ok 'killed: it is shown as it was' shows one two '.replicas.name == "two" and (.levels | length == 2)'
+    check_match 'killed: weir top says so' 'shown: 2 of 3 replicas \(two missing for [0-9.]+s\)' \
+        "$("$WEIR" top --admin "http://${ADMINS[one]}" --once)"
     replica two
     check_ok 'killed: it is back' within "$(soon 10)" states member "${REPLICAS[@]}"
+    check_ok 'killed: it is shown again' within "$LIMIT" shows one all '[.view.replicas[].counted] == [true, true, true]'
     load two 30
     check_ok 'killed: it has its share again' within "$(soon 10)" at_least 20 two
     check_between 'killed: in flight' 40 $((TOTAL + OWN)) "$(peak)"
@@ -231,6 +310,7 @@ for name in "${REPLICAS[@]}"; do PORTS[$name]=$(free_port); done
 relay
 for name in "${REPLICAS[@]}"; do replica "$name"; done
 sharing
+one_view
 killed
 stopped_replica
 disconnected

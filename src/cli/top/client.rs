@@ -19,6 +19,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::cli::top::model::StatusUpdate;
@@ -92,15 +93,22 @@ impl fmt::Display for AdminUrl {
     }
 }
 
-/// Fetches one snapshot.
+/// Fetches one snapshot: of a replica or of `all`, or of the weir that is asked itself.
 ///
 /// # Errors
 /// The reason, if there is no response, or if the response is not a snapshot.
 ///
 /// # Cancel safety
 /// The connection ends with the future. Nothing is lost.
-pub(crate) async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String> {
-    let response = with_timeout(get(address, "/status.json")).await?;
+pub(crate) async fn fetch_snapshot(
+    address: &AdminUrl,
+    replica: Option<&str>,
+) -> Result<StatusSnapshot, String> {
+    let path = match replica {
+        Some(replica) => format!("/status.json?replicas={replica}"),
+        None => "/status.json".to_owned(),
+    };
+    let response = with_timeout(get(address, &path)).await?;
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();
     let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
     serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not a status: {why}"))
@@ -145,13 +153,26 @@ pub(crate) async fn open_stream(address: &AdminUrl, path: &str) -> Result<Incomi
     Ok(with_timeout(get(address, path)).await?.into_body())
 }
 
-/// Sends updates and connection failures to `updates`, until its receiver is dropped.
+/// Sends updates and connection failures to `updates`, until its receiver or the sender of
+/// `replica` is dropped. `replica` is the chosen one or `all`; the stream begins anew when it changes.
 ///
 /// # Cancel safety
 /// The connection ends with the future.
-pub(crate) async fn stream_updates(address: AdminUrl, updates: mpsc::Sender<StatusUpdate>) {
+pub(crate) async fn stream_updates(
+    address: AdminUrl,
+    mut replica: watch::Receiver<String>,
+    updates: mpsc::Sender<StatusUpdate>,
+) {
     loop {
-        let Err(why) = read_events(&address, &updates).await else {
+        let path = format!("/status/events?replicas={}", *replica.borrow_and_update());
+        let result = tokio::select! {
+            result = read_events(&address, &path, &updates) => result,
+            changed = replica.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+        };
+        let Err(why) = result else {
             return;
         };
         if updates.send(StatusUpdate::Disconnected(why)).await.is_err() {
@@ -164,11 +185,10 @@ pub(crate) async fn stream_updates(address: AdminUrl, updates: mpsc::Sender<Stat
 /// Sends updates until the connection ends. `Ok` if the receiver of `updates` was dropped.
 async fn read_events(
     address: &AdminUrl,
+    path: &str,
     updates: &mpsc::Sender<StatusUpdate>,
 ) -> Result<(), String> {
-    let mut body = with_timeout(get(address, "/status/events"))
-        .await?
-        .into_body();
+    let mut body = with_timeout(get(address, path)).await?.into_body();
     let mut parser = EventStreamParser::default();
     loop {
         let frame = timeout(TIMEOUT, body.frame())

@@ -2,8 +2,10 @@
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
+use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::ViewedReplicaStatus;
 
 /// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -188,6 +190,37 @@ pub(crate) fn replicas(snapshot: &StatusSnapshot) -> Option<String> {
         "{live}/{} replicas, {shares}{state}",
         replicas.others.len() + 1
     ))
+}
+
+/// Which replicas are shown, and which are missing. `None` if there are no others to choose.
+#[must_use]
+pub(crate) fn shown_replicas(snapshot: &StatusSnapshot) -> Option<String> {
+    let view = snapshot.view.as_ref()?;
+    let total = view.replicas.len();
+    if view.chosen != ALL_REPLICAS {
+        let mut all = view.replicas.iter();
+        let chosen = all.find(|replica| replica.name == view.chosen);
+        let state = match chosen {
+            Some(replica) if replica.counted => String::new(),
+            Some(replica) => format!(" ({})", missing(replica)),
+            None => " (unknown)".to_owned(),
+        };
+        return Some(format!("replica {}{state}", sanitize(&view.chosen)));
+    }
+    let absent = view.replicas.iter().filter(|replica| !replica.counted);
+    let absent = absent.map(|replica| format!("{} {}", sanitize(&replica.name), missing(replica)));
+    let absent = absent.collect::<Vec<_>>().join(", ");
+    Some(match absent.is_empty() {
+        true => format!("all {total} replicas"),
+        false => format!("{} of {total} replicas ({absent})", view.counted().count()),
+    })
+}
+
+fn missing(replica: &ViewedReplicaStatus) -> String {
+    match replica.age_seconds {
+        Some(age) => format!("missing for {}", duration(age)),
+        None => "missing".to_owned(),
+    }
 }
 
 /// The connection budget with the highest usage, and its largest holder. `None` if all are unused.

@@ -38,6 +38,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event;
 use ratatui::crossterm::event::Event;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 
 use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::exit_with_failure;
@@ -49,9 +50,11 @@ use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::model::TopModel;
 use crate::cli::top::view_options::ScrollOffsets;
 use crate::cli::top::view_options::ViewOptions;
+use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::UsageMeasure;
 use crate::observe::top_talkers::Window;
+use crate::replicas::message::check_name;
 
 /// Updates or key events that are not handled yet. weir sends one update a second.
 const CHANNEL_CAPACITY: usize = 16;
@@ -81,6 +84,13 @@ pub(crate) struct TopArgs {
     /// Sort talkers by this (default requests).
     #[arg(long, value_name = "MEASURE", value_parser = name_parser(UsageMeasure::DISPLAY_ORDER, UsageMeasure::name))]
     sort: Option<UsageMeasure>,
+    /// Where replicas have connections to each other: show one of them, by its name, or all of them together (all).
+    #[arg(long, value_name = "NAME", default_value = ALL_REPLICAS, value_parser = parse_replica)]
+    replica: String,
+}
+
+fn parse_replica(text: &str) -> Result<String, String> {
+    check_name(text).map(|()| text.to_owned())
 }
 
 /// Parses one of `all` by its name, as `/debug/top_talkers` does.
@@ -100,6 +110,7 @@ impl TopArgs {
             by: self.by.unwrap_or_default(),
             window: self.window.unwrap_or_default(),
             talker_sort: self.sort.unwrap_or_default(),
+            replica: Some(self.replica.clone()).filter(|name| name != ALL_REPLICAS),
             ..ViewOptions::default()
         }
     }
@@ -160,7 +171,7 @@ async fn run_once(args: &TopArgs) -> ExitCode {
 }
 
 async fn fetch_json(args: &TopArgs) -> Result<String, String> {
-    let mut snapshot = client::fetch_snapshot(&args.admin).await?;
+    let mut snapshot = client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
     text_table::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
     let text = serde_json::to_string_pretty(&snapshot).map_err(|why| why.to_string())?;
     Ok(text + "\n")
@@ -172,7 +183,7 @@ async fn fetch_table(args: &TopArgs) -> Result<String, String> {
         if n > 0 {
             tokio::time::sleep(SAMPLE_INTERVAL).await;
         }
-        let snapshot = client::fetch_snapshot(&args.admin).await?;
+        let snapshot = client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
         model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot)));
     }
     Ok(text_table::render_table(&model.view_model, &model.options))
@@ -191,7 +202,9 @@ async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result
     let mut model = TopModel::new(args.view_options());
     let (update_sender, mut updates) = mpsc::channel(CHANNEL_CAPACITY);
     let (key_sender, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
-    tokio::spawn(client::stream_updates(args.admin, update_sender));
+    let chosen = watch::Sender::new(model.options.chosen_replica().to_owned());
+    let updated = client::stream_updates(args.admin, chosen.subscribe(), update_sender);
+    tokio::spawn(updated);
     thread::spawn(move || {
         while let Ok(event) = event::read() {
             if key_sender.blocking_send(event).is_err() {
@@ -211,6 +224,12 @@ async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result
                     if model.handle_key(key) == KeyOutcome::Quit {
                         return Ok(());
                     }
+                    let replica = model.options.chosen_replica();
+                    chosen.send_if_modified(|chosen| {
+                        let is_other = chosen != replica;
+                        replica.clone_into(chosen);
+                        is_other
+                    });
                 }
                 Some(_) => {} // a resize: drawn again
                 None => return Ok(()), // the terminal was closed

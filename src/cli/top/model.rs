@@ -89,6 +89,12 @@ impl TopModel {
         if self.snapshots.back().is_some_and(restarted) {
             self.snapshots.clear();
         }
+        // Totals of other replicas are no growth.
+        let is_of_others = |last: &StatusSnapshot| !is_of_same_replicas(last, &snapshot);
+        if self.snapshots.back().is_some_and(is_of_others) {
+            self.snapshots.clear();
+            self.ring.forget_totals();
+        }
         // The interval of weir's own history rows, 200 ms tolerance. The first snapshot is the base
         // of the next one's differences.
         let since = snapshot.unix_ms.saturating_sub(self.last_row_ms);
@@ -138,6 +144,13 @@ impl TopModel {
             self.toggle_frozen();
             return KeyOutcome::Redraw;
         }
+        if key.code == KeyCode::Char('p') {
+            let view = self.view_model.now.iter().flat_map(|(now, _)| &now.view);
+            let names = view.flat_map(|view| &view.replicas);
+            let names = names.map(|replica| &*replica.name);
+            self.options.pick_next_replica(names);
+            return KeyOutcome::Redraw;
+        }
         let panels = self.view_model.panels(&self.options);
         self.options.handle_key(key.code, &panels);
         KeyOutcome::Redraw
@@ -148,6 +161,14 @@ impl TopModel {
         if !self.options.frozen {
             self.refresh_view();
         }
+    }
+}
+
+/// Whether the totals of both are those of the same replicas.
+fn is_of_same_replicas(a: &StatusSnapshot, b: &StatusSnapshot) -> bool {
+    match (&a.view, &b.view) {
+        (Some(a), Some(b)) => a.chosen == b.chosen && a.counted().eq(b.counted()),
+        (a, b) => a.is_none() && b.is_none(),
     }
 }
 

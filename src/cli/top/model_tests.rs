@@ -9,8 +9,10 @@ use crate::cli::top::view_options::ScrollOffsets;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
 use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::ReplicaViewStatus;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::status::snapshot::ViewedReplicaStatus;
 
 fn snapshot(second: u64, levels: &[(&str, u64, u64)]) -> StatusSnapshot {
     let level = |&(name, waiting, rejected): &(&str, u64, u64)| LevelStatus {
@@ -280,4 +282,62 @@ fn history_of_a_restarted_weir_is_continued() {
     model.handle_update(StatusUpdate::Snapshot(Box::new(anew)));
     assert_eq!(model.view_model.history.rejected, history.rejected);
     assert_eq!(model.view_model.level_rows(&model.options)[0].rejected, 0.0);
+}
+
+/// All of `names`, of which `counted` answer.
+fn view(chosen: &str, names: &[&str], counted: &[&str]) -> ReplicaViewStatus {
+    let replica = |name: &&str| ViewedReplicaStatus {
+        name: (*name).to_owned(),
+        counted: counted.contains(name),
+        ..ViewedReplicaStatus::default()
+    };
+    ReplicaViewStatus {
+        chosen: chosen.to_owned(),
+        replicas: names.iter().map(replica).collect(),
+    }
+}
+
+#[test]
+fn a_key_picks_out_each_replica_and_then_all_of_them() {
+    let mut model = model();
+    press(&mut model, "p");
+    assert_eq!(model.options.chosen_replica(), "all", "there is one only");
+    let mut now = snapshot(4, &[("calm", 0, 0)]);
+    now.view = Some(view("all", &["one", "two"], &["one"]));
+    model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+    for expected in ["one", "two", "all", "one"] {
+        press(&mut model, "p");
+        assert_eq!(model.options.chosen_replica(), expected);
+    }
+    model.options.replica = Some("gone".to_owned());
+    press(&mut model, "p");
+    assert_eq!(model.options.chosen_replica(), "all");
+}
+
+#[test]
+fn totals_of_a_replica_that_comes_back_are_no_growth() {
+    let mut model = TopModel::default();
+    let mut add = |second, rejected, counted: &[&str]| {
+        let mut now = snapshot(second, &[("flooded", 0, rejected)]);
+        now.view = Some(view("all", &["one", "two"], counted));
+        model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+        let rate = model.view_model.level_rows(&model.options)[0].rejected;
+        let history = model.view_model.history.levels.get("flooded");
+        let peak = history.map_or(0.0, |level| {
+            level.rejected.iter().copied().fold(0.0, f32::max)
+        });
+        (rate, peak)
+    };
+    for second in 0..12 {
+        add(second, 10, &["one"]);
+    }
+    for second in 12..24 {
+        let (rate, peak) = add(second, 1_000_000, &["one", "two"]);
+        assert_eq!((rate, peak), (0.0, 0.0), "at {second}");
+    }
+    for second in 24..26 {
+        add(second, 1_000_000 + (second - 23) * 50, &["one", "two"]);
+    }
+    let (rate, _) = add(26, 1_000_150, &["one", "two"]);
+    assert_eq!(rate, 50.0);
 }

@@ -74,6 +74,7 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
             now.requests.watches
         ),
     ];
+    lines.extend(format::shown_replicas(now).map(|shown| format!("shown: {shown}")));
     lines.extend(reason_lines("rejections", view_model, |snapshot| {
         &snapshot.rejections
     }));

@@ -59,6 +59,7 @@ const KEY_HELP: &[(&str, &str)] = &[
     ("b", "tell talkers apart by something else"),
     ("w", "talkers over another time"),
     ("t", "sort talkers by the next column"),
+    ("p", "pick out the next replica; all of them after the last"),
     ("Tab", "scroll levels, limits or talkers"),
     ("arrows, PgUp, PgDn", "scroll; Home, End"),
     ("q, Ctrl-C", "quit"),
@@ -134,6 +135,14 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
     if now.dry_run {
         let words = format::DRY_RUN_LABEL.to_uppercase();
         first.push(Span::from(format!("  {words}")).yellow().bold());
+    }
+    if let Some(shown) = format::shown_replicas(now) {
+        let is_whole = now
+            .view
+            .iter()
+            .all(|view| view.replicas.iter().all(|one| one.counted));
+        let shown = Span::from(format!("  {shown}"));
+        first.push(if is_whole { shown } else { shown.yellow() });
     }
     first.push(Span::from(format!("  {address}  ")).dim());
     first.push(Span::from(time_of_day(now.unix_ms)).dim());
@@ -402,12 +411,17 @@ fn footer_line(model: &TopModel) -> Line<'static> {
     if options.editing_filter {
         return Line::from(format!("filter: {}_", sanitize(&options.filter))).cyan();
     }
+    let now = model.view_model.now.as_ref();
+    let replica = match now.and_then(|(now, _)| now.view.as_ref()) {
+        Some(_) => "p replica  ",
+        None => "",
+    };
     let filter = match options.filter.as_str() {
         "" => String::new(),
         filter => format!("  [filter: {}]", sanitize(filter)),
     };
     Line::from(format!(
-        "s t sort  / filter  space freeze  b by  w window  Tab scroll  ? help  q quit{filter}"
+        "s t sort  / filter  space freeze  b by  w window  {replica}Tab scroll  ? help  q quit{filter}"
     ))
     .dim()
 }

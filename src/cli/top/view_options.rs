@@ -2,6 +2,7 @@
 
 use ratatui::crossterm::event::KeyCode;
 
+use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::Window;
@@ -89,6 +90,8 @@ pub(crate) struct ViewOptions {
     pub(crate) window: Window,
     /// The measure that top talkers are sorted by.
     pub(crate) talker_sort: top_talkers::UsageMeasure,
+    /// The replica that is picked out. `None`: all of them together.
+    pub(crate) replica: Option<String>,
     /// The panel that the arrow keys scroll.
     pub(crate) focus: Panel,
     /// How far each panel is scrolled.
@@ -153,6 +156,24 @@ impl ViewOptions {
             }
             _ => {}
         }
+        self.scroll_offsets = ScrollOffsets::default();
+    }
+
+    /// The name of the replica that is picked out, or the word for all of them.
+    #[must_use]
+    pub(crate) fn chosen_replica(&self) -> &str {
+        self.replica.as_deref().unwrap_or(ALL_REPLICAS)
+    }
+
+    /// Picks out the replica after the current one, and all of them after the last.
+    pub(super) fn pick_next_replica<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
+        let mut names =
+            names.skip_while(|name| self.replica.as_deref().is_some_and(|is| is != *name));
+        let next = match self.replica {
+            Some(_) => names.nth(1),
+            None => names.next(),
+        };
+        self.replica = next.map(str::to_owned);
         self.scroll_offsets = ScrollOffsets::default();
     }
 

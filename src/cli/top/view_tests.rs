@@ -12,10 +12,12 @@ use crate::cli::top::view_options::Panel;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::top_keys::TopKey;
 use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::ReplicaViewStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::status::snapshot::ViewedReplicaStatus;
 
 fn snapshot(second: u64, levels: usize) -> StatusSnapshot {
     let level = |n: usize| LevelStatus {
@@ -372,4 +374,49 @@ fn the_focused_panel_has_room_and_levels_keep_some() {
         }
     }
     assert_eq!(panels::panel_heights(40, 0, 0, Panel::Levels), (0, 0));
+}
+
+#[test]
+fn the_shown_replicas_are_named_and_so_are_those_that_are_missing() {
+    let replica = |name: &str, counted, age_seconds| ViewedReplicaStatus {
+        name: name.to_owned(),
+        counted,
+        age_seconds,
+        failure: None,
+    };
+    let mut shown = ReplicaViewStatus {
+        chosen: "all".to_owned(),
+        replicas: vec![
+            replica("one", true, Some(0.0)),
+            replica("two", true, Some(1.0)),
+        ],
+    };
+    let first_line = |shown: &ReplicaViewStatus| {
+        let mut now = snapshot(1, 3);
+        now.view = Some(shown.clone());
+        let mut model = TopModel::default();
+        model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+        let lines = render_lines(&model, 120, 30);
+        assert!(
+            lines[29].contains("w window  p replica  Tab"),
+            "{}",
+            lines[29]
+        );
+        lines[0].clone()
+    };
+    let line = first_line(&shown);
+    assert!(line.contains("  ready  all 2 replicas  http"), "{line}");
+    shown.replicas[1] = replica("two", false, Some(12.0));
+    shown.replicas.push(replica("x\x1b[2J", false, None));
+    let line = first_line(&shown);
+    let expected = "  1 of 3 replicas (two missing for 12.0s, x·[2J missing)  ";
+    assert!(line.contains(expected), "{line}");
+    shown.chosen = "two".to_owned();
+    let line = first_line(&shown);
+    assert!(
+        line.contains("  replica two (missing for 12.0s)  "),
+        "{line}"
+    );
+    let lines = render_lines(&model(3), 120, 30);
+    assert!(!lines[29].contains("p replica"), "there is one only");
 }

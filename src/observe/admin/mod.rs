@@ -60,9 +60,11 @@ use crate::observe::logging::recording::Recorder;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::page;
+use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::sources::ConfiguredSources;
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
+use crate::replicas::message::check_name;
 use crate::request_info::Query;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 
@@ -413,6 +415,7 @@ async fn handle_status(
     status: &Arc<StatusFeed>,
     request: &Request<Incoming>,
 ) -> Option<Response<AdminBody>> {
+    let chosen = chosen_replica(request.uri().query());
     let mut response = match request.uri().path() {
         "/" | "/status" => {
             let mut response = typed_response(TEXT_HTML, page::PAGE);
@@ -425,8 +428,14 @@ async fn handle_status(
             );
             response
         }
-        "/status.json" => typed_response(APPLICATION_JSON, status.json().await),
-        "/status/events" => handle_events(status, request),
+        "/status.json" => match chosen {
+            Ok(chosen) => typed_response(APPLICATION_JSON, status.json(chosen.as_deref()).await),
+            Err(why) => response(StatusCode::BAD_REQUEST, why),
+        },
+        "/status/events" => match chosen {
+            Ok(chosen) => handle_events(status, request, chosen.as_deref()).await,
+            Err(why) => response(StatusCode::BAD_REQUEST, why),
+        },
         _ => return None,
     };
     let headers = response.headers_mut();
@@ -438,16 +447,33 @@ async fn handle_status(
     Some(response)
 }
 
+/// The replica of the parameter `replicas`, or all of them.
+fn chosen_replica(query: Option<&str>) -> Result<Option<String>, String> {
+    let query = Query::new(query.unwrap_or_default().as_bytes());
+    let Some(chosen) = query.first("replicas") else {
+        return Ok(None);
+    };
+    let chosen = String::from_utf8_lossy(&chosen).into_owned();
+    match check_name(&chosen) {
+        Ok(()) => Ok(Some(chosen)),
+        Err(why) => Err(format!("replicas: {ALL_REPLICAS} or a name; {why}\n")),
+    }
+}
+
 /// Responds with the event stream. Requests from pages of other sites are rejected: they could not
 /// read the stream, but would take a subscriber's permit.
-fn handle_events(status: &Arc<StatusFeed>, request: &Request<Incoming>) -> Response<AdminBody> {
+async fn handle_events(
+    status: &Arc<StatusFeed>,
+    request: &Request<Incoming>,
+    chosen: Option<&str>,
+) -> Response<AdminBody> {
     if is_cross_site(request.headers()) {
         return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
     }
     if request.method() == Method::HEAD {
         return typed_response(EVENT_STREAM, "");
     }
-    let Some(events) = status.subscribe() else {
+    let Some(events) = status.subscribe(chosen).await else {
         return response(
             StatusCode::SERVICE_UNAVAILABLE,
             "as many listen already as may; /status.json is there for everybody\n",

@@ -143,6 +143,12 @@ impl Readiness {
 
     /// The division of the totals among replicas, if there is one.
     #[must_use]
+    pub(crate) fn division(&self) -> Option<Arc<Replicas>> {
+        self.replicas.load_full()
+    }
+
+    /// What is shown of the division, if there is one.
+    #[must_use]
     pub(crate) fn replicas(&self) -> Option<ReplicaReport> {
         self.replicas
             .load()

@@ -66,6 +66,12 @@ impl HistoryRing {
         self.last = Some(totals);
     }
 
+    /// The totals that come next are those of other replicas: the next call of [`add`](Self::add)
+    /// only stores them.
+    pub(crate) fn forget_totals(&mut self) {
+        self.last = None;
+    }
+
     /// Creates a ring with the rows of another process's history. The next snapshot only stores the
     /// totals.
     #[must_use]

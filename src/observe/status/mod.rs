@@ -8,19 +8,27 @@
 //! talkers are full, 0.6 % with subscribers. An event is 20 KB with 58 levels. All subscribers
 //! share an event. A subscriber that reads too slowly misses events and holds no memory for them.
 //!
+//! With peer connections a client chooses all replicas or one of them. Then weir asks the others for
+//! their [states](replica_snapshot), once a second, and makes a [view](replica_view) of them.
+//!
 //! # Layers
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `outcome_counts` `page` `snapshot` |
-//! | 1 | `history` `sources` `top_talkers` |
+//! | 0 | `outcome_counts` `page` `snapshot` `view_channels` |
+//! | 1 | `history` `replica_snapshot` `sources` |
+//! | 2 | `replica_view` |
+//! | 3 | `top_talkers` |
 
 pub(crate) mod history;
 pub(crate) mod outcome_counts;
 pub(crate) mod page;
+mod replica_snapshot;
+pub(crate) mod replica_view;
 pub(crate) mod snapshot;
 pub(crate) mod sources;
 mod top_talkers;
+mod view_channels;
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
@@ -42,11 +50,23 @@ use tokio::time::interval;
 use crate::clock::Clock;
 use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
+use crate::observe::status::replica_snapshot::ReplicaSnapshot;
+use crate::observe::status::replica_snapshot::TALKERS_PER_MEASURE;
+use crate::observe::status::replica_view::KnownReplica;
+use crate::observe::status::replica_view::view;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::status::sources::StatusSources;
 use crate::observe::status::top_talkers::LongWindowCache;
+use crate::observe::status::top_talkers::window_lists;
+use crate::observe::status::view_channels::ViewChannels;
+use crate::observe::top_talkers::TalkerTable;
+use crate::replicas::coordinator::Replicas;
+use crate::replicas::coordinator::SnapshotOfPeer;
+use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
+use crate::replicas::peers::frame_kind::SNAPSHOT_FRAME_OVERHEAD;
+use crate::replicas::peers::snapshots::SnapshotSource;
 
 /// The interval between `snapshot` events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -69,7 +89,11 @@ pub(crate) struct StatusFeed {
     /// Locked to add one row, or to copy all.
     ring: Mutex<HistoryRing>,
     /// The top talkers of the longer windows. Locked while they are computed.
-    long_windows: Mutex<LongWindowCache>,
+    long_windows: Mutex<LongWindowCache<TopTalkersStatus>>,
+    /// The same for the sums of all replicas.
+    long_tables: Mutex<LongWindowCache<TalkerTable>>,
+    /// The last events of replicas' views.
+    views: ViewChannels,
     /// The last event. A slow subscriber receives only the newest one.
     events: watch::Sender<Bytes>,
     subscribers: Arc<Semaphore>,
@@ -83,6 +107,8 @@ impl StatusFeed {
             sources,
             ring: Mutex::default(),
             long_windows: Mutex::default(),
+            long_tables: Mutex::default(),
+            views: ViewChannels::default(),
             events: watch::Sender::default(),
             subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
         })
@@ -94,6 +120,10 @@ impl StatusFeed {
     /// # Cancel safety
     /// Dropping the future ends the history; nothing else is lost.
     pub(crate) async fn run(self: Arc<Self>, max_age: Duration) {
+        tokio::join!(self.run_own(max_age), self.run_views());
+    }
+
+    async fn run_own(&self, max_age: Duration) {
         let started = Clock.now();
         let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -120,32 +150,75 @@ impl StatusFeed {
         }
     }
 
-    /// Returns the body of `/status.json`, after a probe of the API server.
+    /// Sends the events of replicas' views. Never returns.
+    async fn run_views(&self) {
+        let mut second = interval(EVENT_INTERVAL);
+        second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            second.tick().await;
+            let subscribed = self.views.subscribed();
+            if subscribed.is_empty() {
+                continue;
+            }
+            self.refresh_readiness(EVENT_INTERVAL);
+            let Some((replicas, own_name)) = self.replicas() else {
+                continue;
+            };
+            let others = known_replicas(replicas.peer_snapshots().await);
+            let own = self.replica_snapshot();
+            for chosen in subscribed {
+                let snapshot = view(&chosen, &own_name, &own, &others);
+                self.views.send(&chosen, sse_event("snapshot", &snapshot));
+            }
+        }
+    }
+
+    /// Returns the body of `/status.json`, after a probe of the API server: of all replicas or the
+    /// `chosen` one, if there are peer connections.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) async fn json(&self) -> Bytes {
+    pub(crate) async fn json(&self, chosen: Option<&str>) -> Bytes {
         // The result of the probe, good or bad, is part of the snapshot.
         let _ = self.sources.readiness.report().await;
-        serde_json::to_vec(&self.snapshot())
-            .unwrap_or_default()
-            .into()
+        let snapshot = match chosen.zip(self.replicas()) {
+            Some((chosen, (replicas, own))) => self.view(chosen, &replicas, &own).await,
+            None => self.snapshot(),
+        };
+        serde_json::to_vec(&snapshot).unwrap_or_default().into()
     }
 
     /// Returns the events of `/status/events`, without end: `history`, then a `snapshot` each
-    /// second. `None` if there are too many subscribers.
+    /// second, of all replicas or the `chosen` one, if there are peer connections. `None` if there
+    /// are too many subscribers.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     #[must_use]
-    pub(crate) fn subscribe(
+    pub(crate) async fn subscribe(
         self: &Arc<Self>,
+        chosen: Option<&str>,
     ) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
         let permit = Arc::clone(&self.subscribers).try_acquire_owned().ok()?;
         self.refresh_readiness(EVENT_INTERVAL);
-        let mut events = self.events.subscribe();
+        let (mut events, history, snapshot) = match chosen.zip(self.replicas()) {
+            Some((chosen, (replicas, own_name))) => {
+                let events = self.views.subscribe(chosen);
+                let snapshot = self.view(chosen, &replicas, &own_name).await;
+                let history = match chosen == own_name {
+                    true => self.history(),
+                    // Replicas do not exchange their histories.
+                    false => HistoryRing::default().history(),
+                };
+                (events, history, snapshot)
+            }
+            None => (self.events.subscribe(), self.history(), self.snapshot()),
+        };
         events.mark_unchanged();
         let initial = [
             SSE_RETRY.to_vec(),
-            sse_event("history", &self.lock_ring().history()).into(),
-            sse_event("snapshot", &self.snapshot()).into(),
+            sse_event("history", &history).into(),
+            sse_event("snapshot", &snapshot).into(),
         ];
         let subscriber = EventSubscriber {
             initial_events: Some(initial.concat().into()),
@@ -168,6 +241,30 @@ impl StatusFeed {
         }
     }
 
+    /// The replicas and the name of this one, if there are peer connections.
+    fn replicas(&self) -> Option<(Arc<Replicas>, String)> {
+        let replicas = self.sources.readiness.division()?;
+        let name = replicas.name_among_peers()?.to_owned();
+        Some((replicas, name))
+    }
+
+    async fn view(&self, chosen: &str, replicas: &Replicas, own_name: &str) -> StatusSnapshot {
+        let others = known_replicas(replicas.peer_snapshots().await);
+        view(chosen, own_name, &self.replica_snapshot(), &others)
+    }
+
+    /// The state of this replica, as the others get it.
+    fn replica_snapshot(&self) -> ReplicaSnapshot {
+        let (talkers, now) = (&self.sources.top_talkers, Clock.now());
+        let mut tables = self.long_tables.lock();
+        ReplicaSnapshot {
+            status: self.snapshot_without_talkers(),
+            tables: tables.all_windows(now, |windows| {
+                talkers.tables(now, windows, TALKERS_PER_MEASURE)
+            }),
+        }
+    }
+
     fn snapshot(&self) -> StatusSnapshot {
         StatusSnapshot {
             talkers: self.top_talkers(),
@@ -182,7 +279,9 @@ impl StatusFeed {
 
     fn top_talkers(&self) -> Vec<TopTalkersStatus> {
         let mut cache = self.long_windows.lock();
-        cache.all_windows(&self.sources.top_talkers, Clock.now())
+        cache.all_windows(Clock.now(), |windows| {
+            window_lists(&self.sources.top_talkers, windows)
+        })
     }
 
     /// Probes the API server in a task of its own if the last probe is older than `max_age`, since
@@ -200,6 +299,32 @@ impl StatusFeed {
     fn lock_ring(&self) -> MutexGuard<'_, HistoryRing> {
         self.ring.lock()
     }
+}
+
+impl SnapshotSource for StatusFeed {
+    fn content(&self) -> Bytes {
+        self.refresh_readiness(EVENT_INTERVAL);
+        let max = MAX_SNAPSHOT_BYTES - SNAPSHOT_FRAME_OVERHEAD;
+        self.replica_snapshot().to_json(max).into()
+    }
+}
+
+/// Reads the snapshots of the others. One that cannot be read counts as none.
+fn known_replicas(peers: Vec<SnapshotOfPeer>) -> Vec<KnownReplica> {
+    let read = |peer: SnapshotOfPeer| {
+        let content = peer.content.as_deref().map(ReplicaSnapshot::parse);
+        let (snapshot, failure) = match content {
+            Some(Ok(snapshot)) => (Some(snapshot), peer.failure),
+            Some(Err(why)) => (None, Some(why)),
+            None => (None, peer.failure),
+        };
+        KnownReplica {
+            name: peer.name,
+            last: peer.age.zip(snapshot),
+            failure,
+        }
+    };
+    peers.into_iter().map(read).collect()
 }
 
 /// A frame of the response body.

@@ -34,6 +34,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) upstream: UpstreamStatus,
     /// The weirs that divide the totals. `None` if this one does not.
     pub(crate) replicas: Option<ReplicasStatus>,
+    /// Which replicas the snapshot is of. `None`: of the one that has sent it.
+    pub(crate) view: Option<ReplicaViewStatus>,
     /// Requests of clients.
     pub(crate) requests: RequestsStatus,
     /// Rejected requests by limit: `queue-full`, `time-out`, `client-limit` ...
@@ -164,6 +166,39 @@ pub(crate) struct OtherReplicaStatus {
     pub(crate) state: String,
     /// What it holds, in the order of the totals in force.
     pub(crate) held: Vec<u32>,
+}
+
+/// Which replicas a snapshot is of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ReplicaViewStatus {
+    /// `all`, or the name of one.
+    pub(crate) chosen: String,
+    /// All replicas, by name.
+    pub(crate) replicas: Vec<ViewedReplicaStatus>,
+}
+
+/// A replica, as the one sees it that has sent the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ViewedReplicaStatus {
+    /// The name.
+    pub(crate) name: String,
+    /// Whether its numbers are in those of `all`. If not, it is missing.
+    pub(crate) counted: bool,
+    /// Seconds since it has sent its numbers. `None` if it never has.
+    pub(crate) age_seconds: Option<f64>,
+    /// Why it has sent no newer ones.
+    pub(crate) failure: Option<String>,
+}
+
+impl ReplicaViewStatus {
+    /// The names of the replicas whose numbers are in those of `all`. Totals of two snapshots can be
+    /// compared if both have the same ones.
+    pub(crate) fn counted(&self) -> impl Iterator<Item = &str> {
+        let counted = self.replicas.iter().filter(|replica| replica.counted);
+        counted.map(|replica| &*replica.name)
+    }
 }
 
 /// Slots for requests of one kind.

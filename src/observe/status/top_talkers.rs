@@ -4,47 +4,50 @@
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::observe::status::snapshot;
+use crate::observe::status::replica_view::ROWS_PER_MEASURE;
+use crate::observe::status::replica_view::add_rows;
+use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::TalkerRow;
 use crate::observe::top_talkers::TopTalkers;
 use crate::observe::top_talkers::TopTalkersQuery;
 use crate::observe::top_talkers::UsageMeasure;
 use crate::observe::top_talkers::Window;
 
-/// Rows per measure: as many as a reader takes in at a glance.
-const ROWS_PER_MEASURE: usize = 8;
-
 /// The longer windows change slowly, and cost as much as the short one.
 const LONG_WINDOW_REFRESH: Duration = Duration::from_secs(10);
 
-/// The lists of the longer windows, and the time at which they were computed.
-#[derive(Debug, Default)]
-pub(super) struct LongWindowCache(Option<(Instant, Vec<snapshot::TopTalkersStatus>)>);
+/// The lists or tables of the longer windows, and the time at which they were computed.
+#[derive(Debug)]
+pub(super) struct LongWindowCache<T>(Option<(Instant, Vec<T>)>);
 
-impl LongWindowCache {
-    /// Returns the lists of all windows, those of the last minute as of now.
+impl<T> Default for LongWindowCache<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Clone> LongWindowCache<T> {
+    /// Returns what `compute` returns for all windows, for the last minute as of now.
     pub(super) fn all_windows(
         &mut self,
-        talkers: &TopTalkers,
         now: Instant,
-    ) -> Vec<snapshot::TopTalkersStatus> {
+        compute: impl Fn(&[Window]) -> Vec<T>,
+    ) -> Vec<T> {
         let fresh = self
             .0
             .take()
             .filter(|(at, _)| now.saturating_duration_since(*at) < LONG_WINDOW_REFRESH);
-        let (at, long_windows) = fresh.unwrap_or_else(|| {
-            let long_windows = [Window::FiveMinutes, Window::SixtyMinutes];
-            (now, window_lists(talkers, &long_windows))
-        });
-        let mut all = window_lists(talkers, &[Window::OneMinute]);
+        let (at, long_windows) =
+            fresh.unwrap_or_else(|| (now, compute(&[Window::FiveMinutes, Window::SixtyMinutes])));
+        let mut all = compute(&[Window::OneMinute]);
         all.extend_from_slice(&long_windows);
         self.0 = Some((at, long_windows));
         all
     }
 }
 
-fn window_lists(talkers: &TopTalkers, windows: &[Window]) -> Vec<snapshot::TopTalkersStatus> {
+/// The lists of these windows.
+pub(super) fn window_lists(talkers: &TopTalkers, windows: &[Window]) -> Vec<TopTalkersStatus> {
     let each = windows
         .iter()
         .flat_map(|window| Dimension::DISPLAY_ORDER.map(|by| (*window, by)));
@@ -52,11 +55,11 @@ fn window_lists(talkers: &TopTalkers, windows: &[Window]) -> Vec<snapshot::TopTa
         .collect()
 }
 
-fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::TopTalkersStatus {
-    let mut list = snapshot::TopTalkersStatus {
+fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> TopTalkersStatus {
+    let mut list = TopTalkersStatus {
         by: by.name().to_owned(),
         window_seconds: window.duration().as_secs(),
-        ..snapshot::TopTalkersStatus::default()
+        ..TopTalkersStatus::default()
     };
     // Requests come first: their list is complete.
     for sort in UsageMeasure::DISPLAY_ORDER {
@@ -67,24 +70,7 @@ fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::To
             limit: ROWS_PER_MEASURE,
         });
         list.requests = top.total.requests;
-        for row in top.rows {
-            if list.rows.iter().all(|listed| listed.name != row.name) {
-                list.rows.push(talker_status(row));
-            }
-        }
+        add_rows(&mut list.rows, top.rows);
     }
     list
-}
-
-fn talker_status(row: TalkerRow) -> snapshot::TalkerStatus {
-    let TalkerRow { name, usage, error } = row;
-    snapshot::TalkerStatus {
-        name,
-        requests: usage.requests,
-        seat_seconds: usage.seat_seconds,
-        bytes: usage.bytes,
-        rejections: usage.rejections,
-        queue_wait_seconds: usage.queue_wait_seconds,
-        error: error.requests,
-    }
 }

@@ -17,12 +17,13 @@
 //! | 0 | `name` `saved` `weights` |
 //! | 1 | `heavy_hitters` |
 //! | 2 | `query` |
-//! | 3 | `sliding_windows` |
+//! | 3 | `merged` `sliding_windows` |
 //! | 4 | `shared` |
 //! | 5 | `worker_shard` |
 //! | 6 | `observer` |
 
 mod heavy_hitters;
+mod merged;
 mod name;
 mod observer;
 #[cfg(test)]
@@ -55,6 +56,8 @@ use crate::observe::top_talkers::shared::lock;
 use crate::observe::top_talkers::sliding_windows::SlidingWindows;
 use crate::observe::top_talkers::sliding_windows::WindowView;
 
+pub(crate) use self::merged::MergedTalkers;
+pub(crate) use self::merged::TalkerTable;
 pub use self::name::TalkerName;
 pub(crate) use self::query::Dimension;
 pub use self::query::TalkerRow;
@@ -125,6 +128,31 @@ impl TopTalkers {
             found.map(|(windows, _)| windows.view(query.window, now))
         };
         build_report(query, view.unwrap_or_else(WindowView::empty))
+    }
+
+    /// The tables of these windows for another replica: the first `per_measure` entries of each
+    /// measure.
+    #[must_use]
+    pub(crate) fn tables(
+        &self,
+        now: Instant,
+        windows: &[Window],
+        per_measure: usize,
+    ) -> Vec<TalkerTable> {
+        self.flush_shards(now);
+        let mut tables = Vec::new();
+        for window in windows {
+            for (place, by) in Dimension::ALL.into_iter().enumerate() {
+                // Locked for one table at a time: workers flush their shards into them.
+                let view = lock(&self.shared.windows)
+                    .get(place)
+                    .map(|windows| windows.view(*window, now));
+                let table =
+                    view.map(|view| TalkerTable::new(&view.table, by, *window, per_measure));
+                tables.extend(table);
+            }
+        }
+        tables
     }
 
     /// All counts, for another process.

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -13,15 +12,19 @@ use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 use tokio::time::sleep;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::info;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::replicas::message::MAX_MESSAGE_BYTES;
 use crate::replicas::message::ReplicaMessage;
+use crate::replicas::peers::connect::connect;
+use crate::replicas::peers::frame_kind::FrameKind;
 use crate::replicas::peers::frames::read_frame;
 use crate::replicas::peers::frames::write_frame;
+use crate::replicas::peers::snapshot_link;
+use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
 
@@ -47,9 +50,10 @@ impl Drop for Link {
     }
 }
 
-/// Keeps a connection to each replica whose address is known. Runs until it is dropped.
+/// Keeps a connection to each replica whose address is known, and asks them for snapshots. Runs until it is dropped.
 pub(in crate::replicas) async fn run(
     state: Arc<ReplicaState>,
+    snapshots: Arc<SnapshotExchange>,
     tls: watch::Receiver<Arc<PeerTlsConfigs>>,
 ) {
     let mut addresses = state.addresses.subscribe();
@@ -57,12 +61,17 @@ pub(in crate::replicas) async fn run(
     loop {
         let wanted = addresses.borrow_and_update().clone();
         links.retain(|name, link| wanted.get(name) == Some(&link.address));
+        snapshots.retain(|name| wanted.contains_key(name));
         for (name, address) in wanted {
             links.entry(name).or_insert_with_key(|name| {
-                let task = run_link(Arc::clone(&state), name.clone(), address, tls.clone());
+                let messages = run_link(Arc::clone(&state), name.clone(), address, tls.clone());
+                let (state, exchange) = (Arc::clone(&state), Arc::clone(&snapshots));
+                let requests =
+                    snapshot_link::run(state, exchange, name.clone(), address, tls.clone());
+                let task = tokio::spawn(async { tokio::join!(messages, requests) });
                 Link {
                     address,
-                    task: tokio::spawn(task).abort_handle(),
+                    task: task.abort_handle(),
                 }
             });
         }
@@ -128,22 +137,16 @@ async fn exchange(
     };
     let message = state.next_message(Clock.now()).to_text();
     let ended = |why: std::io::Error| format!("the connection ended: {why}");
-    write_frame(open, message.as_bytes()).await.map_err(ended)?;
-    let reply = read_frame(open).await.map_err(ended)?;
-    let reply = ReplicaMessage::parse(&reply).map_err(|why| format!("its message: {why}"))?;
-    state.receive(&reply, Clock.now());
-    Ok(())
-}
-
-async fn connect(
-    address: SocketAddr,
-    configs: &PeerTlsConfigs,
-) -> Result<TlsStream<TcpStream>, String> {
-    let stream = TcpStream::connect(address).await;
-    let stream = stream.map_err(|why| why.to_string())?;
-    let _ = stream.set_nodelay(true); // an optimization
-    let connector = TlsConnector::from(Arc::clone(&configs.client));
-    let name = ServerName::IpAddress(address.ip().into());
-    let stream = connector.connect(name, stream).await;
-    stream.map_err(|why| format!("TLS: {why}"))
+    let written = write_frame(open, message.as_bytes(), MAX_MESSAGE_BYTES).await;
+    written.map_err(ended)?;
+    let invalid = |why| format!("its message: {why}");
+    loop {
+        let reply = read_frame(open, MAX_MESSAGE_BYTES).await.map_err(ended)?;
+        if FrameKind::of(&reply).map_err(invalid)? != FrameKind::Message {
+            continue; // of a later version
+        }
+        let reply = ReplicaMessage::parse(&reply).map_err(invalid)?;
+        state.receive(&reply, Clock.now());
+        return Ok(());
+    }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use socket2::Domain;
 use socket2::Protocol;
 use socket2::SockAddr;
@@ -15,22 +16,31 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tokio::time::sleep_until;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::replicas::message::MAX_MESSAGE_BYTES;
 use crate::replicas::message::MAX_REPLICAS;
 use crate::replicas::message::ReplicaMessage;
+use crate::replicas::peers::frame_kind::FrameKind;
+use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
 use crate::replicas::peers::frames::read_frame;
 use crate::replicas::peers::frames::write_frame;
+use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
 use crate::throttling::log_limiter::LogLimiter;
 
-/// The most connections: two of each replica, one of which is being replaced.
-const MAX_CONNECTIONS: usize = 2 * MAX_REPLICAS;
+/// The most connections: for messages and for snapshots one of each replica, and as many that are
+/// being replaced.
+const MAX_CONNECTIONS: usize = 4 * MAX_REPLICAS;
+
+/// The least time between two snapshots on a connection. The others ask for one a second.
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest time until the handshake is complete. Until then it is not known who connects.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -67,6 +77,7 @@ pub(in crate::replicas) fn bind(address: SocketAddr) -> io::Result<TcpListener> 
 pub(in crate::replicas) async fn run(
     listener: TcpListener,
     state: Arc<ReplicaState>,
+    snapshots: Arc<SnapshotExchange>,
     tls: watch::Receiver<Arc<PeerTlsConfigs>>,
 ) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -80,9 +91,10 @@ pub(in crate::replicas) async fn run(
             continue; // closed
         };
         let (state, tls, log) = (Arc::clone(&state), tls.clone(), Arc::clone(&log));
+        let snapshots = Arc::clone(&snapshots);
         tokio::spawn(async move {
             let _place = place;
-            if let Err(why) = serve(stream, &state, tls).await
+            if let Err(why) = serve(stream, &state, &snapshots, tls).await
                 && let Some(suppressed) = log.try_log(Clock.now())
             {
                 warn!(%address, suppressed, "replicas: a connection is refused: {why}");
@@ -94,6 +106,7 @@ pub(in crate::replicas) async fn run(
 async fn serve(
     stream: TcpStream,
     state: &ReplicaState,
+    snapshots: &SnapshotExchange,
     mut tls: watch::Receiver<Arc<PeerTlsConfigs>>,
 ) -> Result<(), String> {
     let _ = stream.set_nodelay(true); // an optimization
@@ -103,9 +116,10 @@ async fn serve(
     let mut stream = handshake
         .map_err(|_| format!("no handshake within {}s", HANDSHAKE_TIMEOUT.as_secs()))?
         .map_err(|why| format!("TLS: {why}"))?;
+    let mut next_snapshot = Clock.now();
     loop {
         let frame = tokio::select! {
-            frame = timeout(IDLE_TIMEOUT, read_frame(&mut stream)) => frame,
+            frame = timeout(IDLE_TIMEOUT, read_frame(&mut stream, MAX_MESSAGE_BYTES)) => frame,
             _ = tls.changed() => return Ok(()),
         };
         let frame = match frame {
@@ -119,10 +133,25 @@ async fn serve(
             }
             Err(_) => return Ok(()),
         };
-        let message = ReplicaMessage::parse(&frame).map_err(|why| format!("its message: {why}"))?;
-        state.receive(&message, Clock.now());
-        let reply = state.next_message(Clock.now()).to_text();
-        let written = timeout(IDLE_TIMEOUT, write_frame(&mut stream, reply.as_bytes())).await;
+        let invalid = |why| format!("its message: {why}");
+        let (reply, max): (Bytes, _) = match FrameKind::of(&frame).map_err(invalid)? {
+            FrameKind::Message => {
+                let message = ReplicaMessage::parse(&frame).map_err(invalid)?;
+                state.receive(&message, Clock.now());
+                let reply = state.next_message(Clock.now()).to_text();
+                (reply.into(), MAX_MESSAGE_BYTES)
+            }
+            FrameKind::SnapshotRequest => {
+                let Some(snapshot) = snapshots.own_frame() else {
+                    return Ok(());
+                };
+                sleep_until(next_snapshot.into()).await;
+                next_snapshot = Clock.now() + SNAPSHOT_PAUSE;
+                (snapshot, MAX_SNAPSHOT_BYTES)
+            }
+            FrameKind::Snapshot | FrameKind::Unknown => continue, // of a later version
+        };
+        let written = timeout(IDLE_TIMEOUT, write_frame(&mut stream, &reply, max)).await;
         if !matches!(written, Ok(Ok(()))) {
             return Ok(());
         }

@@ -78,8 +78,8 @@ async fn exchange(client: &PeerTls, server: &PeerTls) -> (Result<(), String>, Re
         let stream = TlsConnector::from(client.client).connect(name, here).await;
         let mut stream = stream.map_err(|why| why.to_string())?;
         let text = |why: std::io::Error| why.to_string();
-        write_frame(&mut stream, b"ping").await.map_err(text)?;
-        let reply = read_frame(&mut stream).await.map_err(text)?;
+        write_frame(&mut stream, b"ping", 9).await.map_err(text)?;
+        let reply = read_frame(&mut stream, 9).await.map_err(text)?;
         assert_eq!(reply, b"pong");
         Ok(())
     };
@@ -87,8 +87,8 @@ async fn exchange(client: &PeerTls, server: &PeerTls) -> (Result<(), String>, Re
         let stream = TlsAcceptor::from(server.server).accept(there).await;
         let mut stream = stream.map_err(|why| why.to_string())?;
         let text = |why: std::io::Error| why.to_string();
-        assert_eq!(read_frame(&mut stream).await.map_err(text)?, b"ping");
-        write_frame(&mut stream, b"pong").await.map_err(text)
+        assert_eq!(read_frame(&mut stream, 9).await.map_err(text)?, b"ping");
+        write_frame(&mut stream, b"pong", 9).await.map_err(text)
     };
     tokio::join!(connect, accept)
 }

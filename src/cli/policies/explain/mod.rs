@@ -223,7 +223,7 @@ fn fetch_now(admin: &AdminUrl) -> Result<LevelsNow, CommandError> {
         .build()
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     let fetched = runtime.block_on(async {
-        let status = client::fetch_snapshot(admin).await?;
+        let status = client::fetch_snapshot(admin, None).await?;
         // With max-in-flight there are no queues.
         let queues = client::fetch_text(admin, DUMP_QUEUES_PATH).await;
         Ok(LevelsNow::new(status, &queues.unwrap_or_default()))

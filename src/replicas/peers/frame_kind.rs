@@ -1,0 +1,164 @@
+//! The kinds of frames between replicas, all of them JSON objects. Pure.
+//!
+//! A frame without a `kind` is a [message](crate::replicas::message). A frame of another kind or
+//! version than those below is of a later weir, and is skipped: replicas of several versions run
+//! together during an upgrade.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The largest frame with a snapshot, in bytes: twenty talkers for each measure of all 18 tables,
+/// and a thousand priority levels.
+pub(crate) const MAX_SNAPSHOT_BYTES: usize = 256 << 10;
+
+/// The beginning of a frame with a snapshot, before its content.
+const SNAPSHOT_HEAD: &str = r#"{"kind":"snapshot","version":1,"content":"#;
+
+/// Bytes of a frame with a snapshot that are not its content.
+pub(crate) const SNAPSHOT_FRAME_OVERHEAD: usize = SNAPSHOT_HEAD.len() + 1;
+
+/// The version of snapshots and of requests for them.
+const SNAPSHOT_VERSION: u32 = 1;
+
+/// The frame that asks for a snapshot.
+pub(super) const SNAPSHOT_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1}"#;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// What a replica needs and holds.
+    Message,
+    /// The state of a replica, for the status page.
+    Snapshot,
+    /// Asks for a snapshot.
+    SnapshotRequest,
+    /// Of a later version.
+    Unknown,
+}
+
+#[derive(Deserialize)]
+struct KindField {
+    #[serde(default)]
+    kind: Option<Value>,
+    #[serde(default)]
+    version: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct SnapshotFrame<'a> {
+    #[serde(borrow)]
+    content: &'a RawValue,
+}
+
+impl FrameKind {
+    /// The kind of a frame.
+    ///
+    /// # Errors
+    /// The frame is not a JSON object.
+    pub(super) fn of(frame: &[u8]) -> Result<Self, String> {
+        let fields: KindField = serde_json::from_slice(frame).map_err(|why| why.to_string())?;
+        let Some(kind) = fields.kind else {
+            return Ok(Self::Message);
+        };
+        let known = match kind.as_str() {
+            Some("snapshot") => Self::Snapshot,
+            Some("snapshot-request") => Self::SnapshotRequest,
+            _ => return Ok(Self::Unknown),
+        };
+        let version = fields.version.and_then(|version| version.as_u64());
+        Ok(match version == Some(SNAPSHOT_VERSION.into()) {
+            true => known,
+            false => Self::Unknown,
+        })
+    }
+}
+
+/// The frame with a snapshot, which is JSON.
+#[must_use]
+pub(super) fn snapshot_frame(content: &[u8]) -> Bytes {
+    [SNAPSHOT_HEAD.as_bytes(), content, b"}"].concat().into()
+}
+
+/// The snapshot in a frame.
+///
+/// # Errors
+/// The frame has none.
+pub(super) fn snapshot_content(frame: &[u8]) -> Result<Bytes, String> {
+    let frame: SnapshotFrame<'_> = serde_json::from_slice(frame).map_err(|why| why.to_string())?;
+    Ok(Bytes::copy_from_slice(frame.content.get().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replicas::message::POOLS;
+    use crate::replicas::message::PoolClaim;
+    use crate::replicas::message::ReplicaId;
+    use crate::replicas::message::ReplicaMessage;
+
+    #[test]
+    fn a_message_of_every_version_so_far_is_one() {
+        let id = ReplicaId {
+            name: "weir-0".to_owned(),
+            instance: "a1".to_owned(),
+        };
+        let claims = [PoolClaim::default(); POOLS];
+        let message = ReplicaMessage::new(id, 1, claims, [].into(), false).to_text();
+        assert_eq!(FrameKind::of(message.as_bytes()), Ok(FrameKind::Message));
+        // As weir wrote it before there were snapshots.
+        let older = message.replace(r#","snapshots":true"#, "");
+        assert_ne!(older, message);
+        assert_eq!(FrameKind::of(older.as_bytes()), Ok(FrameKind::Message));
+        assert!(ReplicaMessage::parse(older.as_bytes()).is_ok_and(|message| !message.snapshots));
+    }
+
+    #[test]
+    fn frames_of_later_versions_are_unknown_and_no_error() {
+        for frame in [
+            r#"{"kind":"news","version":1}"#,
+            r#"{"kind":"snapshot","version":2,"content":[]}"#,
+            r#"{"kind":"snapshot-request"}"#,
+            r#"{"kind":"snapshot-request","version":"1"}"#,
+            r#"{"kind":{"of":["a","kind"]},"version":-1}"#,
+            r#"{"kind":7}"#,
+        ] {
+            assert_eq!(
+                FrameKind::of(frame.as_bytes()),
+                Ok(FrameKind::Unknown),
+                "{frame}"
+            );
+        }
+        assert_eq!(
+            FrameKind::of(SNAPSHOT_REQUEST),
+            Ok(FrameKind::SnapshotRequest)
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_is_an_error() {
+        let deep = "[".repeat(10_000);
+        for frame in ["", "7", "\"snapshot\"", "{", "{\"kind\":", "\u{0}", &deep] {
+            assert!(FrameKind::of(frame.as_bytes()).is_err(), "{frame:?}");
+        }
+        assert!(FrameKind::of(b"{\"kind\":\"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn a_snapshot_comes_out_of_its_frame_as_it_went_in() {
+        let content = br#"{"a":[1,"\u001b",{"b":null}]}"#;
+        let frame = snapshot_frame(content);
+        assert_eq!(frame.len(), content.len() + SNAPSHOT_FRAME_OVERHEAD);
+        assert_eq!(FrameKind::of(&frame), Ok(FrameKind::Snapshot));
+        assert_eq!(snapshot_content(&frame).unwrap(), &content[..]);
+        for broken in [
+            &frame[..frame.len() - 1],
+            SNAPSHOT_REQUEST,
+            b"",
+            b"{\"content\":",
+        ] {
+            assert!(snapshot_content(broken).is_err());
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Snapshots of the other replicas for the status page, and this one's for theirs.
+//!
+//! A replica asks the others while an operator looks, at most once a second. It keeps the last
+//! snapshot of each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::Weak;
+use std::time::Duration;
+use std::time::Instant;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::clock::Clock;
+use crate::replicas::peers::frame_kind::snapshot_frame;
+
+/// The least time between two requests to a replica, and between two snapshots of this one.
+const LEAST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a caller waits for the others. What comes later is there for the next one.
+const DEADLINE: Duration = Duration::from_millis(500);
+
+/// Takes the snapshots of this replica.
+pub(crate) trait SnapshotSource: fmt::Debug + Send + Sync {
+    /// The state of this replica as JSON. Its frame must fit
+    /// [`MAX_SNAPSHOT_BYTES`](super::frame_kind::MAX_SNAPSHOT_BYTES).
+    fn content(&self) -> Bytes;
+}
+
+/// The snapshots of the others, and the requests for them.
+#[derive(Debug, Default)]
+pub(in crate::replicas) struct SnapshotExchange {
+    source: OnceLock<Weak<dyn SnapshotSource>>,
+    /// The frame with this replica's snapshot, and when it was taken.
+    own: Mutex<Option<(Instant, Bytes)>>,
+    /// When the last round of requests began.
+    started: Mutex<Option<Instant>>,
+    /// The number of the last round.
+    rounds: watch::Sender<u64>,
+    peers: watch::Sender<BTreeMap<String, PeerSnapshot>>,
+}
+
+/// What is known of another replica.
+#[derive(Clone, Debug, Default)]
+pub(in crate::replicas) struct PeerSnapshot {
+    /// The last round that has ended for it.
+    round: u64,
+    /// Its last snapshot, and when it was received.
+    pub(in crate::replicas) last: Option<(Instant, Bytes)>,
+    /// Why the last request failed.
+    pub(in crate::replicas) failure: Option<String>,
+}
+
+impl SnapshotExchange {
+    /// Sets what takes the snapshots of this replica. Only the first call counts.
+    pub(in crate::replicas) fn set_source(&self, source: Weak<dyn SnapshotSource>) {
+        let _ = self.source.set(source); // there is one status page
+    }
+
+    /// The frame with this replica's snapshot, which is at most a second old. `None` before there
+    /// is a status page, and while weir ends.
+    pub(super) fn own_frame(&self) -> Option<Bytes> {
+        let source = self.source.get()?.upgrade()?;
+        let mut own = self.own.lock();
+        let now = Clock.now();
+        if let Some((at, frame)) = &*own
+            && now.saturating_duration_since(*at) < LEAST_INTERVAL
+        {
+            return Some(frame.clone());
+        }
+        let frame = snapshot_frame(&source.content());
+        *own = Some((now, frame.clone()));
+        Some(frame)
+    }
+
+    /// The numbers of the rounds.
+    pub(super) fn rounds(&self) -> watch::Receiver<u64> {
+        self.rounds.subscribe()
+    }
+
+    /// Stores how a round has ended for a replica: its snapshot, or why there is none.
+    pub(super) fn store(&self, name: &str, round: u64, result: Result<Bytes, String>) {
+        let now = Clock.now();
+        self.peers.send_modify(|peers| {
+            let peer = peers.entry(name.to_owned()).or_default();
+            peer.round = round;
+            peer.failure = match result {
+                Ok(content) => {
+                    peer.last = Some((now, content));
+                    None
+                }
+                Err(why) => Some(why),
+            };
+        });
+    }
+
+    /// Forgets all replicas but those that `is_known`.
+    pub(super) fn retain(&self, is_known: impl Fn(&str) -> bool) {
+        self.peers
+            .send_modify(|peers| peers.retain(|name, _| is_known(name)));
+    }
+
+    /// Asks the replicas of these names, unless they were asked within the last second, and waits
+    /// until all have answered, for half a second at most. Returns what is known then.
+    ///
+    /// # Cancel safety
+    /// The round goes on.
+    pub(in crate::replicas) async fn ask(
+        &self,
+        names: impl Iterator<Item = &String> + Clone,
+    ) -> BTreeMap<String, PeerSnapshot> {
+        let round = self.begin_round(Clock.now());
+        let mut peers = self.peers.subscribe();
+        let all_ended = |peers: &BTreeMap<String, PeerSnapshot>| {
+            let ended = |name| peers.get(name).is_some_and(|peer| peer.round >= round);
+            names.clone().all(ended)
+        };
+        let _ = timeout(DEADLINE, async { peers.wait_for(all_ended).await.is_ok() }).await;
+        self.peers.borrow().clone()
+    }
+
+    /// Begins a round if the last one began a second ago. Returns the number of the last one.
+    fn begin_round(&self, now: Instant) -> u64 {
+        let mut started = self.started.lock();
+        if started.is_none_or(|at| now.saturating_duration_since(at) >= LEAST_INTERVAL) {
+            *started = Some(now);
+            self.rounds.send_modify(|round| *round += 1);
+        }
+        *self.rounds.borrow()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Counted(AtomicU64);
+
+    impl SnapshotSource for Counted {
+        fn content(&self) -> Bytes {
+            let count = self.0.fetch_add(1, Ordering::Relaxed);
+            count.to_string().into()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_is_taken_once_a_second_however_many_ask() {
+        let (exchange, source) = (SnapshotExchange::default(), Arc::new(Counted::default()));
+        assert!(exchange.own_frame().is_none(), "nothing takes snapshots");
+        let weak: Weak<Counted> = Arc::downgrade(&source);
+        exchange.set_source(weak);
+        let first = exchange.own_frame().unwrap();
+        for _ in 0..100 {
+            assert_eq!(exchange.own_frame().unwrap(), first);
+        }
+        tokio::time::advance(LEAST_INTERVAL).await;
+        assert_ne!(exchange.own_frame().unwrap(), first);
+        drop(source);
+        assert!(exchange.own_frame().is_none(), "weir ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rounds_begin_once_a_second_and_a_silent_replica_delays_nothing_for_long() {
+        let exchange = Arc::new(SnapshotExchange::default());
+        let names = ["one".to_owned(), "two".to_owned()];
+        let (mut rounds, answering) = (exchange.rounds(), Arc::clone(&exchange));
+        tokio::spawn(async move {
+            while rounds.changed().await.is_ok() {
+                let round = *rounds.borrow_and_update();
+                answering.store("one", round, Ok(round.to_string().into()));
+            }
+        });
+        let begun = Clock.now();
+        let known = exchange.ask(names.iter()).await;
+        assert_eq!(Clock.now() - begun, DEADLINE, "`two` does not answer");
+        assert!(known["one"].last.is_some() && !known.contains_key("two"));
+        // The same round.
+        let known = exchange.ask(names.iter().take(1)).await;
+        assert_eq!(known["one"].last.as_ref().unwrap().1, "1");
+        tokio::time::advance(LEAST_INTERVAL).await;
+        let begun = Clock.now();
+        let known = exchange.ask(names.iter().take(1)).await;
+        assert_eq!(known["one"].last.as_ref().unwrap().1, "2");
+        assert_eq!(Clock.now(), begun, "all have answered");
+        exchange.store("one", 3, Err("cut".to_owned()));
+        let known = exchange.ask([].iter()).await;
+        assert_eq!(known["one"].failure.as_deref(), Some("cut"));
+        assert!(known["one"].last.is_some(), "the last one stays");
+        exchange.retain(|name| name != "one");
+        assert!(exchange.ask([].iter()).await.is_empty());
+    }
+}
