@@ -93,6 +93,7 @@ const PURE: &[&str] = &[
     "observe/logging/recording/line.rs",
     "observe/logging/recording/pseudonyms.rs",
     "observe/status/history.rs",
+    "observe/status/history_sum.rs",
     "observe/status/replica_snapshot.rs",
     "observe/status/replica_view.rs",
     "observe/status/snapshot.rs",

@@ -229,13 +229,13 @@ impl Replicas {
     }
 
     /// The last snapshots of the others, which are asked for new ones at most once a second. Waits
-    /// for half a second at most.
+    /// for half a second at most, and with histories for another second.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) async fn peer_snapshots(&self) -> Vec<SnapshotOfPeer> {
+    pub(crate) async fn peer_snapshots(&self, with_history: bool) -> Vec<SnapshotOfPeer> {
         let addresses = self.state.addresses.borrow().clone();
-        let mut snapshots = self.snapshots.ask(addresses.keys()).await;
+        let mut snapshots = self.snapshots.ask(addresses.keys(), with_history).await;
         let now = Clock.now();
         let peers = self.state.report(now).peers.into_iter();
         let snapshot = |peer: PeerStatus| {

@@ -7,7 +7,9 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl jq openssl python3 wrk
+need awk chromium curl jq openssl python3 wrk
+PATH=/usr/bin:$PATH # Debian's python, which has Debian's packages
+python3 -c 'import websocket' || die 'python3-websocket is missing (.ci/run installs it)'
 
 TOTAL=60
 LEASE=6 # seconds
@@ -196,10 +198,41 @@ one_view() {
     check_match 'a wrong choice is told with the right ones' '^replicas: all or a name; .*A-b' "$(shown one A-b)"
     check_match 'events of all' '"chosen":"all"' \
         "$(curl -sSN --max-time "$LIMIT" "http://${ADMINS[one]}/status/events?replicas=all" 2>/dev/null | grep -m1 -o '"chosen":"all"')"
+    check_ok 'events of one begin with its history' within "$LIMIT" has_history one two
+    page
     check_match 'weir top shows all' $'\n''shown: all 3 replicas'$'\n' "$("$WEIR" top --admin "http://${ADMINS[one]}" --once)"
     check 'weir top shows one' two "$("$WEIR" top --admin "http://${ADMINS[one]}" --once -o json --replica two | jq -r .replicas.name)"
     check 'frames of later versions are skipped, and what is none ends the connection' 'snapshot ended ended ended' "$(frames)"
     check_ok 'frames: it goes on' states member one
+}
+
+# has_history BY WHICH: the first event has rows.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+has_history() {
+    { curl -sSN --max-time "$LIMIT" "http://${ADMINS[$1]}/status/events?replicas=$2" 2>/dev/null || true; } |
+        grep -m1 '"everySeconds"' | grep -q '"unixMs":\[[0-9]'
+}
+
+# The page in a browser: all replicas, and one picked out.
+page() {
+    local button="[...document.querySelectorAll('#replica button')]" facts="document.getElementById('facts').textContent"
+    cat >"$WORK/steps" <<STEPS
+open light
+until $LIMIT $button.map(b => b.textContent).join() === 'All replicas,one,three,two'
+until $LIMIT $facts.startsWith('3 of 3 replicas')
+until $LIMIT document.getElementById('t-levels').textContent.includes('readOnly')
+eval $button.find(b => b.textContent === 'two').click()
+until $LIMIT $facts.startsWith('replica two') && snaps.at(-1).replicas.name === 'two'
+eval $button.find(b => b.textContent === 'two').getAttribute('aria-pressed')
+eval ${button}[0].click()
+until $LIMIT $facts.startsWith('3 of 3 replicas')
+errors
+STEPS
+    start browser python3 "$ROOT/tests/tools/page.py" "http://${ADMINS[one]}/" "$WORK/steps"
+    finish browser 240
+    check 'the page: the browser comes to its end' 0 "$STATUS"
+    check 'the page: it shows all replicas and one' 'number number number number null number "true" null number []' \
+        "$(sed -E 's/^[0-9.]+$/number/' "$WORK/browser.out" | tr '\n' ' ' | sed 's/ $//')"
 }
 
 # frames: what a replica answers to frames of a peer.

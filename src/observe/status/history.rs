@@ -14,7 +14,7 @@ pub(crate) const ROW_SECONDS: u64 = 5;
 
 /// Rows kept: 15 minutes. A row takes 32 bytes per level; all rows of 50 levels take less than 320
 /// KiB.
-const MAX_ROWS: usize = 180;
+pub(crate) const MAX_ROWS: usize = 180;
 
 /// The classes of status codes that rows count.
 const CODE_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];

@@ -16,11 +16,14 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `outcome_counts` `page` `snapshot` `view_channels` |
-//! | 1 | `history` `replica_snapshot` `sources` |
-//! | 2 | `replica_view` |
-//! | 3 | `top_talkers` |
+//! | 1 | `history` `sources` |
+//! | 2 | `history_sum` |
+//! | 3 | `replica_snapshot` |
+//! | 4 | `replica_view` |
+//! | 5 | `top_talkers` |
 
 pub(crate) mod history;
+mod history_sum;
 pub(crate) mod outcome_counts;
 pub(crate) mod page;
 mod replica_snapshot;
@@ -50,9 +53,11 @@ use tokio::time::interval;
 use crate::clock::Clock;
 use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
+use crate::observe::status::history_sum::retain_busy_levels;
 use crate::observe::status::replica_snapshot::ReplicaSnapshot;
 use crate::observe::status::replica_snapshot::TALKERS_PER_MEASURE;
 use crate::observe::status::replica_view::KnownReplica;
+use crate::observe::status::replica_view::history;
 use crate::observe::status::replica_view::view;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -164,7 +169,7 @@ impl StatusFeed {
             let Some((replicas, own_name)) = self.replicas() else {
                 continue;
             };
-            let others = known_replicas(replicas.peer_snapshots().await);
+            let others = known_replicas(replicas.peer_snapshots(false).await);
             let own = self.replica_snapshot();
             for chosen in subscribed {
                 let snapshot = view(&chosen, &own_name, &own, &others);
@@ -182,7 +187,10 @@ impl StatusFeed {
         // The result of the probe, good or bad, is part of the snapshot.
         let _ = self.sources.readiness.report().await;
         let snapshot = match chosen.zip(self.replicas()) {
-            Some((chosen, (replicas, own))) => self.view(chosen, &replicas, &own).await,
+            Some((chosen, (replicas, own_name))) => {
+                let others = known_replicas(replicas.peer_snapshots(false).await);
+                view(chosen, &own_name, &self.replica_snapshot(), &others)
+            }
             None => self.snapshot(),
         };
         serde_json::to_vec(&snapshot).unwrap_or_default().into()
@@ -204,12 +212,9 @@ impl StatusFeed {
         let (mut events, history, snapshot) = match chosen.zip(self.replicas()) {
             Some((chosen, (replicas, own_name))) => {
                 let events = self.views.subscribe(chosen);
-                let snapshot = self.view(chosen, &replicas, &own_name).await;
-                let history = match chosen == own_name {
-                    true => self.history(),
-                    // Replicas do not exchange their histories.
-                    false => HistoryRing::default().history(),
-                };
+                let others = known_replicas(replicas.peer_snapshots(true).await);
+                let snapshot = view(chosen, &own_name, &self.replica_snapshot(), &others);
+                let history = history(chosen, &own_name, self.history(), &others);
                 (events, history, snapshot)
             }
             None => (self.events.subscribe(), self.history(), self.snapshot()),
@@ -248,11 +253,6 @@ impl StatusFeed {
         Some((replicas, name))
     }
 
-    async fn view(&self, chosen: &str, replicas: &Replicas, own_name: &str) -> StatusSnapshot {
-        let others = known_replicas(replicas.peer_snapshots().await);
-        view(chosen, own_name, &self.replica_snapshot(), &others)
-    }
-
     /// The state of this replica, as the others get it.
     fn replica_snapshot(&self) -> ReplicaSnapshot {
         let (talkers, now) = (&self.sources.top_talkers, Clock.now());
@@ -262,6 +262,7 @@ impl StatusFeed {
             tables: tables.all_windows(now, |windows| {
                 talkers.tables(now, windows, TALKERS_PER_MEASURE)
             }),
+            history: None,
         }
     }
 
@@ -302,10 +303,16 @@ impl StatusFeed {
 }
 
 impl SnapshotSource for StatusFeed {
-    fn content(&self) -> Bytes {
+    fn content(&self, with_history: bool) -> Bytes {
         self.refresh_readiness(EVENT_INTERVAL);
+        let mut snapshot = self.replica_snapshot();
+        if with_history {
+            let mut history = self.history();
+            retain_busy_levels(&mut history);
+            snapshot.history = Some(history);
+        }
         let max = MAX_SNAPSHOT_BYTES - SNAPSHOT_FRAME_OVERHEAD;
-        self.replica_snapshot().to_json(max).into()
+        snapshot.to_json(max).into()
     }
 }
 

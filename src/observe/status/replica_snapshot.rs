@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::Serialize;
 
+use crate::observe::status::history_sum::bound_history;
 use crate::observe::status::snapshot::FlowcontrolStatus;
 use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::top_talkers::TalkerTable;
 
@@ -41,11 +43,13 @@ pub(super) struct ReplicaSnapshot {
     pub(super) status: StatusSnapshot,
     /// The talkers of each dimension and window.
     pub(super) tables: Vec<TalkerTable>,
+    /// The history before, if it was asked for.
+    pub(super) history: Option<StatusHistory>,
 }
 
 impl ReplicaSnapshot {
-    /// The state as JSON of at most `max` bytes: with fewer talkers if it is too large, then without
-    /// levels and limits.
+    /// The state as JSON of at most `max` bytes: if it is too large, without the history, then with
+    /// fewer talkers, then without levels and limits.
     #[must_use]
     pub(super) fn to_json(&self, max: usize) -> Vec<u8> {
         let text = |snapshot: &Self| {
@@ -56,6 +60,11 @@ impl ReplicaSnapshot {
         // Each replica has the objects itself, and they are many.
         sent.status.flowcontrol = FlowcontrolStatus::default();
         if let Some(text) = text(&sent) {
+            return text;
+        }
+        if sent.history.take().is_some()
+            && let Some(text) = text(&sent)
+        {
             return text;
         }
         for per_measure in FEWER_TALKERS {
@@ -79,6 +88,9 @@ impl ReplicaSnapshot {
         let parsed: Result<Self, _> = serde_json::from_slice(content);
         let mut snapshot = parsed.map_err(|why| format!("its snapshot: {why}"))?;
         bound_status(&mut snapshot.status);
+        if let Some(history) = &mut snapshot.history {
+            bound_history(history);
+        }
         Ok(snapshot)
     }
 }
@@ -193,6 +205,11 @@ mod tests {
             "entries": (0..100).map(|n| (format!("user-{n}"), [n; 5], [0; 5])).collect::<Vec<_>>(),
         }]))
         .unwrap();
+        snapshot.history = Some(StatusHistory {
+            every_seconds: 5,
+            unix_ms: vec![1_000_000_000_000; 100],
+            ..StatusHistory::default()
+        });
         snapshot
     }
 
@@ -216,17 +233,23 @@ mod tests {
             let text = snapshot.to_json(max);
             assert!(text.len() <= max, "{} of {max} bytes", text.len());
             if let Ok(sent) = ReplicaSnapshot::parse(&text) {
-                sizes.push((sent.status.levels.len(), text.len()));
+                let has_history = sent.history.is_some();
+                sizes.push((has_history, sent.status.levels.len(), text.len()));
             }
         }
-        assert_eq!(sizes[0], (10, whole));
+        assert_eq!(sizes[0], (true, 10, whole));
         sizes.dedup();
-        let levels: Vec<_> = sizes.iter().map(|(levels, _)| *levels).collect();
-        assert_eq!(
-            levels,
-            [10, 10, 10, 0],
-            "fewer talkers twice, then no levels"
-        );
+        let shapes = sizes.iter().map(|(history, levels, _)| (*history, *levels));
+        let shapes: Vec<_> = shapes.collect();
+        // Without the history, with fewer talkers twice, and without levels.
+        let expected = [
+            (true, 10),
+            (false, 10),
+            (false, 10),
+            (false, 10),
+            (false, 0),
+        ];
+        assert_eq!(shapes, expected);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::readiness::ReadinessStatus;
+use crate::observe::status::history_sum::sum_of_histories;
 use crate::observe::status::replica_snapshot::MAX_COUNT;
 use crate::observe::status::replica_snapshot::ReplicaSnapshot;
 use crate::observe::status::snapshot::LevelStatus;
@@ -17,6 +18,7 @@ use crate::observe::status::snapshot::ReplicaViewStatus;
 use crate::observe::status::snapshot::ServerStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
 use crate::observe::status::snapshot::SlotsStatus;
+use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;
@@ -91,6 +93,28 @@ pub(super) fn view(
         replicas: viewed_replicas(own_name, others),
     });
     snapshot
+}
+
+/// The history of all replicas or of the `chosen` one, as far as it is known.
+#[must_use]
+pub(super) fn history(
+    chosen: &str,
+    own_name: &str,
+    own: StatusHistory,
+    others: &[KnownReplica],
+) -> StatusHistory {
+    if chosen == own_name {
+        return own;
+    }
+    let known = others.iter().filter_map(|other| {
+        let snapshot = match chosen == ALL_REPLICAS {
+            true => other.counted()?,
+            false => &other.last.as_ref().filter(|_| other.name == chosen)?.1,
+        };
+        snapshot.history.as_ref()
+    });
+    let own = Some(&own).filter(|_| chosen == ALL_REPLICAS);
+    sum_of_histories(own.into_iter().chain(known))
 }
 
 fn viewed_replicas(own_name: &str, others: &[KnownReplica]) -> Vec<ViewedReplicaStatus> {

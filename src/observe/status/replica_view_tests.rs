@@ -40,6 +40,20 @@ fn level(name: &str, count: u64, limit: Option<u32>) -> LevelStatus {
     }
 }
 
+/// A history of three rows, of which the newest has `count` rejections a second.
+fn rejected_history(count: u64) -> StatusHistory {
+    StatusHistory {
+        every_seconds: 5,
+        unix_ms: vec![1, 2, 3],
+        rejected: vec![
+            0.0,
+            0.0,
+            f32::from(u16::try_from(count).unwrap_or_default()),
+        ],
+        ..StatusHistory::default()
+    }
+}
+
 /// A replica of which every number is `count`.
 fn replica(count: u64, talkers: &[(&str, u64)]) -> ReplicaSnapshot {
     let mut status = StatusSnapshot {
@@ -80,6 +94,7 @@ fn replica(count: u64, talkers: &[(&str, u64)]) -> ReplicaSnapshot {
     ReplicaSnapshot {
         status,
         tables: vec![table(count * 10, talkers)],
+        history: Some(rejected_history(count)),
     }
 }
 
@@ -211,4 +226,17 @@ fn sums_of_the_largest_numbers_do_not_overflow() {
     assert_eq!(all.levels[0].rejected_total(), MAX_COUNT);
     assert_eq!(all.levels[0].current_limit, Some(2560));
     assert!(serde_json::to_string(&all).is_ok());
+}
+
+#[test]
+fn the_history_is_that_of_the_replicas_that_are_shown() {
+    let newest = |chosen: &str| {
+        let history = history(chosen, "one", rejected_history(1), &others());
+        history.rejected.last().copied()
+    };
+    assert_eq!(newest(ALL_REPLICAS), Some(21.0), "`four` is missing");
+    assert_eq!(newest("one"), Some(1.0));
+    assert_eq!(newest("two"), Some(20.0));
+    assert_eq!(newest("four"), Some(400.0));
+    assert_eq!(newest("nine"), None);
 }

@@ -23,7 +23,10 @@ pub(crate) const SNAPSHOT_FRAME_OVERHEAD: usize = SNAPSHOT_HEAD.len() + 1;
 const SNAPSHOT_VERSION: u32 = 1;
 
 /// The frame that asks for a snapshot.
-pub(super) const SNAPSHOT_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1}"#;
+const SNAPSHOT_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1}"#;
+
+/// The frame that asks for a snapshot with the history before it.
+const HISTORY_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1,"history":true}"#;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +36,10 @@ pub(super) enum FrameKind {
     /// The state of a replica, for the status page.
     Snapshot,
     /// Asks for a snapshot.
-    SnapshotRequest,
+    SnapshotRequest {
+        /// Whether it includes the history.
+        with_history: bool,
+    },
     /// Of a later version.
     Unknown,
 }
@@ -44,6 +50,8 @@ struct KindField {
     kind: Option<Value>,
     #[serde(default)]
     version: Option<Value>,
+    #[serde(default)]
+    history: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +72,9 @@ impl FrameKind {
         };
         let known = match kind.as_str() {
             Some("snapshot") => Self::Snapshot,
-            Some("snapshot-request") => Self::SnapshotRequest,
+            Some("snapshot-request") => Self::SnapshotRequest {
+                with_history: fields.history == Some(Value::Bool(true)),
+            },
             _ => return Ok(Self::Unknown),
         };
         let version = fields.version.and_then(|version| version.as_u64());
@@ -72,6 +82,15 @@ impl FrameKind {
             true => known,
             false => Self::Unknown,
         })
+    }
+}
+
+/// The frame that asks for a snapshot.
+#[must_use]
+pub(super) const fn snapshot_request(with_history: bool) -> &'static [u8] {
+    match with_history {
+        true => HISTORY_REQUEST,
+        false => SNAPSHOT_REQUEST,
     }
 }
 
@@ -130,10 +149,10 @@ mod tests {
                 "{frame}"
             );
         }
-        assert_eq!(
-            FrameKind::of(SNAPSHOT_REQUEST),
-            Ok(FrameKind::SnapshotRequest)
-        );
+        for with_history in [false, true] {
+            let kind = FrameKind::of(snapshot_request(with_history));
+            assert_eq!(kind, Ok(FrameKind::SnapshotRequest { with_history }));
+        }
     }
 
     #[test]

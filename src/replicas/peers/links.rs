@@ -50,7 +50,8 @@ impl Drop for Link {
     }
 }
 
-/// Keeps a connection to each replica whose address is known, and asks them for snapshots. Runs until it is dropped.
+/// Keeps a connection to each replica whose address is known, and asks them for snapshots. Runs until
+/// it is dropped.
 pub(in crate::replicas) async fn run(
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,

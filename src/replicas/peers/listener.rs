@@ -141,8 +141,8 @@ async fn serve(
                 let reply = state.next_message(Clock.now()).to_text();
                 (reply.into(), MAX_MESSAGE_BYTES)
             }
-            FrameKind::SnapshotRequest => {
-                let Some(snapshot) = snapshots.own_frame() else {
+            FrameKind::SnapshotRequest { with_history } => {
+                let Some(snapshot) = snapshots.own_frame(with_history) else {
                     return Ok(());
                 };
                 sleep_until(next_snapshot.into()).await;

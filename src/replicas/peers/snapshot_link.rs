@@ -14,8 +14,8 @@ use tokio_rustls::client::TlsStream;
 use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::FrameKind;
 use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
-use crate::replicas::peers::frame_kind::SNAPSHOT_REQUEST;
 use crate::replicas::peers::frame_kind::snapshot_content;
+use crate::replicas::peers::frame_kind::snapshot_request;
 use crate::replicas::peers::frames::read_frame;
 use crate::replicas::peers::frames::write_frame;
 use crate::replicas::peers::snapshots::SnapshotExchange;
@@ -58,7 +58,8 @@ pub(super) async fn run(
             // An older weir would end the connection, and log a warning.
             false => Err("no message of a version that sends snapshots".to_owned()),
             true => {
-                let request = request(&mut connection, address, &configs);
+                let frame = snapshot_request(round.with_history);
+                let request = request(&mut connection, address, &configs, frame);
                 let result = timeout(REQUEST_TIMEOUT, request).await;
                 let seconds = REQUEST_TIMEOUT.as_secs();
                 result.unwrap_or_else(|_| Err(format!("no snapshot within {seconds}s")))
@@ -67,7 +68,7 @@ pub(super) async fn run(
         if result.is_err() {
             connection = None;
         }
-        exchange.store(&name, round, result);
+        exchange.store(&name, round.number, result);
     }
 }
 
@@ -76,13 +77,14 @@ async fn request(
     connection: &mut Option<TlsStream<TcpStream>>,
     address: SocketAddr,
     configs: &PeerTlsConfigs,
+    frame: &[u8],
 ) -> Result<Bytes, String> {
     let open = match connection {
         Some(open) => open,
         None => connection.insert(connect(address, configs).await?),
     };
     let ended = |why: std::io::Error| format!("the connection ended: {why}");
-    let written = write_frame(open, SNAPSHOT_REQUEST, MAX_SNAPSHOT_BYTES).await;
+    let written = write_frame(open, frame, MAX_SNAPSHOT_BYTES).await;
     written.map_err(ended)?;
     loop {
         let frame = read_frame(open, MAX_SNAPSHOT_BYTES).await.map_err(ended)?;

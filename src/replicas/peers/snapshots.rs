@@ -13,6 +13,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -26,22 +27,32 @@ const DEADLINE: Duration = Duration::from_millis(500);
 
 /// Takes the snapshots of this replica.
 pub(crate) trait SnapshotSource: fmt::Debug + Send + Sync {
-    /// The state of this replica as JSON. Its frame must fit
-    /// [`MAX_SNAPSHOT_BYTES`](super::frame_kind::MAX_SNAPSHOT_BYTES).
-    fn content(&self) -> Bytes;
+    /// The state of this replica as JSON, with the history before it if there is room. Its frame
+    /// must fit [`MAX_SNAPSHOT_BYTES`](super::frame_kind::MAX_SNAPSHOT_BYTES).
+    fn content(&self, with_history: bool) -> Bytes;
 }
 
 /// The snapshots of the others, and the requests for them.
 #[derive(Debug, Default)]
 pub(in crate::replicas) struct SnapshotExchange {
     source: OnceLock<Weak<dyn SnapshotSource>>,
-    /// The frame with this replica's snapshot, and when it was taken.
-    own: Mutex<Option<(Instant, Bytes)>>,
+    /// The frames with this replica's snapshot, and when they were taken; by whether they have the
+    /// history.
+    own: Mutex<BTreeMap<bool, (Instant, Bytes)>>,
     /// When the last round of requests began.
     started: Mutex<Option<Instant>>,
-    /// The number of the last round.
-    rounds: watch::Sender<u64>,
+    /// The last round.
+    rounds: watch::Sender<SnapshotRound>,
     peers: watch::Sender<BTreeMap<String, PeerSnapshot>>,
+}
+
+/// A round of requests to all others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SnapshotRound {
+    /// One more than the round before.
+    pub(super) number: u64,
+    /// Whether it asks for histories.
+    pub(super) with_history: bool,
 }
 
 /// What is known of another replica.
@@ -63,22 +74,22 @@ impl SnapshotExchange {
 
     /// The frame with this replica's snapshot, which is at most a second old. `None` before there
     /// is a status page, and while weir ends.
-    pub(super) fn own_frame(&self) -> Option<Bytes> {
+    pub(super) fn own_frame(&self, with_history: bool) -> Option<Bytes> {
         let source = self.source.get()?.upgrade()?;
         let mut own = self.own.lock();
         let now = Clock.now();
-        if let Some((at, frame)) = &*own
+        if let Some((at, frame)) = own.get(&with_history)
             && now.saturating_duration_since(*at) < LEAST_INTERVAL
         {
             return Some(frame.clone());
         }
-        let frame = snapshot_frame(&source.content());
-        *own = Some((now, frame.clone()));
+        let frame = snapshot_frame(&source.content(with_history));
+        own.insert(with_history, (now, frame.clone()));
         Some(frame)
     }
 
-    /// The numbers of the rounds.
-    pub(super) fn rounds(&self) -> watch::Receiver<u64> {
+    /// The rounds.
+    pub(super) fn rounds(&self) -> watch::Receiver<SnapshotRound> {
         self.rounds.subscribe()
     }
 
@@ -105,15 +116,22 @@ impl SnapshotExchange {
     }
 
     /// Asks the replicas of these names, unless they were asked within the last second, and waits
-    /// until all have answered, for half a second at most. Returns what is known then.
+    /// until all have answered, for half a second at most. Returns what is known then. If histories
+    /// were not asked for in that second, waits until it is over.
     ///
     /// # Cancel safety
     /// The round goes on.
     pub(in crate::replicas) async fn ask(
         &self,
         names: impl Iterator<Item = &String> + Clone,
+        with_history: bool,
     ) -> BTreeMap<String, PeerSnapshot> {
-        let round = self.begin_round(Clock.now());
+        let round = loop {
+            match self.begin_round(with_history, Clock.now()) {
+                Ok(number) => break number,
+                Err(rest) => sleep(rest).await,
+            }
+        };
         let mut peers = self.peers.subscribe();
         let all_ended = |peers: &BTreeMap<String, PeerSnapshot>| {
             let ended = |name| peers.get(name).is_some_and(|peer| peer.round >= round);
@@ -124,13 +142,25 @@ impl SnapshotExchange {
     }
 
     /// Begins a round if the last one began a second ago. Returns the number of the last one.
-    fn begin_round(&self, now: Instant) -> u64 {
+    ///
+    /// # Errors
+    /// The time until the next one can begin, if the last one does not ask for histories.
+    fn begin_round(&self, with_history: bool, now: Instant) -> Result<u64, Duration> {
         let mut started = self.started.lock();
-        if started.is_none_or(|at| now.saturating_duration_since(at) >= LEAST_INTERVAL) {
-            *started = Some(now);
-            self.rounds.send_modify(|round| *round += 1);
+        let elapsed = started.map(|at| now.saturating_duration_since(at));
+        if let Some(elapsed) = elapsed.filter(|elapsed| *elapsed < LEAST_INTERVAL) {
+            let last = *self.rounds.borrow();
+            return match with_history && !last.with_history {
+                true => Err(LEAST_INTERVAL.saturating_sub(elapsed)),
+                false => Ok(last.number),
+            };
         }
-        *self.rounds.borrow()
+        *started = Some(now);
+        self.rounds.send_modify(|round| {
+            round.number += 1;
+            round.with_history = with_history;
+        });
+        Ok(self.rounds.borrow().number)
     }
 }
 
@@ -143,10 +173,10 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Default)]
-    struct Counted(AtomicU64);
+    struct CountingSource(AtomicU64);
 
-    impl SnapshotSource for Counted {
-        fn content(&self) -> Bytes {
+    impl SnapshotSource for CountingSource {
+        fn content(&self, _: bool) -> Bytes {
             let count = self.0.fetch_add(1, Ordering::Relaxed);
             count.to_string().into()
         }
@@ -154,18 +184,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_snapshot_is_taken_once_a_second_however_many_ask() {
-        let (exchange, source) = (SnapshotExchange::default(), Arc::new(Counted::default()));
-        assert!(exchange.own_frame().is_none(), "nothing takes snapshots");
-        let weak: Weak<Counted> = Arc::downgrade(&source);
+        let (exchange, source) = (
+            SnapshotExchange::default(),
+            Arc::new(CountingSource::default()),
+        );
+        assert!(
+            exchange.own_frame(false).is_none(),
+            "nothing takes snapshots"
+        );
+        let weak: Weak<CountingSource> = Arc::downgrade(&source);
         exchange.set_source(weak);
-        let first = exchange.own_frame().unwrap();
+        let first = exchange.own_frame(false).unwrap();
         for _ in 0..100 {
-            assert_eq!(exchange.own_frame().unwrap(), first);
+            assert_eq!(exchange.own_frame(false).unwrap(), first);
         }
         tokio::time::advance(LEAST_INTERVAL).await;
-        assert_ne!(exchange.own_frame().unwrap(), first);
+        assert_ne!(exchange.own_frame(false).unwrap(), first);
+        let with_history = exchange.own_frame(true).unwrap();
+        assert_ne!(exchange.own_frame(false).unwrap(), with_history);
         drop(source);
-        assert!(exchange.own_frame().is_none(), "weir ends");
+        assert!(exchange.own_frame(false).is_none(), "weir ends");
     }
 
     #[tokio::test(start_paused = true)]
@@ -175,27 +213,34 @@ mod tests {
         let (mut rounds, answering) = (exchange.rounds(), Arc::clone(&exchange));
         tokio::spawn(async move {
             while rounds.changed().await.is_ok() {
-                let round = *rounds.borrow_and_update();
+                let round = rounds.borrow_and_update().number;
                 answering.store("one", round, Ok(round.to_string().into()));
             }
         });
         let begun = Clock.now();
-        let known = exchange.ask(names.iter()).await;
+        let known = exchange.ask(names.iter(), false).await;
         assert_eq!(Clock.now() - begun, DEADLINE, "`two` does not answer");
         assert!(known["one"].last.is_some() && !known.contains_key("two"));
         // The same round.
-        let known = exchange.ask(names.iter().take(1)).await;
+        let known = exchange.ask(names.iter().take(1), false).await;
         assert_eq!(known["one"].last.as_ref().unwrap().1, "1");
         tokio::time::advance(LEAST_INTERVAL).await;
         let begun = Clock.now();
-        let known = exchange.ask(names.iter().take(1)).await;
+        let known = exchange.ask(names.iter().take(1), false).await;
         assert_eq!(known["one"].last.as_ref().unwrap().1, "2");
         assert_eq!(Clock.now(), begun, "all have answered");
-        exchange.store("one", 3, Err("cut".to_owned()));
-        let known = exchange.ask([].iter()).await;
+        let known = exchange.ask(names.iter().take(1), true).await;
+        assert_eq!(known["one"].last.as_ref().unwrap().1, "3");
+        let waited = Clock.now() - begun;
+        assert_eq!(
+            waited, LEAST_INTERVAL,
+            "the last round was without histories"
+        );
+        exchange.store("one", 4, Err("cut".to_owned()));
+        let known = exchange.ask([].iter(), true).await;
         assert_eq!(known["one"].failure.as_deref(), Some("cut"));
         assert!(known["one"].last.is_some(), "the last one stays");
         exchange.retain(|name| name != "one");
-        assert!(exchange.ask([].iter()).await.is_empty());
+        assert!(exchange.ask([].iter(), false).await.is_empty());
     }
 }
