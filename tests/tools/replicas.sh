@@ -248,10 +248,10 @@ context.load_cert_chain(work + "/peer.crt", work + "/peer.key")
 
 def answer(*frames):
     with socket.create_connection(("127.0.0.1", port), 30) as tcp, context.wrap_socket(tcp) as stream:
-        for frame in frames:
-            stream.sendall(struct.pack(">I", len(frame)) + frame)
         reader = stream.makefile("rb")
         try:
+            for frame in frames:
+                stream.sendall(struct.pack(">I", len(frame)) + frame)
             head = reader.read(4)
         except (ConnectionError, ssl.SSLError):
             head = b""
