@@ -1,11 +1,15 @@
 //! Accepts connections of the other replicas, and answers their messages.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
+use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use socket2::Domain;
 use socket2::Protocol;
 use socket2::SockAddr;
@@ -19,6 +23,7 @@ use tokio::time::sleep;
 use tokio::time::sleep_until;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tracing::debug;
 use tracing::warn;
 
@@ -39,6 +44,11 @@ use crate::throttling::log_limiter::LogLimiter;
 /// being replaced.
 const MAX_CONNECTIONS: usize = 4 * MAX_REPLICAS;
 
+/// The most connections whose handshake is not complete, and those of one address. Until then it is
+/// not known who connects, and such connections must not take the places of the others.
+const MAX_HANDSHAKES: usize = 256;
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 16;
+
 /// The least time between two snapshots on a connection. The others ask for one a second.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(500);
 
@@ -53,6 +63,8 @@ const BACKLOG: i32 = 128;
 
 /// The pause after a connection could not be accepted, for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+type PeerTlsReceiver = watch::Receiver<Arc<PeerTlsConfigs>>;
 
 /// Binds the peer port. A process that takes over from another one binds it as well, before the
 /// other one has closed it.
@@ -78,23 +90,32 @@ pub(in crate::replicas) async fn run(
     listener: TcpListener,
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,
-    tls: watch::Receiver<Arc<PeerTlsConfigs>>,
+    tls: PeerTlsReceiver,
 ) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let handshakes = Arc::new(HandshakeCounts::default());
     let log = Arc::new(LogLimiter::default());
     loop {
         let Ok((stream, address)) = listener.accept().await else {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let Some(handshake) = HandshakeCounts::begin(&handshakes, address.ip()) else {
             continue; // closed
         };
+        let places = Arc::clone(&places);
         let (state, tls, log) = (Arc::clone(&state), tls.clone(), Arc::clone(&log));
         let snapshots = Arc::clone(&snapshots);
         tokio::spawn(async move {
-            let _place = place;
-            if let Err(why) = serve(stream, &state, &snapshots, tls).await
+            let served = async {
+                let (stream, tls) = accept(stream, tls).await?;
+                drop(handshake);
+                let Ok(_place) = places.try_acquire() else {
+                    return Err("there are too many connections".to_owned());
+                };
+                serve(stream, &state, &snapshots, tls).await
+            };
+            if let Err(why) = served.await
                 && let Some(suppressed) = log.try_log(Clock.now())
             {
                 warn!(%address, suppressed, "replicas: a connection is refused: {why}");
@@ -103,19 +124,76 @@ pub(in crate::replicas) async fn run(
     }
 }
 
-async fn serve(
+/// The connections whose handshake is not complete, by address.
+#[derive(Debug, Default)]
+struct HandshakeCounts(Mutex<HandshakeState>);
+
+#[derive(Debug, Default)]
+struct HandshakeState {
+    total: usize,
+    by_address: BTreeMap<IpAddr, usize>,
+}
+
+impl HandshakeCounts {
+    /// Counts a connection until the value is dropped. `None` if there are enough.
+    fn begin(counts: &Arc<Self>, address: IpAddr) -> Option<HandshakeGuard> {
+        let mut state = counts.0.lock();
+        let of_address = state.by_address.get(&address).copied().unwrap_or_default();
+        if state.total >= MAX_HANDSHAKES || of_address >= MAX_HANDSHAKES_PER_ADDRESS {
+            return None;
+        }
+        state.total += 1;
+        state.by_address.insert(address, of_address + 1);
+        Some(HandshakeGuard {
+            counts: Arc::clone(counts),
+            address,
+        })
+    }
+}
+
+/// A connection whose handshake is not complete.
+#[derive(Debug)]
+struct HandshakeGuard {
+    counts: Arc<HandshakeCounts>,
+    address: IpAddr,
+}
+
+impl Drop for HandshakeGuard {
+    fn drop(&mut self) {
+        let mut state = self.counts.0.lock();
+        state.total = state.total.saturating_sub(1);
+        if let Entry::Occupied(mut count) = state.by_address.entry(self.address) {
+            match *count.get() {
+                0 | 1 => {
+                    count.remove();
+                }
+                more => *count.get_mut() = more - 1,
+            }
+        }
+    }
+}
+
+/// Completes the handshake. The returned receiver has seen the certificates that were used.
+async fn accept(
     stream: TcpStream,
-    state: &ReplicaState,
-    snapshots: &SnapshotExchange,
-    mut tls: watch::Receiver<Arc<PeerTlsConfigs>>,
-) -> Result<(), String> {
+    mut tls: PeerTlsReceiver,
+) -> Result<(TlsStream<TcpStream>, PeerTlsReceiver), String> {
     let _ = stream.set_nodelay(true); // an optimization
     let configs = Arc::clone(&tls.borrow_and_update());
     let acceptor = TlsAcceptor::from(Arc::clone(&configs.server));
     let handshake = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
-    let mut stream = handshake
+    let stream = handshake
         .map_err(|_| format!("no handshake within {}s", HANDSHAKE_TIMEOUT.as_secs()))?
         .map_err(|why| format!("TLS: {why}"))?;
+    Ok((stream, tls))
+}
+
+async fn serve(
+    mut stream: TlsStream<TcpStream>,
+    state: &ReplicaState,
+    snapshots: &SnapshotExchange,
+    mut tls: PeerTlsReceiver,
+) -> Result<(), String> {
     let mut next_snapshot = Clock.now();
     loop {
         let frame = tokio::select! {
@@ -155,5 +233,30 @@ async fn serve(
         if !matches!(written, Ok(Ok(()))) {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handshakes_of_one_address_leave_places_for_others() {
+        let counts = Arc::new(HandshakeCounts::default());
+        let begin = |last: u8| HandshakeCounts::begin(&counts, [192, 0, 2, last].into());
+        let mut open: Vec<_> = std::iter::repeat_with(|| begin(1))
+            .map_while(|guard| guard)
+            .collect();
+        assert_eq!(open.len(), MAX_HANDSHAKES_PER_ADDRESS);
+        assert!(begin(2).is_some());
+        open.pop();
+        assert!(begin(1).is_some());
+        for last in 2..=u8::MAX {
+            open.extend(begin(last));
+        }
+        assert_eq!(open.len(), MAX_HANDSHAKES);
+        open.clear();
+        let state = counts.0.lock();
+        assert!(state.total == 0 && state.by_address.is_empty());
     }
 }
