@@ -40,18 +40,19 @@ impl ListPlace<'_> {
 pub(crate) fn lint_events(limits: &[EventLimitConfig], place: ListPlace<'_>) -> Vec<LintFinding> {
     let mut findings = Vec::new();
     for (n, limit) in limits.iter().enumerate() {
-        let is_reached_first = |server: &&EventLimitConfig| {
+        let is_not_above = |server: &&EventLimitConfig| {
             server.limit_type == LimitType::Server
                 && server.qps <= limit.qps
                 && server.burst <= limit.burst
         };
         if limit.limit_type != LimitType::Server
             && limit.warning_reserve_percent == 0
-            && let Some(server) = limits.iter().find(is_reached_first)
+            && let Some(server) = limits.iter().find(is_not_above)
         {
             let message = format!(
-                "the limit of type {} (qps {}, burst {}) is not below that of type Server (qps {}, burst {}), \
-                 which counts the same events and rejects first",
+                "the limit of type {} (qps {}, burst {}) is not below that of type Server (qps {}, burst {}): it never \
+                 rejects first, but while the server's bucket is empty it is charged for events that are rejected \
+                 anyway, and then rejects others; remove it, or set it below",
                 limit.limit_type.name(),
                 limit.qps,
                 limit.burst,

@@ -148,8 +148,8 @@ rules! {
         "A percentage of the level's seats rounds to 0, or is a bound that is never reached.",
         "Computed with the server's total of seats, which `maxRequestsInflight` and `maxMutatingRequestsInflight` add up to (600 without a configuration).";
     EventLimitUnreachable, Warning, "event-limit-unreachable",
-        "A bucket of events is never empty before the server's is.",
-        "Every event is charged to the server's bucket, too. A limit for each user, namespace or source has an effect only below it.";
+        "A limit of events for each user, namespace or source is not below the server's.",
+        "Each limit is charged for every event, also for one that another limit rejects. So such a limit never rejects first; but while the server's bucket is empty its own is charged for events that are rejected anyway, and then it rejects events for which the server has a token. Remove it, or set `qps` or `burst` below the server's.";
     EventReserve, Warning, "event-reserve",
         "`warningReservePercent` is 100: every token is reserved for events of type `Warning`.",
         "Other events are admitted only while their bucket is full.";

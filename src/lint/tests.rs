@@ -1,18 +1,29 @@
-//! Shadowing at random, against the matcher.
+//! Shadowing at random, against the matcher; and event limits, against their buckets.
 
+use std::borrow::Cow;
 use std::iter::repeat_with;
+use std::time::Duration;
+use std::time::Instant;
 
 use fastrand::Rng;
 
 use super::flow_schemas;
 use super::objects::ObjectSet;
 use super::objects::Scope;
+use super::rate_limits::ListPlace;
+use super::rate_limits::lint_events;
 use super::rule::Rule;
 use crate::api::UserInfo;
 use crate::api::flowcontrol;
 use crate::document;
 use crate::document::Diagnostics;
 use crate::flowcontrol::matching::RequestDigest;
+use crate::limits::rate::events::buckets::EventBucketKeys;
+use crate::limits::rate::events::buckets::EventLimits;
+use crate::limits::rate::events::buckets::LimitedEvent;
+use crate::limits::rate::events::config::EventLimitConfig;
+use crate::limits::rate::events::config::parse_limits;
+use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::request_info::Verb;
 
 const SCOPE: Scope = Scope {
@@ -235,4 +246,63 @@ fn a_schema_that_covers_exactly_what_another_matches_is_found_and_one_part_less_
         assert!(is_found("FlowSchema \"s-1\""), "{findings:#?}\n{text}");
         assert!(!is_found("FlowSchema \"s-0\""), "{findings:#?}\n{text}");
     }
+}
+
+/// Events that are admitted in a minute, while one user sends 1000 a second.
+fn admitted_events(limits: &[EventLimitConfig]) -> u32 {
+    let (mut buckets, keys) = (EventLimits::default(), LruKeyHasher::default());
+    let ids: Vec<_> = limits.iter().map(|limit| buckets.add(limit)).collect();
+    let event = LimitedEvent {
+        namespace: b"a",
+        user: b"flood",
+        source_and_object: Cow::default(),
+        warning: false,
+    };
+    let (keys, start) = (EventBucketKeys::from_event(&event, &keys), Instant::now());
+    let mut admitted = 0;
+    for n in 0..60_000 {
+        let mut is_admitted = true;
+        let now = start + Duration::from_millis(n);
+        buckets.charge(&ids, &keys, now, |_, result| {
+            is_admitted &= result.token.is_ok();
+        });
+        admitted += u32::from(is_admitted);
+    }
+    admitted
+}
+
+#[test]
+fn a_limit_that_is_not_below_the_server_s_is_reported_and_rejects_events_for_which_it_has_tokens() {
+    let admitted = |user: Option<&str>| {
+        let user = user.map_or_else(String::new, |user| format!(", {{type: User, {user}}}"));
+        let text = format!(
+            "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\n\
+             limits: [{{type: Server, qps: 50, burst: 100}}{user}]\n"
+        );
+        let mut diagnostics = Diagnostics::default();
+        let nodes = document::parse_all("events.yaml", &text, &mut diagnostics);
+        let limits = parse_limits(&nodes[0], "", &mut diagnostics).unwrap();
+        assert!(!diagnostics.has_errors(), "{diagnostics}");
+        let place = ListPlace {
+            node: &nodes[0],
+            prefix: "",
+        };
+        let is_reported = !lint_events(&limits, place).is_empty();
+        (admitted_events(&limits), is_reported)
+    };
+    let (alone, _) = admitted(None);
+    assert!((3090..=3110).contains(&alone), "{alone}");
+    for user in [
+        "qps: 60, burst: 100",
+        "qps: 70, burst: 100",
+        "qps: 75, burst: 150",
+    ] {
+        let (both, is_reported) = admitted(Some(user));
+        assert!(is_reported, "{user}");
+        assert!(both < alone * 6 / 10, "{user}: {both} of {alone}");
+    }
+    // Below it, the limit admits what it says.
+    let (both, is_reported) = admitted(Some("qps: 10, burst: 20"));
+    assert!(!is_reported);
+    assert!((615..=625).contains(&both), "{both}");
 }

@@ -199,7 +199,8 @@ impl LoggedRates {
             .filter(|(_, rates, _)| rates.events.total() > 0);
         let needed = with_events.map(|(_, _, buckets)| buckets.events.needed());
         let user_burst = needed.max().unwrap_or(1).max(self.event_qps);
-        // A limit for each user that is not below that of all has no effect.
+        // A limit for each user that is not below the server's never rejects first. It is charged for
+        // events that the server's rejects, and then rejects others.
         if self.event_qps < qps || user_burst < burst {
             let user_qps = self.event_qps;
             limits.push(json!({"type": "User", "qps": user_qps, "burst": user_burst}));
