@@ -2,7 +2,7 @@
 //!
 //! It is read once. If its requests fit into [`MAX_KEPT_BYTES`], they are kept in memory. If they do
 //! not, the log is read again for each run. So memory does not grow with the log beyond that. The
-//! standard input cannot be read again.
+//! standard input and pipes cannot be read again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,17 +34,17 @@ pub(crate) struct RepeatableLog {
 pub(crate) enum RepeatError {
     /// It cannot be read.
     Read(ReadError),
-    /// It is too large to be kept, and it is the standard input.
-    TooLarge,
+    /// It is too large to be kept, and this part of it can be read only once.
+    TooLarge(LogSource),
 }
 
 impl fmt::Display for RepeatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(why) => why.fmt(f),
-            Self::TooLarge => write!(
+            Self::TooLarge(source) => write!(
                 f,
-                "the standard input: more than {} MiB of requests are not kept, and it cannot be read again: give a file",
+                "{source}: more than {} MiB of requests are not kept, and it cannot be read again: give a file",
                 MAX_KEPT_BYTES >> 20
             ),
         }
@@ -83,8 +83,9 @@ impl RepeatableLog {
                 _ => kept = None,
             }
         })?;
-        if kept.is_none() && sources.contains(&LogSource::Stdin) {
-            return Err(RepeatError::TooLarge);
+        let mut read_once = sources.iter().filter(|source| source.is_read_once());
+        if let (None, Some(source)) = (&kept, read_once.next()) {
+            return Err(RepeatError::TooLarge(source.clone()));
         }
         Ok(Self {
             sources: sources.to_vec(),

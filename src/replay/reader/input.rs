@@ -6,6 +6,7 @@ use std::io;
 use std::io::BufReader;
 use std::io::Cursor;
 use std::io::Read;
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,6 +32,8 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 pub(crate) enum LogSource {
     /// A file, perhaps compressed.
     File(PathBuf),
+    /// A pipe, or another file that can be read only once.
+    Pipe(PathBuf),
     /// The standard input.
     Stdin,
 }
@@ -38,7 +41,7 @@ pub(crate) enum LogSource {
 impl fmt::Display for LogSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => write!(f, "{}", path.display()),
+            Self::File(path) | Self::Pipe(path) => write!(f, "{}", path.display()),
             Self::Stdin => f.write_str("the standard input"),
         }
     }
@@ -62,13 +65,34 @@ pub(super) struct PieceReader {
 }
 
 impl LogSource {
+    /// What a path names: `-` is the standard input.
+    pub(crate) fn from_path(path: &Path) -> Self {
+        if path == Path::new("-") {
+            return Self::Stdin;
+        }
+        let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
+        if is_file {
+            Self::File(path.to_owned())
+        } else {
+            Self::Pipe(path.to_owned())
+        }
+    }
+
+    /// Whether it can be read only once.
+    pub(crate) const fn is_read_once(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            Self::Pipe(_) | Self::Stdin => true,
+        }
+    }
+
     /// Opens the file. What is read of it, before decompression, is added to `progress`.
     ///
     /// # Errors
     /// It cannot be opened, or not be read.
     pub(super) fn open(&self, progress: &Arc<AtomicU64>) -> io::Result<PieceReader> {
         let raw: Box<dyn Read + Send> = match self {
-            Self::File(path) => Box::new(File::open(path)?),
+            Self::File(path) | Self::Pipe(path) => Box::new(File::open(path)?),
             Self::Stdin => Box::new(io::stdin()),
         };
         let mut counted = Counted {
@@ -97,7 +121,7 @@ impl LogSource {
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::File(path) => std::fs::metadata(path).map_or(0, |file| file.len()),
-            Self::Stdin => 0,
+            Self::Pipe(_) | Self::Stdin => 0,
         }
     }
 }

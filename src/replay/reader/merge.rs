@@ -187,9 +187,9 @@ fn fails(source: &LogSource) -> impl Fn(io::Error) -> ReadError + use<> {
     }
 }
 
-/// When the first line of a file was written. The standard input is read at once.
+/// When the first line of a file was written. What can be read only once is opened at once.
 fn first_time(source: &LogSource) -> io::Result<i64> {
-    if *source == LogSource::Stdin {
+    if source.is_read_once() {
         return Ok(i64::MIN);
     }
     let mut reader = source.open(&Arc::default())?;

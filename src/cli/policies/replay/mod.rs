@@ -160,11 +160,8 @@ fn replay_and_print(
         let serve = parse_config(other).map_err(|lines| CommandError::Usage(lines.join("\n")))?;
         policies.push(replayed_policies(other.display().to_string(), &serve)?);
     }
-    let sources = options.files.iter().map(|file| match file.to_str() {
-        Some("-") => LogSource::Stdin,
-        _ => LogSource::File(file.clone()),
-    });
-    let sources: Vec<LogSource> = sources.collect();
+    let sources = options.files.iter();
+    let sources: Vec<LogSource> = sources.map(|file| LogSource::from_path(file)).collect();
     if sources
         .iter()
         .filter(|source| **source == LogSource::Stdin)
@@ -308,7 +305,7 @@ fn progress_bar(sources: &[LogSource]) -> ProgressBar {
     } else {
         ProgressDrawTarget::hidden()
     };
-    let (bar, template) = if sources.contains(&LogSource::Stdin) {
+    let (bar, template) = if sources.iter().any(LogSource::is_read_once) {
         (
             ProgressBar::no_length(),
             "{spinner} {bytes} {bytes_per_sec}",
