@@ -3,6 +3,7 @@
 //! What is not needed at once is kept as it is written: a user's groups are read once for each
 //! user, not once for each event.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -34,14 +35,14 @@ pub(super) struct ParsedEvent<'l> {
     pub(super) unknown_fields: u32,
 }
 
-/// A user of an event.
+/// A user of an event. Programs that write events again may write `null` for what is empty.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ParsedUser {
-    pub(super) username: String,
-    pub(super) uid: String,
-    pub(super) groups: Vec<String>,
-    pub(super) extra: std::collections::BTreeMap<String, Vec<String>>,
+    pub(super) username: Option<String>,
+    pub(super) uid: Option<String>,
+    pub(super) groups: Option<Vec<String>>,
+    pub(super) extra: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 /// The object of an event.

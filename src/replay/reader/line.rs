@@ -147,7 +147,7 @@ impl LineParser {
         let is_whole_watch = event.verb.as_ref() == "watch" && phase == Phase::Ended;
         let request = LoggedRequest {
             at_us,
-            client: self.event_client(event),
+            client: self.event_client(event)?,
             method: method_of(event.verb.as_ref()),
             url: url.as_bytes().into(),
             service_ns: service_ns.filter(|_| !is_whole_watch),
@@ -165,29 +165,34 @@ impl LineParser {
         }))
     }
 
-    fn event_client(&mut self, event: &ParsedEvent<'_>) -> ClientId {
+    /// `None` if the user cannot be read.
+    fn event_client(&mut self, event: &ParsedEvent<'_>) -> Option<ClientId> {
         let user = event.impersonated_user.or(event.user);
-        let user = user.map_or("", RawValue::get);
+        let user = user.map_or("{}", RawValue::get);
         // The first of the addresses, whose characters JSON never escapes.
         let sources = event.source_ips.map_or("", RawValue::get);
         let source = sources.split('"').nth(1).unwrap_or_default();
         let parts = [user, event.user_agent.as_ref(), source];
         if let Some(client) = self.remembered(parts) {
-            return client;
+            return Some(client);
         }
-        let user: ParsedUser = serde_json::from_str(user).unwrap_or_default();
-        let user = if user.username.is_empty() {
+        let user: ParsedUser = serde_json::from_str(user).ok()?;
+        let name = user.username.unwrap_or_default();
+        let user = if name.is_empty() {
             unverified_user(source)
         } else {
+            let extra = user.extra.unwrap_or_default().into_iter();
             UserInfo {
-                name: user.username,
-                uid: user.uid,
-                groups: user.groups,
-                extra: user.extra.into_iter().collect(),
+                name,
+                uid: user.uid.unwrap_or_default(),
+                groups: user.groups.unwrap_or_default(),
+                extra: extra
+                    .map(|(key, values)| (key, values.unwrap_or_default()))
+                    .collect(),
             }
         };
         let client = self.table.intern(user, event.user_agent.as_ref(), source);
-        self.remember(client)
+        Some(self.remember(client))
     }
 
     fn arrival(&mut self, arrival: ArrivalLine<'_>) -> ParsedLine {

@@ -95,7 +95,7 @@ impl LineCounts {
             }
             Skipped::Incomplete => {
                 self.incomplete += 1;
-                "an event without a usable time, verb or URL"
+                "an event without a usable time, user, verb or URL"
             }
         }
     }

@@ -63,7 +63,7 @@ pub(crate) struct SkippedReport {
     pub(crate) truncated: u64,
     /// JSON that is neither an audit event nor an arrival.
     pub(crate) not_events: u64,
-    /// Events without a usable time, method or URL.
+    /// Events without a usable time, user, method or URL.
     pub(crate) incomplete: u64,
     /// Requests that kube-apiserver itself would not understand.
     pub(crate) malformed_requests: u64,

@@ -72,7 +72,10 @@ pub(crate) fn write_input(text: &mut String, input: &InputReport) {
             skipped.not_events,
             "lines are neither audit events nor arrivals",
         ),
-        (skipped.incomplete, "events lack a time, a verb or a URL"),
+        (
+            skipped.incomplete,
+            "events lack a usable time, user, verb or URL",
+        ),
         (
             skipped.malformed_requests,
             "requests are malformed: weir answers them before all limits",

@@ -134,7 +134,10 @@ fn skipped(report: &Report) -> Vec<String> {
         (skipped.not_json, "lines that are not JSON"),
         (skipped.truncated, "lines that are cut off"),
         (skipped.not_events, "lines that are no requests"),
-        (skipped.incomplete, "lines without time, method or URL"),
+        (
+            skipped.incomplete,
+            "lines without time, user, method or URL",
+        ),
         (skipped.malformed_requests, "requests that are malformed"),
         (skipped.not_recorded, "requests that the record has lost"),
         (report.input.order.late, "requests replayed late"),
