@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::io::BufRead;
 use std::io::BufReader;
 use std::io::Cursor;
 use std::io::Read;
@@ -13,7 +14,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
 use flate2::read::MultiGzDecoder;
-use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::BlockDecodingStrategy;
+use ruzstd::decoding::FrameDecoder;
+use ruzstd::decoding::errors::FrameDecoderError;
+use ruzstd::decoding::errors::ReadFrameHeaderError;
 
 /// The bytes that are read at a time, before decompression.
 const BUFFER_BYTES: usize = 128 << 10;
@@ -53,6 +57,8 @@ pub(super) struct Piece {
     pub(super) text: Vec<u8>,
     /// Whether the last line has no end: the file ends within it.
     pub(super) is_cut: bool,
+    /// Whether the compressed file ends early, with this piece.
+    pub(super) ends_early: bool,
     /// Lines that were too long to be read.
     pub(super) too_long: u64,
 }
@@ -62,6 +68,8 @@ pub(super) struct PieceReader {
     input: Box<dyn Read + Send>,
     rest: Vec<u8>,
     ended: bool,
+    /// Whether the compressed file has ended early, and no piece says so yet.
+    ends_early: bool,
 }
 
 impl LogSource {
@@ -105,8 +113,8 @@ impl LogSource {
             BufReader::with_capacity(BUFFER_BYTES, Cursor::new(begin.clone()).chain(counted));
         let input: Box<dyn Read + Send> = if begin.starts_with(&GZIP_MAGIC) {
             Box::new(MultiGzDecoder::new(whole))
-        } else if begin == ZSTD_MAGIC {
-            Box::new(ZstdFrames::Between(Some(whole)))
+        } else if begin == ZSTD_MAGIC || is_skippable_frame(&begin) {
+            Box::new(ZstdFrames::new(whole))
         } else {
             Box::new(whole)
         };
@@ -114,6 +122,7 @@ impl LogSource {
             input,
             rest: Vec::new(),
             ended: false,
+            ends_early: false,
         })
     }
 
@@ -124,6 +133,11 @@ impl LogSource {
             Self::Pipe(_) | Self::Stdin => 0,
         }
     }
+}
+
+/// Whether this is the magic number of a skippable frame, with which files of `pzstd` begin.
+const fn is_skippable_frame(begin: &[u8]) -> bool {
+    matches!(begin, [0x50..=0x5f, 0x2a, 0x4d, 0x18])
 }
 
 /// Counts what is read.
@@ -141,43 +155,98 @@ impl Read for Counted {
     }
 }
 
-/// One zstd frame after the other, as `cat a.zst b.zst` makes them.
-enum ZstdFrames<R: Read> {
-    Between(Option<R>),
-    Within(Box<StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>),
+/// One zstd frame after the other, as `cat a.zst b.zst` makes them. Skippable frames are skipped.
+struct ZstdFrames<R> {
+    input: R,
+    decoder: FrameDecoder,
+    is_within: bool,
+    /// Whether the input ended within the frame.
+    is_cut: bool,
 }
 
-impl<R: io::BufRead> Read for ZstdFrames<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self {
-                Self::Between(input) => {
-                    let Some(mut input) = input.take() else {
-                        return Ok(0);
-                    };
-                    if input.fill_buf()?.is_empty() {
-                        return Ok(0);
+/// An empty last block and a checksum. The decoder keeps back what later blocks may refer to until it
+/// has seen the last block, so a frame that is cut gets this one.
+const ZSTD_END: [u8; 7] = [1, 0, 0, 0, 0, 0, 0];
+
+impl<R: BufRead> ZstdFrames<R> {
+    fn new(input: R) -> Self {
+        Self {
+            input,
+            decoder: FrameDecoder::new(),
+            is_within: false,
+            is_cut: false,
+        }
+    }
+
+    /// Begins the next frame. `false` if there is none.
+    fn begin_frame(&mut self) -> io::Result<bool> {
+        while !self.input.fill_buf()?.is_empty() {
+            match self.decoder.init(&mut self.input) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let mut skipped = self.input.by_ref().take(length.into());
+                    if io::copy(&mut skipped, &mut io::sink())? < length.into() {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
                     }
-                    let frame = StreamingDecoder::new(input).map_err(invalid_data)?;
-                    *self = Self::Within(Box::new(frame));
                 }
-                Self::Within(frame) => {
-                    let read = frame.read(buffer)?;
-                    if read > 0 || buffer.is_empty() {
-                        return Ok(read);
-                    }
-                    let Self::Within(frame) = std::mem::replace(self, Self::Between(None)) else {
-                        return Ok(0); // unreachable: it is within
-                    };
-                    *self = Self::Between(Some(frame.into_inner()));
-                }
+                Err(why) => return Err(self.failure(&why)),
             }
+        }
+        Ok(false)
+    }
+
+    /// Decodes until there is something to read, or the frame ends.
+    fn decode(&mut self) -> io::Result<()> {
+        while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+            let one = BlockDecodingStrategy::UptoBlocks(1);
+            let Err(why) = self.decoder.decode_blocks(&mut self.input, one) else {
+                continue;
+            };
+            let failure = self.failure(&why);
+            if failure.kind() != io::ErrorKind::UnexpectedEof || self.is_cut {
+                return Err(failure);
+            }
+            self.is_cut = true;
+            let one = BlockDecodingStrategy::UptoBlocks(1);
+            let ended = self.decoder.decode_blocks(&mut &ZSTD_END[..], one);
+            ended.map_err(|_| failure)?;
+        }
+        Ok(())
+    }
+
+    /// An error behind which nothing is left is that the input ends early.
+    fn failure(&mut self, why: &FrameDecoderError) -> io::Error {
+        match self.input.fill_buf() {
+            Ok([]) => io::ErrorKind::UnexpectedEof.into(),
+            Ok(_) => io::Error::new(io::ErrorKind::InvalidData, why.to_string()),
+            Err(why) => why,
         }
     }
 }
 
-fn invalid_data(why: impl fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.to_string())
+impl<R: BufRead> Read for ZstdFrames<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if !self.is_within {
+                if !self.begin_frame()? {
+                    return Ok(0);
+                }
+                self.is_within = true;
+            }
+            self.decode()?;
+            let read = self.decoder.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            if self.is_cut {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.is_within = false;
+        }
+    }
 }
 
 impl PieceReader {
@@ -192,17 +261,7 @@ impl PieceReader {
         let mut searched = 0;
         while !self.ended {
             let before = text.len();
-            let wanted = u64::try_from(PIECE_BYTES).unwrap_or(u64::MAX);
-            let read = self.input.by_ref().take(wanted).read_to_end(&mut text);
-            match read {
-                Ok(0) => self.ended = true,
-                Ok(_) => {}
-                Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => {
-                    self.ended = true;
-                    piece.is_cut = true;
-                }
-                Err(why) => return Err(why),
-            }
+            self.read_more(&mut text)?;
             let new = text.get(searched..).unwrap_or_default();
             if let Some(end) = memchr::memrchr(b'\n', new) {
                 self.rest = text.split_off(searched + end + 1);
@@ -219,28 +278,41 @@ impl PieceReader {
                 break; // unreachable: something was read
             }
         }
-        let is_line = !text.trim_ascii().is_empty();
-        if !is_line && piece.too_long == 0 && !piece.is_cut {
+        piece.ends_early = std::mem::take(&mut self.ends_early);
+        piece.is_cut = !text.trim_ascii().is_empty();
+        if !piece.is_cut && piece.too_long == 0 && !piece.ends_early {
             return Ok(None);
         }
-        piece.is_cut |= is_line;
         piece.text = text;
         Ok(Some(piece))
     }
 
+    /// Appends some bytes, or notes that there are no more.
+    fn read_more(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
+        let wanted = u64::try_from(PIECE_BYTES).unwrap_or(u64::MAX);
+        match self.input.by_ref().take(wanted).read_to_end(text) {
+            Ok(0) => self.ended = true,
+            Ok(_) => {}
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => {
+                self.ended = true;
+                self.ends_early = true;
+            }
+            Err(why) => return Err(why),
+        }
+        Ok(())
+    }
+
     /// Drops the rest of a line, and keeps what follows.
     fn skip_line(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
-        loop {
+        while !self.ended {
             text.clear();
-            let wanted = u64::try_from(PIECE_BYTES).unwrap_or(u64::MAX);
-            if self.input.by_ref().take(wanted).read_to_end(text)? == 0 {
-                self.ended = true;
-                return Ok(());
-            }
+            self.read_more(text)?;
             if let Some(end) = memchr::memchr(b'\n', text) {
                 text.drain(..=end);
                 return Ok(());
             }
         }
+        text.clear();
+        Ok(())
     }
 }

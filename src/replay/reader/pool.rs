@@ -192,8 +192,9 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
     let mut parsed = ParsedPiece::default();
     let counts = &mut parsed.counts;
     counts.bytes = u64::try_from(piece.text.len()).unwrap_or_default();
-    let mut fault = None;
-    let mut number = 0;
+    // Lines that are too long stand before the text.
+    let mut number = piece.too_long;
+    let mut fault = (piece.too_long > 0).then_some((1, "longer than 32 MiB"));
     let mut text = &*piece.text;
     while !text.is_empty() {
         let end = memchr::memchr(b'\n', text);
@@ -206,7 +207,11 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
         }
         counts.lines += 1;
         let is_cut = piece.is_cut && end.is_none();
-        let why = match parser.parse(line) {
+        let line = parser.parse(line);
+        if parser.unknown_fields > 0 {
+            fault.get_or_insert((number, "a field that is not known"));
+        }
+        let why = match line {
             ParsedLine::Request(mut request) => {
                 if let Some(order) = &mut request.request.order {
                     order.run = parsed.runs;
@@ -232,17 +237,11 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
     }
     counts.not_json += piece.too_long;
     counts.lines += piece.too_long;
-    if piece.too_long > 0 {
-        fault.get_or_insert((number, "longer than 32 MiB"));
-    }
-    if piece.is_cut && piece.text.is_empty() {
+    if piece.ends_early && counts.truncated == 0 {
         counts.truncated += 1;
         fault.get_or_insert((number, "the compressed file ends early"));
     }
     counts.unknown_fields = std::mem::take(&mut parser.unknown_fields);
-    if counts.unknown_fields > 0 {
-        fault.get_or_insert((number, "a field that is not known"));
-    }
     parsed.first_fault = fault;
     parsed.all_lines = number;
     parsed

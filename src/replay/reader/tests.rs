@@ -40,6 +40,10 @@ fn read_files(files: &[&[u8]], strict: bool) -> ReadLog {
         std::fs::write(&path, text).unwrap();
         sources.push(LogSource::File(path));
     }
+    read_sources(&sources, strict)
+}
+
+fn read_sources(sources: &[LogSource], strict: bool) -> ReadLog {
     let options = ReadOptions {
         window_us: 60_000_000,
         strict,
@@ -47,7 +51,7 @@ fn read_files(files: &[&[u8]], strict: bool) -> ReadLog {
     };
     let table = Arc::new(ClientTable::default());
     let mut items = Vec::new();
-    let result = read_log(&sources, &options, &table, &mut |item| items.push(item));
+    let result = read_log(sources, &options, &table, &mut |item| items.push(item));
     ReadLog {
         items,
         table,
@@ -137,10 +141,7 @@ fn compressed_files_and_files_of_several_servers_are_read_as_one() {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
     gzip.write_all(one.as_bytes()).unwrap();
     let gzip = gzip.finish().unwrap();
-    let zstd = ruzstd::encoding::compress_to_vec(
-        other.as_bytes(),
-        ruzstd::encoding::CompressionLevel::Fastest,
-    );
+    let zstd = zstd(other.as_bytes());
     let twice = [&zstd[..], &zstd[..]].concat();
     let plain = read_files(&[AUDIT_LOG.as_bytes()], true);
     let split = read_files(&[&gzip, &zstd], true);
@@ -244,4 +245,128 @@ fn arrivals_are_read_and_a_user_gets_the_groups_of_its_name() {
     );
     assert_eq!(account.user.groups.len(), 3);
     assert_eq!(log.counts().lines.dropped, 3);
+}
+
+fn zstd(text: &[u8]) -> Vec<u8> {
+    let level = ruzstd::encoding::CompressionLevel::Fastest;
+    ruzstd::encoding::compress_to_vec(text, level)
+}
+
+#[test]
+fn a_compressed_file_that_is_cut_anywhere_gives_what_it_has_and_is_counted() {
+    let line = |n: usize| {
+        AUDIT_LOG.replace(
+            "825861ca",
+            &format!("{:08x}", n * 2_654_435_761 % 0xffff_ffff),
+        )
+    };
+    let text: String = (0..60).map(line).collect(); // several blocks
+    let compressed = zstd(text.as_bytes());
+    let mut most = 0;
+    for cut in (1..compressed.len())
+        .rev()
+        .step_by(compressed.len() / 100 + 1)
+    {
+        let log = read_files(&[&compressed[..cut]], false);
+        let counts = log.counts();
+        assert_eq!(counts.lines.truncated, 1, "{cut} of {}", compressed.len());
+        most = most.max(counts.requests);
+    }
+    for cut in 1..12 {
+        let log = read_files(&[&compressed[..cut]], false);
+        assert_eq!(log.counts().lines.truncated, 1, "{cut}");
+    }
+    let whole = read_files(&[&compressed], false).counts();
+    assert_eq!(whole.lines.truncated, 0);
+    assert!(most > whole.requests / 2, "{most} of {}", whole.requests);
+    let strict = read_files(&[&compressed[..compressed.len() - 1]], true);
+    assert!(strict.result.is_err());
+
+    // Exactly behind the end of a line.
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(AUDIT_LOG.as_bytes()).unwrap();
+    gzip.flush().unwrap();
+    let counts = read_files(&[gzip.get_ref()], false).counts();
+    assert_eq!((counts.requests, counts.lines.truncated), (5, 1));
+}
+
+#[test]
+fn skippable_frames_are_skipped() {
+    let skippable = [&[0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    let frame = zstd(AUDIT_LOG.as_bytes());
+    let file = [&skippable[..], &frame, &skippable, &frame, &skippable].concat();
+    let counts = read_files(&[&file], true).counts();
+    assert_eq!(counts.lines.lines, 14);
+    let cut = &file[..file.len() - 1];
+    let counts = read_files(&[cut], false).counts();
+    assert_eq!((counts.lines.lines, counts.lines.truncated), (14, 1));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_own_line() {
+    let first = AUDIT_LOG.lines().next().unwrap();
+    let unknown = first.replace("\"verb\"", "\"new\":1,\"verb\"");
+    let text = format!("{first}\n\n{unknown}\n{first}\nnot json\n{first}\n");
+    let why = read_files(&[text.as_bytes()], true).result.unwrap_err();
+    assert!(why.ends_with("line 3: a field that is not known"), "{why}");
+    let text = format!("{}\n{first}\n{unknown}\n", "x".repeat(33 << 20));
+    let why = read_files(&[text.as_bytes()], true).result.unwrap_err();
+    assert!(why.ends_with("line 1: longer than 32 MiB"), "{why}");
+    let counts = read_files(&[text.as_bytes()], false).counts();
+    assert_eq!((counts.requests, counts.lines.not_json), (2, 1));
+}
+
+#[test]
+fn a_user_with_null_for_what_is_empty_stays_this_user() {
+    let line = |user: &str| {
+        let old = r#""user":{"username":"alice"},"requestReceived"#;
+        let received = AUDIT_LOG.lines().nth(2).unwrap();
+        assert!(received.contains(old));
+        let line = received.replace(old, &format!(r#""user":{user},"requestReceived"#));
+        line.replace("RequestReceived", "ResponseComplete") + "\n"
+    };
+    let text = [
+        line(r#"{"username":"alice","uid":null,"groups":null,"extra":{"a":null,"b":["c"]}}"#),
+        line("null"),
+        line(r#"{"username":"bob","groups":"devs"}"#),
+    ]
+    .concat();
+    let log = read_files(&[text.as_bytes()], false);
+    let requests = log.requests();
+    let names: Vec<_> = requests
+        .iter()
+        .map(|(_, client)| client.user.name.as_str())
+        .collect();
+    assert_eq!(names, ["alice", "system:anonymous"]);
+    assert_eq!(requests[0].1.user.extra.len(), 2);
+    assert_eq!(log.counts().lines.incomplete, 1);
+}
+
+#[test]
+fn pipes_are_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: Vec<&str> = AUDIT_LOG.lines().collect();
+    let mut writers = Vec::new();
+    let mut sources = Vec::new();
+    for first in [0, 1] {
+        let path = folder.path().join(format!("pipe-{first}"));
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let some: Vec<&str> = lines.iter().skip(first).step_by(2).copied().collect();
+        let text = some.join("\n") + "\n";
+        sources.push(LogSource::from_path(&path));
+        writers.push(std::thread::spawn(move || std::fs::write(path, text)));
+    }
+    assert!(sources.iter().all(LogSource::is_read_once));
+    let log = read_sources(&sources, true);
+    for writer in writers {
+        writer.join().unwrap().unwrap();
+    }
+    let plain = read_files(&[AUDIT_LOG.as_bytes()], true);
+    let times = |log: &ReadLog| -> Vec<i64> { log.items.iter().map(LogItem::at_us).collect() };
+    assert_eq!(times(&log), times(&plain));
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(!LogSource::from_path(&file).is_read_once());
+    assert!(LogSource::from_path("-".as_ref()).is_read_once());
 }
