@@ -92,6 +92,20 @@ pub(crate) struct LoggedEvent {
 }
 
 impl LogItem {
+    /// The same at another time, which is not the recorded one: without its place in the order of
+    /// decisions.
+    #[must_use]
+    pub(crate) fn moved_to(mut self, time_us: i64) -> Self {
+        match &mut self {
+            Self::Request(request) => {
+                request.at_us = time_us;
+                request.order = None;
+            }
+            Self::StreamEnd { at_us, .. } => *at_us = time_us,
+        }
+        self
+    }
+
     /// When it happened.
     #[must_use]
     pub(crate) const fn at_us(&self) -> i64 {

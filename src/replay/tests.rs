@@ -144,6 +144,27 @@ fn reports_are_the_golden_ones() {
 }
 
 #[test]
+fn a_report_says_when_so_many_requests_are_late_that_it_says_little() {
+    let line = |at: u32| {
+        format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"alice"}}"#) + "\n"
+    };
+    // Of 1000 requests some are an hour late.
+    let text = |late: u32| -> String {
+        (0..1000)
+            .map(|n| line(if n < 1000 - late { 3_600_000 + n } else { n }))
+            .collect()
+    };
+    for (late, is_warned) in [(0, false), (10, false), (11, true)] {
+        let policies = [policies("today", 30)];
+        let report = replay_text(text(late).as_bytes(), &policies, ReplayModel::default());
+        assert_eq!(report.input.order.late, u64::from(late));
+        let shown = table::render(&report);
+        let warned = shown.contains("WARNING: more than 1 % are late");
+        assert_eq!(warned, is_warned, "{shown}");
+    }
+}
+
+#[test]
 fn a_damaged_log_is_replayed_and_its_requests_are_conserved() {
     let seed = 0x21;
     println!("seed {seed}");

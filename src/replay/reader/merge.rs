@@ -297,17 +297,23 @@ impl Merge<'_> {
         if !request.recorded.rejected {
             counts.wait_ns += u128::from(request.recorded.wait_ns);
         }
-        let at = request.at_us;
-        let (first, last) = counts.times_us.unwrap_or((at, at));
-        counts.times_us = Some((first.min(at), last.max(at)));
     }
 
     fn hand_on(&mut self) {
         while let Some(item) = self.window.pop() {
             self.decisions.push(item);
-            while let Some(item) = self.decisions.pop() {
-                (self.each)(item);
+            self.hand_on_decided();
+        }
+    }
+
+    fn hand_on_decided(&mut self) {
+        while let Some(item) = self.decisions.pop() {
+            if let LogItem::Request(request) = &item {
+                let at = request.at_us;
+                let (first, last) = self.counts.times_us.unwrap_or((at, at));
+                self.counts.times_us = Some((first.min(at), last.max(at)));
             }
+            (self.each)(item);
         }
     }
 
@@ -315,9 +321,7 @@ impl Merge<'_> {
         self.window.finish();
         self.hand_on();
         self.decisions.finish();
-        while let Some(item) = self.decisions.pop() {
-            (self.each)(item);
-        }
+        self.hand_on_decided();
         ReadCounts {
             late: self.window.late(),
             ..self.counts

@@ -2,7 +2,8 @@
 //!
 //! A log is written when requests end, so a long request stands behind shorter ones that arrived
 //! later. An item is given out when the log has got further than the window beyond it. One that
-//! comes later still gets the time of those that were given out before it.
+//! comes later still gets the time of those that were given out before it. One wrong time far ahead
+//! would make all others late. So a log gets further than a day only with two items in succession.
 
 use std::collections::VecDeque;
 
@@ -10,6 +11,9 @@ use crate::replay::logged::LogItem;
 
 /// The items of this many microseconds are sorted together.
 const BUCKET_US: i64 = 20_000;
+
+/// A log that gets further than this from one item to the next has a gap, or a wrong time.
+const LONGEST_GAP_US: i64 = 86_400_000_000;
 
 /// The most items that are kept. With more, the window is shorter: 256 bytes for each are 100 MiB.
 const MAX_ITEMS: usize = 400_000;
@@ -27,6 +31,9 @@ pub(super) struct ReorderWindow {
     ready: Vec<BufferedItem>,
     /// How far the log has got.
     reached: Option<i64>,
+    /// The last item, if the log would have got further than [`LONGEST_GAP_US`] with it, and when it
+    /// was written. The next item tells whether that is a gap or a wrong time.
+    doubtful: Option<(LogItem, i64)>,
     /// The time of the last item that was given out.
     given: i64,
     late: LateItems,
@@ -58,6 +65,7 @@ impl ReorderWindow {
             pushed: 0,
             ready: Vec::new(),
             reached: None,
+            doubtful: None,
             given: i64::MIN,
             late: LateItems::default(),
         }
@@ -69,8 +77,34 @@ impl ReorderWindow {
 
     /// Adds an item. `written_us` is when the log had it.
     pub(super) fn push(&mut self, item: LogItem, written_us: i64) {
+        let written = written_us.max(item.at_us());
+        if let (Some(reached), Some((doubtful, at))) = (self.reached, self.doubtful.take()) {
+            if is_gap(reached, written) && !is_gap(written, at) {
+                self.accept(doubtful, at);
+            } else {
+                self.accept_wrong(doubtful, reached);
+            }
+        }
+        if self.reached.is_some_and(|reached| is_gap(reached, written)) {
+            self.doubtful = Some((item, written));
+        } else {
+            self.accept(item, written);
+        }
+    }
+
+    /// Accepts an item whose time is wrong: it happens now at the latest.
+    fn accept_wrong(&mut self, item: LogItem, now: i64) {
         let at_us = item.at_us();
-        let written = written_us.max(at_us);
+        if at_us <= now {
+            self.accept(item, now);
+        } else {
+            self.count_late(at_us.saturating_sub(now));
+            self.accept(item.moved_to(now), now);
+        }
+    }
+
+    fn accept(&mut self, item: LogItem, written: i64) {
+        let at_us = item.at_us();
         let reached = self.reached.map_or(written, |reached| reached.max(written));
         if self.reached.is_none() {
             self.begin = at_us.saturating_sub(self.length_us);
@@ -98,6 +132,9 @@ impl ReorderWindow {
 
     /// No more items come: all are ready.
     pub(super) fn finish(&mut self) {
+        if let Some((item, written)) = self.doubtful.take() {
+            self.accept(item, written);
+        }
         while !self.buckets.is_empty() {
             self.release_first();
         }
@@ -106,9 +143,7 @@ impl ReorderWindow {
     fn insert(&mut self, entry: BufferedItem) {
         let since = entry.at_us.saturating_sub(self.begin);
         if since < 0 {
-            let by = self.begin.saturating_sub(entry.at_us);
-            self.late.count += 1;
-            self.late.by_us = self.late.by_us.max(u64::try_from(by).unwrap_or_default());
+            self.count_late(self.begin.saturating_sub(entry.at_us));
         }
         let bucket = usize::try_from(since.max(0) / BUCKET_US).unwrap_or_default();
         if bucket >= self.buckets.len() {
@@ -118,6 +153,14 @@ impl ReorderWindow {
             bucket.push(entry);
             self.len += 1;
         }
+    }
+
+    fn count_late(&mut self, by_us: i64) {
+        self.late.count += 1;
+        self.late.by_us = self
+            .late
+            .by_us
+            .max(u64::try_from(by_us).unwrap_or_default());
     }
 
     /// Makes everything ready that is before `until`.
@@ -154,6 +197,10 @@ impl ReorderWindow {
             self.ready = bucket;
         }
     }
+}
+
+const fn is_gap(from: i64, until: i64) -> bool {
+    until.saturating_sub(from) > LONGEST_GAP_US
 }
 
 #[cfg(test)]
@@ -205,6 +252,44 @@ mod tests {
         assert_eq!(times, [10_000_000, 3_000_000, 20_000_000]);
         assert_eq!(window.late().count, 1);
         assert!(window.late().by_us >= 15_900_000, "{:?}", window.late());
+    }
+
+    #[test]
+    fn one_wrong_time_far_ahead_does_not_make_the_others_late() {
+        let mut window = ReorderWindow::new(1_000_000);
+        let mut times = Vec::new();
+        for n in 0..1000 {
+            let at = if n == 500 {
+                4_000_000_000_000_000
+            } else {
+                n * 10_000
+            };
+            window.push(item(at), at);
+            drain(&mut window, &mut times);
+        }
+        window.finish();
+        drain(&mut window, &mut times);
+        let expected: Vec<i64> = (0..1000)
+            .map(|n| if n == 500 { 4_990_000 } else { n * 10_000 })
+            .collect();
+        assert_eq!(times, expected);
+        assert_eq!(window.late().count, 1);
+    }
+
+    #[test]
+    fn a_log_with_gaps_of_days_keeps_its_times() {
+        let day = 86_400_000_000;
+        let pushed = [0, 1, 2 * day, 2 * day + 5, 9 * day, 20 * day, 33 * day];
+        let mut window = ReorderWindow::new(1_000_000);
+        let mut times = Vec::new();
+        for at in pushed {
+            window.push(item(at), at);
+            drain(&mut window, &mut times);
+        }
+        window.finish();
+        drain(&mut window, &mut times);
+        assert_eq!(times, pushed);
+        assert_eq!(window.late(), LateItems::default());
     }
 
     #[test]

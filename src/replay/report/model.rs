@@ -84,6 +84,14 @@ pub(crate) struct OrderReport {
     pub(crate) latest_by_s: f64,
 }
 
+impl InputReport {
+    /// Whether so many requests are replayed late that the results mean little.
+    #[must_use]
+    pub(crate) const fn is_out_of_order(&self) -> bool {
+        self.order.late.saturating_mul(100) > self.arrivals
+    }
+}
+
 /// The assumptions of the simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ModelReport {

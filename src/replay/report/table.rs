@@ -104,6 +104,12 @@ pub(crate) fn write_input(text: &mut String, input: &InputReport) {
                 shown(order.window_s)
             ),
         );
+        if input.is_out_of_order() {
+            line(
+                text,
+                "WARNING: more than 1 % are late. What follows says little: see whether times of the log are wrong",
+            );
+        }
     }
 }
 

@@ -113,6 +113,10 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
         );
         rows.push(("In the log", recorded));
     }
+    if input.is_out_of_order() {
+        let warning = "more than 1 % of the requests are replayed late: the results say little";
+        rows.push(("Warning", warning.to_owned()));
+    }
     let skipped = skipped(report);
     if !skipped.is_empty() {
         rows.push(("Not used", skipped.join("; ")));
