@@ -1,4 +1,5 @@
-//! The clients of a log: users, user agents and addresses, each stored once.
+//! The clients of a log: users, user agents and addresses, each stored once; and the names of flow
+//! schemas.
 //!
 //! Several threads parse a log, and one replays it. A thread that parses looks a client up in its
 //! own cache first, and takes the lock of the table for a new one only. The numbers of clients
@@ -6,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -30,6 +32,10 @@ pub(crate) struct ClientId(pub(crate) u32);
 /// A name, by its number in its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NameId(pub(crate) u32);
+
+/// A flow schema, by its number in the table. The first is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SchemaId(NonZeroU16);
 
 /// What is known of a client.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +76,7 @@ struct Tables {
     users: Names,
     user_agents: Names,
     sources: Names,
+    schemas: Names,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -157,6 +164,25 @@ impl ClientTable {
         tables.clients.push(Arc::new(client));
         tables.numbers.insert(key, number);
         number
+    }
+
+    /// The number of a flow schema. `None` beyond 65,535.
+    pub(crate) fn intern_schema(&self, name: &str) -> Option<SchemaId> {
+        let most = usize::from(u16::MAX);
+        let mut tables = self.0.lock();
+        let schemas = &mut tables.schemas;
+        if schemas.names.len() >= most && !schemas.numbers.contains_key(name) {
+            return None;
+        }
+        let number = u16::try_from(schemas.number(name, most).0).ok()?;
+        NonZeroU16::new(number.checked_add(1)?).map(SchemaId)
+    }
+
+    /// The name of a flow schema.
+    #[must_use]
+    pub(crate) fn schema_name(&self, schema: SchemaId) -> Option<Arc<str>> {
+        let at = usize::from(schema.0.get()) - 1;
+        self.0.lock().schemas.names.get(at).cloned()
     }
 
     /// Appends the clients that `known` lacks.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 
 use super::clients::ClientId;
+use super::clients::SchemaId;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
 /// An entry of a log.
@@ -80,6 +81,8 @@ pub(crate) struct RecordedOutcome {
     pub(crate) cancelled: bool,
     /// The status code of the response, if there was one.
     pub(crate) code: Option<u16>,
+    /// The flow schema that it matched, if the log says.
+    pub(crate) flow_schema: Option<SchemaId>,
 }
 
 /// What event limits look at.

@@ -144,6 +144,39 @@ fn reports_are_the_golden_ones() {
 }
 
 #[test]
+fn requests_that_match_another_schema_than_was_recorded_are_counted() {
+    let line = |at: u32, schema: &str| {
+        format!(
+            r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"alice","service_ms":1{schema}}}"#
+        ) + "\n"
+    };
+    let text = [
+        line(1, r#","flow_schema":"global-default""#),
+        line(2, r#","flow_schema":"tenants""#),
+        line(3, r#","flow_schema":"tenants""#),
+        line(4, ""),
+    ]
+    .concat();
+    let policies = [policies("today", 30)];
+    let report = replay_text(text.as_bytes(), &policies, ReplayModel::default());
+    let counted = report.input.classification.unwrap();
+    assert_eq!((counted.recorded, counted.different), (3, 2));
+    let shown = table::render(&report);
+    let expected = "WARNING: 2 of 3 requests match another flow schema than was recorded";
+    assert!(shown.contains(expected), "{shown}");
+
+    let audited = storm_log().replace(
+        "\"requestReceivedTimestamp\"",
+        "\"annotations\":{\"weir/flow-schema\":\"system-nodes\"},\"requestReceivedTimestamp\"",
+    );
+    let report = replay_text(audited.as_bytes(), &policies, ReplayModel::default());
+    let counted = report.input.classification.unwrap();
+    assert_eq!((counted.recorded, counted.different), (3000, 2845));
+    let report = replay_text(storm_log().as_bytes(), &policies, ReplayModel::default());
+    assert_eq!(report.input.classification, None);
+}
+
+#[test]
 fn a_report_says_when_so_many_requests_are_late_that_it_says_little() {
     let line = |at: u32| {
         format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"alice"}}"#) + "\n"

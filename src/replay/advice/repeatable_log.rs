@@ -10,10 +10,12 @@ use std::sync::Arc;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 use crate::replay::reader::input::LogSource;
-use crate::replay::reader::merge::ReadCounts;
 use crate::replay::reader::merge::ReadError;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::reader::merge::read_log;
+use crate::replay::run::ReadSummary;
+use crate::replay::run::classification::ClassificationCheck;
+use crate::replay::simulation::ReplayedPolicies;
 
 /// The most bytes of requests that are kept: some 400,000 requests.
 const MAX_KEPT_BYTES: usize = 128 << 20;
@@ -24,7 +26,7 @@ pub(crate) struct RepeatableLog {
     sources: Vec<LogSource>,
     options: ReadOptions,
     table: Arc<ClientTable>,
-    counts: ReadCounts,
+    summary: ReadSummary,
     /// `None` if there are too many.
     kept: Option<Vec<LogItem>>,
 }
@@ -58,25 +60,32 @@ impl From<ReadError> for RepeatError {
 }
 
 impl RepeatableLog {
-    /// Reads the log for the first time.
+    /// Reads the log for the first time. `policies` are those of the configuration.
     ///
     /// # Errors
     /// It cannot be read, or not be read again.
-    pub(crate) fn read(sources: &[LogSource], options: &ReadOptions) -> Result<Self, RepeatError> {
-        Self::read_keeping(sources, options, MAX_KEPT_BYTES)
+    pub(crate) fn read(
+        sources: &[LogSource],
+        options: &ReadOptions,
+        policies: &ReplayedPolicies,
+    ) -> Result<Self, RepeatError> {
+        Self::read_keeping(sources, options, policies, MAX_KEPT_BYTES)
     }
 
     /// As [`read`](Self::read), with another bound in bytes.
     pub(super) fn read_keeping(
         sources: &[LogSource],
         options: &ReadOptions,
+        policies: &ReplayedPolicies,
         max_bytes: usize,
     ) -> Result<Self, RepeatError> {
         let table = Arc::new(ClientTable::default());
+        let mut check = ClassificationCheck::new(Some(policies), &table);
         let mut kept = Some(Vec::new());
         let mut bytes = 0;
         let counts = read_log(sources, options, &table, &mut |item| {
             let item = without_order(item);
+            check.check(&item);
             bytes += size_of_item(&item);
             match &mut kept {
                 Some(items) if bytes <= max_bytes => items.push(item),
@@ -91,7 +100,10 @@ impl RepeatableLog {
             sources: sources.to_vec(),
             options: options.clone(),
             table,
-            counts,
+            summary: ReadSummary {
+                counts,
+                classification: check.report(),
+            },
             kept,
         })
     }
@@ -124,8 +136,8 @@ impl RepeatableLog {
 
     /// What was read.
     #[must_use]
-    pub(crate) const fn counts(&self) -> &ReadCounts {
-        &self.counts
+    pub(crate) const fn summary(&self) -> &ReadSummary {
+        &self.summary
     }
 
     /// How it is read.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -17,6 +18,7 @@ use super::variants::InFlightFlags;
 use crate::api::flowcontrol;
 use crate::document;
 use crate::document::Diagnostics;
+use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
@@ -53,7 +55,7 @@ impl LogFile {
     }
 
     pub(super) fn read(&self) -> RepeatableLog {
-        RepeatableLog::read(&self.sources(), &options()).unwrap()
+        RepeatableLog::read(&self.sources(), &options(), &policies("flags", 600)).unwrap()
     }
 }
 
@@ -129,7 +131,9 @@ fn a_log_that_is_read_again_gives_what_a_log_in_memory_gives() {
     let file = LogFile::new(&storm_log());
     let kept = run(&file.read(), &["rejected = 0"], false, 3);
     assert!(kept.kept_in_memory);
-    let again = RepeatableLog::read_keeping(&file.sources(), &options(), 0).unwrap();
+    let again =
+        RepeatableLog::read_keeping(&file.sources(), &options(), &policies("flags", 600), 0);
+    let again = again.unwrap();
     let again = run(&again, &["rejected = 0"], false, 3);
     assert!(!again.kept_in_memory);
     let expected = SearchReport {
@@ -137,6 +141,21 @@ fn a_log_that_is_read_again_gives_what_a_log_in_memory_gives() {
         ..kept
     };
     assert_eq!(again, expected);
+}
+
+#[test]
+fn a_pipe_with_more_than_is_kept_cannot_be_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    let source = LogSource::from_path(&path);
+    let writer = std::thread::spawn(move || fs::write(path, storm_log()));
+    let policies = policies("flags", 600);
+    let read = RepeatableLog::read_keeping(&[source], &options(), &policies, 0);
+    writer.join().unwrap().unwrap();
+    let why = read.unwrap_err().to_string();
+    assert!(why.contains("pipe: more than 128 MiB"), "{why}");
 }
 
 #[test]
@@ -162,9 +181,7 @@ fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_ag
     );
     // With these objects and this total the objectives hold.
     let mut applied = policies("applied", other.totals.total);
-    let crate::explain::explainer::ConcurrencyPolicy::Fairness { objects: all, .. } =
-        &mut applied.limits.concurrency
-    else {
+    let ConcurrencyPolicy::Fairness { objects: all, .. } = &mut applied.limits.concurrency else {
         unreachable!("they are fair");
     };
     *all = bootstrap::add_missing(objects);

@@ -67,6 +67,8 @@ pub(super) struct Annotations<'l> {
     pub(super) weir_queue_wait: Text<'l>,
     #[serde(borrow, rename = "weir/rejected-by")]
     pub(super) rejected_by: Text<'l>,
+    #[serde(borrow, rename = "weir/flow-schema")]
+    pub(super) flow_schema: Text<'l>,
     #[serde(borrow, rename = "weir/priority-level")]
     pub(super) priority_level: Text<'l>,
     #[serde(borrow, rename = "weir/seats")]

@@ -26,6 +26,7 @@ use crate::replay::arrival::RecordNote;
 use crate::replay::arrival::Text;
 use crate::replay::clients::ClientId;
 use crate::replay::clients::ClientTable;
+use crate::replay::clients::SchemaId;
 use crate::replay::logged::LoggedEvent;
 use crate::replay::logged::LoggedRequest;
 use crate::replay::logged::RecordedOrder;
@@ -84,6 +85,7 @@ pub(super) struct LineParser {
     table: Arc<ClientTable>,
     /// By the texts of a line that describe its client.
     clients: HashMap<Box<[u8]>, ClientId, RandomState>,
+    schemas: HashMap<Box<str>, Option<SchemaId>, RandomState>,
     key: Vec<u8>,
     pub(super) unknown_fields: u64,
     /// Whether the last line was an arrival: the next one is, too.
@@ -95,6 +97,7 @@ impl LineParser {
         Self {
             table,
             clients: HashMap::default(),
+            schemas: HashMap::default(),
             key: Vec::new(),
             unknown_fields: 0,
             expects_arrivals: false,
@@ -142,7 +145,8 @@ impl LineParser {
         let elapsed_ns = elapsed_ns.saturating_mul(1000);
         let annotations = parse_annotations(event);
         let object = parse_object(event);
-        let (recorded, service_ns) = outcome(event, &annotations, &object, elapsed_ns);
+        let (mut recorded, service_ns) = outcome(event, &annotations, &object, elapsed_ns);
+        recorded.flow_schema = self.flow_schema(annotations.flow_schema.as_ref());
         // How long a watch had its seats is known from the start of its response only.
         let is_whole_watch = event.verb.as_ref() == "watch" && phase == Phase::Ended;
         let request = LoggedRequest {
@@ -195,6 +199,22 @@ impl LineParser {
         Some(self.remember(client))
     }
 
+    /// The number of a flow schema. `None` without a name.
+    fn flow_schema(&mut self, name: &str) -> Option<SchemaId> {
+        if name.is_empty() {
+            return None;
+        }
+        if let Some(number) = self.schemas.get(name) {
+            return *number;
+        }
+        if self.schemas.len() >= MAX_REMEMBERED {
+            self.schemas.clear();
+        }
+        let number = self.table.intern_schema(name);
+        self.schemas.insert(name.into(), number);
+        number
+    }
+
     fn arrival(&mut self, arrival: ArrivalLine<'_>) -> ParsedLine {
         if let Some(note) = arrival.record {
             return ParsedLine::Note(note);
@@ -224,6 +244,10 @@ impl LineParser {
                     || (arrival.code == Some(429) && service_ns.is_none()),
                 cancelled: arrival.cancelled,
                 code: arrival.code,
+                flow_schema: arrival
+                    .flow_schema
+                    .as_ref()
+                    .and_then(|name| self.flow_schema(name.as_ref())),
             },
             seats: arrival.seats,
             bytes: response_bytes(&arrival),
@@ -393,6 +417,7 @@ fn outcome(
         rejected,
         cancelled,
         code: event.code,
+        flow_schema: None, // the parser knows its number
     };
     let executed = !(rejected || cancelled);
     (recorded, executed.then(|| elapsed_ns - wait_ns))

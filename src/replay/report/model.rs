@@ -52,6 +52,19 @@ pub(crate) struct InputReport {
     pub(crate) skipped: SkippedReport,
     /// How far arrivals were out of order.
     pub(crate) order: OrderReport,
+    /// Whether the first configuration has the flow schemas under which the log was written. `None` if
+    /// the log does not say which they were, and with max-in-flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) classification: Option<ClassificationReport>,
+}
+
+/// Requests whose recorded flow schema is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct ClassificationReport {
+    /// How many there are.
+    pub(crate) recorded: u64,
+    /// Those that match another flow schema of the first configuration.
+    pub(crate) different: u64,
 }
 
 /// Lines that are not used, or only in part.

@@ -111,6 +111,18 @@ pub(crate) fn write_input(text: &mut String, input: &InputReport) {
             );
         }
     }
+    if let Some(classification) = input.classification
+        && classification.different > 0
+    {
+        line(
+            text,
+            &format!(
+                "WARNING: {} of {} requests match another flow schema than was recorded. FlowSchemas of the cluster are not \
+                 read: --flowcontrol-config",
+                classification.different, classification.recorded
+            ),
+        );
+    }
 }
 
 /// The assumptions.

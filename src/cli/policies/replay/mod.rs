@@ -26,7 +26,9 @@ use indicatif::ProgressBar;
 use indicatif::ProgressDrawTarget;
 use indicatif::ProgressStyle;
 use jiff::Timestamp;
+use tracing::warn;
 
+use crate::cli::flags::FlowcontrolSource;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::values;
 use crate::cli::policies::replay::advice::AdviceOptions;
@@ -209,11 +211,29 @@ fn page_origin(files: &[PathBuf]) -> PageOrigin {
 }
 
 fn replayed_policies(name: String, serve: &ServeArgs) -> Result<ReplayedPolicies, CommandError> {
+    if reads_cluster_objects(serve) {
+        warn!(
+            "{name}: the flow schemas and priority levels of the cluster are not read, only those of --flowcontrol-config and \
+             the built-in ones: export the cluster's, and name them there"
+        );
+    }
     Ok(ReplayedPolicies {
         name,
         limits: resolve::resolve_policies_and_log(serve)?,
         rejection_hold: serve.proxy.limits.rejection_hold,
     })
+}
+
+/// Whether a start would read the objects of a cluster, as far as the flags say. The credentials of a
+/// Pod are not here.
+const fn reads_cluster_objects(serve: &ServeArgs) -> bool {
+    let limits = &serve.proxy.limits;
+    let is_source = match limits.flowcontrol_source {
+        FlowcontrolSource::Auto => serve.upstream.kubeconfig.is_some(),
+        FlowcontrolSource::Cluster => true,
+        FlowcontrolSource::Files => false,
+    };
+    limits.enable_priority_and_fairness && is_source
 }
 
 fn replay_with_progress(
@@ -247,7 +267,7 @@ fn replay_for_advice(
         output: options.output,
     };
     let text = with_progress(sources, options, |read| {
-        let log = RepeatableLog::read(sources, read);
+        let log = RepeatableLog::read(sources, read, policies);
         let log = log.map_err(|why| CommandError::Startup(why.to_string()))?;
         advice::render(&options.advice, &log, &advised)
     })?;

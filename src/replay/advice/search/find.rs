@@ -147,7 +147,7 @@ pub(crate) fn search(
     let full = run_fully(&runner, &best)?;
     let objectives = objective_reports(request.objectives, &configured, &full);
     let outcomes = vec![configured.outcome, full.outcome];
-    let replayed = report(log.counts(), log.options(), request.model.model, outcomes);
+    let replayed = report(log.summary(), log.options(), request.model.model, outcomes);
     let mut found = None;
     if let Some(total) = smallest.found {
         let sureness = how_sure(&runner, &policies, total, request.resamples, &mut runs)?;

@@ -113,7 +113,7 @@ pub(crate) fn suggest(
     let protected = protected_users(&configured, &last, &own_levels);
     let never_reached = never_reached(policies, &configured);
     let outcomes = vec![configured.outcome, last.outcome];
-    let replayed = report(log.counts(), log.options(), model.model, outcomes);
+    let replayed = report(log.summary(), log.options(), model.model, outcomes);
     Ok(SuggestReport {
         input: replayed.input,
         model: replayed.model,

@@ -113,6 +113,14 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
         );
         rows.push(("In the log", recorded));
     }
+    if let Some(classification) = input.classification {
+        let schemas = format!(
+            "{} of {} requests match another one than was recorded",
+            count(classification.different),
+            count(classification.recorded)
+        );
+        rows.push(("Flow schemas", schemas));
+    }
     if input.is_out_of_order() {
         let warning = "more than 1 % of the requests are replayed late: the results say little";
         rows.push(("Warning", warning.to_owned()));

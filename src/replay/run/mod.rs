@@ -1,4 +1,12 @@
 //! A whole replay: reads a log, runs it under one or two configurations, and reports.
+//!
+//! # Layers
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 0 | `classification` |
+
+pub(crate) mod classification;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,16 +21,27 @@ use crate::replay::reader::merge::read_log;
 use crate::replay::report::changes::changes_between;
 use crate::replay::report::changes::changes_from_record;
 use crate::replay::report::model::ChangesReport;
+use crate::replay::report::model::ClassificationReport;
 use crate::replay::report::model::InputReport;
 use crate::replay::report::model::ModelReport;
 use crate::replay::report::model::OrderReport;
 use crate::replay::report::model::Report;
 use crate::replay::report::model::SkippedReport;
+use crate::replay::run::classification::ClassificationCheck;
 use crate::replay::simulation::ReplayModel;
 use crate::replay::simulation::ReplayedPolicies;
 use crate::replay::simulation::Simulation;
 use crate::replay::simulation::SimulationOutcome;
 use crate::replay::simulation::outcome::format_time;
+
+/// What was read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadSummary {
+    /// The lines and requests.
+    pub(crate) counts: ReadCounts,
+    /// Whether the requests match the recorded flow schemas.
+    pub(crate) classification: Option<ClassificationReport>,
+}
 
 /// Replays a log under these configurations, side by side. `base` is any moment.
 ///
@@ -40,12 +59,18 @@ pub(crate) fn replay(
         .iter()
         .map(|policies| Simulation::new(policies, model, &table, base))
         .collect();
+    let mut check = ClassificationCheck::new(policies.first(), &table);
     let counts = read_log(sources, options, &table, &mut |item| {
+        check.check(&item);
         offer_to_all(&mut simulations, item);
     })?;
+    let read = ReadSummary {
+        counts,
+        classification: check.report(),
+    };
     let outcomes: Vec<SimulationOutcome> =
         simulations.into_iter().map(Simulation::finish).collect();
-    Ok(report(&counts, options, model, outcomes))
+    Ok(report(&read, options, model, outcomes))
 }
 
 fn offer_to_all(simulations: &mut [Simulation], item: LogItem) {
@@ -61,7 +86,7 @@ fn offer_to_all(simulations: &mut [Simulation], item: LogItem) {
 /// The report of simulations of one log.
 #[must_use]
 pub(crate) fn report(
-    counts: &ReadCounts,
+    read: &ReadSummary,
     options: &ReadOptions,
     model: ReplayModel,
     outcomes: Vec<SimulationOutcome>,
@@ -75,7 +100,7 @@ pub(crate) fn report(
         ),
     };
     Report {
-        input: input_report(counts, options, outcomes.first()),
+        input: input_report(read, options, outcomes.first()),
         model: ModelReport {
             clients: model.clients.name(),
             service_time_scale: model.service_time_scale,
@@ -92,10 +117,11 @@ pub(crate) fn report(
     reason = "a report needs no more"
 )]
 fn input_report(
-    counts: &ReadCounts,
+    read: &ReadSummary,
     options: &ReadOptions,
     outcome: Option<&SimulationOutcome>,
 ) -> InputReport {
+    let counts = &read.counts;
     let lines = &counts.lines;
     let malformed = outcome.map_or(0, |outcome| outcome.malformed);
     let left_out = outcome.map_or(0, |outcome| outcome.left_out_retries);
@@ -126,5 +152,6 @@ fn input_report(
             late: counts.late.count,
             latest_by_s: counts.late.by_us as f64 / 1e6,
         },
+        classification: read.classification,
     }
 }

@@ -1,0 +1,73 @@
+//! Whether the requests of a log match the flow schemas that they matched when they were recorded.
+//!
+//! A replay reads no objects of a cluster. If the log was written under others than those of the
+//! configuration, the replay is not about the policies in force.
+
+use std::sync::Arc;
+
+use crate::explain::explainer::ConcurrencyPolicy;
+use crate::flowcontrol::matching::Matcher;
+use crate::flowcontrol::matching::RequestDigest;
+use crate::replay::clients::Client;
+use crate::replay::clients::ClientTable;
+use crate::replay::logged::LogItem;
+use crate::replay::report::model::ClassificationReport;
+use crate::replay::simulation::ReplayedPolicies;
+use crate::request_info::RequestInfo;
+
+/// Compares the schemas of a configuration with the recorded ones.
+#[derive(Debug)]
+pub(crate) struct ClassificationCheck {
+    /// `None` with max-in-flight.
+    matcher: Option<Matcher>,
+    table: Arc<ClientTable>,
+    clients: Vec<Arc<Client>>,
+    counts: ClassificationReport,
+}
+
+impl ClassificationCheck {
+    /// A check of this configuration, for a log with these clients.
+    pub(crate) fn new(policies: Option<&ReplayedPolicies>, table: &Arc<ClientTable>) -> Self {
+        let concurrency = policies.map(|policies| &policies.limits.concurrency);
+        Self {
+            matcher: match concurrency {
+                Some(ConcurrencyPolicy::Fairness { objects, .. }) => Some(Matcher::new(objects)),
+                Some(ConcurrencyPolicy::MaxInFlight(_)) | None => None,
+            },
+            table: Arc::clone(table),
+            clients: Vec::new(),
+            counts: ClassificationReport::default(),
+        }
+    }
+
+    /// Checks an item of the log.
+    pub(crate) fn check(&mut self, item: &LogItem) {
+        let (Some(matcher), LogItem::Request(request)) = (&self.matcher, item) else {
+            return;
+        };
+        let Some(recorded) = request.recorded.flow_schema else {
+            return;
+        };
+        let client = usize::try_from(request.client.0).unwrap_or(usize::MAX);
+        if client >= self.clients.len() {
+            self.table.extend(&mut self.clients);
+        }
+        let info = RequestInfo::parse(&request.method, &request.url);
+        let (Some(client), Ok(info)) = (self.clients.get(client), info) else {
+            return; // weir answers it before all limits
+        };
+        let digest = RequestDigest::new(&info, &client.user);
+        let schema = matcher.classify(&digest).schema;
+        let is_same = self
+            .table
+            .schema_name(recorded)
+            .is_some_and(|recorded| *recorded == *schema.name);
+        self.counts.recorded += 1;
+        self.counts.different += u64::from(!is_same);
+    }
+
+    /// What was counted. `None` if no schema is recorded.
+    pub(crate) fn report(&self) -> Option<ClassificationReport> {
+        (self.counts.recorded > 0).then_some(self.counts)
+    }
+}
