@@ -20,6 +20,7 @@ use crate::document;
 use crate::document::Diagnostics;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
+use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::run::replay;
@@ -199,6 +200,64 @@ fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_ag
     let mut level = levels.filter(|level| level.requests.name == "global-default");
     assert!(level.next().unwrap().requests.wait.p99_ms < 20.0);
     assert_eq!(run.total.rejected, 0);
+}
+
+#[test]
+fn with_max_in_flight_no_limit_of_the_result_is_off() {
+    let lines = (0..200).map(|n| {
+        let at = n * 10;
+        format!(
+            r#"{{"at_ms":{at},"method":"POST","url":"/api/v1/pods","user":"alice","service_ms":5}}"#
+        ) + "\n"
+    });
+    let log = LogFile::new(&lines.collect::<String>()).read();
+    let mut configured = policies("flags", TODAY.total());
+    configured.limits.concurrency = ConcurrencyPolicy::MaxInFlight(MaxInFlightConfig {
+        read_only: TODAY.max_requests_inflight.into(),
+        mutating: TODAY.max_mutating_requests_inflight.into(),
+    });
+    let request = SearchRequest {
+        policies: &configured,
+        flags: TODAY,
+        objectives: &[Objective::parse("rejected(level=mutating) = 0").unwrap()],
+        shares: false,
+        resamples: 0,
+        model: trial_model(),
+    };
+    let report = search(&log, &request).unwrap();
+    let flags = report.found.unwrap().totals.flags;
+    assert_eq!(
+        (
+            flags.max_requests_inflight,
+            flags.max_mutating_requests_inflight
+        ),
+        (1, 1)
+    );
+    assert!(report.tried.iter().all(|tried| tried.total > 1));
+}
+
+#[test]
+fn drawn_logs_without_requests_of_the_objectives_say_nothing() {
+    // The only minute of a user is left out of some drawn logs.
+    let reports = (0..20).map(|n| {
+        let line = format!(
+            r#"{{"at_ms":1,"method":"GET","url":"/api/v1/pods","user":"u{n}","service_ms":5}}"#
+        );
+        let log = LogFile::new(&(line + "\n")).read();
+        run(&log, &[&format!("rejected(user=u{n}) = 0")], false, 1)
+    });
+    let is_unknown = |report: &SearchReport| {
+        let resampled = report.found.as_ref().unwrap().resampled.unwrap();
+        resampled.of == 0
+    };
+    let report = reports.into_iter().find(is_unknown).unwrap();
+    assert_eq!(report.found.as_ref().unwrap().surer, None);
+    let text = output::render_table(&report);
+    assert!(text.contains("not known how sure: "), "{text}");
+    assert!(!text.contains("nine of ten"), "{text}");
+    // One run for the only drawn log, besides those of the search.
+    let searched = u64::try_from(report.tried.len()).unwrap() + 2;
+    assert_eq!(report.runs, searched + 1);
 }
 
 #[test]

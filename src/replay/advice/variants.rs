@@ -30,7 +30,7 @@ impl InFlightFlags {
     }
 
     /// Flags of this total, divided as these are. Neither becomes 0 that is not 0, unless the total is
-    /// 1: with max-in-flight, 0 is no limit.
+    /// 1. With max-in-flight, 0 is no limit, so there a total of 1 is no smaller one.
     #[must_use]
     pub(crate) fn with_total(self, total: u32) -> Self {
         let all = u64::from(self.total()).max(1);

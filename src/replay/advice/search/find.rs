@@ -188,7 +188,7 @@ fn smallest_total(
     near: u32,
     runs: &mut u64,
 ) -> Result<Smallest, ReadError> {
-    smallest(near, |totals| {
+    smallest(runner.least_total(policies), near, |totals| {
         *runs += crate::numeric::saturating_u64(totals.len());
         let variants = totals.iter().map(|total| runner.at_total(policies, *total));
         let judged = runner.judge(&variants.collect::<Vec<_>>())?;
@@ -294,6 +294,12 @@ fn how_sure(
     };
     let first = judge(total)?;
     let resampled = Some(at(total, first));
+    if first.of == 0 {
+        return Ok(Sureness {
+            resampled,
+            surer: None,
+        });
+    }
     let (mut below, mut sure) = (total, first.is_sure().then_some((total, first)));
     let most = total.saturating_mul(MAX_SURER).min(MAX_NUMBER);
     while sure.is_none() && below < most {

@@ -112,6 +112,7 @@ pub(crate) struct ResampledReport {
     pub(crate) totals: SearchTotals,
     /// In so many logs they held.
     pub(crate) held: u32,
-    /// Of so many in which the objectives are about any request.
+    /// Of so many in which the objectives are about any request. 0: it is not known how sure the result
+    /// is.
     pub(crate) of: u32,
 }

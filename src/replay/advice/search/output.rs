@@ -157,6 +157,11 @@ fn sureness(found: &FoundReport) -> Vec<String> {
     let Some(resampled) = &found.resampled else {
         return Vec::new();
     };
+    if resampled.of == 0 {
+        return vec![
+            "not known how sure: none of the logs that were drawn from this one has requests of the objectives".to_owned(),
+        ];
+    }
     let mut lines = vec![format!(
         "sure: in {} of {} logs drawn from this one the objectives hold at {}",
         resampled.held, resampled.of, resampled.totals.total

@@ -1,6 +1,7 @@
 //! The runs of a search.
 
 use super::model::SearchTotals;
+use crate::explain::explainer::ConcurrencyPolicy;
 use crate::replay::advice::objective::Judgement;
 use crate::replay::advice::objective::Objective;
 use crate::replay::advice::repeatable_log::RepeatableLog;
@@ -43,6 +44,23 @@ impl Held {
 }
 
 impl Runner<'_> {
+    /// The least total that is tried. With max-in-flight one of two limits would be 0 at less, which is
+    /// no limit.
+    pub(super) const fn least_total(&self, policies: &ReplayedPolicies) -> u32 {
+        let InFlightFlags {
+            max_requests_inflight,
+            max_mutating_requests_inflight,
+        } = self.flags;
+        match policies.limits.concurrency {
+            ConcurrencyPolicy::MaxInFlight(_)
+                if max_requests_inflight > 0 && max_mutating_requests_inflight > 0 =>
+            {
+                2
+            }
+            ConcurrencyPolicy::MaxInFlight(_) | ConcurrencyPolicy::Fairness { .. } => 1,
+        }
+    }
+
     /// A total and the flags that give it.
     pub(super) fn totals(&self, total: u32) -> SearchTotals {
         let flags = self.flags.with_total(total);

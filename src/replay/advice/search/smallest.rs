@@ -45,20 +45,22 @@ impl Smallest {
     }
 }
 
-/// Looks for the smallest number, around `near`. `test` says of each of some numbers whether the test
-/// holds.
+/// Looks for the smallest number from `least` on, around `near`. `test` says of each of some numbers
+/// whether the test holds.
 ///
 /// # Errors
 /// Those of `test`.
 pub(super) fn smallest<E>(
+    least: u32,
     near: u32,
     mut test: impl FnMut(&[u32]) -> Result<Vec<bool>, E>,
 ) -> Result<Smallest, E> {
     let mut search = Search {
+        least: least.clamp(1, MAX_NUMBER),
         test: &mut test,
         tested: BTreeMap::new(),
     };
-    search.test_grid(near.clamp(1, MAX_NUMBER))?;
+    search.test_grid(near.clamp(search.least, MAX_NUMBER))?;
     let mut found = search.settle()?;
     for _ in 0..MAX_CORRECTIONS {
         let Some(number) = found else {
@@ -78,6 +80,7 @@ pub(super) fn smallest<E>(
 }
 
 struct Search<'t, T> {
+    least: u32,
     test: &'t mut T,
     tested: BTreeMap<u32, bool>,
 }
@@ -87,7 +90,7 @@ impl<E, T: FnMut(&[u32]) -> Result<Vec<bool>, E>> Search<'_, T> {
     fn test(&mut self, numbers: impl IntoIterator<Item = u32>) -> Result<(), E> {
         let mut new: Vec<u32> = numbers
             .into_iter()
-            .filter(|number| (1..=MAX_NUMBER).contains(number))
+            .filter(|number| (self.least..=MAX_NUMBER).contains(number))
             .filter(|number| !self.tested.contains_key(number))
             .collect();
         new.sort_unstable();
@@ -123,7 +126,7 @@ impl<E, T: FnMut(&[u32]) -> Result<Vec<bool>, E>> Search<'_, T> {
                 return Ok(None);
             };
             let below = self.tested.range(..holding).next_back();
-            let failing = below.map_or(0, |(number, _)| *number);
+            let failing = below.map_or(self.least - 1, |(number, _)| *number);
             if holding - failing <= 1 {
                 return Ok(Some(holding));
             }
@@ -161,8 +164,12 @@ mod tests {
     use super::*;
 
     fn search(near: u32, holds: impl Fn(u32) -> bool) -> (Smallest, usize) {
+        search_from(1, near, holds)
+    }
+
+    fn search_from(least: u32, near: u32, holds: impl Fn(u32) -> bool) -> (Smallest, usize) {
         let mut runs = 0;
-        let found = smallest::<Infallible>(near, |numbers| {
+        let found = smallest::<Infallible>(least, near, |numbers| {
             runs += numbers.len();
             Ok(numbers.iter().map(|number| holds(*number)).collect())
         });
@@ -178,6 +185,15 @@ mod tests {
                 assert_eq!(found.contradictions(), [0; 0]);
                 assert!(runs <= 60, "{least}, near {near}: {runs} runs");
             }
+        }
+    }
+
+    #[test]
+    fn no_number_below_the_least_is_tested() {
+        for (holding_from, found) in [(1, 2), (2, 2), (3, 3), (700, 700)] {
+            let (smallest, _) = search_from(2, 600, |number| number >= holding_from);
+            assert_eq!(smallest.found, Some(found));
+            assert!(!smallest.tested.contains_key(&1), "{smallest:?}");
         }
     }
 
