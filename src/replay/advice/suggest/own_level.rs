@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::flowcontrol::CATCH_ALL;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::api::flowcontrol::FlowSchema;
 use crate::api::flowcontrol::FlowSchemaSpec;
@@ -28,6 +29,9 @@ const MAX_TRIED: usize = 3;
 
 /// Others have lost something if they waited for so many seconds together, or were rejected.
 const LEAST_LOSS_S: f64 = 0.1;
+
+/// The least precedence that a schema may have, but for `exempt`.
+const LEAST_PRECEDENCE: i32 = 2;
 
 /// A user who may get a level of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,15 +159,19 @@ pub(super) struct OwnLevel {
 }
 
 /// The objects with a level for the candidate, which takes the `part`th part of the shares of its level.
-/// `None` if there is none: the level has too few shares, or the schema is the first.
+/// `None` if there is none: the level has too few shares, its spec is fixed (`catch-all`), or no
+/// precedence is free before the schema (1 is that of `exempt`).
 pub(super) fn own_level(objects: &[Object], candidate: &Candidate, part: i32) -> Option<OwnLevel> {
+    if candidate.level == CATCH_ALL {
+        return None;
+    }
     let schema = find_schema(objects, &candidate.schema)?;
     let level = find_level(objects, &candidate.level)?;
     let mut spec = level.spec.clone();
     let limited = spec.limited.as_mut()?;
     let before = limited.nominal_concurrency_shares;
     let shares = before / part;
-    if shares < 1 || before - shares < 1 || schema.spec.matching_precedence <= 1 {
+    if shares < 1 || before - shares < 1 || schema.spec.matching_precedence <= LEAST_PRECEDENCE {
         return None;
     }
     limited.nominal_concurrency_shares = shares;
@@ -291,6 +299,33 @@ mod tests {
         }
         let long = free_name(&objects, &"x-".repeat(200));
         assert!(long.len() <= MAX_NAME && !long.ends_with('-'), "{long}");
+    }
+
+    #[test]
+    fn no_object_is_suggested_that_kube_apiserver_rejects() {
+        let mut objects = bootstrap::add_missing(Vec::new());
+        let mut candidate = Candidate {
+            user: "alice".to_owned(),
+            schema: "global-default".to_owned(),
+            level: "global-default".to_owned(),
+            percent: 80.0,
+            others_rejected: 1,
+            others_wait_s: 0.0,
+        };
+        for (precedence, is_suggested) in [(1, false), (2, false), (3, true)] {
+            for object in &mut objects {
+                if let Object::FlowSchema(schema) = object
+                    && schema.metadata.name == "global-default"
+                {
+                    schema.spec.matching_precedence = precedence;
+                }
+            }
+            let own = own_level(&objects, &candidate, 2);
+            assert_eq!(own.is_some(), is_suggested, "{precedence}");
+        }
+        "catch-all".clone_into(&mut candidate.level);
+        "catch-all".clone_into(&mut candidate.schema);
+        assert!(own_level(&objects, &candidate, 2).is_none());
     }
 
     #[test]
