@@ -113,6 +113,7 @@ const PURE: &[&str] = &[
     "replay/advice/suggest/output.rs",
     "replay/advice/suggest/own_level.rs",
     "replay/advice/suggest/rates.rs",
+    "replay/advice/suggest/settings.rs",
     "replay/advice/variants.rs",
     "replay/arrival.rs",
     "replay/histogram.rs",

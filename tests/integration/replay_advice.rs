@@ -93,6 +93,81 @@ async fn a_suggestion_passes_the_check_and_those_whom_it_protects_are_no_worse()
     assert_eq!(checked.code, Some(0), "{checked:?}");
 }
 
+/// The users who fare worse and better.
+fn changes(report: &Value) -> [&Value; 2] {
+    ["losers", "winners"].map(|who| &report["changes"][who])
+}
+
+#[tokio::test]
+async fn a_suggestion_keeps_the_other_limits_and_a_replay_with_its_file_is_the_same() {
+    const LIMITS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n\
+        kind: Configuration\nlimits: [{type: Server, qps: 5, burst: 10}]\n";
+    const CLIENTS: &str = "clientLimits:\n- name: ci\n  client: user\n  requests: {qps: 20, burst: 20}\n  \
+        concurrency: 'off'\n  rules:\n  - subjects: [{kind: Group, group: {name: 'system:serviceaccounts:ci'}}]\n    \
+        resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], namespaces: ['*']}]\n";
+    let total = "maxRequestsInflight: 80\nmaxMutatingRequestsInflight: 40\n";
+    for (settings, limit, kept) in [
+        (
+            "enablePriorityAndFairness: false\nrequestTimeout: 30s\n",
+            "max-in-flight",
+            &[
+                "enablePriorityAndFairness: false",
+                "requestTimeout: \"30s\"",
+            ][..],
+        ),
+        (
+            CLIENTS,
+            "client-limit",
+            &["clientLimits:", "name: ci", "qps: 20"],
+        ),
+        (
+            "eventRateLimitConfig: events.yaml\neventRateLimitGroups: core\n",
+            "event-rate-limit",
+            &["/events.yaml", "eventRateLimitGroups: core"],
+        ),
+        (
+            "eventRateLimitRetryAfter: false\nrejectionHold: 0s\nflowcontrolEnforcement: DryRun\n",
+            "",
+            &[
+                "eventRateLimitRetryAfter: false",
+                "rejectionHold: \"0s\"",
+                "flowcontrolEnforcement: DryRun",
+            ],
+        ),
+    ] {
+        let files = logged();
+        let mut log = fs::read_to_string(files.path().join(LOG)).unwrap();
+        for n in 0..300 {
+            let (group, at) = (["api/v1", "apis/events.k8s.io/v1"][n % 2], n * 25);
+            writeln!(
+                log,
+                r#"{{"at_ms":{at},"method":"POST","url":"/{group}/namespaces/a/events","user":"system:node:n","service_ms":5}}"#
+            )
+            .unwrap();
+        }
+        files.write(LOG, &log);
+        files.write("events.yaml", LIMITS);
+        files.write("today.yaml", &format!("{total}{settings}"));
+        let clients = "--clients=client-go";
+        let arguments = ["--config=today.yaml", "--suggest", "--suggest-dir=out"];
+        let suggested = json(&files, &[&arguments[..], &[clients]].concat()).await;
+        let text = fs::read_to_string(files.path().join("out/weir.yaml")).unwrap();
+        for kept in kept {
+            assert!(text.contains(kept), "{kept}: {text}");
+        }
+        let arguments = ["--config=today.yaml", "--compare=out/weir.yaml", clients];
+        let compared = json(&files, &arguments).await;
+        assert_eq!(changes(&compared), changes(&suggested), "{text}");
+        let [before, after] = [0, 1].map(|run| &compared["runs"][run]);
+        assert_eq!(after["limiter"], before["limiter"], "{text}");
+        for run in [before, after] {
+            let rejected_by = run["total"]["rejected_by"].as_object().unwrap();
+            let is_there = limit.is_empty() || rejected_by.contains_key(limit);
+            assert!(is_there, "{settings}: {rejected_by:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_search_prints_objects_that_pass_the_check_and_hold() {
     let files = logged();

@@ -64,10 +64,7 @@ impl FlagResolver {
         };
         let enforcer_config = |events| enforcer::EventRateLimitConfig {
             limits: events,
-            groups: match limits.event_rate_limit_groups {
-                EventGroups::All => LimitedEventGroups::All,
-                EventGroups::Core => LimitedEventGroups::Core,
-            },
+            groups: limits.event_rate_limit_groups.into(),
             retry_after: limits.event_rate_limit_retry_after,
         };
         Some(rate::RateLimitsConfig {
@@ -229,6 +226,15 @@ impl FlagResolver {
         };
         let rules = clients::config::parse_rules(limits, CLIENT_LIMITS, &mut diagnostics);
         self.merge("config", &diagnostics).then_some(rules)
+    }
+}
+
+impl From<EventGroups> for LimitedEventGroups {
+    fn from(groups: EventGroups) -> Self {
+        match groups {
+            EventGroups::All => Self::All,
+            EventGroups::Core => Self::Core,
+        }
     }
 }
 

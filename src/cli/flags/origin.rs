@@ -7,6 +7,7 @@ use std::sync::Arc;
 use clap::ArgAction;
 use clap::ArgMatches;
 use clap::Command;
+use clap::parser::ValueSource;
 use serde_json::Value;
 
 use crate::cli::flags::environment::Environment;
@@ -33,6 +34,8 @@ pub(crate) struct ConfigOrigin {
     pub(in crate::cli) warnings: Diagnostics,
     /// The configuration that `/configz` and `/flagz` show.
     pub(in crate::cli) effective: EffectiveConfig,
+    /// The settings that are given on the command line or in the file, by their names in a file.
+    pub(in crate::cli) given: BTreeMap<String, Value>,
     /// Whether any setting is given, on the command line or in the file.
     pub(in crate::cli) is_typed: bool,
     /// Reads the files that flags name.
@@ -51,11 +54,13 @@ impl ConfigOrigin {
         file_only: Vec<(String, Value)>,
     ) -> Self {
         let mut effective = EffectiveConfig::default();
+        let mut given = BTreeMap::new();
         for argument in command.get_arguments() {
             let Some(name) = argument.get_long().filter(|name| *name != "help") else {
                 continue;
             };
-            let raw = matches.try_get_raw(argument.get_id().as_str());
+            let id = argument.get_id().as_str();
+            let raw = matches.try_get_raw(id);
             let values: Vec<String> = raw
                 .ok()
                 .flatten()
@@ -72,15 +77,20 @@ impl ConfigOrigin {
                 (_, [first, ..]) => Some(scalar_value(first)),
             };
             if let Some(value) = value {
+                if matches.value_source(id) == Some(ValueSource::CommandLine) {
+                    given.insert(camel_case(name), value.clone());
+                }
                 effective.settings.insert(camel_case(name), value);
             }
             effective.flags.insert(name.to_owned(), values.join(","));
         }
+        given.extend(file_only.iter().cloned());
         effective.settings.extend(file_only);
         Self {
             locations,
             warnings: Diagnostics::default(),
             effective,
+            given,
             is_typed: false,
             files: Arc::default(),
             environment: Environment::default(),
@@ -188,8 +198,10 @@ mod tests {
         let serve = command.find_subcommand("serve").unwrap();
         let submatches = matches.subcommand().unwrap().1;
         let limits = vec![("clientLimits".to_owned(), json!([]))];
-        let effective =
-            ConfigOrigin::from_matches(serve, submatches, BTreeMap::new(), limits).effective;
+        let origin = ConfigOrigin::from_matches(serve, submatches, BTreeMap::new(), limits);
+        let given: Vec<_> = origin.given.keys().map(String::as_str).collect();
+        assert_eq!(given, ["clientLimits", "trustedProxies", "workers"]);
+        let effective = origin.effective;
         for (name, value) in [
             ("workers", json!(2)),
             ("enablePriorityAndFairness", json!(true)),

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::suggest::find::suggest;
 use super::suggest::model::SuggestReport;
 use super::suggest::output;
+use super::suggest::settings::KeptSettings;
 use super::tests::LogFile;
 use super::tests::options;
 use super::tests::trial_model;
@@ -61,6 +62,7 @@ fn run(file: &LogFile, flags: InFlightFlags) -> SuggestReport {
     suggest(
         &file.read(),
         &policies("flags", flags.total()),
+        &KeptSettings::new(flags),
         trial_model(),
     )
     .unwrap()
@@ -69,7 +71,7 @@ fn run(file: &LogFile, flags: InFlightFlags) -> SuggestReport {
 /// The policies with the objects of a suggestion, as they are printed.
 fn with_suggestion(report: &SuggestReport, flags: InFlightFlags) -> ReplayedPolicies {
     let mut diagnostics = Diagnostics::default();
-    let files = output::files(report, flags, &str::to_owned);
+    let files = output::files(report, &KeptSettings::new(flags), &str::to_owned);
     let (_, text) = files
         .iter()
         .find(|(name, _)| *name == output::OBJECTS_FILE)
@@ -155,7 +157,7 @@ fn limits_that_the_log_stays_below_reject_nothing() {
     let mut policies = policies("less", MANY.total());
     let mut rules = report.client_limits;
     *rules[0].pointer_mut("/requests/qps").unwrap() = 100.into();
-    policies.limits.rates = super::suggest::parse_rates_for_tests(&rules);
+    policies.limits.rates = super::suggest::parse_rates_for_tests(&rules, &KeptSettings::new(MANY));
     let less = run_one(&log, trial_model(), &policies).unwrap().finish();
     assert!(less.run.total.rejected > 0);
 }
@@ -163,7 +165,10 @@ fn limits_that_the_log_stays_below_reject_nothing() {
 #[test]
 fn a_suggestion_is_the_golden_one() {
     let report = run(&LogFile::new(&pipeline_log()), FEW);
-    assert_golden("suggest.yaml", &output::render(&report, FEW));
+    assert_golden(
+        "suggest.yaml",
+        &output::render(&report, &KeptSettings::new(FEW)),
+    );
     let json = serde_json::to_string_pretty(&report).unwrap() + "\n";
     assert_golden("suggest.json", &json);
 }

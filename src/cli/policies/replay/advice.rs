@@ -18,6 +18,7 @@ use crate::replay::advice::search::find::search;
 use crate::replay::advice::search::output;
 use crate::replay::advice::suggest::find::suggest;
 use crate::replay::advice::suggest::output as suggested;
+use crate::replay::advice::suggest::settings::KeptSettings;
 use crate::replay::advice::trials::TrialModel;
 use crate::replay::advice::variants::InFlightFlags;
 use crate::replay::simulation::ReplayedPolicies;
@@ -58,20 +59,37 @@ impl AdviceOptions {
 pub(super) struct Advised<'a> {
     /// The policies of the flags.
     pub(super) policies: &'a ReplayedPolicies,
-    /// Their total concurrency.
-    pub(super) flags: InFlightFlags,
+    /// Their settings.
+    pub(super) settings: KeptSettings,
     /// The assumptions.
     pub(super) model: TrialModel,
     /// How it is printed.
     pub(super) output: ReplayFormat,
 }
 
-/// The total concurrency of the flags.
-pub(super) const fn in_flight_flags(serve: &ServeArgs) -> InFlightFlags {
-    InFlightFlags {
-        max_requests_inflight: serve.proxy.limits.max_requests_inflight,
-        max_mutating_requests_inflight: serve.proxy.limits.max_mutating_requests_inflight,
-    }
+/// The settings of the flags. Files that they name are named from the root, so that a file of another
+/// folder may name them.
+pub(super) fn kept_settings(serve: &ServeArgs) -> KeptSettings {
+    let limits = &serve.proxy.limits;
+    let mut settings = KeptSettings::new(InFlightFlags {
+        max_requests_inflight: limits.max_requests_inflight,
+        max_mutating_requests_inflight: limits.max_mutating_requests_inflight,
+    });
+    settings.event_groups = limits.event_rate_limit_groups.into();
+    settings.event_retry_after = limits.event_rate_limit_retry_after;
+    settings.keep(serve.proxy.origin.given.clone());
+    let files = [
+        (
+            "admissionControlConfigFile",
+            &limits.admission_control_config_file,
+        ),
+        ("eventRateLimitConfig", &limits.event_rate_limit_config),
+    ];
+    settings.keep(files.into_iter().filter_map(|(name, file)| {
+        let file = std::path::absolute(file.as_ref()?).ok()?;
+        Some((name.to_owned(), file.to_str()?.into()))
+    }));
+    settings
 }
 
 /// The advice, as it is printed.
@@ -98,17 +116,17 @@ fn render_suggestion(
     log: &RepeatableLog,
     advised: &Advised<'_>,
 ) -> Result<String, CommandError> {
-    let report = suggest(log, advised.policies, advised.model);
+    let report = suggest(log, advised.policies, &advised.settings, advised.model);
     let report = report.map_err(|why| CommandError::Startup(why.to_string()))?;
     if let Some(folder) = &options.suggest_dir {
         let path_of = |name: &str| folder.join(name).display().to_string();
-        let files = suggested::files(&report, advised.flags, &path_of);
+        let files = suggested::files(&report, &advised.settings, &path_of);
         write_files(folder, &files).map_err(CommandError::Startup)?;
     }
     match advised.output {
         ReplayFormat::Json => to_json(&report),
         ReplayFormat::Table | ReplayFormat::Html | ReplayFormat::Yaml => {
-            Ok(suggested::render(&report, advised.flags))
+            Ok(suggested::render(&report, &advised.settings))
         }
     }
 }
@@ -128,7 +146,7 @@ fn render_search(
     log: &RepeatableLog,
     advised: &Advised<'_>,
 ) -> Result<String, CommandError> {
-    if advised.flags.total() == 0 {
+    if advised.settings.flags.total() == 0 {
         let message = "--search: there is no limit with --max-requests-inflight=0 and --max-mutating-requests-inflight=0";
         return Err(CommandError::Usage(message.to_owned()));
     }
@@ -140,7 +158,7 @@ fn render_search(
     }
     let request = SearchRequest {
         policies: advised.policies,
-        flags: advised.flags,
+        flags: advised.settings.flags,
         objectives: &options.search,
         shares: options.search_shares,
         resamples: options.search_resamples,

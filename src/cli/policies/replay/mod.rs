@@ -40,8 +40,8 @@ use crate::cli::process::logging;
 use crate::cli::process::resolve;
 use crate::clock::Clock;
 use crate::replay::advice::repeatable_log::RepeatableLog;
+use crate::replay::advice::suggest::settings::KeptSettings;
 use crate::replay::advice::trials::TrialModel;
-use crate::replay::advice::variants::InFlightFlags;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::report::html;
@@ -173,8 +173,8 @@ fn replay_and_print(
         return Err(CommandError::Usage("- is given more than once".to_owned()));
     }
     if options.advice.is_wanted() {
-        let flags = advice::in_flight_flags(&serve);
-        return replay_for_advice(&sources, &options, &policies, flags);
+        let settings = advice::kept_settings(&serve);
+        return replay_for_advice(&sources, &options, &policies, settings);
     }
     if options.output == ReplayFormat::Yaml {
         return Err(CommandError::Usage(
@@ -252,14 +252,14 @@ fn replay_for_advice(
     sources: &[LogSource],
     options: &ReplayOptions,
     policies: &[ReplayedPolicies],
-    flags: InFlightFlags,
+    settings: KeptSettings,
 ) -> Result<ExitCode, CommandError> {
     let Some(policies) = policies.first() else {
         return Ok(ExitCode::SUCCESS); // unreachable: those of the flags
     };
     let advised = Advised {
         policies,
-        flags,
+        settings,
         model: TrialModel {
             model: replay_model(options),
             base: Clock.now(),

@@ -12,6 +12,7 @@ use super::own_level::OwnLevel;
 use super::own_level::by_level;
 use super::own_level::candidates;
 use super::own_level::own_level;
+use super::settings::KeptSettings;
 use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::to_manifest;
 use crate::explain::explainer::ConcurrencyPolicy;
@@ -72,6 +73,7 @@ struct Effect {
 pub(crate) fn suggest(
     log: &RepeatableLog,
     policies: &ReplayedPolicies,
+    settings: &KeptSettings,
     model: TrialModel,
 ) -> Result<SuggestReport, ReadError> {
     let configured = run(log, policies, model)?;
@@ -79,7 +81,7 @@ pub(crate) fn suggest(
     let (own_levels, mut suggested) = own_levels(log, policies, model, &configured, &mut notes)?;
     "suggested".clone_into(&mut suggested.name);
 
-    let rates = measure_rates(log)?;
+    let rates = measure_rates(log, settings.event_groups)?;
     let limits = &policies.limits.rates;
     let heavy = own_levels.iter();
     let heavy: Vec<_> = heavy
@@ -88,20 +90,24 @@ pub(crate) fn suggest(
     let client_limits = if limits.clients.is_empty() {
         rates.client_limits(&heavy)
     } else {
-        notes.push("The configuration has clientLimits; none are suggested.".to_owned());
+        notes.push(
+            "The configuration has clientLimits: they are kept, and none are suggested.".to_owned(),
+        );
         Vec::new()
     };
     let event_limits = if limits.events.is_none() {
         rates.event_limits()
     } else {
-        notes.push("The configuration has event limits; none are suggested.".to_owned());
+        notes.push(
+            "The configuration has event limits: they are kept, and none are suggested.".to_owned(),
+        );
         None
     };
     if limits.events.is_none() && event_limits.is_none() {
         notes.push("The log has no events, so no limit for them is suggested.".to_owned());
     }
     notes.extend(heavy_user_agent(&configured));
-    let parsed = parse_rates(event_limits.as_ref(), &client_limits);
+    let parsed = parse_rates(event_limits.as_ref(), &client_limits, settings);
     let to = &mut suggested.limits.rates;
     if event_limits.is_some() {
         to.events = parsed.events;

@@ -9,6 +9,7 @@ use super::model::RateCost;
 use super::own_level::subject;
 use super::rates::Bucket;
 use super::rates::SecondCounts;
+use super::settings::KeptSettings;
 use crate::api::flowcontrol::Subject;
 use crate::document;
 use crate::document::Diagnostics;
@@ -57,6 +58,7 @@ pub(super) struct LoggedRates {
 /// Hands on each request with its user's number, and whether it writes an event.
 fn each_request(
     log: &RepeatableLog,
+    events: LimitedEventGroups,
     each: &mut dyn FnMut(usize, &LoggedRequest, bool),
 ) -> Result<(), ReadError> {
     let mut clients: Vec<Arc<Client>> = Vec::new();
@@ -74,21 +76,24 @@ fn each_request(
         let Ok(info) = RequestInfo::parse(&request.method, &request.url) else {
             return; // weir answers it before all limits
         };
-        let event = EventWrite::from_request(&info, LimitedEventGroups::All).is_some();
+        let event = EventWrite::from_request(&info, events).is_some();
         let user = usize::try_from(client.user_name.0).unwrap_or(usize::MAX);
         each(user, request, event);
     })
 }
 
-/// Measures the rates of a log: reads it twice.
+/// Measures the rates of a log, of requests and of these events: reads it twice.
 ///
 /// # Errors
 /// The log cannot be read again.
-pub(super) fn measure_rates(log: &RepeatableLog) -> Result<LoggedRates, ReadError> {
+pub(super) fn measure_rates(
+    log: &RepeatableLog,
+    events: LimitedEventGroups,
+) -> Result<LoggedRates, ReadError> {
     let names = log.table().names().users;
     let mut rates = vec![UserRates::default(); names.len()];
     let mut server = SecondCounts::default();
-    each_request(log, &mut |user, request, event| {
+    each_request(log, events, &mut |user, request, event| {
         if let Some(rates) = rates.get_mut(user) {
             rates.requests.count(request.at_us);
             if event {
@@ -115,7 +120,7 @@ pub(super) fn measure_rates(log: &RepeatableLog) -> Result<LoggedRates, ReadErro
     });
     let mut buckets: Vec<UserBuckets> = buckets.collect();
     let mut server_bucket = Bucket::unbounded(server.p999().max(1));
-    each_request(log, &mut |user, request, event| {
+    each_request(log, events, &mut |user, request, event| {
         if let Some(buckets) = buckets.get_mut(user) {
             buckets.own.take(request.at_us);
             buckets.common.take(request.at_us);
@@ -247,7 +252,11 @@ fn subject_value(subject: &Subject) -> Value {
 
 /// The limits, as a start reads them from a file. What is not valid is left out: nothing that is
 /// suggested is.
-pub(super) fn parse_rates(events: Option<&Value>, rules: &[Value]) -> RateLimitsConfig {
+pub(super) fn parse_rates(
+    events: Option<&Value>,
+    rules: &[Value],
+    settings: &KeptSettings,
+) -> RateLimitsConfig {
     let mut diagnostics = Diagnostics::default();
     let mut parse = |value: Value| {
         let documents = document::parse_all("suggested", &value.to_string(), &mut diagnostics);
@@ -260,8 +269,8 @@ pub(super) fn parse_rates(events: Option<&Value>, rules: &[Value]) -> RateLimits
     RateLimitsConfig {
         events: limits.map(|limits| EventRateLimitConfig {
             limits,
-            groups: LimitedEventGroups::All,
-            retry_after: true,
+            groups: settings.event_groups,
+            retry_after: settings.event_retry_after,
         }),
         clients: rules.map_or_else(Vec::new, |node| {
             clients::config::parse_rules(&node, "clientLimits", &mut diagnostics)

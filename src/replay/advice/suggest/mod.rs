@@ -7,7 +7,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `model` `own_level` `rates` |
+//! | 0 | `model` `own_level` `rates` `settings` |
 //! | 1 | `limits` `output` |
 //! | 2 | `find` |
 
@@ -17,11 +17,13 @@ pub(crate) mod model;
 pub(crate) mod output;
 mod own_level;
 mod rates;
+pub(crate) mod settings;
 
 /// The rate limits with these rules.
 #[cfg(test)]
 pub(super) fn parse_rates_for_tests(
     rules: &[serde_json::Value],
+    settings: &settings::KeptSettings,
 ) -> crate::limits::rate::RateLimitsConfig {
-    limits::parse_rates(None, rules)
+    limits::parse_rates(None, rules, settings)
 }

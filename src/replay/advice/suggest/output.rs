@@ -8,9 +8,9 @@ use serde_json::json;
 use super::model::OwnLevelReport;
 use super::model::SuggestReport;
 use super::model::UnusedReport;
+use super::settings::KeptSettings;
 use crate::encoding::yaml::comment;
 use crate::encoding::yaml::write_value;
-use crate::replay::advice::variants::InFlightFlags;
 
 /// The names of users that a comment lists.
 const MAX_LISTED: usize = 10;
@@ -29,7 +29,7 @@ pub(crate) type PathOf<'p> = &'p dyn Fn(&str) -> String;
 #[must_use]
 pub(crate) fn files(
     report: &SuggestReport,
-    flags: InFlightFlags,
+    settings: &KeptSettings,
     path_of: PathOf<'_>,
 ) -> Vec<(&'static str, String)> {
     let mut files = Vec::new();
@@ -46,15 +46,15 @@ pub(crate) fn files(
         write_value(limits, 0, &mut text);
         files.push((EVENTS_FILE, text));
     }
-    files.push((CONFIG_FILE, config_file(report, flags, path_of)));
+    files.push((CONFIG_FILE, config_file(report, settings, path_of)));
     files
 }
 
 /// All files as one stream of documents, with what was found in comments.
 #[must_use]
-pub(crate) fn render(report: &SuggestReport, flags: InFlightFlags) -> String {
+pub(crate) fn render(report: &SuggestReport, settings: &KeptSettings) -> String {
     let mut text = comment(&summary(report));
-    for (name, content) in files(report, flags, &str::to_owned) {
+    for (name, content) in files(report, settings, &str::to_owned) {
         let _ = write!(
             text,
             "---\n# file: {name}\n{}",
@@ -185,15 +185,24 @@ fn objects_file(report: &SuggestReport) -> String {
     text
 }
 
-fn config_file(report: &SuggestReport, flags: InFlightFlags, path_of: PathOf<'_>) -> String {
-    let mut text = comment(&[
+fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<'_>) -> String {
+    let mut reasons = vec![
         "The total is that of the configuration; weir replay --search looks for the smallest."
             .to_owned(),
-    ]);
+    ];
+    if !settings.given().is_empty() {
+        let reason = "The other limits of the configuration are kept. Its settings that are about other things are not in this file.";
+        reasons.push(reason.to_owned());
+    }
+    let mut text = comment(&reasons);
     let mut config = json!({
-        "maxRequestsInflight": flags.max_requests_inflight,
-        "maxMutatingRequestsInflight": flags.max_mutating_requests_inflight,
+        "maxRequestsInflight": settings.flags.max_requests_inflight,
+        "maxMutatingRequestsInflight": settings.flags.max_mutating_requests_inflight,
     });
+    if let Some(config) = config.as_object_mut() {
+        let given = settings.given().iter();
+        config.extend(given.map(|(name, value)| (name.clone(), value.clone())));
+    }
     for (is_there, key, file) in [
         (
             !report.objects.is_empty(),
