@@ -120,7 +120,7 @@ pub(crate) struct KeptNames {
     users: BTreeSet<String>,
     groups: BTreeSet<String>,
     namespaces: BTreeSet<String>,
-    /// Paths outside of resources; with a `*` at their end all that begin with them.
+    /// Paths outside of resources, with or without a `*` at their end.
     paths: BTreeSet<String>,
 }
 
@@ -364,17 +364,19 @@ impl Pseudonyms {
         replaced.join("/")
     }
 
+    /// What a flow schema names stays, and what is below it is replaced.
     fn other_path(&self, path: &str) -> String {
         let first = path.split('/').nth(1).unwrap_or_default();
-        let is_kept = |kept: &String| match kept.strip_suffix('*') {
-            Some(prefix) => path.starts_with(prefix),
-            None => path == kept,
-        };
-        if SERVER_PATHS.contains(&first) || self.kept.paths.iter().any(is_kept) {
+        if SERVER_PATHS.contains(&first) {
             return path.to_owned();
         }
-        let segments = path.split('/').map(|segment| self.object(segment));
-        segments.collect::<Vec<_>>().join("/")
+        let kept = self.kept.paths.iter();
+        let kept = kept.filter_map(|kept| kept_prefix(kept, path)).max();
+        let (kept, rest) = path
+            .split_at_checked(kept.unwrap_or(0))
+            .unwrap_or(("", path));
+        let segments = rest.split('/').map(|segment| self.object(segment));
+        format!("{kept}{}", segments.collect::<Vec<_>>().join("/"))
     }
 
     fn parameter(&self, raw: &str) -> String {
@@ -446,6 +448,18 @@ impl fmt::Debug for Pseudonyms {
             .field("kept", &self.kept)
             .finish_non_exhaustive()
     }
+}
+
+/// The bytes of a path by which it matches a path of a flow schema, as the matcher compares them: a
+/// plain path also matches everything below it. `None`: it does not match.
+fn kept_prefix(kept: &str, path: &str) -> Option<usize> {
+    if path == kept {
+        return Some(path.len());
+    }
+    let stem = kept.strip_suffix('*').unwrap_or(kept);
+    let stem = stem.strip_suffix('/').unwrap_or(stem);
+    let below = path.strip_prefix(stem)?;
+    below.starts_with('/').then_some(stem.len() + 1)
 }
 
 /// Whether a parameter's name needs no escapes.

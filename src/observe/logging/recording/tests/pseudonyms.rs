@@ -1,8 +1,11 @@
 //! What pseudonyms hide and what they keep.
 
+use crate::api::UserInfo;
 use crate::api::flowcontrol::read;
 use crate::document;
 use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::matching::Matcher;
+use crate::flowcontrol::matching::RequestDigest;
 use crate::observe::logging::recording::pseudonyms::KeptNames;
 use crate::observe::logging::recording::pseudonyms::PseudonymKey;
 use crate::observe::logging::recording::pseudonyms::Pseudonyms;
@@ -23,7 +26,7 @@ spec:
     resourceRules:
     - {verbs: ['*'], apiGroups: ['*'], resources: ['*'], namespaces: [builds]}
     nonResourceRules:
-    - {verbs: ['*'], nonResourceURLs: ['/custom/health/*']}
+    - {verbs: ['*'], nonResourceURLs: ['/custom/health/*', /plain, /plain/a]}
 ";
 
 fn pseudonyms(key: &[u8]) -> Pseudonyms {
@@ -82,7 +85,8 @@ fn names_that_flow_schemas_decide_by_are_kept() {
     for kept in [
         "/api/v1/namespaces/builds/pods",
         "/api/v1/namespaces/kube-system/pods?limit=500&resourceVersion=0",
-        "/custom/health/x",
+        "/plain",
+        "/custom/health/",
         "/readyz?verbose=",
         "/openapi/v3/apis/apps/v1",
         "/apis/apps/v1/deployments",
@@ -133,6 +137,40 @@ fn addresses_stay_in_their_networks() {
     assert_eq!(network("2001:db8::1"), network("2001:db8::2"));
     assert_ne!(address("2001:db8::1"), address("2001:db8::2"));
     assert_ne!(network("2001:db8::1"), network("2001:db8:1::1"));
+}
+
+#[test]
+fn a_path_matches_the_schemas_that_it_matched_and_hides_what_is_below_their_paths() {
+    let mut errors = document::Diagnostics::default();
+    let nodes = document::parse_all("schema.yaml", SCHEMA, &mut errors);
+    let matcher = Matcher::new(&bootstrap::add_missing(read(&nodes, &mut errors)));
+    let carol = UserInfo {
+        name: "carol".to_owned(),
+        groups: vec!["system:authenticated".to_owned()],
+        ..UserInfo::default()
+    };
+    let schema = |target: &str| {
+        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+        let classified = matcher.classify(&RequestDigest::new(&info, &carol));
+        classified.schema.name.clone()
+    };
+    for (target, expected) in [
+        ("/plain", "builders"),
+        ("/plain/", "builders"),
+        ("/plain/secret/secret", "builders"),
+        ("/plain/a/secret", "builders"),
+        ("/custom/health/secret?x=secret", "builders"),
+        ("/custom/health", "global-default"),
+        ("/plainsecret", "global-default"),
+        ("/custom/secret", "global-default"),
+    ] {
+        assert_eq!(schema(target), expected, "{target}");
+        let replaced = ours().target("GET", target);
+        assert_eq!(schema(&replaced), expected, "{target}: {replaced}");
+        assert!(!replaced.contains("secret"), "{target}: {replaced}");
+    }
+    let replaced = ours().target("GET", "/plain/a/secret");
+    assert!(replaced.starts_with("/plain/a/name-"), "{replaced}");
 }
 
 /// What decides about schema, cost and limits.
