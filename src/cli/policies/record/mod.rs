@@ -41,7 +41,7 @@ pub(crate) struct RecordArgs {
     /// weir's admin address: http://HOST:PORT.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
     admin: AdminUrl,
-    /// The file to write; - is the standard output. An existing file is replaced. It is compressed if its name ends with .gz.
+    /// The file to write; - is the standard output. A file that is not empty is an error. It is compressed if its name ends with .gz.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
     /// How long to record; until SIGINT if not given.

@@ -23,6 +23,9 @@ const FILE_MODE: u32 = 0o600;
 /// Room for the last line, in bytes.
 const END_BYTES: u64 = 256;
 
+/// The error of a file with something in it.
+const EXISTS: &str = "exists and is not empty: give another name, or remove it";
+
 const MEGABYTE: u64 = 1 << 20;
 
 /// Longest line, in bytes. Longer ones are left out: heads of requests are shorter.
@@ -58,10 +61,11 @@ pub(super) struct RecordOutput {
 }
 
 impl RecordOutput {
-    /// Opens the file, or the standard output for `-`.
+    /// Opens the file, or the standard output for `-`. A record is neither replaced nor continued: the
+    /// names of two may be replaced by different pseudonyms.
     ///
     /// # Errors
-    /// The file cannot be created.
+    /// The file cannot be created, or there is something in it.
     pub(super) fn open(
         path: &Path,
         max_megabytes: u32,
@@ -71,8 +75,13 @@ impl RecordOutput {
             Box::new(io::stdout())
         } else {
             let mut options = OpenOptions::new();
-            let options = options.write(true).create(true).truncate(true);
-            Box::new(options.mode(FILE_MODE).open(path)?)
+            let options = options.write(true).create(true).mode(FILE_MODE);
+            let file = options.open(path)?;
+            let found = file.metadata()?;
+            if found.is_file() && found.len() > 0 {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, EXISTS));
+            }
+            Box::new(file)
         };
         let max_bytes = u64::from(max_megabytes) * MEGABYTE;
         Ok(Self {
@@ -267,6 +276,21 @@ mod tests {
             let end = "{\"record\":{\"dropped\":7,\"end\":\"stopped\",\"lines\":2}}\n";
             assert_eq!(written.text(), format!("{text}{end}"));
         }
+    }
+
+    #[test]
+    fn a_record_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.jsonl");
+        std::fs::write(&path, "").unwrap();
+        let mut output = RecordOutput::open(&path, 1, None).unwrap();
+        output.end(StreamEnd::Stopped).unwrap();
+        let before = std::fs::read(&path).unwrap();
+        assert!(!before.is_empty());
+        let why = RecordOutput::open(&path, 1, None).err().unwrap();
+        assert_eq!(why.to_string(), EXISTS);
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert!(RecordOutput::open(Path::new("/dev/null"), 1, None).is_ok());
     }
 
     #[test]
