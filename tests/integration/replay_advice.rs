@@ -209,8 +209,8 @@ async fn flags_that_do_not_go_together_are_errors() {
     let files = logged();
     for (arguments, why) in [
         (
-            &["--search=rejected(group=a) = 0"][..],
-            "\"group\" is no selector: expected level=NAME, schema=NAME, user=NAME, user-agent=NAME",
+            &["--search=rejected(host=a) = 0"][..],
+            "\"host\" is no selector: expected level=NAME, schema=NAME, user=NAME, group=NAME, user-agent=NAME",
         ),
         (
             &["--search=rejected(user=nobody) = 0"],

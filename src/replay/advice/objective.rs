@@ -3,7 +3,7 @@
 //! ```text
 //! objective  = measure [ "(" selector ")" ] comparison value
 //! measure    = "rejected" | "wait_p50" | "wait_p90" | "wait_p99" | "wait_max"
-//! selector   = ( "level" | "schema" | "user" | "user-agent" ) "=" name
+//! selector   = ( "level" | "schema" | "user" | "group" | "user-agent" ) "=" name
 //! comparison = "=" | "<=" | "<"
 //! value      = a count or a percentage of the requests (rejected), a duration (waits)
 //! ```
@@ -299,6 +299,11 @@ mod tests {
                 "kubectl/v1 (linux/amd64) a=b",
             ),
             ("rejected(level=a) <= 0.5%", GroupKind::Level, "a"),
+            (
+                "rejected(group=system:nodes) = 0",
+                GroupKind::Group,
+                "system:nodes",
+            ),
         ] {
             let objective = Objective::parse(text).unwrap();
             let selector = objective.selector().unwrap();
@@ -317,8 +322,8 @@ mod tests {
             ),
             ("", "\"\" is no measure: expected one of"),
             (
-                "rejected(group=a) = 0",
-                "\"group\" is no selector: expected level=NAME, schema=NAME, user=NAME, user-agent=NAME",
+                "rejected(host=a) = 0",
+                "\"host\" is no selector: expected level=NAME, schema=NAME, user=NAME, group=NAME, user-agent=NAME",
             ),
             (
                 "rejected(alice) = 0",

@@ -298,6 +298,41 @@ fn an_objective_about_no_request_is_an_error() {
 }
 
 #[test]
+fn a_group_is_measured_by_the_requests_of_its_users() {
+    let log = LogFile::new(&storm_log()).read();
+    let same = [
+        [
+            "wait_p99(group=devs) < 20ms",
+            "wait_p99(level=global-default) < 20ms",
+        ],
+        [
+            "rejected(group=system:nodes) = 0",
+            "rejected(user=system:node:n1) = 0",
+        ],
+        ["rejected(group=system:authenticated) = 0", "rejected = 0"],
+    ];
+    for objectives in same {
+        let report = run(&log, &objectives, false, 0);
+        let [by_group, other] = &report.objectives[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!(by_group.configured, other.configured, "{objectives:?}");
+        assert_eq!(by_group.found, other.found, "{objectives:?}");
+    }
+    let request = SearchRequest {
+        policies: &policies("flags", 600),
+        flags: TODAY,
+        objectives: &[Objective::parse("rejected(group=dev) = 0").unwrap()],
+        shares: false,
+        resamples: 0,
+        model: trial_model(),
+    };
+    let why = search(&log, &request).unwrap_err().to_string();
+    let known = "there are requests of \"devs\", \"system:authenticated\", \"system:nodes\"";
+    assert!(why.contains(known), "{why}");
+}
+
+#[test]
 fn searches_are_the_golden_ones() {
     let log = LogFile::new(&storm_log()).read();
     let objectives = [

@@ -1,12 +1,15 @@
 //! The rejections and waits of single groups of a simulation.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::statistics::groups::GroupStats;
 use super::statistics::groups::GroupTable;
 use super::statistics::measured::Measured;
+use crate::replay::clients::Client;
 use crate::replay::report::model::GroupReport;
 use crate::request_info::RequestKind;
 
@@ -19,6 +22,8 @@ pub(crate) enum GroupKind {
     Schema,
     /// The user.
     User,
+    /// A group of the user: the requests of all users who have it in some request.
+    Group,
     /// The user agent.
     UserAgent,
 }
@@ -34,7 +39,13 @@ pub(crate) struct GroupSelector {
 
 impl GroupKind {
     /// All kinds.
-    pub(crate) const ALL: [Self; 4] = [Self::Level, Self::Schema, Self::User, Self::UserAgent];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Level,
+        Self::Schema,
+        Self::User,
+        Self::Group,
+        Self::UserAgent,
+    ];
 
     /// The name in objectives.
     #[must_use]
@@ -43,6 +54,7 @@ impl GroupKind {
             Self::Level => "level",
             Self::Schema => "schema",
             Self::User => "user",
+            Self::Group => "group",
             Self::UserAgent => "user-agent",
         }
     }
@@ -103,10 +115,8 @@ impl Simulation {
                     .for_each(|level| sum.merge(&self.groups.levels.get(level))),
                 Some(group) => {
                     let table = self.group_table(group.kind);
-                    let names = self.group_names(group.kind);
-                    let named = names.iter().enumerate();
-                    let named = named.filter(|(_, name)| **name == group.name);
-                    named.for_each(|(n, _)| sum.merge(&table.get(n)));
+                    let selected = self.selected(group).into_iter();
+                    selected.for_each(|n| sum.merge(&table.get(n)));
                 }
             }
             sum.measured()
@@ -114,10 +124,37 @@ impl Simulation {
         measured.collect()
     }
 
+    /// The entries of its table that a selector is about.
+    fn selected(&self, group: &GroupSelector) -> BTreeSet<usize> {
+        if group.kind == GroupKind::Group {
+            let clients = self.clients();
+            let members = clients.iter();
+            let members = members.filter(|client| client.user.groups.contains(&group.name));
+            return members.map(|client| user_number(client)).collect();
+        }
+        let names = self.group_names(group.kind);
+        let named = names.iter().enumerate();
+        let named = named.filter(|(_, name)| **name == group.name);
+        named.map(|(n, _)| n).collect()
+    }
+
+    fn clients(&self) -> Vec<Arc<Client>> {
+        let mut clients = Vec::new();
+        self.table.extend(&mut clients);
+        clients
+    }
+
     /// The names of the groups of a kind that have requests, sorted.
     #[must_use]
     pub(crate) fn names_with_requests(&self, kind: GroupKind) -> Vec<String> {
         let table = self.group_table(kind);
+        if kind == GroupKind::Group {
+            let mut clients = self.clients();
+            clients.retain(|client| !table.get(user_number(client)).is_empty());
+            let names = clients.iter().flat_map(|client| &client.user.groups);
+            let names: BTreeSet<&String> = names.collect();
+            return names.into_iter().cloned().collect();
+        }
         let names = self.group_names(kind).into_iter().enumerate();
         let mut names: Vec<String> = names
             .filter(|(n, _)| !table.get(*n).is_empty())
@@ -132,19 +169,19 @@ impl Simulation {
         match kind {
             GroupKind::Level => &self.groups.levels,
             GroupKind::Schema => &self.groups.schemas,
-            GroupKind::User => &self.groups.users,
+            GroupKind::User | GroupKind::Group => &self.groups.users,
             GroupKind::UserAgent => &self.groups.user_agents,
         }
     }
 
-    /// The names of the groups of a kind, by their numbers.
+    /// The names of a table's entries, by their numbers.
     fn group_names(&self, kind: GroupKind) -> Vec<String> {
-        let texts = |names: Vec<std::sync::Arc<str>>| {
+        let texts = |names: Vec<Arc<str>>| {
             let names = names.iter();
             names.map(|name| (**name).to_owned()).collect()
         };
         match (kind, &self.limiter) {
-            (GroupKind::User, _) => texts(self.table.names().users),
+            (GroupKind::User | GroupKind::Group, _) => texts(self.table.names().users),
             (GroupKind::UserAgent, _) => texts(self.table.names().user_agents),
             (GroupKind::Level, Limiter::Fairness(fairness)) => {
                 let levels = fairness.seats().iter();
@@ -164,4 +201,8 @@ impl Simulation {
             }
         }
     }
+}
+
+fn user_number(client: &Client) -> usize {
+    usize::try_from(client.user_name.0).unwrap_or(usize::MAX)
 }

@@ -28,7 +28,7 @@ use crate::replay::simulation::ReplayedPolicies;
 pub(super) struct AdviceOptions {
     /// Look for the smallest total concurrency at which this holds, such as 'rejected(schema=system-nodes) = 0' or
     /// 'wait_p99(level=workload-low) < 100ms'; can be repeated. Measures: rejected (a count or a percentage), wait_p50, wait_p90,
-    /// wait_p99, wait_max. Selectors: level, schema, user, user-agent, or none for all requests.
+    /// wait_p99, wait_max. Selectors: level, schema, user, group, user-agent, or none for all requests.
     #[arg(long, value_name = "OBJECTIVE", value_parser = Objective::parse, conflicts_with = "compare")]
     search: Vec<Objective>,
     /// With --search: also look for shares of priority levels with which it holds at a smaller total.
