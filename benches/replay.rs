@@ -1,4 +1,5 @@
-//! Time and memory of `weir replay` for a made audit log: 10 million events of 10,000 users.
+//! Time and memory of `weir replay` for a made audit log: 10 million events of 10,000 users. And of
+//! `weir explain --batch` for a hundredth as many requests.
 //!
 //! The log is written into the standard input of the program while it reads, so it takes no disk.
 //! Writing takes a part of one core. With two configurations (`--compare`), the simulation runs
@@ -11,6 +12,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::io::BufWriter;
 use std::io::Write;
+use std::process::ChildStdin;
 use std::process::Command;
 use std::process::Stdio;
 use std::time::Duration;
@@ -38,23 +40,34 @@ fn main() -> Result<(), Box<dyn Error>> {
             &["--clients=client-go", "--capacity=20"],
         ),
     ] {
-        measure(run, flags, events)?;
+        let arguments = [&["replay", "-", "-o", "json"], flags].concat();
+        measure(run, &arguments, events, write_log)?;
     }
-    Ok(())
+    let lines = events / 100;
+    measure(
+        "explain --batch",
+        &["explain", "--batch"],
+        lines,
+        write_requests,
+    )
 }
 
 #[expect(clippy::disallowed_methods, reason = "it measures")]
-fn measure(run: &str, flags: &[&str], events: u64) -> Result<(), Box<dyn Error>> {
+fn measure(
+    run: &str,
+    arguments: &[&str],
+    events: u64,
+    write: impl Fn(ChildStdin, u64) -> Result<u64, Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
-        .args(["replay", "-", "-o", "json"])
-        .args(flags)
+        .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()?;
     let id = child.id();
     let input = child.stdin.take().ok_or("no pipe")?;
-    let bytes = write_log(input, events)?;
+    let bytes = write(input, events)?;
     let (mut peak, mut cpu) = (0, Duration::ZERO);
     // The values of the last moment before its end.
     let status = loop {
@@ -66,7 +79,7 @@ fn measure(run: &str, flags: &[&str], events: u64) -> Result<(), Box<dyn Error>>
         std::thread::sleep(Duration::from_millis(2));
     };
     if !status.success() {
-        return Err(format!("weir replay: {status}").into());
+        return Err(format!("weir {}: {status}", arguments.join(" ")).into());
     }
     let seconds = started.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events)?) / seconds;
@@ -79,8 +92,26 @@ fn measure(run: &str, flags: &[&str], events: u64) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
+/// Writes requests to explain.
+fn write_requests(input: ChildStdin, requests: u64) -> Result<u64, Box<dyn Error>> {
+    let mut output = BufWriter::with_capacity(1 << 20, input);
+    let mut bytes = 0;
+    for n in 0..requests {
+        let line = format!(
+            r#"{{"method":"GET","url":"/api/v1/namespaces/ns-{}/pods?limit=500","user":"system:serviceaccount:ns-{}:controller-{}"}}"#,
+            n % 200,
+            n % 200,
+            n % u64::from(USERS)
+        );
+        writeln!(output, "{line}")?;
+        bytes += u64::try_from(line.len())? + 1;
+    }
+    output.flush()?;
+    Ok(bytes)
+}
+
 /// Writes events of service times around 20 ms, in the order in which the requests end.
-fn write_log(input: impl Write, events: u64) -> Result<u64, Box<dyn Error>> {
+fn write_log(input: ChildStdin, events: u64) -> Result<u64, Box<dyn Error>> {
     let mut output = BufWriter::with_capacity(1 << 20, input);
     let mut random = Rng::with_seed(1);
     let (mut line, mut bytes) = (String::new(), 0);
