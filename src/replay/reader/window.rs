@@ -27,15 +27,13 @@ pub(super) struct ReorderWindow {
     buckets: VecDeque<Vec<BufferedItem>>,
     len: usize,
     pushed: u64,
-    /// Sorted, the next one last.
-    ready: Vec<BufferedItem>,
+    /// Released buckets, sorted, the earliest first.
+    ready: VecDeque<std::vec::IntoIter<BufferedItem>>,
     /// How far the log has got.
     reached: Option<i64>,
     /// The last item, if the log would have got further than [`LONGEST_GAP_US`] with it, and when it
     /// was written. The next item tells whether that is a gap or a wrong time.
     doubtful: Option<(LogItem, i64)>,
-    /// The time of the last item that was given out.
-    given: i64,
     late: LateItems,
 }
 
@@ -63,10 +61,9 @@ impl ReorderWindow {
             buckets: VecDeque::new(),
             len: 0,
             pushed: 0,
-            ready: Vec::new(),
+            ready: VecDeque::new(),
             reached: None,
             doubtful: None,
-            given: i64::MIN,
             late: LateItems::default(),
         }
     }
@@ -125,9 +122,12 @@ impl ReorderWindow {
 
     /// The next item, if the log has got far enough.
     pub(super) fn pop(&mut self) -> Option<LogItem> {
-        let entry = self.ready.pop()?;
-        self.given = self.given.max(entry.at_us);
-        Some(entry.item)
+        loop {
+            if let Some(entry) = self.ready.front_mut()?.next() {
+                return Some(entry.item);
+            }
+            self.ready.pop_front();
+        }
     }
 
     /// No more items come: all are ready.
@@ -186,16 +186,7 @@ impl ReorderWindow {
             return;
         }
         bucket.sort_by_key(|entry| (entry.at_us, entry.order));
-        if self.ready.is_empty() {
-            bucket.reverse();
-            self.ready = bucket;
-        } else {
-            // What is ready already comes first.
-            let earlier = std::mem::take(&mut self.ready);
-            bucket.reverse();
-            bucket.extend(earlier);
-            self.ready = bucket;
-        }
+        self.ready.push_back(bucket.into_iter());
     }
 }
 
