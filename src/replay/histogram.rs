@@ -1,6 +1,8 @@
 //! A histogram of durations with a bounded relative error, in bounded memory. Pure.
 //!
-//! Sixteen buckets for each doubling: a value is known to 1/16.
+//! Sixteen buckets for each doubling: a value is known to 1/16. A report has a histogram for each
+//! user, flow and address, and few of these have values in many buckets. So only the buckets with
+//! values are kept.
 
 use std::time::Duration;
 
@@ -8,16 +10,41 @@ use std::time::Duration;
 const PRECISION_BITS: u32 = 4;
 const STEPS: u64 = 1 << PRECISION_BITS;
 
-/// Counts of durations, in buckets of microseconds. It grows with the longest value: to 1,000
-/// buckets for one of 2^64 µs.
+/// The bits of a count. The rest of a [`BucketCount`] is the number of its bucket, below 1,000.
+const COUNT_BITS: u32 = 48;
+
+/// The new entries for which a histogram without room makes room, besides a quarter.
+const SPARE_ENTRIES: usize = 4;
+
+/// Counts of durations, in buckets of microseconds: 8 bytes for each bucket that has values, of
+/// 1,000 at most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DurationHistogram {
-    counts: Vec<u64>,
+    /// By bucket.
+    counts: Vec<BucketCount>,
     /// The number of zeros, which need no bucket.
     zeros: u64,
     total: u64,
     max_ns: u64,
     sum_ns: u128,
+}
+
+/// A bucket and the number of its values, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BucketCount(u64);
+
+impl BucketCount {
+    const fn new(bucket: u64, count: u64) -> Self {
+        Self(bucket << COUNT_BITS | count)
+    }
+
+    const fn bucket(self) -> u64 {
+        self.0 >> COUNT_BITS
+    }
+
+    const fn count(self) -> u64 {
+        self.0 & ((1 << COUNT_BITS) - 1)
+    }
 }
 
 impl DurationHistogram {
@@ -30,22 +57,33 @@ impl DurationHistogram {
         }
         self.max_ns = self.max_ns.max(nanoseconds);
         self.sum_ns += u128::from(nanoseconds);
-        let bucket = bucket_of(nanoseconds.div_ceil(1000));
-        if bucket >= self.counts.len() {
-            self.counts.resize(bucket + 1, 0);
-        }
-        if let Some(count) = self.counts.get_mut(bucket) {
-            *count += 1;
+        self.add(BucketCount::new(bucket_of(nanoseconds.div_ceil(1000)), 1));
+    }
+
+    fn add(&mut self, more: BucketCount) {
+        let found = self
+            .counts
+            .binary_search_by_key(&more.bucket(), |entry| entry.bucket());
+        match found {
+            Ok(at) => {
+                if let Some(entry) = self.counts.get_mut(at) {
+                    entry.0 += more.count();
+                }
+            }
+            Err(at) => {
+                let len = self.counts.len();
+                if len == self.counts.capacity() {
+                    self.counts.reserve_exact(SPARE_ENTRIES + len / 4);
+                }
+                self.counts.insert(at, more);
+            }
         }
     }
 
     /// Adds the counts of another histogram.
     pub(crate) fn merge(&mut self, other: &Self) {
-        if self.counts.len() < other.counts.len() {
-            self.counts.resize(other.counts.len(), 0);
-        }
-        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
-            *count += more;
+        for entry in &other.counts {
+            self.add(*entry);
         }
         self.zeros += other.zeros;
         self.total += other.total;
@@ -97,31 +135,28 @@ impl DurationHistogram {
         if rank <= seen {
             return Duration::ZERO;
         }
-        for (bucket, count) in self.counts.iter().enumerate() {
-            seen += u128::from(*count);
+        for entry in &self.counts {
+            seen += u128::from(entry.count());
             if rank <= seen {
-                return Duration::from_micros(end_of(bucket)).min(self.max());
+                return Duration::from_micros(end_of(entry.bucket())).min(self.max());
             }
         }
         self.max()
     }
 }
 
-/// The bucket of a number of microseconds.
-#[expect(clippy::as_conversions, reason = "a bucket is below 1,000")]
-const fn bucket_of(value: u64) -> usize {
+/// The bucket of a number of microseconds: below 1,000.
+fn bucket_of(value: u64) -> u64 {
     if value < STEPS {
-        return value as usize;
+        return value;
     }
     let exponent = value.ilog2() - PRECISION_BITS;
     let step = value >> exponent; // STEPS to 2 STEPS - 1
-    (exponent as u64 * STEPS + step) as usize
+    u64::from(exponent) * STEPS + step
 }
 
 /// The greatest number of microseconds in a bucket.
-#[expect(clippy::as_conversions, reason = "a bucket is below 1,000")]
-fn end_of(bucket: usize) -> u64 {
-    let bucket = bucket as u64;
+fn end_of(bucket: u64) -> u64 {
     if bucket < 2 * STEPS {
         return bucket;
     }
