@@ -6,7 +6,9 @@
 //! depend on which thread is first, so nothing is decided by them.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::hash::Hash;
+use std::hash::Hasher;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
@@ -40,8 +42,8 @@ pub(crate) struct SchemaId(NonZeroU16);
 /// What is known of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Client {
-    /// The user, as limits see it.
-    pub(crate) user: UserInfo,
+    /// The user, as limits see it. All clients of a user share it.
+    pub(crate) user: Arc<UserInfo>,
     /// The header `User-Agent`. Empty if not known.
     pub(crate) user_agent: Arc<str>,
     /// The address. Empty if not known.
@@ -73,6 +75,7 @@ pub(crate) struct ClientNames {
 struct Tables {
     clients: Vec<Arc<Client>>,
     numbers: HashMap<ClientKey, ClientId, RandomState>,
+    known_users: HashSet<KnownUser, RandomState>,
     users: Names,
     user_agents: Names,
     sources: Names,
@@ -81,17 +84,33 @@ struct Tables {
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct ClientKey {
-    user: UserKey,
+    user: KnownUser,
     user_agent: NameId,
     source: NameId,
 }
 
-/// A user with all that schemas and limits may look at.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct UserKey {
-    name: String,
-    uid: String,
-    groups: Vec<String>,
+/// A user, by all that schemas and limits may look at.
+#[derive(Clone, Debug)]
+struct KnownUser(Arc<UserInfo>);
+
+impl KnownUser {
+    fn key(&self) -> (&str, &str, &[String]) {
+        (&self.0.name, &self.0.uid, &self.0.groups)
+    }
+}
+
+impl PartialEq for KnownUser {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.key() == other.key()
+    }
+}
+
+impl Eq for KnownUser {}
+
+impl Hash for KnownUser {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -140,12 +159,16 @@ impl ClientTable {
         };
         let user_agent_name = tables.user_agents.number(user_agent, MAX_NAMES);
         let source_name = tables.sources.number(source, MAX_NAMES);
+        let user = KnownUser(Arc::new(user));
+        let user = match tables.known_users.get(&user) {
+            Some(known) => known.clone(),
+            None => {
+                tables.known_users.insert(user.clone());
+                user
+            }
+        };
         let key = ClientKey {
-            user: UserKey {
-                name: user.name.clone(),
-                uid: user.uid.clone(),
-                groups: user.groups.clone(),
-            },
+            user: user.clone(),
             user_agent: user_agent_name,
             source: source_name,
         };
@@ -153,10 +176,10 @@ impl ClientTable {
             return *number;
         }
         let client = Client {
-            user_name: tables.users.number(&user.name, usize::MAX),
+            user_name: tables.users.number(&user.0.name, usize::MAX),
             user_agent: tables.user_agents.name(user_agent_name),
             source: tables.sources.name(source_name),
-            user,
+            user: user.0,
             user_agent_name,
             source_name,
         };
@@ -202,5 +225,35 @@ impl ClientTable {
             user_agents: tables.user_agents.names.clone(),
             sources: tables.sources.names.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_stored_once_for_all_its_agents_and_addresses() {
+        let table = ClientTable::default();
+        let user = |group: &str| UserInfo {
+            name: "alice".to_owned(),
+            groups: vec![group.to_owned()],
+            ..UserInfo::default()
+        };
+        for source in ["192.0.2.1", "192.0.2.2", "192.0.2.1"] {
+            table.intern(user("devs"), "kubectl", source);
+        }
+        table.intern(user("admins"), "kubectl", "192.0.2.1");
+        let mut clients = Vec::new();
+        table.extend(&mut clients);
+        let [one, other, admin] = &*clients else {
+            panic!("{clients:?}");
+        };
+        assert!(Arc::ptr_eq(&one.user, &other.user));
+        assert_eq!(
+            (&*other.source, &*admin.user),
+            ("192.0.2.2", &user("admins"))
+        );
+        assert_eq!(one.user_name, admin.user_name);
     }
 }

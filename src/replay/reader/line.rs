@@ -34,8 +34,9 @@ use crate::replay::logged::RecordedOutcome;
 use crate::request_info::go_duration;
 use crate::source_network::source_network;
 
-/// The most clients that a thread remembers by what a line says. Beyond, it begins anew.
-const MAX_REMEMBERED: usize = 100_000;
+/// The most bytes of lines by which a thread remembers clients: some 20,000 of them. Beyond, it
+/// begins anew. Texts differ more often than clients: they have the ids of pods and of credentials.
+const MAX_REMEMBERED_BYTES: usize = 8 << 20;
 
 /// What a line says.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +87,8 @@ pub(super) struct LineParser {
     /// By the texts of a line that describe its client.
     clients: HashMap<Box<[u8]>, ClientId, RandomState>,
     schemas: HashMap<Box<str>, Option<SchemaId>, RandomState>,
+    /// The bytes of all their texts.
+    remembered_bytes: usize,
     key: Vec<u8>,
     pub(super) unknown_fields: u64,
     /// Whether the last line was an arrival: the next one is, too.
@@ -98,6 +101,7 @@ impl LineParser {
             table,
             clients: HashMap::default(),
             schemas: HashMap::default(),
+            remembered_bytes: 0,
             key: Vec::new(),
             unknown_fields: 0,
             expects_arrivals: false,
@@ -303,9 +307,11 @@ impl LineParser {
 
     /// Remembers the client that was not [`remembered`](Self::remembered).
     fn remember(&mut self, client: ClientId) -> ClientId {
-        if self.clients.len() >= MAX_REMEMBERED {
+        if self.remembered_bytes >= MAX_REMEMBERED_BYTES {
             self.clients.clear();
+            self.remembered_bytes = 0;
         }
+        self.remembered_bytes += self.key.len();
         self.clients.insert(self.key.as_slice().into(), client);
         client
     }

@@ -46,7 +46,7 @@ pub(crate) fn write_all_changes(text: &mut String, changes: &ChangesReport) {
 
 /// What was read.
 pub(crate) fn write_input(text: &mut String, input: &InputReport) {
-    let InputReport { skipped, order, .. } = input;
+    let skipped = &input.skipped;
     let from = input.first.as_deref().unwrap_or("-");
     let until = input.last.as_deref().unwrap_or("-");
     line(
@@ -94,6 +94,12 @@ pub(crate) fn write_input(text: &mut String, input: &InputReport) {
             line(text, &format!("{count} {what}"));
         }
     }
+    write_doubts(text, input);
+}
+
+/// What makes the result doubtful.
+fn write_doubts(text: &mut String, input: &InputReport) {
+    let order = &input.order;
     if order.late > 0 {
         line(
             text,

@@ -26,6 +26,7 @@ use indicatif::ProgressBar;
 use indicatif::ProgressDrawTarget;
 use indicatif::ProgressStyle;
 use jiff::Timestamp;
+use rustix::thread::disable_transparent_huge_pages;
 use tracing::warn;
 
 use crate::cli::flags::FlowcontrolSource;
@@ -140,6 +141,8 @@ pub(in crate::cli) fn run(
     args: ReplayArgs,
     parse_config: impl Fn(&Path) -> Result<ServeArgs, Vec<String>>,
 ) -> ExitCode {
+    // Huge pages round up what each thread has: by 45 of 180 MiB. A kernel may lack the call.
+    let _ = disable_transparent_huge_pages(true);
     let format = args.serve.proxy.operation.logging_format;
     let logging = match logging::start(&args.serve.proxy.operation) {
         Ok(logging) => logging,

@@ -28,6 +28,29 @@ pub(super) enum Turn {
     Arrive,
 }
 
+/// The bits of an entry's rank below its turn: the order in which the entries were planned.
+const ORDER_BITS: u32 = 60;
+
+impl Turn {
+    const fn rank(self) -> u64 {
+        match self {
+            Self::Release => 0,
+            Self::Adjust => 1,
+            Self::TimeOut => 2,
+            Self::Arrive => 3,
+        }
+    }
+
+    const fn of_rank(rank: u64) -> Self {
+        match rank {
+            0 => Self::Release,
+            1 => Self::Adjust,
+            2 => Self::TimeOut,
+            _ => Self::Arrive,
+        }
+    }
+}
+
 /// Things that will happen, earliest first, and those of one time and turn in the order in which
 /// they were planned.
 #[derive(Debug)]
@@ -39,8 +62,9 @@ pub(super) struct Agenda<T> {
 #[derive(Debug)]
 struct AgendaEntry<T> {
     at: SimTime,
-    turn: Turn,
-    order: u64,
+    /// The turn, then the order: a log of retries keeps 100,000s of entries, and compares them most
+    /// of the time.
+    rank: u64,
     what: T,
 }
 
@@ -55,19 +79,15 @@ impl<T> Default for Agenda<T> {
 
 impl<T> Agenda<T> {
     pub(super) fn plan(&mut self, at: SimTime, turn: Turn, what: T) {
-        let order = self.planned;
+        let rank = turn.rank() << ORDER_BITS | self.planned;
         self.planned += 1;
-        self.entries.push(AgendaEntry {
-            at,
-            turn,
-            order,
-            what,
-        });
+        self.entries.push(AgendaEntry { at, rank, what });
     }
 
     /// When the next thing happens, and its turn.
     pub(super) fn next(&self) -> Option<(SimTime, Turn)> {
-        self.entries.peek().map(|entry| (entry.at, entry.turn))
+        let next = self.entries.peek()?;
+        Some((next.at, Turn::of_rank(next.rank >> ORDER_BITS)))
     }
 
     /// Takes the next thing.
@@ -77,8 +97,8 @@ impl<T> Agenda<T> {
 }
 
 impl<T> AgendaEntry<T> {
-    const fn key(&self) -> (SimTime, Turn, u64) {
-        (self.at, self.turn, self.order)
+    fn key(&self) -> u128 {
+        u128::from(self.at.0) << u64::BITS | u128::from(self.rank)
     }
 }
 
