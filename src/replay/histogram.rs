@@ -6,21 +6,26 @@
 
 use std::time::Duration;
 
+use crate::numeric::saturating_u32;
+
 /// The bits of a value that its bucket keeps, below the leading one.
 const PRECISION_BITS: u32 = 4;
 const STEPS: u64 = 1 << PRECISION_BITS;
 
 /// The bits of a count. The rest of a [`BucketCount`] is the number of its bucket, below 1,000.
-const COUNT_BITS: u32 = 48;
+const COUNT_BITS: u32 = 22;
+
+/// The greatest count of one entry. A bucket with more values has several.
+const MAX_COUNT: u32 = (1 << COUNT_BITS) - 1;
 
 /// The new entries for which a histogram without room makes room, besides a quarter.
 const SPARE_ENTRIES: usize = 4;
 
-/// Counts of durations, in buckets of microseconds: 8 bytes for each bucket that has values, of
+/// Counts of durations, in buckets of microseconds: 4 bytes for each bucket that has values, of
 /// 1,000 at most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DurationHistogram {
-    /// By bucket.
+    /// By bucket. All entries of a bucket but the last are full.
     counts: Vec<BucketCount>,
     /// The number of zeros, which need no bucket.
     zeros: u64,
@@ -31,19 +36,19 @@ pub(crate) struct DurationHistogram {
 
 /// A bucket and the number of its values, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BucketCount(u64);
+struct BucketCount(u32);
 
 impl BucketCount {
-    const fn new(bucket: u64, count: u64) -> Self {
-        Self(bucket << COUNT_BITS | count)
+    const fn empty(bucket: u32) -> Self {
+        Self(bucket << COUNT_BITS)
     }
 
-    const fn bucket(self) -> u64 {
+    const fn bucket(self) -> u32 {
         self.0 >> COUNT_BITS
     }
 
-    const fn count(self) -> u64 {
-        self.0 & ((1 << COUNT_BITS) - 1)
+    const fn count(self) -> u32 {
+        self.0 & MAX_COUNT
     }
 }
 
@@ -57,33 +62,40 @@ impl DurationHistogram {
         }
         self.max_ns = self.max_ns.max(nanoseconds);
         self.sum_ns += u128::from(nanoseconds);
-        self.add(BucketCount::new(bucket_of(nanoseconds.div_ceil(1000)), 1));
+        self.add(bucket_of(nanoseconds.div_ceil(1000)), 1);
     }
 
-    fn add(&mut self, more: BucketCount) {
-        let found = self
-            .counts
-            .binary_search_by_key(&more.bucket(), |entry| entry.bucket());
-        match found {
-            Ok(at) => {
-                if let Some(entry) = self.counts.get_mut(at) {
-                    entry.0 += more.count();
-                }
-            }
-            Err(at) => {
-                let len = self.counts.len();
-                if len == self.counts.capacity() {
-                    self.counts.reserve_exact(SPARE_ENTRIES + len / 4);
-                }
-                self.counts.insert(at, more);
-            }
+    fn add(&mut self, bucket: u32, mut count: u32) {
+        while count > 0 {
+            let end = self
+                .counts
+                .partition_point(|entry| entry.bucket() <= bucket);
+            let last = end
+                .checked_sub(1)
+                .and_then(|last| self.counts.get_mut(last));
+            let last = last.filter(|last| last.bucket() == bucket && last.count() < MAX_COUNT);
+            let Some(last) = last else {
+                self.insert(end, BucketCount::empty(bucket));
+                continue;
+            };
+            let added = count.min(MAX_COUNT - last.count());
+            last.0 += added;
+            count -= added;
         }
+    }
+
+    fn insert(&mut self, at: usize, entry: BucketCount) {
+        let len = self.counts.len();
+        if len == self.counts.capacity() {
+            self.counts.reserve_exact(SPARE_ENTRIES + len / 4);
+        }
+        self.counts.insert(at, entry);
     }
 
     /// Adds the counts of another histogram.
     pub(crate) fn merge(&mut self, other: &Self) {
         for entry in &other.counts {
-            self.add(*entry);
+            self.add(entry.bucket(), entry.count());
         }
         self.zeros += other.zeros;
         self.total += other.total;
@@ -146,17 +158,15 @@ impl DurationHistogram {
 }
 
 /// The bucket of a number of microseconds: below 1,000.
-fn bucket_of(value: u64) -> u64 {
-    if value < STEPS {
-        return value;
-    }
-    let exponent = value.ilog2() - PRECISION_BITS;
-    let step = value >> exponent; // STEPS to 2 STEPS - 1
-    u64::from(exponent) * STEPS + step
+fn bucket_of(value: u64) -> u32 {
+    let exponent = value.max(STEPS).ilog2() - PRECISION_BITS;
+    let step = value >> exponent; // below 2 STEPS
+    saturating_u32(u64::from(exponent) * STEPS + step)
 }
 
 /// The greatest number of microseconds in a bucket.
-fn end_of(bucket: u64) -> u64 {
+fn end_of(bucket: u32) -> u64 {
+    let bucket = u64::from(bucket);
     if bucket < 2 * STEPS {
         return bucket;
     }
@@ -216,5 +226,37 @@ mod tests {
         }
         assert_eq!(whole.quantile(1000), whole.max());
         assert_eq!(DurationHistogram::default().quantile(500), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_bucket_has_any_number_of_values() {
+        let mut once = DurationHistogram::default();
+        for _ in 0..3 {
+            once.add(7, MAX_COUNT - 1);
+        }
+        once.add(8, 5);
+        once.add(7, 4);
+        let counts = once.counts.iter();
+        let counts: Vec<_> = counts
+            .map(|entry| (entry.bucket(), entry.count()))
+            .collect();
+        assert_eq!(
+            counts,
+            [
+                (7, MAX_COUNT),
+                (7, MAX_COUNT),
+                (7, MAX_COUNT),
+                (7, 1),
+                (8, 5)
+            ]
+        );
+        let mut merged = DurationHistogram::default();
+        merged.add(8, 5);
+        merged.add(7, 1);
+        merged.merge(&DurationHistogram {
+            counts: vec![BucketCount(BucketCount::empty(7).0 + MAX_COUNT); 3],
+            ..DurationHistogram::default()
+        });
+        assert_eq!(merged.counts, once.counts);
     }
 }
