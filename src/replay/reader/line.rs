@@ -38,6 +38,9 @@ use crate::source_network::source_network;
 /// begins anew. Texts differ more often than clients: they have the ids of pods and of credentials.
 const MAX_REMEMBERED_BYTES: usize = 8 << 20;
 
+/// The most names of flow schemas that a thread remembers: more than a cluster has.
+const MAX_REMEMBERED_SCHEMAS: usize = 1000;
+
 /// What a line says.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParsedLine {
@@ -211,7 +214,7 @@ impl LineParser {
         if let Some(number) = self.schemas.get(name) {
             return *number;
         }
-        if self.schemas.len() >= MAX_REMEMBERED {
+        if self.schemas.len() >= MAX_REMEMBERED_SCHEMAS {
             self.schemas.clear();
         }
         let number = self.table.intern_schema(name);
