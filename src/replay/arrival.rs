@@ -99,6 +99,13 @@ pub(crate) struct ArrivalLine<'l> {
     /// step from which the dispatch followed, and of the end of lingering.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<Vec<Option<u64>>>,
+    /// The position of the last adjustment of seats before the arrival, in the order of all
+    /// decisions. 0 if it was before the record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) adjusted_order: Option<u64>,
+    /// Milliseconds from this adjustment to the arrival.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) adjusted_ms: Option<f64>,
     /// Of an event: its source and object, or a pseudonym of these.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) event_key: Option<Text<'l>>,
@@ -246,6 +253,8 @@ enum ArrivalField {
     FinalMs,
     LingeredMs,
     Order,
+    AdjustedOrder,
+    AdjustedMs,
     EventKey,
     EventWarning,
     Record,
@@ -296,6 +305,8 @@ impl<'de> Visitor<'de> for LineVisitor {
                 ArrivalField::FinalMs => line.final_ms = fields.next_value()?,
                 ArrivalField::LingeredMs => line.lingered_ms = fields.next_value()?,
                 ArrivalField::Order => line.order = fields.next_value()?,
+                ArrivalField::AdjustedOrder => line.adjusted_order = fields.next_value()?,
+                ArrivalField::AdjustedMs => line.adjusted_ms = fields.next_value()?,
                 ArrivalField::Record => line.record = Some(fields.next_value()?),
                 ArrivalField::EventKey => line.event_key = fields.next_value()?,
                 ArrivalField::EventWarning => line.event_warning = fields.next_value()?,
@@ -374,6 +385,8 @@ mod tests {
             event_key: Some("é\u{1}".into()),
             event_warning: true,
             order: Some(vec![Some(7), None, Some(7)]),
+            adjusted_order: Some(5),
+            adjusted_ms: Some(9459.25),
             at_ns: Some(1_795_460_688_029_862_000),
             ..ArrivalLine::default()
         };

@@ -68,6 +68,17 @@ pub(crate) struct RecordedOrder {
     pub(crate) lingered_ns: u64,
     /// What it was estimated at.
     pub(crate) work: Option<WorkEstimate>,
+    /// The last adjustment of seats before the arrival, if no earlier request has it.
+    pub(crate) adjustment: Option<RecordedAdjustment>,
+}
+
+/// An adjustment of seats in the order of all decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordedAdjustment {
+    /// Its number. 0: it was before the record.
+    pub(crate) number: u64,
+    /// When it was, in nanoseconds as [`RecordedOrder::at_ns`].
+    pub(crate) at_ns: i64,
 }
 
 /// What became of a request when it was recorded.

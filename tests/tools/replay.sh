@@ -72,14 +72,14 @@ narrow() {
                 nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}]}}]}'
 }
 
-# recorded NAME PERCENT FLAG...: a playground with these limits, a storm of two users, and the replay of weir's own record.
+# recorded NAME SECONDS PERCENT FLAG...: a playground with these limits, a storm of two users, and the replay of weir's own record.
 # Of unauthenticated users the flow depends on their network, so it is in the record.
 recorded() {
-    local name=$1 percent=$2 record=$WORK/$1.jsonl report live
-    shift 2
+    local name=$1 seconds=$2 percent=$3 record=$WORK/$1.jsonl report live
+    shift 3
     playground "$name" --service-time 20ms --record-path "$record" --record-source-addresses "$@"
-    start "$name-alice" wrk -t1 -c150 -d4s --timeout 30s -H "$(bearer alice)" "$URL/api/v1/namespaces/default/configmaps"
-    wrk -t1 -c100 -d4s --timeout 30s "$URL/version" >"$WORK/$name.wrk" 2>&1 || die "wrk: $(<"$WORK/$name.wrk")"
+    start "$name-alice" wrk -t1 -c150 -d"${seconds}s" --timeout 30s -H "$(bearer alice)" "$URL/api/v1/namespaces/default/configmaps"
+    wrk -t1 -c100 -d"${seconds}s" --timeout 30s "$URL/version" >"$WORK/$name.wrk" 2>&1 || die "wrk: $(<"$WORK/$name.wrk")"
     finish "$name-alice"
     check "$name: the storm of alice ends" 0 "$STATUS"
     stopped "$name"
@@ -107,8 +107,12 @@ recorded() {
 }
 
 narrow >"$WORK/narrow.json"
-recorded record-of-fairness 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/narrow.json"
-recorded record-of-max-in-flight 2 --enable-priority-and-fairness=false --max-requests-inflight 40
+recorded record-of-fairness 4 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/narrow.json"
+# Seats move between the built-in levels, every 10 s.
+recorded record-of-borrowing 24 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5
+check_match 'seats moved' '^true$' "$("$WEIR" replay -o json "$WORK/record-of-borrowing.jsonl" --max-requests-inflight 10 \
+    --max-mutating-requests-inflight 5 | jq '[.runs[0].levels[] | .least_limit < .greatest_limit] | any')"
+recorded record-of-max-in-flight 4 2 --enable-priority-and-fairness=false --max-requests-inflight 40
 agree max-in-flight --enable-priority-and-fairness=false --max-requests-inflight 400
 agree fairness --max-requests-inflight 400 --max-mutating-requests-inflight 200
 
@@ -147,7 +151,7 @@ compared=$("$WEIR" replay -o json "$record" "${flags[@]}" --compare "$WORK/sugge
 check '... and none of those whom it protects is worse' '[]' \
     "$(jq -c --argjson suggested "$suggested" '[.changes.losers[].user] | map(select(IN($suggested.protected[])))' <<<"$compared")"
 code=0
-"$WEIR" replay "$record" --search 'rejected(group=a) = 0' >"$WORK/said" 2>&1 || code=$?
+"$WEIR" replay "$record" --search 'rejected(colour=a) = 0' >"$WORK/said" 2>&1 || code=$?
 check 'an objective that cannot be read: exit code' 2 "$code"
 check_match '... and why' 'expected level=NAME, schema=NAME' "$(<"$WORK/said")"
 summary

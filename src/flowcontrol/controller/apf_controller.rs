@@ -289,7 +289,9 @@ impl Controller {
     /// Moves seats between levels by their demand. The caller calls this every
     /// [`BORROWING_ADJUSTMENT_PERIOD`].
     pub(crate) fn adjust(&self, now: Instant) {
-        lock(&self.configuration).adjust(now);
+        let mut configuration = lock(&self.configuration);
+        self.decisions.record_adjustment(now);
+        configuration.adjust(now);
     }
 
     /// Runs the periodic tasks until it is dropped.

@@ -6,7 +6,10 @@
 //!
 //! A dispatch follows from another step, so it has the number of that step: the request's own
 //! arrival, or the departure of another request.
+//!
+//! An adjustment of seats is a step of all levels. The next request that arrives keeps it.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -19,6 +22,10 @@ use std::time::Instant;
 pub(crate) struct DecisionSequence {
     is_enabled: AtomicBool,
     last: AtomicU64,
+    /// The last adjustment of seats. Its number is 0 if nothing was numbered then.
+    adjustment: Mutex<Option<DecisionStep>>,
+    /// Whether no request that has arrived keeps it.
+    is_adjustment_new: AtomicBool,
 }
 
 /// A step of a request at its level.
@@ -38,12 +45,32 @@ pub struct DecisionOrder {
     dispatch: OnceLock<DecisionStep>,
     departure: OnceLock<DecisionStep>,
     lingered: OnceLock<DecisionStep>,
+    adjustment: OnceLock<DecisionStep>,
 }
 
 impl DecisionSequence {
     /// Numbers the steps of requests that arrive from now on, or no more of them.
     pub(crate) fn set_enabled(&self, enabled: bool) {
         self.is_enabled.store(enabled, Ordering::Relaxed);
+        self.is_adjustment_new.store(true, Ordering::Relaxed);
+    }
+
+    /// Seats are adjusted, from now on. Between this and the adjustment of a level are some
+    /// microseconds, in which the level may decide.
+    pub(crate) fn record_adjustment(&self, now: Instant) {
+        let step = match self.is_enabled.load(Ordering::Relaxed) {
+            true => self.next(now),
+            false => DecisionStep { number: 0, at: now },
+        };
+        *self.adjustment.lock() = Some(step);
+        self.is_adjustment_new.store(true, Ordering::Relaxed);
+    }
+
+    /// The last adjustment, for one request.
+    fn take_adjustment(&self) -> Option<DecisionStep> {
+        let is_new = self.is_adjustment_new.load(Ordering::Relaxed)
+            && self.is_adjustment_new.swap(false, Ordering::Relaxed);
+        is_new.then(|| *self.adjustment.lock()).flatten()
     }
 
     /// For a request that arrives. `None` if nothing is numbered.
@@ -56,6 +83,7 @@ impl DecisionSequence {
                 dispatch: OnceLock::new(),
                 departure: OnceLock::new(),
                 lingered: OnceLock::new(),
+                adjustment: OnceLock::new(),
             })
         })
     }
@@ -94,9 +122,20 @@ impl DecisionOrder {
         self.lingered.get().copied()
     }
 
+    /// The last adjustment of seats before the arrival, if no other request keeps it. Its number is 0
+    /// if nothing was numbered then.
+    #[must_use]
+    pub(crate) fn adjustment(&self) -> Option<DecisionStep> {
+        self.adjustment.get().copied()
+    }
+
     /// Returns the number of the step, as the others do.
     pub(super) fn record_arrival(&self, now: Instant) -> u64 {
-        self.arrival.get_or_init(|| self.sequence.next(now)).number
+        let number = self.arrival.get_or_init(|| self.sequence.next(now)).number;
+        if let Some(adjustment) = self.sequence.take_adjustment() {
+            self.adjustment.get_or_init(|| adjustment);
+        }
+        number
     }
 
     /// `step` is the number of the step from which the dispatch follows.
@@ -147,5 +186,23 @@ mod tests {
         assert_eq!(second.dispatch(), None);
         sequence.set_enabled(false);
         assert!(sequence.start().is_none());
+    }
+
+    #[test]
+    fn the_next_request_that_arrives_keeps_an_adjustment_of_seats() {
+        let (sequence, now) = (Arc::new(DecisionSequence::default()), Instant::now());
+        sequence.record_adjustment(now);
+        sequence.set_enabled(true);
+        let arrive = || {
+            let order = sequence.start().unwrap();
+            order.record_arrival(now);
+            order.adjustment().map(|step| step.number)
+        };
+        assert_eq!(arrive(), Some(0), "it was before the record");
+        assert_eq!(arrive(), None);
+        sequence.record_adjustment(now);
+        sequence.record_adjustment(now);
+        assert_eq!(arrive(), Some(4), "the last one");
+        assert_eq!(arrive(), None);
     }
 }

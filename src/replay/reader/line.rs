@@ -29,6 +29,7 @@ use crate::replay::clients::ClientTable;
 use crate::replay::clients::SchemaId;
 use crate::replay::logged::LoggedEvent;
 use crate::replay::logged::LoggedRequest;
+use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
 use crate::replay::logged::RecordedOutcome;
 use crate::request_info::go_duration;
@@ -355,15 +356,22 @@ fn recorded_order(arrival: &ArrivalLine<'_>) -> Option<RecordedOrder> {
         final_seats: arrival.final_seats.unwrap_or_default(),
         additional_latency: Duration::from_nanos(nanoseconds(arrival.final_ms.unwrap_or_default())),
     });
+    let at_ns = arrival.at_ns?;
+    let adjusted = arrival.adjusted_order.zip(arrival.adjusted_ms);
+    let adjustment = adjusted.map(|(number, before)| RecordedAdjustment {
+        number,
+        at_ns: at_ns.saturating_sub_unsigned(nanoseconds(before)),
+    });
     Some(RecordedOrder {
         run: 0, // the reader of the file knows it
-        at_ns: arrival.at_ns?,
+        at_ns,
         arrival: number(0)?,
         departure: number(1),
         dispatch: number(2),
         lingered: number(3),
         lingered_ns: nanoseconds(arrival.lingered_ms.unwrap_or_default()),
         work,
+        adjustment,
     })
 }
 

@@ -33,17 +33,22 @@ use super::statistics::groups::Outcome;
 use super::statistics::series::LevelEvent;
 use super::statistics::series::Series;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use crate::numeric::saturating_u64;
 use crate::replay::clients::Client;
 use crate::replay::clients::ClientId;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 use crate::replay::logged::LoggedRequest;
+use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
 
 /// The adjustments of seats during which nothing else happens, before the time until something
 /// does is skipped: an hour. The demand is then forgotten.
 const MAX_IDLE_ADJUSTMENTS: u32 = 360;
+
+const ADJUSTMENT_PERIOD_NS: u64 = BORROWING_ADJUSTMENT_PERIOD.as_secs() * 1_000_000_000;
+
+/// A recorded adjustment of seats is missing, if it is later than this.
+const MAX_ADJUSTMENT_DELAY_NS: u64 = ADJUSTMENT_PERIOD_NS / 2;
 
 /// The simulation goes on for so long after the last arrival, in nanoseconds. Requests that are
 /// still there then are unfinished.
@@ -65,6 +70,11 @@ pub(crate) struct Simulation {
     pub(super) agenda: Agenda<Planned>,
     pub(super) recorded: RecordedAgenda<Planned>,
     pub(super) next_adjustment: SimTime,
+    pub(super) last_adjustment: SimTime,
+    /// Whether the log says when seats were adjusted.
+    pub(super) has_adjustments: bool,
+    /// The recorded adjustment that comes next.
+    pub(super) recorded_adjustment: Option<SimTime>,
     pub(super) idle_adjustments: u32,
     pub(super) table: Arc<ClientTable>,
     pub(super) clients: Vec<Arc<Client>>,
@@ -106,6 +116,9 @@ impl Simulation {
             agenda: Agenda::default(),
             recorded: RecordedAgenda::new(model.repeats_the_record()),
             next_adjustment: SimTime(0), // the controller adjusts when it starts
+            last_adjustment: SimTime(0),
+            has_adjustments: false,
+            recorded_adjustment: None,
             idle_adjustments: 0,
             table: Arc::clone(table),
             clients: Vec::new(),
@@ -130,10 +143,6 @@ impl Simulation {
 
     /// Lets the next item of a log happen. One that is out of order happens now.
     pub(crate) fn offer(&mut self, item: LogItem) {
-        if !self.has_begun {
-            self.has_begun = true;
-            self.epoch.first_us = item.at_us();
-        }
         let order = match &item {
             LogItem::Request(request) => request.order.as_deref(),
             LogItem::StreamEnd { .. } => None,
@@ -142,6 +151,12 @@ impl Simulation {
             self.agenda.plan(at, Turn::Release, planned);
         }
         let order = order.filter(|order| self.recorded.follows(order));
+        let adjustment = order.and_then(|order| order.adjustment);
+        if !self.has_begun {
+            self.begin(item.at_us(), adjustment);
+        } else if let Some(adjustment) = adjustment {
+            self.expect_adjustment(adjustment);
+        }
         let step = order.map(|order| RecordedStep {
             number: order.arrival,
             at: self.recorded_time(order),
@@ -159,6 +174,40 @@ impl Simulation {
         }
     }
 
+    /// Begins with the first arrival, or with the adjustment of seats before it: the demand of a
+    /// period counts from its begin.
+    fn begin(&mut self, first_us: i64, adjustment: Option<RecordedAdjustment>) {
+        self.has_begun = true;
+        self.epoch.first_us = first_us;
+        if let Some(adjustment) = adjustment {
+            let earliest = first_us.saturating_sub_unsigned(2 * ADJUSTMENT_PERIOD_NS / 1000);
+            let at_us = adjustment.at_ns.div_euclid(1000);
+            self.epoch.first_us = at_us.clamp(earliest, first_us);
+            self.has_adjustments = true;
+            self.next_adjustment = self.log_time_ns(adjustment.at_ns);
+        }
+    }
+
+    /// Plans a recorded adjustment of seats, and those since the last one after which nothing
+    /// arrived.
+    fn expect_adjustment(&mut self, adjustment: RecordedAdjustment) {
+        let at = self.log_time_ns(adjustment.at_ns);
+        let since = at.since(self.last_adjustment);
+        if since < ADJUSTMENT_PERIOD_NS / 4 {
+            return; // of another weir's record
+        }
+        let missing = ((since + ADJUSTMENT_PERIOD_NS / 2) / ADJUSTMENT_PERIOD_NS).max(1) - 1;
+        self.has_adjustments = true;
+        self.next_adjustment = match missing {
+            0 => at.plus(MAX_ADJUSTMENT_DELAY_NS),
+            _ => SimTime(at.0.saturating_sub(missing.saturating_mul(ADJUSTMENT_PERIOD_NS))),
+        };
+        self.recorded_adjustment = Some(at);
+        let number = adjustment.number;
+        self.recorded
+            .plan(RecordedStep { number, at }, Planned::Adjustment);
+    }
+
     /// A time of the log, in microseconds.
     fn log_time(&self, at_us: i64) -> SimTime {
         let since = at_us.saturating_sub(self.epoch.first_us);
@@ -168,8 +217,13 @@ impl Simulation {
 
     /// The time of a recorded arrival.
     pub(super) fn recorded_time(&self, order: &RecordedOrder) -> SimTime {
+        self.log_time_ns(order.at_ns)
+    }
+
+    /// A time of the log, in nanoseconds.
+    fn log_time_ns(&self, at_ns: i64) -> SimTime {
         let first_ns = self.epoch.first_us.saturating_mul(1000);
-        let since = order.at_ns.saturating_sub(first_ns);
+        let since = at_ns.saturating_sub(first_ns);
         SimTime(u64::try_from(since).unwrap_or_default().min(LONGEST_LOG_NS))
     }
 
@@ -182,6 +236,11 @@ impl Simulation {
     /// Lets everything end that is still there.
     pub(super) fn run_to_the_end(&mut self) {
         let last = self.now.plus(LONGEST_AFTERMATH_NS);
+        if self.has_adjustments {
+            // No request comes that could have the next one.
+            self.has_adjustments = false;
+            self.next_adjustment = self.last_adjustment.plus(ADJUSTMENT_PERIOD_NS);
+        }
         loop {
             let next = self.next_end().map(|(at, _)| at);
             let next = [next, self.recorded.next()].into_iter().flatten().min();
@@ -250,22 +309,37 @@ impl Simulation {
         self.recorded.end_step();
     }
 
-    /// Adjusts the seats of levels. `next` is when something else happens.
+    /// Adjusts the seats of levels as it is due. `next` is when something else happens.
     pub(super) fn adjust(&mut self, next: SimTime) {
-        let period = saturating_u64(BORROWING_ADJUSTMENT_PERIOD.as_nanos());
         self.now = self.now.max(self.next_adjustment);
-        let level_count = self.limiter.level_count();
-        self.limiter.adjust(self.epoch.instant(self.now));
-        for level in 0..level_count {
+        self.adjust_seats(self.now);
+        self.idle_adjustments += 1;
+        let due = self.due_after(self.now);
+        self.next_adjustment = due;
+        if self.idle_adjustments >= MAX_IDLE_ADJUSTMENTS {
+            let skipped = next.since(due) / ADJUSTMENT_PERIOD_NS;
+            self.next_adjustment = due.plus(skipped.saturating_mul(ADJUSTMENT_PERIOD_NS));
+        }
+    }
+
+    /// When seats are adjusted after an adjustment at `at`, if the log does not say it before.
+    fn due_after(&self, at: SimTime) -> SimTime {
+        let due = at.plus(ADJUSTMENT_PERIOD_NS);
+        let later = due.plus(MAX_ADJUSTMENT_DELAY_NS);
+        let comes_next = self.recorded_adjustment.is_none_or(|next| next <= later);
+        match self.has_adjustments && comes_next {
+            true => later,
+            false => due,
+        }
+    }
+
+    fn adjust_seats(&mut self, at: SimTime) {
+        self.last_adjustment = at;
+        self.limiter.adjust(self.epoch.instant(at));
+        for level in 0..self.limiter.level_count() {
             self.dispatch_started(level);
         }
         self.record_all_levels();
-        self.idle_adjustments += 1;
-        self.next_adjustment = self.next_adjustment.plus(period);
-        if self.idle_adjustments >= MAX_IDLE_ADJUSTMENTS {
-            let skipped = next.since(self.next_adjustment) / period;
-            self.next_adjustment = self.next_adjustment.plus(skipped.saturating_mul(period));
-        }
     }
 
     pub(super) fn act(&mut self, planned: Planned) {
@@ -298,6 +372,15 @@ impl Simulation {
                 self.arrive(*attempt);
             }
             Planned::WatchEnd { stream } => self.end_watch(stream),
+            Planned::Adjustment => {
+                let at = self.recorded.current().map_or(self.now, |step| step.at);
+                // What follows from a change of seats has no number.
+                self.recorded
+                    .begin_step(Some(RecordedStep { number: 0, at }));
+                self.recorded_adjustment = None;
+                self.adjust_seats(at);
+                self.next_adjustment = self.due_after(at);
+            }
             Planned::HoldEnd { hold } => self.holds.release(hold),
         }
     }

@@ -71,6 +71,8 @@ pub(super) enum Planned {
     Retry(Box<Attempt>),
     /// A watch ends that the log does not end.
     WatchEnd { stream: u64 },
+    /// Seats are adjusted, as the log says.
+    Adjustment,
     /// A held rejection is sent.
     HoldEnd {
         hold: super::limits::retries::HeldRejection,

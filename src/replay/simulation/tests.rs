@@ -32,6 +32,7 @@ use crate::numeric::saturating_u64;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 use crate::replay::logged::LoggedRequest;
+use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
 use crate::replay::logged::RecordedOutcome;
 use crate::replay::report::model::GroupReport;
@@ -165,6 +166,10 @@ fn any_order(random: &mut Rng, at_ms: i64) -> RecordedOrder {
             initial_seats: random.u32(..20),
             final_seats: random.u32(..20),
             additional_latency: Duration::from_millis(random.u64(..20)),
+        }),
+        adjustment: (random.u8(..8) == 0).then(|| RecordedAdjustment {
+            number: random.u64(..1000),
+            at_ns: at_ms * 1_000_000 - random.i64(-1_000_000_000..20_000_000_000),
         }),
     }
 }
@@ -330,8 +335,9 @@ type FlowOutcomes = BTreeMap<(String, String), (u64, u64, f64)>;
 /// The steps of each request of a log.
 type LiveOrders = Vec<Option<Arc<DecisionOrder>>>;
 
-/// Runs the log through the live controller, in the paused time of a runtime.
-async fn run_live(log: &TestLog, seats: u32) -> (FlowOutcomes, LiveOrders) {
+/// Runs the log through the live controller, in the paused time of a runtime. The controller has run
+/// for the time `before` when the first request arrives.
+async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes, LiveOrders) {
     let config = ControllerConfig {
         server_concurrency_limit: seats,
         request_timeout: Duration::from_secs(60),
@@ -353,7 +359,7 @@ async fn run_live(log: &TestLog, seats: u32) -> (FlowOutcomes, LiveOrders) {
         let (controller, clients) = (&controller, &clients);
         async move {
             let at = Duration::from_micros(u64::try_from(request.at_us - first).unwrap());
-            tokio::time::sleep_until((start + at).into()).await;
+            tokio::time::sleep_until((start + before + at).into()).await;
             let info = RequestInfo::parse(&request.method, &request.url).unwrap();
             let user = &clients[usize::try_from(request.client.0).unwrap()].user;
             let schema = |name: &str| (name.to_owned(), user.name.clone());
@@ -427,6 +433,11 @@ fn with_order(log: &TestLog, orders: &LiveOrders) -> TestLog {
             arrival: arrival.number,
             departure: departure.map(|step| step.number),
             dispatch: dispatch.map(|step| step.number),
+            adjustment: order.adjustment().map(|step| RecordedAdjustment {
+                number: step.number,
+                at_ns: i64::try_from(ns(first, step.at)).unwrap()
+                    - i64::try_from(ns(step.at, first)).unwrap(),
+            }),
             ..RecordedOrder::default()
         }));
     }
@@ -464,7 +475,9 @@ async fn the_recorded_order_decides_about_what_happens_at_the_same_moment() {
         let mut random = Rng::with_seed(seed);
         // A burst, or a minute with several adjustments of seats.
         let log = log_with_ties(&mut random, if seed % 2 == 0 { 2 } else { 9 });
-        let (live, orders) = run_live(&log, 30).await;
+        // A multiple of 13 ms, as all times of the log.
+        let before = Duration::from_millis(13 * random.u64(0..600));
+        let (live, orders) = run_live(&log, 30, before).await;
         let recorded = with_order(&log, &orders);
         let run = recorded.simulate(&fairness(30), ReplayModel::default()).run;
         assert!(run.total.rejected > 50, "seed {seed}: {:?}", run.total);
@@ -500,7 +513,7 @@ async fn the_live_controller_decides_the_same_about_the_same_requests() {
                 1 + 2 * random.u64(..9000),
             );
         }
-        let (live, _) = run_live(&log, 30).await;
+        let (live, _) = run_live(&log, 30, Duration::ZERO).await;
         let run = log.simulate(&fairness(30), ReplayModel::default()).run;
         assert!(
             run.total.rejected > 2 && run.total.wait.waited > 100,

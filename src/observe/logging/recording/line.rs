@@ -101,6 +101,12 @@ pub(super) struct ArrivalFields {
     /// dispatch followed, and of the end of lingering.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     order: Vec<Option<u64>>,
+    /// The number of the last adjustment of seats before the arrival, on one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adjusted_order: Option<u64>,
+    /// The time from this adjustment to the arrival.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adjusted_ms: Option<f64>,
 }
 
 impl RecordedRequest {
@@ -189,6 +195,8 @@ impl RecordedRequest {
         }
         if let Some(times) = self.order.as_deref().and_then(|order| self.times(order)) {
             fields.order = times.numbers;
+            fields.adjusted_order = times.adjusted.map(|(number, _)| number);
+            fields.adjusted_ms = times.adjusted.map(|(_, before)| milliseconds(before));
             fields.wait_ms = positive_ms(times.wait);
             fields.lingered_ms = times.lingered.map(milliseconds);
             holds_seats = times.service.is_some();
@@ -225,8 +233,13 @@ impl RecordedRequest {
         while numbers.len() > 1 && numbers.last() == Some(&None) {
             numbers.pop();
         }
+        let adjustment = order.adjustment();
         Some(StepTimes {
             numbers,
+            adjusted: adjustment.map(|step| {
+                let before = arrival.at.saturating_duration_since(step.at);
+                (step.number, before)
+            }),
             wait: waited_until.saturating_duration_since(arrival.at),
             service: dispatch.map(|dispatch| left.saturating_duration_since(dispatch.at)),
             lingered: lingered.map(|step| step.at.saturating_duration_since(left)),
@@ -238,6 +251,8 @@ impl RecordedRequest {
 struct StepTimes {
     /// As in [`ArrivalFields::order`].
     numbers: Vec<Option<u64>>,
+    /// The number of an adjustment of seats, and the time from it to the arrival.
+    adjusted: Option<(u64, Duration)>,
     wait: Duration,
     /// `None` if it was not dispatched.
     service: Option<Duration>,
