@@ -2,6 +2,8 @@
 //!
 //! `docs/scale.md` has figures of it.
 
+use std::fmt::Write;
+use std::fs;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -283,4 +285,70 @@ fn clients_that_keep_to_a_slow_rate_are_admitted_at_any_replica() {
             assert!(accepted >= 0.93 * sent, "{accepted} of {sent}: {slow:?}");
         }
     }
+}
+
+/// The table of docs/scale.md, between its marks.
+const MARK: &str = "<!-- fleet: made by src/shared_limits/simulation.rs -->";
+
+/// The accepted requests of each tenth of a second.
+fn tenths(fleet: &mut Fleet, time: Duration) -> Vec<u64> {
+    let tenth = SECOND / 10;
+    let count = time.as_millis() / tenth.as_millis();
+    (0..count).map(|_| fleet.run(tenth)).collect()
+}
+
+/// The accepted requests of each second that begins with a tenth.
+fn seconds(tenths: &[u64]) -> Vec<u64> {
+    let seconds = tenths.windows(10);
+    seconds.map(|second| second.iter().sum()).collect()
+}
+
+/// How many tenths pass until every later second has the rate within 3 %.
+fn settled_after(seconds: &[u64]) -> usize {
+    let is_off = |second: &u64| !(970..=1030).contains(second);
+    seconds.iter().rposition(is_off).map_or(0, |last| last + 1)
+}
+
+#[test]
+fn the_page_has_the_figures_of_this_simulation() {
+    let mut table = String::from(
+        "\n| replicas | demand at one of them | accepted in 10 s | in a second | calls a second \
+         | back after a cut |\n|---|---|---|---|---|---|\n",
+    );
+    for replicas in [3, 10, 50] {
+        for skew in [even(replicas), 0.5, 0.9, 1.0] {
+            let mut fleet = Fleet::new(scenario(replicas, skew), 1);
+            fleet.run(3 * SECOND);
+            let calls = fleet.calls();
+            let accepted = tenths(&mut fleet, 10 * SECOND);
+            let calls = (fleet.calls() - calls) / 10;
+            let by_second = seconds(&accepted);
+            fleet.connect(|n| n != 0);
+            fleet.run(5 * SECOND);
+            fleet.connect(|_| true);
+            let back = seconds(&tenths(&mut fleet, 10 * SECOND));
+            let (whole, tenth) = (settled_after(&back) / 10, settled_after(&back) % 10);
+            let (least, most) = (by_second.iter().min(), by_second.iter().max());
+            writeln!(
+                table,
+                "| {replicas} | {:.0} % | {} | {} to {} | {calls} | {whole}.{tenth} s |",
+                skew * 100.0,
+                accepted.iter().sum::<u64>(),
+                least.unwrap(),
+                most.unwrap(),
+            )
+            .unwrap();
+        }
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/scale.md");
+    let page = fs::read_to_string(path).unwrap();
+    let [before, found, after] = page.split(MARK).collect::<Vec<_>>()[..] else {
+        panic!("{path}: twice {MARK}");
+    };
+    let table = format!("\n{}\n", table.trim_end().to_owned() + "\n");
+    if std::env::var_os("WEIR_WRITE_DOCS").is_some() {
+        fs::write(path, [before, MARK, &table, MARK, after].concat()).unwrap();
+        return;
+    }
+    assert_eq!(found, table, "docs/scale.md; WEIR_WRITE_DOCS=1 writes it");
 }
