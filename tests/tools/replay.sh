@@ -59,11 +59,12 @@ agree() {
     check "$name: from a pipe" "$(jq .runs <<<"$report")" "$(runs - "$@" <"$log")"
 }
 
-# narrow: objects by which alice and the anonymous users share a level with short queues.
+# narrow LENDABLE BORROWING: objects by which alice and the anonymous users share a level with short queues. It lends and borrows
+# so many per cent of its seats.
 narrow() {
-    jq -n '{apiVersion: "flowcontrol.apiserver.k8s.io/v1"} as $api | {apiVersion: "v1", kind: "List", items: [
+    jq -n --argjson lendable "$1" --argjson borrowing "$2" '{apiVersion: "flowcontrol.apiserver.k8s.io/v1"} as $api | {apiVersion: "v1", kind: "List", items: [
         $api + {kind: "PriorityLevelConfiguration", metadata: {name: "narrow"}, spec: {type: "Limited", limited: {
-            nominalConcurrencyShares: 100, lendablePercent: 0, borrowingLimitPercent: 0,
+            nominalConcurrencyShares: 100, lendablePercent: $lendable, borrowingLimitPercent: $borrowing,
             limitResponse: {type: "Queue", queuing: {queues: 16, handSize: 3, queueLengthLimit: 20}}}}},
         $api + {kind: "FlowSchema", metadata: {name: "narrow"}, spec: {matchingPrecedence: 500,
             priorityLevelConfiguration: {name: "narrow"}, distinguisherMethod: {type: "ByUser"},
@@ -106,12 +107,14 @@ recorded() {
         "$(jq -c '.runs[0].total | {executed, rejected, cancelled, waited: .wait.total_s, p99_ms: .wait.p99_ms}' <<<"$report")"
 }
 
-narrow >"$WORK/narrow.json"
+narrow 0 0 >"$WORK/narrow.json"
+narrow 50 200 >"$WORK/borrowing.json"
 recorded record-of-fairness 4 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/narrow.json"
-# Seats move between the built-in levels, every 10 s.
-recorded record-of-borrowing 24 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5
-check_match 'seats moved' '^true$' "$("$WEIR" replay -o json "$WORK/record-of-borrowing.jsonl" --max-requests-inflight 10 \
-    --max-mutating-requests-inflight 5 | jq '[.runs[0].levels[] | .least_limit < .greatest_limit] | any')"
+# Seats move between levels, every 10 s.
+borrowing=(--max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/borrowing.json")
+recorded record-of-borrowing 24 0 "${borrowing[@]}"
+check 'seats moved' true "$("$WEIR" replay -o json "$WORK/record-of-borrowing.jsonl" "${borrowing[@]}" |
+    jq '.runs[0].levels[] | select(.name == "narrow") | .least_limit < .greatest_limit')"
 recorded record-of-max-in-flight 4 2 --enable-priority-and-fairness=false --max-requests-inflight 40
 agree max-in-flight --enable-priority-and-fairness=false --max-requests-inflight 400
 agree fairness --max-requests-inflight 400 --max-mutating-requests-inflight 200
