@@ -308,7 +308,7 @@ fn describe(error: &RedisError) -> String {
         || has("NOAUTH")
     {
         "it rejects the user or the password (--shared-limits-user, --shared-limits-password-file)"
-    } else if has("NOPERM") {
+    } else if has("NOPERM") || text.contains("The user executing the script can't") {
         "the user may not run scripts on keys weir:* (ACL: ~weir:* +@scripting +@read +@write +time)"
     } else if has("READONLY") {
         "it is read-only: name the primary"
