@@ -2,7 +2,7 @@
 //! same division.
 //!
 //! Each replica gets its floor. The rest goes to the replicas that need more, at most as much to
-//! one as to any other that needs as much (max-min fairness), and what nobody needs is divided
+//! one as to any other that needs as much (max-min fairness), and what none needs is divided
 //! evenly. In proportion to demand, a client that floods one replica would take the seats of all
 //! others there. This way it takes what they do not use.
 

@@ -80,7 +80,7 @@ impl SharedConnection {
     /// What is wrong, for operators.
     ///
     /// # Cancel safety
-    /// The server may have been told.
+    /// The server may have received the call.
     pub(super) async fn heartbeat(&mut self, name: &str, member: &str) -> Result<u32, String> {
         let mut call = self.heartbeat.key(name);
         call.arg(member).arg(script::REPLICA_TIMEOUT.as_secs());

@@ -95,7 +95,7 @@ async fn hand_over(weir: &mut WeirProcess) -> Successor {
     successor_of(&old, &[NEW_PROCESS], weir).await
 }
 
-/// Waits until a process serves alone that the process `old` was told to start, and until the log
+/// Waits until a process serves alone that the process `old` has started, and until the log
 /// has these texts. Both processes write to it: they may come in any order.
 async fn successor_of(old: &str, texts: &[&str], weir: &mut WeirProcess) -> Successor {
     let mut missing = texts.to_vec();

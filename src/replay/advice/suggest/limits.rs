@@ -162,7 +162,7 @@ impl LoggedRates {
     }
 
     /// Rules for `clientLimits`: one for each of some users at its own rate, and one for everybody, by
-    /// which nobody would have been rejected.
+    /// which no request would have been rejected.
     pub(super) fn client_limits(&self, heavy: &[(&str, &str)]) -> Vec<Value> {
         let own = heavy.iter().filter_map(|(name, user)| {
             let (_, rates, _) = self.users.iter().find(|(other, ..)| **other == **user)?;
