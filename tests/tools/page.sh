@@ -14,8 +14,9 @@ python3 -c 'import websocket' || die 'python3-websocket is missing (.ci/run inst
 PICTURES=${PICTURES:-$WORK}
 # Most who listen at a time.
 LISTENERS=16
-# It is one of these levels that the flood meets: twenty may wait, the rest is rejected.
+# The level of the flood: twenty may wait. Even if it borrows all 150 seats, most connections are rejected.
 FLOODED=team-07
+CONNECTIONS=400
 
 levels() {
     jq -n --arg flooded "$FLOODED" '
@@ -39,7 +40,7 @@ AGENT='<script>document.title = "owned"</script><img src=x onerror=alert(1)>'
 
 # --- in a browser --------------------------------------------------------------------------------------------------------
 
-FLOOD="run wrk -t 1 -c 100 -d 300 -H '$(bearer alice)' -H 'User-Agent: $AGENT' $URL/api/v1/nodes"
+FLOOD="run wrk -t 1 -c $CONNECTIONS -d 300 -H '$(bearer alice)' -H 'User-Agent: $AGENT' $URL/api/v1/nodes"
 cat >"$WORK/steps" <<STEPS
 open light 1320x900
 until $LIMIT document.querySelectorAll('#t-levels tbody tr').length === 58
@@ -244,7 +245,7 @@ open light 1320x900
 until $LIMIT document.querySelectorAll('#t-levels tbody tr').length === 58
 eval document.getElementById('paper').textContent
 eval document.getElementById('paper').hidden
-run wrk -t 1 -c 200 -d 300 -H '$(bearer alice)' $URL/api/v1/nodes
+run wrk -t 1 -c $CONNECTIONS -d 300 -H '$(bearer alice)' $URL/api/v1/nodes
 until $LIMIT document.getElementById('no-maybe').textContent.includes('a second (queue-full')
 until $LIMIT document.querySelector('#t-levels tbody th').textContent === '$FLOODED'
 eval [...document.querySelectorAll('#t-reasons tbody th span')].map(s => s.textContent)
