@@ -135,6 +135,10 @@ impl DriftMonitor {
     /// Compares the objects that classified a request at the API server, if its response names
     /// them, with weir's decision.
     pub(crate) fn check(&self, now: Instant, decision: &FlowControlDecision, response: &HeaderMap) {
+        let known = self.known.load();
+        let Some(known) = known.as_ref() else {
+            return;
+        };
         let theirs = (
             response.get(FLOW_SCHEMA_UID),
             response.get(PRIORITY_LEVEL_UID),
@@ -145,10 +149,6 @@ impl DriftMonitor {
         if decision.flow_schema().uid == schema && decision.priority_level().uid == level {
             return;
         }
-        let known = self.known.load();
-        let Some(known) = known.as_ref() else {
-            return;
-        };
         let drift = known
             .compare(decision.flow_schema(), schema)
             .or_else(|| known.compare(decision.priority_level(), level));

@@ -39,17 +39,17 @@ pub(crate) use request_head::unverified_head;
 /// use). Other headers that `Connection` names are forwarded. kube-apiserver does not interpret
 /// `Connection` either, and clients cannot remove a front proxy's identity headers
 /// (`Impersonate-User`) by naming them in it.
-const HOP_BY_HOP: [HeaderName; 7] = [
+static HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
+    header::TE,
     HeaderName::from_static("http2-settings"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
     HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
 ];
-
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// The audit ID of a request, in requests and responses.
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -79,6 +79,11 @@ pub(crate) fn prepare_forwarding(headers: &mut HeaderMap) {
 /// Removes the headers that concern the client's connection only. Returns the protocol of an
 /// upgrade, if one is requested.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    // Most messages have none of them. To compare each of their few headers costs less than to
+    // search for each of these names.
+    if !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
+        return None;
+    }
     let upgrade = requests_upgrade(headers)
         .then(|| headers.get(header::UPGRADE).cloned())
         .flatten();
@@ -88,14 +93,12 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
                 .any(|t| t.trim().eq_ignore_ascii_case("trailers"))
         })
     });
-    headers.remove(header::TE);
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
     if te_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
-    headers.remove(PROXY_CONNECTION);
     upgrade
 }
 
