@@ -9,6 +9,13 @@
 /// is still read in full TLS records.
 pub(crate) const WORK_PER_POLL: u64 = 128 << 10;
 
+/// The work of a byte of a head or header block: a poll reads 16 KiB of them, which is a hundred
+/// usual heads.
+///
+/// Heads cost more than bodies: they are parsed, they may grow buffers (HTTP/1.1), and one byte may
+/// stand for a whole field (HTTP/2).
+pub(crate) const HEADER_BYTE_WORK: u64 = WORK_PER_POLL / (16 << 10);
+
 /// The work that has been done since the last poll ended.
 #[derive(Debug, Default)]
 pub(crate) struct PollBudget {

@@ -207,9 +207,11 @@ impl HeadMonitor {
         state.error.map_or(Ok(()), Err)
     }
 
-    /// Called after each read.
-    pub(in crate::server) fn http1_record_read(&self, bytes: &[u8]) {
-        self.lock_state().http1.record_read(bytes);
+    /// Called after each read. Whether it may be a part of a head.
+    pub(in crate::server) fn http1_record_read(&self, bytes: &[u8]) -> bool {
+        let mut state = self.lock_state();
+        state.http1.record_read(bytes);
+        state.http1.is_expected
     }
 
     /// Whether the library waits for a head.

@@ -38,6 +38,7 @@ use crate::server::connection::head_monitor::HeadMonitor;
 use crate::server::connection::head_monitor::IncompleteHeadError;
 use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::connection::write_progress::WriteProgress;
+use crate::throttling::poll_budget::HEADER_BYTE_WORK;
 use crate::throttling::read_pacing::ReadPacing;
 
 /// The size of the buffer for bytes that are read and discarded.
@@ -197,8 +198,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
         let read = buffer.filled().get(before..).unwrap_or_default();
         if !read.is_empty() {
             self.target_fragments.scan(read);
-            self.head_monitor.http1_record_read(read);
-            self.pacing.record_read(saturating_u64(read.len()));
+            let is_head = self.head_monitor.http1_record_read(read);
+            let byte_work = if is_head { HEADER_BYTE_WORK } else { 1 };
+            let work = saturating_u64(read.len()).saturating_mul(byte_work);
+            self.pacing.record_read(work);
         }
         if polled.is_pending() {
             self.pacing.record_pending();
@@ -430,6 +433,7 @@ mod tests {
     use std::time::Duration;
 
     use futures_util::FutureExt;
+    use hyper::rt::Timer;
     use tokio::io::AsyncReadExt;
     use tokio::io::AsyncWriteExt;
 
@@ -437,6 +441,7 @@ mod tests {
     use crate::metrics::Registry;
     use crate::pipeline::connection::head_budget::HeadBudget;
     use crate::server::connection::frame_scanner::PREFACE_LENGTH;
+    use crate::server::connection::head_monitor::HeadTimer;
     use crate::throttling::read_spacing::READ_INTERVAL;
 
     /// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.
@@ -454,6 +459,11 @@ mod tests {
             WriteProgress::unobserved(),
             pacing,
         );
+        read_whole(&mut stream, whole).await
+    }
+
+    /// Reads so many bytes. Returns the polls and the reads.
+    async fn read_whole(stream: &mut (impl AsyncRead + Unpin), whole: usize) -> (u32, u32) {
         let reads = AtomicU32::new(0);
         let mut reading = pin!(async {
             let mut all = 0;
@@ -470,6 +480,40 @@ mod tests {
         })
         .await;
         (polls, reads.load(Ordering::Relaxed))
+    }
+
+    /// The stream of an HTTP/1.1 connection.
+    fn http1_stream<S>(stream: S) -> InspectedStream<S, ()> {
+        InspectedStream {
+            stream,
+            target_fragments: Arc::default(),
+            requests: Arc::default(),
+            head_monitor: HeadMonitor::new(
+                Duration::ZERO,
+                &HeadBudget::new(&Registry::new()),
+                None,
+            ),
+            unwritten_bytes: Arc::default(),
+            write_progress: WriteProgress::unobserved(),
+            pacing: ReadPacing::default(),
+            rejection_response: None,
+            response_suppressed: false,
+            _guard: (),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_poll_reads_less_of_a_head_than_of_a_body() {
+        const LENGTH: usize = 256 << 10;
+        for (is_head, fewest, most) in [(true, 16, 33), (false, 1, 3)] {
+            let (near, mut far) = tokio::io::duplex(LENGTH);
+            far.write_all(&[b'a'; LENGTH]).await.unwrap();
+            let mut stream = http1_stream(near);
+            let timer = HeadTimer::new(&stream.head_monitor);
+            let _head = is_head.then(|| timer.sleep(Duration::ZERO));
+            let (polls, _) = read_whole(&mut stream, LENGTH).await;
+            assert!((fewest..=most).contains(&polls), "{is_head}: {polls}");
+        }
     }
 
     #[tokio::test]
@@ -553,23 +597,8 @@ mod tests {
     #[tokio::test]
     async fn unwritten_bytes_are_recorded() {
         let (near, mut far) = tokio::io::duplex(8);
-        let requests = Arc::<RequestCount>::default();
-        let mut stream = InspectedStream {
-            stream: near,
-            target_fragments: Arc::default(),
-            requests: Arc::clone(&requests),
-            head_monitor: HeadMonitor::new(
-                Duration::ZERO,
-                &HeadBudget::new(&Registry::new()),
-                None,
-            ),
-            unwritten_bytes: Arc::default(),
-            write_progress: WriteProgress::unobserved(),
-            pacing: ReadPacing::default(),
-            rejection_response: None,
-            response_suppressed: false,
-            _guard: (),
-        };
+        let mut stream = http1_stream(near);
+        let requests = Arc::clone(&stream.requests);
         let mut written = pin!(async { stream.write_all(&[7; 20]).await });
         assert!(written.as_mut().now_or_never().is_none());
         assert!(requests.write_pending());
