@@ -72,10 +72,10 @@ pub(crate) struct UpstreamArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) upstream_endpoint_slices: bool,
-    /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read while at most 64 of a
-    /// worker are under way, and HTTP/2 otherwise; an API server spends less CPU on such a read over HTTP/1.1. Watches share
-    /// HTTP/2 connections whatever this is.
-    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocolArg::Http2)]
+    /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read while at most 16 requests
+    /// of a worker are under way, and HTTP/2 otherwise; an API server spends less CPU on such a read over HTTP/1.1. Watches
+    /// share HTTP/2 connections whatever this is.
+    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocolArg::Auto)]
     pub(crate) upstream_protocol: UpstreamProtocolArg,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
@@ -414,12 +414,12 @@ pub(crate) struct LimitArgs {
 /// The HTTP version of requests that end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UpstreamProtocolArg {
-    /// HTTP/1.1 for reads while few are under way.
+    /// HTTP/1.1 for reads while few requests are under way.
+    #[default]
     Auto,
     /// HTTP/1.1.
     Http1,
     /// HTTP/2.
-    #[default]
     Http2,
 }
 

@@ -129,7 +129,7 @@ impl<M: AuthMode> Pool<M> {
         Arc::new(Self {
             connector,
             limits,
-            http1_reads: Http1Reads::default(),
+            http1_reads: Http1Reads::new(Clock.now()),
             state: Mutex::default(),
             queues: Arc::default(),
             idle: Arc::default(),
@@ -251,7 +251,7 @@ impl<M: AuthMode> Pool<M> {
     }
 
     /// An idle HTTP/1.1 connection for a read, where the API server speaks HTTP/2 as well and few
-    /// reads are under way. If there is none, one is opened for later reads: this one would wait
+    /// requests are under way. If there is none, one is opened for later reads: this one would wait
     /// longer for a handshake than for a stream.
     fn choose_http1(
         self: &Arc<Self>,
@@ -261,12 +261,12 @@ impl<M: AuthMode> Pool<M> {
         if class != ConnectionClass::Shared || self.limits.protocol() != UpstreamProtocol::Auto {
             return None;
         }
-        let counted = self.http1_reads.begin()?;
-        {
+        let streams = {
             let state = self.state();
             let speaks_both = state.protocol == Some(Protocol::Http2);
-            (speaks_both && !state.is_replaced).then_some(())?;
-        }
+            (speaks_both && !state.is_replaced).then(|| state.http2.get(class).active_streams())?
+        };
+        let counted = self.http1_reads.begin(streams)?;
         let (idle, generation) = self.idle.take(requested_at);
         if let Some(sender) = idle {
             let mut lease = self.new_http1_lease(sender, generation);
@@ -274,7 +274,7 @@ impl<M: AuthMode> Pool<M> {
             lease.counted_read = Some(counted);
             return Some(lease);
         }
-        if let Some(opening) = self.http1_reads.begin_open() {
+        if let Some(opening) = self.http1_reads.begin_open(requested_at) {
             let pool = Arc::clone(self);
             tokio::spawn(async move {
                 // A failure is counted as every failed connect. The next read tries again.

@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::throttling::token_bucket::Rate;
+use crate::throttling::token_bucket::TokenBucket;
 
 /// The HTTP version of requests that end, if the API server speaks both. Watches share HTTP/2
 /// connections whatever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamProtocol {
-    /// HTTP/1.1 for a read while few of them are under way, and HTTP/2 otherwise.
+    /// HTTP/1.1 for a read while few requests are under way, and HTTP/2 otherwise.
     Auto,
     /// HTTP/1.1: a connection for each request that is under way.
     Http1,
@@ -62,31 +68,53 @@ const fn encode(protocol: UpstreamProtocol) -> u8 {
     }
 }
 
-/// Most reads of a pool and worker that are on HTTP/1.1 connections by choice. With more, several
-/// requests share each packet of an HTTP/2 connection, which then costs less than a connection for
-/// each.
-const MAX_HTTP1_READS: usize = 64;
+/// Most short requests of a pool and worker with which a read is on an HTTP/1.1 connection by
+/// choice. With more, several requests share each packet of an HTTP/2 connection, which then costs
+/// less than a connection for each.
+const MAX_HTTP1_READS: usize = 16;
 
 /// Most connections that are being opened at a time for such reads: each costs the API server a TLS
 /// handshake, and none is urgent.
 const MAX_OPENING: usize = 4;
 
+/// The connections that a pool may open for such reads: as many as it uses at once, then 2 a second.
+/// A client that resets its requests closes their connections, and could otherwise keep the API
+/// server busy with handshakes.
+const OPENING_QPS: u32 = 2;
+
 /// The reads of a pool that are on HTTP/1.1 connections by choice.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Http1Reads {
     reads: Arc<AtomicUsize>,
     opening: Arc<AtomicUsize>,
+    opening_rate: Rate,
+    /// Locked for one decision.
+    opening_tokens: Mutex<TokenBucket>,
 }
 
 impl Http1Reads {
-    /// Counts a read. `None` if there are many already.
-    pub(super) fn begin(&self) -> Option<CountedUse> {
-        CountedUse::acquire(&self.reads, MAX_HTTP1_READS)
+    pub(super) fn new(now: Instant) -> Self {
+        let burst = u32::try_from(MAX_HTTP1_READS).unwrap_or(u32::MAX);
+        let opening_rate = Rate::new(OPENING_QPS, burst);
+        Self {
+            reads: Arc::default(),
+            opening: Arc::default(),
+            opening_tokens: Mutex::new(TokenBucket::full(&opening_rate, now)),
+            opening_rate,
+        }
     }
 
-    /// Counts a connection that is being opened. `None` if enough are.
-    pub(super) fn begin_open(&self) -> Option<CountedUse> {
-        CountedUse::acquire(&self.opening, MAX_OPENING)
+    /// Counts a read. `None` if many requests are under way, `streams` of them on HTTP/2
+    /// connections.
+    pub(super) fn begin(&self, streams: usize) -> Option<CountedUse> {
+        CountedUse::acquire(&self.reads, MAX_HTTP1_READS.saturating_sub(streams))
+    }
+
+    /// Counts a connection that is being opened. `None` if enough are, or were a moment ago.
+    pub(super) fn begin_open(&self, now: Instant) -> Option<CountedUse> {
+        let opening = CountedUse::acquire(&self.opening, MAX_OPENING)?;
+        let taken = self.opening_tokens.lock().take(&self.opening_rate, now);
+        taken.ok().map(|()| opening)
     }
 }
 
@@ -112,7 +140,10 @@ impl Drop for CountedUse {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::clock::Clock;
 
     #[test]
     fn uses_are_bounded_and_end_with_their_guards() {
@@ -123,6 +154,40 @@ mod tests {
         assert!(CountedUse::acquire(&count, 2).is_none());
         drop(first);
         assert!(CountedUse::acquire(&count, 2).is_some());
+    }
+
+    #[test]
+    fn reads_use_http1_while_few_requests_are_under_way() {
+        let reads = Http1Reads::new(Clock.now());
+        let held: Vec<_> = (0..MAX_HTTP1_READS - 1)
+            .map(|_| reads.begin(0).unwrap())
+            .collect();
+        assert!(reads.begin(1).is_none(), "a stream counts as well");
+        assert!(reads.begin(0).is_some());
+        drop(held);
+        assert!(reads.begin(MAX_HTTP1_READS - 1).is_some());
+        assert!(reads.begin(MAX_HTTP1_READS).is_none());
+        assert!(reads.begin(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn connections_are_opened_at_a_bounded_rate() {
+        let now = Clock.now();
+        let reads = Http1Reads::new(now);
+        let opening: Vec<_> = (0..MAX_OPENING)
+            .map(|_| reads.begin_open(now).unwrap())
+            .collect();
+        assert!(reads.begin_open(now).is_none(), "so many at a time");
+        drop(opening);
+        for _ in MAX_OPENING..MAX_HTTP1_READS {
+            assert!(reads.begin_open(now).is_some());
+        }
+        assert!(reads.begin_open(now).is_none(), "so many at first");
+        let later = now + Duration::from_secs(1);
+        for _ in 0..OPENING_QPS {
+            assert!(reads.begin_open(later).is_some());
+        }
+        assert!(reads.begin_open(later).is_none());
     }
 
     #[test]
