@@ -109,17 +109,27 @@ build() {
     built=$folder/$target/$profile/weir
 }
 
-# The newest glibc that a program asks for is at most GLIBC.
+# The newest glibc that a program asks for is at most GLIBC, and it needs no library but glibc's.
 check_glibc() {
-    local newest
+    local newest library
     newest=$(readelf --version-info --wide "$1" | grep -o 'GLIBC_[0-9.]*' | sort --unique --version-sort | tail -n 1)
     printf 'glibc: %s needs %s\n' "$(basename "$1")" "${newest#GLIBC_}"
     [[ -n $host_libc || $(printf '%s\n' "$GLIBC" "${newest#GLIBC_}" | sort --version-sort | tail -n 1) == "$GLIBC" ]] ||
         die "the program needs glibc ${newest#GLIBC_}; it may need $GLIBC at most"
+    [[ -z $host_libc ]] || return 0
+    while read -r library; do
+        case $library in
+        libc.so.6 | libm.so.6 | libpthread.so.0 | libdl.so.2 | librt.so.1 | ld-linux-*) ;;
+        *) die "the program needs $library, which the package does not depend on" ;;
+        esac
+    done < <(readelf --dynamic --wide "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]$/\1/p')
 }
 
+variant=()
 if [[ -z $program ]]; then
     if [[ -z $host_libc ]]; then
+        variant=(--variant oldest-glibc)
+        grep -qF "\"libc6 (>= $GLIBC)," Cargo.toml || die "the variant oldest-glibc of Cargo.toml needs another glibc than $GLIBC"
         for tool in cargo-zigbuild zig; do
             command -v "$tool" >/dev/null || [[ $tool == zig && $(python3 -m ziglang version 2>/dev/null) ]] ||
                 die "$tool is missing: pip install --requirement deploy/release/requirements.txt; or --host-libc"
@@ -187,15 +197,16 @@ cp "$stage/weir.cdx.json" "$output/$name.cdx.json"
 deb=$stage/deb
 mkdir -p "$deb/man"
 # Only comments and paths differ from deploy/weir.service: its first lines say how to install by hand.
-sed -e '2,/^$/d' -e 's#/usr/local/bin/weir#/usr/bin/weir#; s#/etc/weir/config.yaml#/etc/weir/weir.yaml#' \
+sed -e '2,/^$/d' -e 's#/usr/local/bin/weir#/usr/bin/weir#; s#config\.yaml#weir.yaml#' \
     deploy/weir.service >"$deb/weir.service"
 sed -e '2,/^$/d' deploy/weir.socket >"$deb/weir.socket"
-sed 's#/etc/weir/config.yaml#/etc/weir/weir.yaml#' examples/bastion.yaml >"$deb/weir.yaml"
+sed 's#/etc/weir/config.yaml#/etc/weir/weir.yaml#; s#deploy/weir\.service#weir.service#' examples/bastion.yaml >"$deb/weir.yaml"
 for page in "$stage"/man/*; do gzip --no-name --best --stdout "$page" >"$deb/man/$(basename "$page").gz"; done
 gzip --no-name --best --stdout CHANGELOG.md >"$deb/changelog.gz"
 gzip --no-name --best --stdout "$stage/THIRD-PARTY-LICENCES.txt" >"$deb/THIRD-PARTY-LICENCES.txt.gz"
 find "$stage" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
-cargo deb --quiet --compress-system --no-build --no-strip --target "$target" --deb-revision 1 --output "$output/weir_$version-1_$architecture.deb"
+cargo deb --quiet --compress-system --no-build --no-strip --target "$target" "${variant[@]}" --deb-revision 1 \
+    --output "$output/weir_$version-1_$architecture.deb"
 
 # --- The images. Their libraries are those of this machine's packages.
 if [[ $target == "$host" ]]; then
