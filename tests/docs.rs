@@ -430,6 +430,26 @@ fn the_limits_table_matches_the_program() {
 }
 
 #[test]
+fn the_instruction_counts_are_those_of_the_release() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.json");
+    let release: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let mut generated = String::from("\n| benchmark | instructions |\n|---|---|\n");
+    for (name, count) in release["counts"].as_object().unwrap() {
+        let count = count.as_u64().unwrap();
+        writeln!(generated, "| `{name}` | {} |", count / 1000).unwrap();
+    }
+    writeln!(
+        generated,
+        "\n{}, {}\n",
+        release["of"].as_str().unwrap(),
+        release["rustc"].as_str().unwrap()
+    )
+    .unwrap();
+    compare_section("docs/performance.md", "instruction counts", &generated);
+}
+
+#[test]
 fn the_metrics_in_the_limits_table_are_documented() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md");
     let text = fs::read_to_string(path).unwrap();
