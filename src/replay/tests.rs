@@ -221,9 +221,11 @@ fn a_damaged_log_is_replayed_and_its_requests_are_conserved() {
             ClientBehaviour::Open,
             ClientBehaviour::ClientGo,
             ClientBehaviour::Impatient,
+            ClientBehaviour::ClosedClientGo,
+            ClientBehaviour::ClosedImpatient,
         ];
         let model = ReplayModel {
-            clients: clients[random.usize(..3)],
+            clients: clients[random.usize(..clients.len())],
             ..ReplayModel::default()
         };
         let report = replay_text(&text, &[policies("p", 20)], model);

@@ -108,7 +108,7 @@ impl InputReport {
 /// The assumptions of the simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ModelReport {
-    /// `open`, `client-go` or `impatient`.
+    /// `open`, `client-go`, `impatient`, `closed-client-go` or `closed-impatient`.
     pub(crate) clients: &'static str,
     /// Recorded service times are multiplied by this.
     pub(crate) service_time_scale: f64,
@@ -141,6 +141,23 @@ pub(crate) struct RunReport {
     pub(crate) sources: GroupsReport,
     /// The same over time.
     pub(crate) series: SeriesReport,
+    /// How much later clients sent than in the record. `None` if clients do not wait for their own
+    /// requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) closed_loop: Option<ClosedLoopReport>,
+}
+
+/// What closed-loop clients sent later than in the record, because they waited for earlier requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct ClosedLoopReport {
+    /// Requests that were sent later.
+    pub(crate) sent_later: u64,
+    /// By so many seconds on average.
+    pub(crate) mean_s: f64,
+    /// By so many seconds at most.
+    pub(crate) longest_s: f64,
+    /// Seconds for which the whole log waited, since too many requests did.
+    pub(crate) log_paused_s: f64,
 }
 
 /// Groups of requests: those that lost most.

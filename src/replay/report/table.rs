@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::replay::report::model::Change;
 use crate::replay::report::model::ChangesReport;
+use crate::replay::report::model::ClosedLoopReport;
 use crate::replay::report::model::GroupReport;
 use crate::replay::report::model::GroupsReport;
 use crate::replay::report::model::InputReport;
@@ -180,6 +181,29 @@ fn write_run(text: &mut String, run: &RunReport) {
         .collect();
     if !reasons.is_empty() {
         let _ = write!(text, "\nrejected by: {}\n", reasons.join(", "));
+    }
+    if let Some(delays) = run.closed_loop {
+        write_delays(text, delays);
+    }
+}
+
+fn write_delays(text: &mut String, delays: ClosedLoopReport) {
+    let _ = write!(
+        text,
+        "\nsent later than in the record, since clients wait for their own requests: {}",
+        delays.sent_later
+    );
+    if delays.sent_later > 0 {
+        let (mean, longest) = (shown(delays.mean_s), shown(delays.longest_s));
+        let _ = write!(text, ", by {mean} s on average and {longest} s at most");
+    }
+    text.push('\n');
+    if delays.log_paused_s > 0.0 {
+        let paused = shown(delays.log_paused_s);
+        line(
+            text,
+            &format!("too many waited: the whole log is later by {paused} s at its end"),
+        );
     }
 }
 

@@ -18,6 +18,7 @@ use super::requests::Planned;
 use super::requests::RequestPlan;
 use super::requests::SimRequest;
 use super::statistics::groups::GroupIds;
+use super::statistics::groups::Outcome;
 use super::statistics::series::LevelEvent;
 use crate::flowcontrol::controller::longest_queue_wait;
 use crate::limits::admission::bypasses_fairness;
@@ -27,6 +28,7 @@ use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::numeric::saturating_u32;
 use crate::numeric::saturating_u64;
 use crate::replay::clients::Client;
+use crate::replay::logged::LoggedRequest;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 
@@ -49,11 +51,11 @@ impl Simulation {
         }
         let (method, target) = (&*attempt.request.method, &*attempt.request.url);
         let Ok(info) = RequestInfo::parse(method, target) else {
-            self.malformed += 1;
+            self.drop_malformed(&attempt);
             return;
         };
         let Ok(timeout) = info.timeout(self.request_timeout) else {
-            self.malformed += 1;
+            self.drop_malformed(&attempt);
             return;
         };
         let now = self.epoch.instant(self.now);
@@ -75,6 +77,12 @@ impl Simulation {
             }
             Err(why) => self.reject_at_once(attempt, &why),
         }
+    }
+
+    /// weir would answer such a request with an error before all limits.
+    fn drop_malformed(&mut self, attempt: &Attempt) {
+        self.malformed += 1;
+        self.end_of_worker(self.now, attempt.worker);
     }
 
     pub(super) fn plan_after_rates(
@@ -120,6 +128,24 @@ impl Simulation {
         let request = self.request(attempt, &prepared, Held::Nothing, None);
         self.count(prepared.groups.level, LevelEvent::Arrived);
         self.reject(request, why);
+    }
+
+    /// A request that its client has still not sent at the end of the replay.
+    pub(super) fn send_unfinished(&mut self, request: LoggedRequest) {
+        let Some(attempt) = self.first_attempt(request, None) else {
+            return; // unreachable: the client is registered before its request
+        };
+        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
+        let Ok(info) = RequestInfo::parse(method, target) else {
+            self.malformed += 1;
+            return;
+        };
+        let classified = self.classify(&info, &attempt);
+        let prepared = self.prepare(&info, &attempt, classified, None);
+        let request = self.request(attempt, &prepared, Held::Nothing, None);
+        self.count(prepared.groups.level, LevelEvent::Arrived);
+        let settled = self.settled(&request, Outcome::Unfinished, None, 0);
+        self.groups.settle(&request.groups, &settled);
     }
 
     pub(super) fn classify(
@@ -171,11 +197,11 @@ impl Simulation {
     ) {
         let (method, target) = (&*attempt.request.method, &*attempt.request.url);
         let Ok(info) = RequestInfo::parse(method, target) else {
-            self.malformed += 1;
+            self.drop_malformed(&attempt);
             return;
         };
         let Ok(timeout) = info.timeout(self.request_timeout) else {
-            self.malformed += 1;
+            self.drop_malformed(&attempt);
             return;
         };
         let attributes = AdmissionAttributes {

@@ -3,6 +3,7 @@
 use super::agenda::Turn;
 use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
+use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
 use super::limits::fairness::watch_duration;
 use super::limits::level::Started;
@@ -10,7 +11,7 @@ use super::limits::limiter::Held;
 use super::limits::limiter::LimitRejection;
 use super::limits::limiter::Limiter;
 use super::limits::retries;
-use super::model::ClientBehaviour;
+use super::model::Retries;
 use super::requests::Attempt;
 use super::requests::OpenWatch;
 use super::requests::Planned;
@@ -192,6 +193,7 @@ impl Simulation {
         }
         let settled = self.settled(&request, Outcome::Executed, request.dispatched, linger_ns);
         self.groups.settle(&request.groups, &settled);
+        self.end_of_worker(self.now, request.attempt.worker);
     }
 
     /// A request leaves its queue, if it still waits there.
@@ -219,6 +221,7 @@ impl Simulation {
         if cancelled {
             let settled = self.settled(&request, Outcome::Cancelled, None, 0);
             self.groups.settle(&request.groups, &settled);
+            self.end_of_worker(self.now, request.attempt.worker);
         } else {
             let why = LimitRejection::of_seats(RejectedBy::TimeOut, retry_after.unwrap_or(1));
             self.reject(request, &why);
@@ -240,14 +243,14 @@ impl Simulation {
             self.agenda
                 .plan(received, Turn::Release, Planned::HoldEnd { hold });
         }
-        let attempt = &request.attempt;
+        let (attempt, how) = (&request.attempt, self.model.clients.retries());
         let deadline = attempt
             .first_at
             .plus(saturating_u64(self.request_timeout.as_nanos()));
-        let again = retries::retry_at(self.model.clients, attempt.number, why, received, deadline);
+        let again = retries::retry_at(how, attempt.number, why, received, deadline);
         let mut settled = self.settled(&request, Outcome::Rejected(why.by), None, 0);
         settled.held = held.is_some();
-        settled.gave_up = again.is_none() && self.model.clients != ClientBehaviour::Open;
+        settled.gave_up = again.is_none() && how != Retries::Never;
         self.groups.settle(&request.groups, &settled);
         if let Some(at) = again {
             let attempt = Attempt {
@@ -257,6 +260,18 @@ impl Simulation {
             self.absent += 1;
             self.agenda
                 .plan(at, Turn::Arrive, Planned::Retry(Box::new(attempt)));
+        } else {
+            self.end_of_worker(received, request.attempt.worker);
+        }
+    }
+
+    /// The client has its answer at this time: its worker may send the next request.
+    pub(super) fn end_of_worker(&mut self, at: SimTime, worker: Option<WorkerId>) {
+        let Some(worker) = worker else {
+            return;
+        };
+        if let Some(at) = self.workers.end(at, worker) {
+            self.agenda.plan(at, Turn::Arrive, Planned::Send { worker });
         }
     }
 

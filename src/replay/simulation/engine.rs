@@ -14,14 +14,18 @@ use super::agenda::Turn;
 use super::agenda::recorded::RecordedAgenda;
 use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
+use super::agenda::workers::RecordedSpan;
+use super::agenda::workers::Sending;
+use super::agenda::workers::WorkerId;
+use super::agenda::workers::Workers;
 use super::limits::level::Started;
 use super::limits::limiter::Epoch;
 use super::limits::limiter::Limiter;
 use super::limits::rates::SimRates;
 use super::limits::retries::Holds;
-use super::model::ClientBehaviour;
 use super::model::ReplayModel;
 use super::model::ReplayedPolicies;
+use super::model::Retries;
 use super::requests::Attempt;
 use super::requests::OpenWatch;
 use super::requests::Planned;
@@ -40,6 +44,7 @@ use crate::replay::logged::LogItem;
 use crate::replay::logged::LoggedRequest;
 use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
+use crate::request_info::RequestInfo;
 
 /// The adjustments of seats during which nothing else happens, before the time until something
 /// does is skipped: an hour. The demand is then forgotten.
@@ -89,6 +94,10 @@ pub(crate) struct Simulation {
     pub(super) groups: Groups,
     pub(super) series: Series,
     pub(super) started: Vec<Started>,
+    /// Of closed-loop clients.
+    pub(super) workers: Workers,
+    /// For so long the log was not read on, because too many requests waited for their workers.
+    pub(super) paused_ns: u64,
     /// Requests that will come (again): they wait for a rate, or their clients wait.
     pub(super) absent: u64,
     /// Requests that weir would answer with an error before all limits.
@@ -133,6 +142,8 @@ impl Simulation {
             watches: HashMap::default(),
             groups: Groups::default(),
             started: Vec::new(),
+            workers: Workers::default(),
+            paused_ns: 0,
             absent: 0,
             malformed: 0,
             left_out_retries: 0,
@@ -162,8 +173,10 @@ impl Simulation {
             at: self.recorded_time(order),
         });
         let at = step.map_or_else(|| self.log_time(item.at_us()), |step| step.at);
+        let at = at.plus(self.paused_ns);
         self.run_until(at, step.map(|step| step.number));
         self.now = self.now.max(at);
+        self.wait_for_workers();
         match item {
             LogItem::StreamEnd { stream, .. } => self.end_watch(stream),
             LogItem::Request(request) => {
@@ -172,6 +185,19 @@ impl Simulation {
                 self.recorded.end_step();
             }
         }
+    }
+
+    /// Pauses the log while too many requests wait for their workers: all that follows is later by
+    /// that time.
+    fn wait_for_workers(&mut self) {
+        let since = self.now;
+        while self.workers.is_full() {
+            let Some((at, _)) = self.next_end() else {
+                return; // unreachable: a worker that others wait for is busy
+            };
+            self.run_until(at, None);
+        }
+        self.paused_ns = self.paused_ns.saturating_add(self.now.since(since));
     }
 
     /// Begins with the first arrival, or with the adjustment of seats before it: the demand of a
@@ -235,7 +261,7 @@ impl Simulation {
 
     /// Lets everything end that is still there.
     pub(super) fn run_to_the_end(&mut self) {
-        let last = self.now.plus(LONGEST_AFTERMATH_NS);
+        let mut last = self.now.plus(LONGEST_AFTERMATH_NS);
         if self.has_adjustments {
             // No request comes that could have the next one.
             self.has_adjustments = false;
@@ -244,11 +270,18 @@ impl Simulation {
         loop {
             let next = self.next_end().map(|(at, _)| at);
             let next = [next, self.recorded.next()].into_iter().flatten().min();
-            let is_over = self.absent == 0 && self.requests.is_empty();
+            let pending = self.workers.pending();
+            let is_over = self.absent == 0 && self.requests.is_empty() && pending == 0;
             let Some(at) = next.filter(|&at| at <= last && !is_over) else {
                 break;
             };
             self.run_until(at, None);
+            if self.workers.pending() < pending {
+                last = self.now.plus(LONGEST_AFTERMATH_NS); // a request was sent
+            }
+        }
+        for request in self.workers.drain() {
+            self.send_unfinished(request);
         }
         let unfinished: Vec<SimRequest> = self.requests.drain().collect();
         for request in unfinished {
@@ -371,6 +404,11 @@ impl Simulation {
                 self.absent -= 1;
                 self.arrive(*attempt);
             }
+            Planned::Send { worker } => {
+                if let Some(request) = self.workers.take(self.now, worker) {
+                    self.send(request, Some(worker));
+                }
+            }
             Planned::WatchEnd { stream } => self.end_watch(stream),
             Planned::Adjustment => {
                 let at = self.recorded.current().map_or(self.now, |step| step.at);
@@ -391,20 +429,59 @@ impl Simulation {
     }
 
     pub(super) fn arrive_first(&mut self, request: LoggedRequest) {
-        if request.recorded.rejected && self.model.clients != ClientBehaviour::Open {
+        if request.recorded.rejected && self.model.clients.retries() != Retries::Never {
             self.left_out_retries += 1;
             return;
         }
-        let Some(client) = self.client(request.client) else {
-            return; // unreachable: the client is registered before its request
+        let span = self.model.clients.is_closed_loop();
+        let Some(span) = span.then(|| self.recorded_span(&request)).flatten() else {
+            return self.send(request, None);
         };
-        self.arrive(Attempt {
+        match self.workers.send(self.now, request, span) {
+            Sending::Now(request, worker) => self.send(request, worker),
+            Sending::At(at, worker) => self.agenda.plan(at, Turn::Arrive, Planned::Send { worker }),
+            Sending::Later => {}
+        }
+    }
+
+    /// When a request began and ended in the record. `None` of a long-running one, which no other
+    /// request waits for.
+    fn recorded_span(&self, request: &LoggedRequest) -> Option<RecordedSpan> {
+        let info = RequestInfo::parse(&request.method, &request.url).ok()?;
+        if info.long_running() {
+            return None;
+        }
+        let service_ns = match request.service_ns {
+            Some(recorded) => recorded,
+            None if request.recorded.cancelled => 0,
+            None => self.service.estimate(&info),
+        };
+        let start = self.log_time(request.at_us);
+        let end = start.plus(request.recorded.wait_ns).plus(service_ns);
+        Some(RecordedSpan { start, end })
+    }
+
+    /// A client sends a request for the first time.
+    fn send(&mut self, request: LoggedRequest, worker: Option<WorkerId>) {
+        if let Some(attempt) = self.first_attempt(request, worker) {
+            self.arrive(attempt);
+        }
+    }
+
+    pub(super) fn first_attempt(
+        &mut self,
+        request: LoggedRequest,
+        worker: Option<WorkerId>,
+    ) -> Option<Attempt> {
+        let client = self.client(request.client)?; // it is registered before its request
+        Some(Attempt {
             request,
             client,
+            worker,
             number: 0,
             first_at: self.now,
             arrived: self.now,
-        });
+        })
     }
 
     pub(super) fn client(&mut self, id: ClientId) -> Option<Arc<Client>> {

@@ -20,6 +20,8 @@
 
 mod agenda;
 mod arrivals;
+#[cfg(test)]
+mod closed_loop_tests;
 mod departures;
 mod engine;
 mod limits;

@@ -36,6 +36,21 @@ pub(crate) enum ClientBehaviour {
     ClientGo,
     /// The request is repeated at once, until its time is over.
     Impatient,
+    /// As [`ClientGo`](Self::ClientGo), and the next request waits for it: see `workers`.
+    ClosedClientGo,
+    /// As [`Impatient`](Self::Impatient), and the next request waits for it.
+    ClosedImpatient,
+}
+
+/// How a rejected request is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retries {
+    /// By the log only.
+    Never,
+    /// After its `Retry-After`, ten times at most.
+    ClientGo,
+    /// At once, until its time is over.
+    Impatient,
 }
 
 impl ClientBehaviour {
@@ -46,7 +61,25 @@ impl ClientBehaviour {
             Self::Open => "open",
             Self::ClientGo => "client-go",
             Self::Impatient => "impatient",
+            Self::ClosedClientGo => "closed-client-go",
+            Self::ClosedImpatient => "closed-impatient",
         }
+    }
+
+    /// How rejected requests are repeated.
+    #[must_use]
+    pub(crate) const fn retries(self) -> Retries {
+        match self {
+            Self::Open => Retries::Never,
+            Self::ClientGo | Self::ClosedClientGo => Retries::ClientGo,
+            Self::Impatient | Self::ClosedImpatient => Retries::Impatient,
+        }
+    }
+
+    /// Whether a request waits for the end of the one before.
+    #[must_use]
+    pub(crate) const fn is_closed_loop(self) -> bool {
+        matches!(self, Self::ClosedClientGo | Self::ClosedImpatient)
     }
 }
 

@@ -1,14 +1,18 @@
 //! The end of a simulation: its report.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::statistics::groups::GroupTable;
+use super::statistics::rounding::rounded;
 use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::limits::max_in_flight::InFlightLimit;
 use crate::replay::report::loss::GroupLoss;
+use crate::replay::report::model::ClosedLoopReport;
 use crate::replay::report::model::GroupReport;
 use crate::replay::report::model::GroupsReport;
 use crate::replay::report::model::LevelReport;
@@ -80,6 +84,7 @@ impl Simulation {
             sources: named(&self.groups.sources, &names.sources, "(not known)"),
             levels: self.levels(),
             series: self.series_report(),
+            closed_loop: self.closed_loop_report(),
         };
         SimulationOutcome {
             run,
@@ -87,6 +92,20 @@ impl Simulation {
             malformed: self.malformed,
             left_out_retries: self.left_out_retries,
         }
+    }
+
+    fn closed_loop_report(&self) -> Option<ClosedLoopReport> {
+        let seconds = |ns: u64| rounded(Duration::from_nanos(ns).as_secs_f64());
+        let delays = self.workers.delays();
+        self.model
+            .clients
+            .is_closed_loop()
+            .then(|| ClosedLoopReport {
+                sent_later: delays.requests,
+                mean_s: seconds(delays.mean_ns()),
+                longest_s: seconds(delays.longest_ns),
+                log_paused_s: seconds(self.paused_ns),
+            })
     }
 
     fn levels(&self) -> Vec<LevelReport> {

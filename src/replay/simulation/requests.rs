@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::agenda::sim_time::SimTime;
+use super::agenda::workers::WorkerId;
 use super::limits::fairness::Classified;
 use super::limits::limiter::Held;
 use super::statistics::groups::GroupIds;
@@ -18,6 +19,8 @@ use crate::replay::logged::LoggedRequest;
 pub(super) struct Attempt {
     pub(super) request: LoggedRequest,
     pub(super) client: Arc<Client>,
+    /// Of a closed-loop client: which of its workers has sent it.
+    pub(super) worker: Option<WorkerId>,
     /// 0 for the first.
     pub(super) number: u32,
     /// When the first attempt arrived.
@@ -69,6 +72,8 @@ pub(super) enum Planned {
     AfterRates(Box<(Attempt, ChargedRequest)>),
     /// A client repeats a request.
     Retry(Box<Attempt>),
+    /// A worker of a closed-loop client sends its next request.
+    Send { worker: WorkerId },
     /// A watch ends that the log does not end.
     WatchEnd { stream: u64 },
     /// Seats are adjusted, as the log says.

@@ -55,7 +55,7 @@ fn policies(concurrency: ConcurrencyPolicy) -> ReplayedPolicies {
     }
 }
 
-fn fairness(seats: u32) -> ReplayedPolicies {
+pub(super) fn fairness(seats: u32) -> ReplayedPolicies {
     policies(ConcurrencyPolicy::Fairness {
         server_concurrency_limit: seats,
         objects: bootstrap::add_missing(Vec::new()),
@@ -63,7 +63,7 @@ fn fairness(seats: u32) -> ReplayedPolicies {
     })
 }
 
-fn max_in_flight(read_only: u32, mutating: u32) -> ReplayedPolicies {
+pub(super) fn max_in_flight(read_only: u32, mutating: u32) -> ReplayedPolicies {
     policies(ConcurrencyPolicy::MaxInFlight(MaxInFlightConfig {
         read_only: read_only.into(),
         mutating: mutating.into(),
@@ -72,13 +72,20 @@ fn max_in_flight(read_only: u32, mutating: u32) -> ReplayedPolicies {
 
 /// A log in memory.
 #[derive(Default)]
-struct TestLog {
-    table: Arc<ClientTable>,
-    items: Vec<LogItem>,
+pub(super) struct TestLog {
+    pub(super) table: Arc<ClientTable>,
+    pub(super) items: Vec<LogItem>,
 }
 
 impl TestLog {
-    fn add(&mut self, at_ms: i64, method: &'static str, url: &str, user: &str, service_ms: u64) {
+    pub(super) fn add(
+        &mut self,
+        at_ms: i64,
+        method: &'static str,
+        url: &str,
+        user: &str,
+        service_ms: u64,
+    ) {
         let user = UserInfo {
             name: user.to_owned(),
             groups: vec!["system:authenticated".to_owned()],
@@ -99,7 +106,11 @@ impl TestLog {
         }));
     }
 
-    fn simulate(&self, policies: &ReplayedPolicies, model: ReplayModel) -> SimulationOutcome {
+    pub(super) fn simulate(
+        &self,
+        policies: &ReplayedPolicies,
+        model: ReplayModel,
+    ) -> SimulationOutcome {
         simulate(
             self.items.clone(),
             policies,
@@ -111,13 +122,13 @@ impl TestLog {
 }
 
 /// A random log with all kinds of requests.
-fn random_log(random: &mut Rng, requests: usize) -> TestLog {
+pub(super) fn random_log(random: &mut Rng, requests: usize) -> TestLog {
     let mut log = TestLog::default();
     let mut at = 0;
     for n in 0..requests {
         at += random.i64(0..40);
         let user = format!("user-{}", random.u8(..6));
-        let (method, url) = match random.u8(..9) {
+        let (method, url) = match random.u8(..10) {
             0 => ("GET", "/api/v1/pods?limit=500"),
             1 => ("POST", "/api/v1/namespaces/a/pods"),
             2 => ("GET", "/api/v1/namespaces/a/pods?watch=1&timeoutSeconds=5"),
@@ -125,6 +136,7 @@ fn random_log(random: &mut Rng, requests: usize) -> TestLog {
             4 => ("GET", "/healthz"),
             5 => ("PUT", "/apis/apps/v1/namespaces/a/deployments/d"),
             6 => ("GET", "/%zz"),
+            7 => ("GET", "/api/v1/pods?timeout=soon"),
             _ => ("GET", "/api/v1/namespaces/a/pods/p"),
         };
         log.add(at, method, url, &user, random.u64(..2000));
@@ -174,7 +186,7 @@ fn any_order(random: &mut Rng, at_ms: i64) -> RecordedOrder {
     }
 }
 
-fn assert_conserved(group: &GroupReport, context: &str) {
+pub(super) fn assert_conserved(group: &GroupReport, context: &str) {
     assert_eq!(
         group.arrivals,
         group.executed + group.rejected + group.cancelled + group.unfinished,
@@ -187,7 +199,7 @@ fn sum(groups: &GroupsReport) -> u64 {
     all.map(|group| group.arrivals).sum()
 }
 
-fn arrivals_over_time(run: &RunReport) -> u64 {
+pub(super) fn arrivals_over_time(run: &RunReport) -> u64 {
     let levels = run.series.levels.iter();
     levels.flat_map(|level| &level.arrivals).sum()
 }
@@ -205,6 +217,8 @@ fn requests_are_conserved_and_two_replays_are_the_same() {
                 ClientBehaviour::Open,
                 ClientBehaviour::ClientGo,
                 ClientBehaviour::Impatient,
+                ClientBehaviour::ClosedClientGo,
+                ClientBehaviour::ClosedImpatient,
             ] {
                 let context = format!("seed {seed}, {limiter}, {clients:?}");
                 let model = ReplayModel {
@@ -220,7 +234,7 @@ fn requests_are_conserved_and_two_replays_are_the_same() {
     }
 }
 
-fn assert_all_conserved(log: &TestLog, outcome: &SimulationOutcome, context: &str) {
+pub(super) fn assert_all_conserved(log: &TestLog, outcome: &SimulationOutcome, context: &str) {
     let RunReport {
         total,
         users,

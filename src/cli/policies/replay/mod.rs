@@ -82,7 +82,7 @@ struct ReplayOptions {
     /// Also replay the log under the policies of this --config file, and say who wins and who loses.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// What clients do when a request is rejected.
+    /// What clients do when a request is rejected, and whether they wait for their own requests (closed-*).
     #[arg(long, value_name = "CLIENTS", value_enum, default_value_t = Clients::Open)]
     clients: Clients,
     /// Multiply the recorded service times by this.
@@ -114,6 +114,11 @@ enum Clients {
     ClientGo,
     /// Requests are repeated at once; recorded rejections are left out.
     Impatient,
+    /// As client-go, and a client sends its next request only when the one before has ended and the recorded time between both
+    /// has passed. Requests that overlap in the record do not wait for each other.
+    ClosedClientGo,
+    /// As impatient, and a client waits for its requests as with closed-client-go.
+    ClosedImpatient,
 }
 
 fn parse_scale(text: &str) -> Result<f64, &'static str> {
@@ -283,6 +288,8 @@ fn replay_model(options: &ReplayOptions) -> ReplayModel {
             Clients::Open => ClientBehaviour::Open,
             Clients::ClientGo => ClientBehaviour::ClientGo,
             Clients::Impatient => ClientBehaviour::Impatient,
+            Clients::ClosedClientGo => ClientBehaviour::ClosedClientGo,
+            Clients::ClosedImpatient => ClientBehaviour::ClosedImpatient,
         },
         service_time_scale: options.service_time_scale,
         capacity: options.capacity,

@@ -8,6 +8,7 @@ use crate::replay::report::html::text::milliseconds;
 use crate::replay::report::html::text::number;
 use crate::replay::report::html::text::percent;
 use crate::replay::report::html::text::section;
+use crate::replay::report::model::InputReport;
 use crate::replay::report::model::Report;
 use crate::replay::report::model::RunReport;
 
@@ -105,14 +106,9 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
             format!("{} requests at full speed", number(capacity)),
         ));
     }
-    if input.recorded_rejected > 0 || input.recorded_wait_s > 0.0 {
-        let recorded = format!(
-            "{} requests rejected, {} s waited",
-            count(input.recorded_rejected),
-            number(input.recorded_wait_s)
-        );
-        rows.push(("In the log", recorded));
-    }
+    rows.extend(recorded(input).map(|recorded| ("In the log", recorded)));
+    let delays = report.runs.iter().filter_map(delays);
+    rows.extend(delays.map(|delays| ("Sent later than in the log", delays)));
     if let Some(classification) = input.classification {
         let schemas = format!(
             "{} of {} requests match another one than was recorded",
@@ -138,6 +134,31 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
         "{}<dl>{rows}</dl></section>\n",
         section("How this was made", "")
     )
+}
+
+/// What the log says became of its requests.
+fn recorded(input: &InputReport) -> Option<String> {
+    let has_any = input.recorded_rejected > 0 || input.recorded_wait_s > 0.0;
+    has_any.then(|| {
+        format!(
+            "{} requests rejected, {} s waited",
+            count(input.recorded_rejected),
+            number(input.recorded_wait_s)
+        )
+    })
+}
+
+/// What clients sent later, because they waited for their own requests.
+fn delays(run: &RunReport) -> Option<String> {
+    let delays = run.closed_loop?;
+    Some(format!(
+        "{} requests, by {} s on average and {} s at most, under {}; the whole log by {} s at its end",
+        count(delays.sent_later),
+        number(delays.mean_s),
+        number(delays.longest_s),
+        run.policies,
+        number(delays.log_paused_s)
+    ))
 }
 
 fn skipped(report: &Report) -> Vec<String> {

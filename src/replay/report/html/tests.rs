@@ -82,6 +82,7 @@ fn run(policies: &str, rejected: u64) -> RunReport {
             step_s: 1.0,
             levels: levels.map(level_series).into(),
         },
+        closed_loop: None,
     }
 }
 

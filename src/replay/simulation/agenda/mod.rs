@@ -5,10 +5,11 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `sim_time` |
-//! | 1 | `recorded` |
+//! | 1 | `recorded` `workers` |
 
 pub(super) mod recorded;
 pub(super) mod sim_time;
+pub(super) mod workers;
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -18,7 +18,7 @@ use crate::limits::rejection_hold::HoldPolicy;
 use crate::limits::rejection_hold::RejectionHolds;
 use crate::replay::clients::ClientId;
 use crate::replay::simulation::agenda::sim_time::SimTime;
-use crate::replay::simulation::model::ClientBehaviour;
+use crate::replay::simulation::model::Retries;
 use crate::replay::simulation::statistics::groups::RejectedBy;
 
 /// As in the proxy.
@@ -125,20 +125,20 @@ fn hold_policy(rejection: &LimitRejection) -> HoldPolicy {
 /// When the client sends the request again that was rejected for the `number`-th time, counted from
 /// 0, and received the rejection `at`. `None`: it does not.
 pub(in crate::replay::simulation) fn retry_at(
-    behaviour: ClientBehaviour,
+    retries: Retries,
     number: u32,
     rejection: &LimitRejection,
     at: SimTime,
     deadline: SimTime,
 ) -> Option<SimTime> {
-    match behaviour {
-        ClientBehaviour::Open => None,
-        ClientBehaviour::ClientGo => {
+    match retries {
+        Retries::Never => None,
+        Retries::ClientGo => {
             let wait = rejection
                 .retry_after
                 .filter(|_| number < CLIENT_GO_RETRIES)?;
             Some(at.plus(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
         }
-        ClientBehaviour::Impatient => Some(at.plus(ROUND_TRIP_NS)).filter(|&at| at < deadline),
+        Retries::Impatient => Some(at.plus(ROUND_TRIP_NS)).filter(|&at| at < deadline),
     }
 }

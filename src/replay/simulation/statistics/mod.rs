@@ -9,5 +9,5 @@
 
 pub(super) mod groups;
 pub(super) mod measured;
-mod rounding;
+pub(super) mod rounding;
 pub(super) mod series;
