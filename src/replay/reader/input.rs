@@ -1,11 +1,8 @@
-//! The files of a log: opened, decompressed, and cut into pieces of whole lines.
+//! The files of a log: opened, and cut into pieces of whole lines.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::io::BufRead;
-use std::io::BufReader;
-use std::io::Cursor;
 use std::io::Read;
 use std::path::Path;
 use std::path::PathBuf;
@@ -13,23 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
-use flate2::read::MultiGzDecoder;
-use ruzstd::decoding::BlockDecodingStrategy;
-use ruzstd::decoding::FrameDecoder;
-use ruzstd::decoding::errors::FrameDecoderError;
-use ruzstd::decoding::errors::ReadFrameHeaderError;
-
-/// The bytes that are read at a time, before decompression.
-const BUFFER_BYTES: usize = 128 << 10;
+use super::compressed::decompress;
+use super::compressed::is_trailing;
 
 /// The least bytes of a piece.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The longest line in bytes. A request body is at most 3 MiB, and escapes make it longer.
 const MAX_LINE_BYTES: usize = 32 << 20;
-
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// A file of a log, or the standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +47,8 @@ pub(super) struct Piece {
     pub(super) is_cut: bool,
     /// Whether the compressed file ends early, with this piece.
     pub(super) ends_early: bool,
+    /// Whether the compressed file has other bytes behind its end, which comes with this piece.
+    pub(super) has_trailing: bool,
     /// Lines that were too long to be read.
     pub(super) too_long: u64,
 }
@@ -70,6 +60,8 @@ pub(super) struct PieceReader {
     ended: bool,
     /// Whether the compressed file has ended early, and no piece says so yet.
     ends_early: bool,
+    /// Whether other bytes are behind its end, and no piece says so yet.
+    has_trailing: bool,
 }
 
 impl LogSource {
@@ -103,26 +95,17 @@ impl LogSource {
             Self::File(path) | Self::Pipe(path) => Box::new(File::open(path)?),
             Self::Stdin => Box::new(io::stdin()),
         };
-        let mut counted = Counted {
+        let counted = Counted {
             input: raw,
             progress: Arc::clone(progress),
         };
-        let mut begin = Vec::with_capacity(ZSTD_MAGIC.len());
-        counted.by_ref().take(4).read_to_end(&mut begin)?;
-        let whole =
-            BufReader::with_capacity(BUFFER_BYTES, Cursor::new(begin.clone()).chain(counted));
-        let input: Box<dyn Read + Send> = if begin.starts_with(&GZIP_MAGIC) {
-            Box::new(MultiGzDecoder::new(whole))
-        } else if begin == ZSTD_MAGIC || is_skippable_frame(&begin) {
-            Box::new(ZstdFrames::new(whole))
-        } else {
-            Box::new(whole)
-        };
+        let input = decompress(counted)?;
         Ok(PieceReader {
             input,
             rest: Vec::new(),
             ended: false,
             ends_early: false,
+            has_trailing: false,
         })
     }
 
@@ -133,11 +116,6 @@ impl LogSource {
             Self::Pipe(_) | Self::Stdin => 0,
         }
     }
-}
-
-/// Whether this is the magic number of a skippable frame, with which files of `pzstd` begin.
-const fn is_skippable_frame(begin: &[u8]) -> bool {
-    matches!(begin, [0x50..=0x5f, 0x2a, 0x4d, 0x18])
 }
 
 /// Counts what is read.
@@ -152,100 +130,6 @@ impl Read for Counted {
         let bytes = u64::try_from(read).unwrap_or_default();
         self.progress.fetch_add(bytes, Ordering::Relaxed); // shown only
         Ok(read)
-    }
-}
-
-/// One zstd frame after the other, as `cat a.zst b.zst` makes them. Skippable frames are skipped.
-struct ZstdFrames<R> {
-    input: R,
-    decoder: FrameDecoder,
-    is_within: bool,
-    /// Whether the input ended within the frame.
-    is_cut: bool,
-}
-
-/// An empty last block and a checksum. The decoder keeps back what later blocks may refer to until it
-/// has seen the last block, so a frame that is cut gets this one.
-const ZSTD_END: [u8; 7] = [1, 0, 0, 0, 0, 0, 0];
-
-impl<R: BufRead> ZstdFrames<R> {
-    fn new(input: R) -> Self {
-        Self {
-            input,
-            decoder: FrameDecoder::new(),
-            is_within: false,
-            is_cut: false,
-        }
-    }
-
-    /// Begins the next frame. `false` if there is none.
-    fn begin_frame(&mut self) -> io::Result<bool> {
-        while !self.input.fill_buf()?.is_empty() {
-            match self.decoder.init(&mut self.input) {
-                Ok(()) => return Ok(true),
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                    length,
-                    ..
-                })) => {
-                    let mut skipped = self.input.by_ref().take(length.into());
-                    if io::copy(&mut skipped, &mut io::sink())? < length.into() {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                Err(why) => return Err(self.failure(&why)),
-            }
-        }
-        Ok(false)
-    }
-
-    /// Decodes until there is something to read, or the frame ends.
-    fn decode(&mut self) -> io::Result<()> {
-        while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
-            let one = BlockDecodingStrategy::UptoBlocks(1);
-            let Err(why) = self.decoder.decode_blocks(&mut self.input, one) else {
-                continue;
-            };
-            let failure = self.failure(&why);
-            if failure.kind() != io::ErrorKind::UnexpectedEof || self.is_cut {
-                return Err(failure);
-            }
-            self.is_cut = true;
-            let one = BlockDecodingStrategy::UptoBlocks(1);
-            let ended = self.decoder.decode_blocks(&mut &ZSTD_END[..], one);
-            ended.map_err(|_| failure)?;
-        }
-        Ok(())
-    }
-
-    /// An error behind which nothing is left is that the input ends early.
-    fn failure(&mut self, why: &FrameDecoderError) -> io::Error {
-        match self.input.fill_buf() {
-            Ok([]) => io::ErrorKind::UnexpectedEof.into(),
-            Ok(_) => io::Error::new(io::ErrorKind::InvalidData, why.to_string()),
-            Err(why) => why,
-        }
-    }
-}
-
-impl<R: BufRead> Read for ZstdFrames<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if !self.is_within {
-                if !self.begin_frame()? {
-                    return Ok(0);
-                }
-                self.is_within = true;
-            }
-            self.decode()?;
-            let read = self.decoder.read(buffer)?;
-            if read > 0 || buffer.is_empty() {
-                return Ok(read);
-            }
-            if self.is_cut {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            self.is_within = false;
-        }
     }
 }
 
@@ -279,8 +163,10 @@ impl PieceReader {
             }
         }
         piece.ends_early = std::mem::take(&mut self.ends_early);
+        piece.has_trailing = std::mem::take(&mut self.has_trailing);
         piece.is_cut = !text.trim_ascii().is_empty();
-        if !piece.is_cut && piece.too_long == 0 && !piece.ends_early {
+        let says_something = piece.ends_early || piece.has_trailing || piece.too_long > 0;
+        if !piece.is_cut && !says_something {
             return Ok(None);
         }
         piece.text = text;
@@ -296,6 +182,10 @@ impl PieceReader {
             Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => {
                 self.ended = true;
                 self.ends_early = true;
+            }
+            Err(why) if is_trailing(&why) => {
+                self.ended = true;
+                self.has_trailing = true;
             }
             Err(why) => return Err(why),
         }

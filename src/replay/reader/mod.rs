@@ -5,12 +5,13 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `audit_event` `decisions` `input` `window` |
-//! | 1 | `line` |
+//! | 0 | `audit_event` `compressed` `decisions` `window` |
+//! | 1 | `input` `line` |
 //! | 2 | `pool` |
 //! | 3 | `merge` |
 
 mod audit_event;
+mod compressed;
 mod decisions;
 pub(crate) mod input;
 mod line;

@@ -42,6 +42,8 @@ pub(crate) struct LineCounts {
     pub(crate) not_json: u64,
     /// Last lines that are cut off.
     pub(crate) truncated: u64,
+    /// Compressed files with other bytes behind their end.
+    pub(crate) trailing: u64,
     /// JSON that is neither an event nor an arrival.
     pub(crate) not_events: u64,
     /// Events without what is needed.
@@ -107,6 +109,7 @@ impl LineCounts {
         self.dropped += other.dropped;
         self.not_json += other.not_json;
         self.truncated += other.truncated;
+        self.trailing += other.trailing;
         self.not_events += other.not_events;
         self.incomplete += other.incomplete;
         self.unknown_fields += other.unknown_fields;
@@ -240,6 +243,10 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
     if piece.ends_early && counts.truncated == 0 {
         counts.truncated += 1;
         fault.get_or_insert((number, "the compressed file ends early"));
+    }
+    if piece.has_trailing {
+        counts.trailing += 1;
+        fault.get_or_insert((number, "other bytes follow the end of the compressed file"));
     }
     counts.unknown_fields = std::mem::take(&mut parser.unknown_fields);
     parsed.first_fault = fault;

@@ -138,9 +138,7 @@ fn compressed_files_and_files_of_several_servers_are_read_as_one() {
         let lines: Vec<&str> = lines.iter().skip(first).step_by(2).copied().collect();
         lines.join("\n") + "\n"
     });
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-    gzip.write_all(one.as_bytes()).unwrap();
-    let gzip = gzip.finish().unwrap();
+    let gzip = gzip(one.as_bytes());
     let zstd = zstd(other.as_bytes());
     let twice = [&zstd[..], &zstd[..]].concat();
     let plain = read_files(&[AUDIT_LOG.as_bytes()], true);
@@ -288,6 +286,66 @@ fn a_compressed_file_that_is_cut_anywhere_gives_what_it_has_and_is_counted() {
     gzip.flush().unwrap();
     let counts = read_files(&[gzip.get_ref()], false).counts();
     assert_eq!((counts.requests, counts.lines.truncated), (5, 1));
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(text).unwrap();
+    gzip.finish().unwrap()
+}
+
+#[test]
+fn zeros_behind_what_is_compressed_are_padding() {
+    let first = AUDIT_LOG.lines().next().unwrap();
+    for compressed in [gzip, zstd] {
+        let member = compressed(AUDIT_LOG.as_bytes());
+        let lines = |file: &[u8]| {
+            let lines = read_files(&[file], true).counts().lines;
+            (lines.lines, lines.trailing, lines.truncated)
+        };
+        for zeros in [1, 3, 511, 300_000] {
+            let padding = vec![0; zeros];
+            assert_eq!(lines(&[&*member, &padding].concat()), (7, 0, 0), "{zeros}");
+            let twice = [&*member, &padding, &member, &padding].concat();
+            assert_eq!(lines(&twice), (14, 0, 0), "{zeros}");
+        }
+        // A member that ends where a buffer of the reader ends.
+        let line = compressed(format!("{first}\n").as_bytes());
+        let padding = vec![0; (128 << 10) - line.len() - 2];
+        assert_eq!(lines(&[&*line, &padding, &line].concat()), (2, 0, 0));
+    }
+}
+
+#[test]
+fn other_bytes_behind_what_is_compressed_are_counted_and_fatal_if_strict() {
+    let garbage: [&[u8]; 5] = [
+        b"x",
+        b"not compressed\n",
+        b"\0\0\0{\"kind\":\"Event\"}\n",
+        &[0x1f],
+        &[0x28, 0xb5],
+    ];
+    for compressed in [gzip, zstd] {
+        let member = compressed(AUDIT_LOG.as_bytes());
+        for garbage in garbage {
+            let file = [&*member, &member, garbage].concat();
+            let log = read_files(&[&file, AUDIT_LOG.as_bytes()], false);
+            let lines = log.counts().lines;
+            let expected = (21, 1, 0, 0);
+            let seen = (lines.lines, lines.trailing, lines.truncated, lines.not_json);
+            assert_eq!(seen, expected, "{garbage:?}");
+            let why = read_files(&[&file], true).result.unwrap_err();
+            assert!(
+                why.ends_with("other bytes follow the end of the compressed file"),
+                "{why}"
+            );
+        }
+    }
+    // Damage is not what follows the end.
+    let member = gzip(AUDIT_LOG.as_bytes());
+    let mut damaged = [&*member, &member].concat();
+    damaged[member.len() + 10..][..20].fill(0xff);
+    assert!(read_files(&[&damaged], false).result.is_err());
 }
 
 #[test]

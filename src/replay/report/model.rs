@@ -74,6 +74,8 @@ pub(crate) struct SkippedReport {
     pub(crate) not_json: u64,
     /// The last lines of files that end within a line.
     pub(crate) truncated: u64,
+    /// Compressed files with other bytes behind their end than zeros.
+    pub(crate) trailing: u64,
     /// JSON that is neither an audit event nor an arrival.
     pub(crate) not_events: u64,
     /// Events without a usable time, user, method or URL.

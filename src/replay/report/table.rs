@@ -70,6 +70,10 @@ pub(crate) fn write_input(text: &mut String, input: &InputReport) {
         (skipped.not_json, "lines are not JSON"),
         (skipped.truncated, "files end in the middle of a line"),
         (
+            skipped.trailing,
+            "compressed files have other bytes behind their end",
+        ),
+        (
             skipped.not_events,
             "lines are neither audit events nor arrivals",
         ),

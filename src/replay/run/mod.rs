@@ -141,6 +141,7 @@ fn input_report(
         skipped: SkippedReport {
             not_json: lines.not_json,
             truncated: lines.truncated,
+            trailing: lines.trailing,
             not_events: lines.not_events,
             incomplete: lines.incomplete,
             malformed_requests: malformed,

@@ -166,6 +166,10 @@ fn skipped(report: &Report) -> Vec<String> {
     let counts = [
         (skipped.not_json, "lines that are not JSON"),
         (skipped.truncated, "lines that are cut off"),
+        (
+            skipped.trailing,
+            "compressed files with other bytes behind their end",
+        ),
         (skipped.not_events, "lines that are no requests"),
         (
             skipped.incomplete,
