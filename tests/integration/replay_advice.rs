@@ -205,6 +205,41 @@ async fn a_search_prints_objects_that_pass_the_check_and_hold() {
 }
 
 #[tokio::test]
+async fn shares_for_the_configured_total_pass_the_check_and_hold() {
+    let files = logged();
+    let objective = "--search=wait_p99(level=workload-low) < 20ms";
+    let arguments = [
+        &FEW[..],
+        &[
+            objective,
+            "--search-shares=same-total",
+            "--search-resamples=2",
+        ],
+    ]
+    .concat();
+    let report = json(&files, &arguments).await;
+    assert_eq!(report["objectives"][0]["configured"]["holds"], false);
+    assert_eq!(report["found"]["total"], 120);
+    assert!(report["tried_shares"].as_u64().unwrap() > 3, "{report:#}");
+    let yaml = [&["replay", LOG, "-o=yaml"], &arguments[..]].concat();
+    let yaml = run(&files, &yaml).await;
+    assert_eq!(yaml.code, Some(0), "{yaml:?}");
+    fs::write(files.path().join("shares.yaml"), &yaml.stdout).unwrap();
+    let checked = run(&files, &["check", "--strict", "shares.yaml"]).await;
+    assert_eq!(checked.code, Some(0), "{checked:?} {}", yaml.stdout);
+    let objects = ["--flowcontrol-config=shares.yaml"];
+    let replayed = json(&files, &[&FEW[..], &objects].concat()).await;
+    let levels = replayed["runs"][0]["levels"].as_array().unwrap();
+    let level = levels.iter().find(|level| level["name"] == "workload-low");
+    let level = level.unwrap_or_else(|| panic!("{levels:#?}"));
+    assert!(
+        level["wait"]["p99_ms"].as_f64().unwrap() < 20.0,
+        "{level:#}"
+    );
+    assert_eq!(level["rejected"], 0, "{level:#}");
+}
+
+#[tokio::test]
 async fn flags_that_do_not_go_together_are_errors() {
     let files = logged();
     for (arguments, why) in [
@@ -227,6 +262,10 @@ async fn flags_that_do_not_go_together_are_errors() {
         ),
         (&["--suggest-dir=out"], "--suggest"),
         (&["--search-shares"], "--search"),
+        (
+            &["--search=rejected = 0", "--search-shares=more"],
+            "smaller-total, same-total",
+        ),
         (
             &[
                 "--search=rejected = 0",

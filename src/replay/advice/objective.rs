@@ -79,7 +79,7 @@ const COMPARISONS: [(&str, Comparison); 3] = [
     ("=", Comparison::Equal),
 ];
 
-/// The excess of a wait that never ends, in seconds: longer than any.
+/// A wait that never ends, in seconds: longer than any.
 const NEVER_SECONDS: f64 = 1e9;
 
 impl Objective {
@@ -119,7 +119,7 @@ impl Objective {
     pub(crate) fn judge(&self, measured: &Measured) -> Judgement {
         match self.measure {
             Measure::Rejected => self.judge_rejected(measured),
-            Measure::Wait { per_mille } => self.judge_wait(measured.wait_quantile(per_mille)),
+            Measure::Wait { per_mille } => self.judge_wait(measured, per_mille),
         }
     }
 
@@ -141,12 +141,13 @@ impl Objective {
         self.judgement(value, limit, shown)
     }
 
-    fn judge_wait(&self, wait: Option<Duration>) -> Judgement {
+    fn judge_wait(&self, measured: &Measured, per_mille: u64) -> Judgement {
         let Limit::Wait(limit) = self.limit else {
             return Judgement::held(String::new()); // unreachable: parsed
         };
+        let wait = measured.wait_quantile(per_mille);
         let shown = wait.map_or_else(|| "rejected".to_owned(), show_wait);
-        let seconds = wait.map_or(NEVER_SECONDS, |wait| wait.as_secs_f64());
+        let seconds = wait.map_or_else(|| never(measured), |wait| wait.as_secs_f64());
         self.judgement(seconds, limit.as_secs_f64(), shown)
     }
 
@@ -183,6 +184,16 @@ impl fmt::Display for Objective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// A wait that never ends, in seconds. With fewer rejections it is shorter, so that a search knows which
+/// way to go.
+fn never(measured: &Measured) -> f64 {
+    let Measured {
+        arrivals, rejected, ..
+    } = *measured;
+    let part = crate::numeric::to_f64(rejected) / crate::numeric::to_f64(arrivals.max(1));
+    NEVER_SECONDS * (1.0 + part)
 }
 
 /// What is measured, and the rest.
@@ -380,6 +391,17 @@ mod tests {
             assert_eq!(judgement.holds, holds, "{text}: {judgement:?}");
             assert_eq!(judgement.excess == 0.0, holds, "{text}: {judgement:?}");
         }
+    }
+
+    #[test]
+    fn a_wait_that_never_ends_is_closer_with_fewer_rejections() {
+        let excess = |rejected| {
+            let measured = measured(&[1, 1], rejected);
+            let objective = Objective::parse("wait_max < 1h").unwrap();
+            objective.judge(&measured).excess
+        };
+        assert!(excess(1) > 1e8);
+        assert!(excess(1) < excess(2) && excess(2) < excess(30));
     }
 
     #[test]

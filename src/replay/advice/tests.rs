@@ -1,5 +1,6 @@
 //! Searches over whole logs.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +11,15 @@ use serde_json::Value;
 use super::objective::Objective;
 use super::repeatable_log::RepeatableLog;
 use super::search::find::SearchRequest;
+use super::search::find::SharesSearch;
 use super::search::find::search;
 use super::search::model::SearchReport;
+use super::search::model::SeatsChange;
 use super::search::output;
 use super::trials::TrialModel;
+use super::trials::run_one;
 use super::variants::InFlightFlags;
+use super::variants::with_shares;
 use crate::api::flowcontrol;
 use crate::document;
 use crate::document::Diagnostics;
@@ -76,12 +81,27 @@ pub(super) fn trial_model() -> TrialModel {
 }
 
 /// A search with the built-in objects and 600 seats.
-fn run(log: &RepeatableLog, objectives: &[&str], shares: bool, resamples: u32) -> SearchReport {
+fn run(
+    log: &RepeatableLog,
+    objectives: &[&str],
+    shares: SharesSearch,
+    resamples: u32,
+) -> SearchReport {
+    run_at(TODAY, log, objectives, shares, resamples)
+}
+
+fn run_at(
+    flags: InFlightFlags,
+    log: &RepeatableLog,
+    objectives: &[&str],
+    shares: SharesSearch,
+    resamples: u32,
+) -> SearchReport {
     let objectives = objectives.iter().map(|text| Objective::parse(text));
     let objectives: Vec<Objective> = objectives.collect::<Result<_, _>>().unwrap();
     let request = SearchRequest {
-        policies: &policies("flags", TODAY.total()),
-        flags: TODAY,
+        policies: &policies("flags", flags.total()),
+        flags,
         objectives: &objectives,
         shares,
         resamples,
@@ -96,7 +116,7 @@ fn a_replay_with_the_total_that_was_found_has_what_was_asked_for_and_one_seat_le
     let found = run(
         &file.read(),
         &["wait_p99(user=bob) < 20ms", "rejected = 0"],
-        false,
+        SharesSearch::Configured,
         0,
     );
     let total = found.found.as_ref().unwrap().totals.total;
@@ -130,12 +150,12 @@ fn a_replay_with_the_total_that_was_found_has_what_was_asked_for_and_one_seat_le
 #[test]
 fn a_log_that_is_read_again_gives_what_a_log_in_memory_gives() {
     let file = LogFile::new(&storm_log());
-    let kept = run(&file.read(), &["rejected = 0"], false, 3);
+    let kept = run(&file.read(), &["rejected = 0"], SharesSearch::Configured, 3);
     assert!(kept.kept_in_memory);
     let again =
         RepeatableLog::read_keeping(&file.sources(), &options(), &policies("flags", 600), 0);
     let again = again.unwrap();
-    let again = run(&again, &["rejected = 0"], false, 3);
+    let again = run(&again, &["rejected = 0"], SharesSearch::Configured, 3);
     assert!(!again.kept_in_memory);
     let expected = SearchReport {
         kept_in_memory: false,
@@ -163,8 +183,10 @@ fn a_pipe_with_more_than_is_kept_cannot_be_read_again() {
 fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_again() {
     let log = LogFile::new(&storm_log()).read();
     let objectives = ["wait_p99(level=global-default) < 20ms", "rejected = 0"];
-    let same = run(&log, &objectives, false, 0).found.unwrap();
-    let report = run(&log, &objectives, true, 0);
+    let same = run(&log, &objectives, SharesSearch::Configured, 0)
+        .found
+        .unwrap();
+    let report = run(&log, &objectives, SharesSearch::ForSmallerTotal, 0);
     let other = report.found.as_ref().unwrap();
     assert!(other.totals.total < same.totals.total, "{other:?}");
     let changed: Vec<&str> = other.shares.iter().map(|one| one.level.as_str()).collect();
@@ -202,6 +224,106 @@ fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_ag
     assert_eq!(run.total.rejected, 0);
 }
 
+const FEW: InFlightFlags = InFlightFlags {
+    max_requests_inflight: 100,
+    max_mutating_requests_inflight: 50,
+};
+
+/// Whether objectives hold over a log with these shares.
+fn hold_with_shares(
+    log: &RepeatableLog,
+    flags: InFlightFlags,
+    objectives: &[&str],
+    shares: &BTreeMap<String, i32>,
+) -> bool {
+    let policies = with_shares(&policies("shares", flags.total()), shares);
+    let mut simulation = run_one(log, trial_model(), &policies).unwrap();
+    let objectives = objectives.iter().map(|text| Objective::parse(text));
+    let objectives: Vec<Objective> = objectives.collect::<Result<_, _>>().unwrap();
+    let selectors = objectives.iter();
+    let selectors = selectors.map(|objective| objective.selector().cloned());
+    let measured = simulation.measure(&selectors.collect::<Vec<_>>());
+    let mut judged = objectives.iter().zip(&measured);
+    judged.all(|(objective, measured)| objective.judge(measured).holds)
+}
+
+#[test]
+fn at_the_same_total_the_shares_that_are_found_are_enough_and_one_share_less_is_not() {
+    let log = LogFile::new(&storm_log()).read();
+    let objective = "wait_p99(level=global-default) < 20ms";
+    let report = run_at(FEW, &log, &[objective], SharesSearch::AtSameTotal, 4);
+    assert!(!report.objectives[0].configured.holds, "{report:?}");
+    let found = report.found.as_ref().unwrap();
+    assert_eq!((found.totals.total, found.totals.flags), (FEW.total(), FEW));
+    let [change] = &found.shares[..] else {
+        panic!("{:?}", found.shares);
+    };
+    assert_eq!(change.level, "global-default");
+    let holds = |shares: i32| {
+        let shares = BTreeMap::from([(change.level.clone(), shares)]);
+        hold_with_shares(&log, FEW, &[objective], &shares)
+    };
+    assert!(holds(change.found), "{change:?}");
+    assert!(!holds(change.found - 1), "{change:?}");
+    assert_eq!(found.objects.len(), 1, "{:?}", found.objects);
+    let level = |seats: &&SeatsChange| seats.level == change.level;
+    let seats = found.seats.iter().find(level).unwrap();
+    assert!(seats.configured < seats.found, "{seats:?}");
+    // Others have less by the same seats, but for rounding.
+    let sum = |of: fn(&SeatsChange) -> u32| found.seats.iter().map(of).sum::<u32>();
+    let [before, after] = [sum(|one| one.configured), sum(|one| one.found)];
+    assert!(before.abs_diff(after) <= 10, "{:?}", found.seats);
+    assert!((1..=4).contains(&found.resampled.unwrap().of));
+    if let Some(surer) = found.surer {
+        assert!(surer.held * 10 >= surer.of * 9, "{surer:?}");
+        assert!(found.surer_shares[0].found >= change.found);
+    }
+}
+
+#[test]
+fn at_the_same_total_shares_that_are_enough_stay() {
+    let log = LogFile::new(&storm_log()).read();
+    let report = run(&log, &["rejected = 100%"], SharesSearch::AtSameTotal, 2);
+    assert_eq!(report.found, None);
+    let text = output::render_table(&report);
+    assert!(text.contains("do the objectives hold at 600."), "{text}");
+
+    let objective = "rejected(level=workload-low) <= 100%";
+    let file = LogFile::new(&storm_log().replace("devs", "system:serviceaccounts"));
+    let report = run(&file.read(), &[objective], SharesSearch::AtSameTotal, 2);
+    let found = report.found.as_ref().unwrap();
+    assert_eq!((&found.shares[..], &found.objects[..]), (&[][..], &[][..]));
+    assert_eq!((report.tried_shares, &found.seats[..]), (Some(1), &[][..]));
+    let text = output::render_table(&report);
+    assert!(text.contains("hold with the configured shares"), "{text}");
+}
+
+#[test]
+fn at_the_same_total_several_levels_may_change() {
+    let log = LogFile::new(&storm_log()).read();
+    let objectives = [
+        "wait_p99(level=global-default) < 20ms",
+        "wait_max(level=system) < 1ms",
+    ];
+    let flags = InFlightFlags {
+        max_requests_inflight: 70,
+        max_mutating_requests_inflight: 30,
+    };
+    let report = run_at(flags, &log, &objectives, SharesSearch::AtSameTotal, 0);
+    let found = report.found.as_ref().unwrap();
+    let shares = found.shares.iter();
+    let shares: BTreeMap<String, i32> = shares
+        .map(|change| (change.level.clone(), change.found))
+        .collect();
+    let holds = |shares: &BTreeMap<String, i32>| hold_with_shares(&log, flags, &objectives, shares);
+    assert!(holds(&shares), "{shares:?}");
+    for (level, found) in &shares {
+        let mut less = shares.clone();
+        less.insert(level.clone(), found - 1);
+        assert!(!holds(&less), "{level} of {shares:?}");
+    }
+}
+
 #[test]
 fn with_max_in_flight_no_limit_of_the_result_is_off() {
     let lines = (0..200).map(|n| {
@@ -220,7 +342,7 @@ fn with_max_in_flight_no_limit_of_the_result_is_off() {
         policies: &configured,
         flags: TODAY,
         objectives: &[Objective::parse("rejected(level=mutating) = 0").unwrap()],
-        shares: false,
+        shares: SharesSearch::Configured,
         resamples: 0,
         model: trial_model(),
     };
@@ -244,7 +366,12 @@ fn drawn_logs_without_requests_of_the_objectives_say_nothing() {
             r#"{{"at_ms":1,"method":"GET","url":"/api/v1/pods","user":"u{n}","service_ms":5}}"#
         );
         let log = LogFile::new(&(line + "\n")).read();
-        run(&log, &[&format!("rejected(user=u{n}) = 0")], false, 1)
+        run(
+            &log,
+            &[&format!("rejected(user=u{n}) = 0")],
+            SharesSearch::Configured,
+            1,
+        )
     });
     let is_unknown = |report: &SearchReport| {
         let resampled = report.found.as_ref().unwrap().resampled.unwrap();
@@ -263,7 +390,7 @@ fn drawn_logs_without_requests_of_the_objectives_say_nothing() {
 #[test]
 fn what_never_holds_is_not_found() {
     let log = LogFile::new(&storm_log()).read();
-    let report = run(&log, &["rejected = 100%"], false, 20);
+    let report = run(&log, &["rejected = 100%"], SharesSearch::Configured, 20);
     assert_eq!(report.found, None);
     let text = output::render_table(&report);
     assert!(
@@ -285,7 +412,7 @@ fn an_objective_about_no_request_is_an_error() {
         policies: &policies("flags", 600),
         flags: TODAY,
         objectives: &objectives,
-        shares: false,
+        shares: SharesSearch::Configured,
         resamples: 0,
         model: trial_model(),
     };
@@ -312,7 +439,7 @@ fn a_group_is_measured_by_the_requests_of_its_users() {
         ["rejected(group=system:authenticated) = 0", "rejected = 0"],
     ];
     for objectives in same {
-        let report = run(&log, &objectives, false, 0);
+        let report = run(&log, &objectives, SharesSearch::Configured, 0);
         let [by_group, other] = &report.objectives[..] else {
             panic!("{report:?}");
         };
@@ -323,7 +450,7 @@ fn a_group_is_measured_by_the_requests_of_its_users() {
         policies: &policies("flags", 600),
         flags: TODAY,
         objectives: &[Objective::parse("rejected(group=dev) = 0").unwrap()],
-        shares: false,
+        shares: SharesSearch::Configured,
         resamples: 0,
         model: trial_model(),
     };
@@ -339,10 +466,13 @@ fn searches_are_the_golden_ones() {
         "wait_p99(level=global-default) < 20ms",
         "rejected(user=bob) = 0",
     ];
-    let report = run(&log, &objectives, true, 6);
+    let report = run(&log, &objectives, SharesSearch::ForSmallerTotal, 6);
     assert_golden("search.txt", &output::render_table(&report));
     assert_golden("search.yaml", &output::render_yaml(&report));
     let value: Value = serde_json::to_value(&report).unwrap();
     let text = serde_json::to_string_pretty(&value).unwrap() + "\n";
     assert_golden("search.json", &text);
+    let report = run_at(FEW, &log, &objectives, SharesSearch::AtSameTotal, 6);
+    assert_golden("shares.txt", &output::render_table(&report));
+    assert_golden("shares.yaml", &output::render_yaml(&report));
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::cli::flags::ServeArgs;
@@ -14,6 +15,7 @@ use crate::explain::explainer::ConcurrencyPolicy;
 use crate::replay::advice::objective::Objective;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::search::find::SearchRequest;
+use crate::replay::advice::search::find::SharesSearch;
 use crate::replay::advice::search::find::search;
 use crate::replay::advice::search::output;
 use crate::replay::advice::suggest::find::suggest;
@@ -31,9 +33,11 @@ pub(super) struct AdviceOptions {
     /// wait_p99, wait_max. Selectors: level, schema, user, group, user-agent, or none for all requests.
     #[arg(long, value_name = "OBJECTIVE", value_parser = Objective::parse, conflicts_with = "compare")]
     search: Vec<Objective>,
-    /// With --search: also look for shares of priority levels with which it holds at a smaller total.
-    #[arg(long, requires = "search")]
-    search_shares: bool,
+    /// With --search: also look for shares of priority levels, with which it holds at a smaller total (smaller-total, if no value is
+    /// given), or for those with which it holds at the configured total and that change the least (same-total).
+    #[arg(long, value_name = "TOTAL", requires = "search", value_enum, num_args = 0..=1, require_equals = true,
+        default_missing_value = "smaller-total")]
+    search_shares: Option<SharesTotal>,
     /// With --search: in how many logs that are drawn from this one the result is tried, to say how sure it is.
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
     search_resamples: u32,
@@ -45,6 +49,15 @@ pub(super) struct AdviceOptions {
     /// the others and can be given to --compare.
     #[arg(long, value_name = "DIR", requires = "suggest")]
     suggest_dir: Option<PathBuf>,
+}
+
+/// At which total shares are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SharesTotal {
+    /// At a smaller total than is needed with the configured shares.
+    SmallerTotal,
+    /// At the configured total.
+    SameTotal,
 }
 
 impl AdviceOptions {
@@ -151,7 +164,7 @@ fn render_search(
         return Err(CommandError::Usage(message.to_owned()));
     }
     let limits = &advised.policies.limits.concurrency;
-    if options.search_shares && matches!(limits, ConcurrencyPolicy::MaxInFlight(_)) {
+    if options.search_shares.is_some() && matches!(limits, ConcurrencyPolicy::MaxInFlight(_)) {
         let message =
             "--search-shares: there are no shares with --enable-priority-and-fairness=false";
         return Err(CommandError::Usage(message.to_owned()));
@@ -160,7 +173,11 @@ fn render_search(
         policies: advised.policies,
         flags: advised.settings.flags,
         objectives: &options.search,
-        shares: options.search_shares,
+        shares: match options.search_shares {
+            None => SharesSearch::Configured,
+            Some(SharesTotal::SmallerTotal) => SharesSearch::ForSmallerTotal,
+            Some(SharesTotal::SameTotal) => SharesSearch::AtSameTotal,
+        },
         resamples: options.search_resamples,
         model: advised.model,
     };

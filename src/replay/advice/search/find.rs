@@ -2,16 +2,23 @@
 
 use std::fmt;
 
+use serde_json::Value;
+
 use super::model::FoundReport;
 use super::model::JudgementReport;
 use super::model::ObjectiveReport;
 use super::model::ResampledReport;
 use super::model::SearchReport;
+use super::model::SeatsChange;
 use super::model::SharesChange;
 use super::model::TriedTotal;
 use super::runs::Held;
 use super::runs::Runner;
 use super::runs::all_hold;
+use super::same_total::SurerShares;
+use super::same_total::least_change;
+use super::same_total::surer_shares;
+use super::shares::Climbed;
 use super::shares::shares_for_less;
 use super::smallest::MAX_NUMBER;
 use super::smallest::Smallest;
@@ -35,8 +42,25 @@ use crate::replay::simulation::measure::GroupSelector;
 /// The names that an error lists.
 const MAX_LISTED: usize = 10;
 
+/// The name of the policies with the shares that were found.
+const OTHER_SHARES: &str = "other shares";
+
+/// The runs of the configuration and of the result.
+const CONFIGURED_AND_FOUND: u64 = 2;
+
 /// A total that is surer is looked for up to so many times the result.
 const MAX_SURER: u32 = 8;
+
+/// Which shares of priority levels are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SharesSearch {
+    /// Those of the configuration.
+    Configured,
+    /// Others, with which a smaller total is enough.
+    ForSmallerTotal,
+    /// Others, with which the total of the configuration is enough.
+    AtSameTotal,
+}
 
 /// What is looked for.
 #[derive(Debug)]
@@ -47,8 +71,8 @@ pub(crate) struct SearchRequest<'s> {
     pub(crate) flags: InFlightFlags,
     /// What shall hold. Not empty.
     pub(crate) objectives: &'s [Objective],
-    /// Whether shares may change.
-    pub(crate) shares: bool,
+    /// Which shares of priority levels are tried.
+    pub(crate) shares: SharesSearch,
     /// The logs that are drawn from the log, to say how sure the result is. 0: none.
     pub(crate) resamples: u32,
     /// The assumptions.
@@ -115,7 +139,8 @@ struct FullRun {
     outcome: SimulationOutcome,
 }
 
-/// Looks for the smallest total concurrency at which the objectives hold.
+/// Looks for the smallest total concurrency at which the objectives hold, or for the shares with which
+/// they hold at the configured one.
 ///
 /// # Errors
 /// The log cannot be read again, or an objective is about no request.
@@ -131,35 +156,48 @@ pub(crate) fn search(
     };
     let configured = run_fully(&runner, request.policies)?;
     check_requests(&runner, &configured)?;
-    let mut runs = 2; // the configuration, and the result
+    match request.shares {
+        SharesSearch::AtSameTotal => search_shares(&runner, request, configured),
+        SharesSearch::Configured | SharesSearch::ForSmallerTotal => {
+            search_total(&runner, request, configured)
+        }
+    }
+}
+
+/// Looks for the smallest total.
+fn search_total(
+    runner: &Runner<'_>,
+    request: &SearchRequest<'_>,
+    configured: FullRun,
+) -> Result<SearchReport, SearchError> {
+    let (log, mut runs) = (runner.log, CONFIGURED_AND_FOUND);
     let mut policies = request.policies.clone();
-    let mut smallest = smallest_total(&runner, &policies, request.flags.total(), &mut runs)?;
-    if request.shares {
+    let mut smallest = smallest_total(runner, &policies, request.flags.total(), &mut runs)?;
+    if request.shares == SharesSearch::ForSmallerTotal {
         let most = smallest.found.unwrap_or(MAX_NUMBER);
-        if let Some(other) = shares_for_less(&runner, &policies, most, &mut runs)? {
-            let other_smallest = smallest_total(&runner, &other, most, &mut runs)?;
+        if let Some(other) = shares_for_less(runner, &policies, most, &mut runs)? {
+            let other_smallest = smallest_total(runner, &other, most, &mut runs)?;
             if other_smallest.found.is_some_and(|total| total < most) {
                 (policies, smallest) = (other, other_smallest);
             }
         }
     }
     let best = runner.at_total(&policies, smallest.found.unwrap_or(MAX_NUMBER));
-    let full = run_fully(&runner, &best)?;
+    let full = run_fully(runner, &best)?;
     let objectives = objective_reports(request.objectives, &configured, &full);
     let outcomes = vec![configured.outcome, full.outcome];
     let replayed = report(log.summary(), log.options(), request.model.model, outcomes);
     let mut found = None;
     if let Some(total) = smallest.found {
-        let sureness = how_sure(&runner, &policies, total, request.resamples, &mut runs)?;
+        let sureness = how_sure(runner, &policies, total, request.resamples, &mut runs)?;
         found = Some(FoundReport {
             totals: runner.totals(total),
             shares: shares_changes(request.policies, &best),
-            objects: changed_objects(request.policies, &best)
-                .iter()
-                .map(to_manifest)
-                .collect(),
+            objects: manifests(request.policies, &best),
             resampled: sureness.resampled,
             surer: sureness.surer,
+            surer_shares: Vec::new(),
+            seats: Vec::new(),
             changes: replayed.changes,
         });
     }
@@ -170,6 +208,7 @@ pub(crate) fn search(
         configured: runner.totals(request.flags.total()),
         found,
         largest: MAX_NUMBER,
+        tried_shares: None,
         contradictions: smallest.contradictions(),
         tried: smallest
             .tested
@@ -179,6 +218,108 @@ pub(crate) fn search(
         runs,
         kept_in_memory: log.kept().is_some(),
     })
+}
+
+/// Looks for the shares with which the objectives hold at the total of the configuration.
+fn search_shares(
+    runner: &Runner<'_>,
+    request: &SearchRequest<'_>,
+    configured: FullRun,
+) -> Result<SearchReport, SearchError> {
+    let (log, total) = (runner.log, request.flags.total());
+    let mut tried = 0;
+    let found = least_change(runner, request.policies, &mut tried)?;
+    let mut runs = CONFIGURED_AND_FOUND + tried;
+    let Climbed { policies, holds } = found;
+    let policies = ReplayedPolicies {
+        name: OTHER_SHARES.to_owned(),
+        ..policies
+    };
+    let full = run_fully(runner, &policies)?;
+    let objectives = objective_reports(request.objectives, &configured, &full);
+    let seats = seats_changes(&configured.outcome, &full.outcome);
+    let outcomes = vec![configured.outcome, full.outcome];
+    let replayed = report(log.summary(), log.options(), request.model.model, outcomes);
+    let mut found = None;
+    if holds {
+        let (resampled, surer) = how_sure_of_shares(runner, request, &policies, &mut runs)?;
+        let of_total = |held: Held| ResampledReport {
+            totals: runner.totals(total),
+            held: held.held,
+            of: held.of,
+        };
+        found = Some(FoundReport {
+            totals: runner.totals(total),
+            shares: shares_changes(request.policies, &policies),
+            objects: manifests(request.policies, &policies),
+            resampled: resampled.map(of_total),
+            surer_shares: surer.as_ref().map_or_else(Vec::new, |surer| {
+                shares_changes(request.policies, &surer.policies)
+            }),
+            surer: surer.map(|surer| of_total(surer.held)),
+            seats,
+            changes: replayed.changes,
+        });
+    }
+    Ok(SearchReport {
+        input: replayed.input,
+        model: replayed.model,
+        objectives,
+        configured: runner.totals(total),
+        found,
+        largest: total,
+        tried_shares: Some(tried),
+        contradictions: Vec::new(),
+        tried: Vec::new(),
+        runs,
+        kept_in_memory: log.kept().is_some(),
+    })
+}
+
+/// The objects that change.
+fn manifests(before: &ReplayedPolicies, after: &ReplayedPolicies) -> Vec<Value> {
+    let changed = changed_objects(before, after);
+    changed.iter().map(to_manifest).collect()
+}
+
+/// How often the objectives hold with some shares in drawn logs, and shares with which they hold in
+/// nine of ten.
+fn how_sure_of_shares(
+    runner: &Runner<'_>,
+    request: &SearchRequest<'_>,
+    policies: &ReplayedPolicies,
+    runs: &mut u64,
+) -> Result<(Option<Held>, Option<SurerShares>), ReadError> {
+    let resamples = request.resamples;
+    if resamples == 0 {
+        return Ok((None, None));
+    }
+    *runs += u64::from(resamples);
+    let held = runner.judge_resampled(policies, resamples)?;
+    if held.of == 0 {
+        return Ok((Some(held), None));
+    }
+    if held.is_sure() {
+        let policies = policies.clone();
+        return Ok((Some(held), Some(SurerShares { policies, held })));
+    }
+    let surer = surer_shares(runner, request.policies, policies, resamples, runs)?;
+    Ok((Some(held), surer))
+}
+
+/// The levels that have more or fewer seats.
+fn seats_changes(before: &SimulationOutcome, after: &SimulationOutcome) -> Vec<SeatsChange> {
+    let levels = before.run.levels.iter().filter_map(|configured| {
+        let name = &configured.requests.name;
+        let mut levels = after.run.levels.iter();
+        let found = levels.find(|level| level.requests.name == *name)?;
+        (found.nominal_seats != configured.nominal_seats).then(|| SeatsChange {
+            level: name.clone(),
+            configured: configured.nominal_seats,
+            found: found.nominal_seats,
+        })
+    });
+    levels.collect()
 }
 
 /// The smallest total at which the objectives hold, around `near`.

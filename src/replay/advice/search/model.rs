@@ -19,13 +19,17 @@ pub(crate) struct SearchReport {
     pub(crate) objectives: Vec<ObjectiveReport>,
     /// The total concurrency of the configuration.
     pub(crate) configured: SearchTotals,
-    /// The smallest total at which all objectives hold. `None`: there is none up to `largest`.
+    /// The smallest total at which all objectives hold, or the shares with which they hold at the
+    /// configured one. `None`: there is none up to `largest`, or none were found.
     pub(crate) found: Option<FoundReport>,
     /// The largest total that was tried.
     pub(crate) largest: u32,
     /// All totals that were tried with the shares of the result, with the log as it is.
     pub(crate) tried: Vec<TriedTotal>,
-    /// SearchTotals at which the objectives do not hold although they hold at a smaller one. Empty: what was
+    /// If shares were looked for at the configured total: how many different ones were tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tried_shares: Option<u64>,
+    /// Totals at which the objectives do not hold although they hold at a smaller one. Empty: what was
     /// tried is monotone.
     pub(crate) contradictions: Vec<u32>,
     /// The number of simulations.
@@ -51,7 +55,7 @@ pub(crate) struct ObjectiveReport {
     pub(crate) objective: String,
     /// With the configuration.
     pub(crate) configured: JudgementReport,
-    /// With the result; without one, at the largest total.
+    /// With the result; without one, at the largest total, or with the shares that come closest.
     pub(crate) found: JudgementReport,
 }
 
@@ -89,6 +93,12 @@ pub(crate) struct FoundReport {
     /// The smallest total at which they held in nine of ten such logs. `None` if none were drawn, or
     /// there is none up to eight times the result.
     pub(crate) surer: Option<ResampledReport>,
+    /// If shares were looked for at the configured total: those of `surer`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) surer_shares: Vec<SharesChange>,
+    /// If shares were looked for at the configured total: all levels that have more or fewer seats.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) seats: Vec<SeatsChange>,
     /// The users who fare worse and better than with the configuration.
     pub(crate) changes: ChangesReport,
 }
@@ -102,6 +112,17 @@ pub(crate) struct SharesChange {
     pub(crate) configured: i32,
     /// With the result.
     pub(crate) found: i32,
+}
+
+/// The nominal seats of a level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SeatsChange {
+    /// Its name.
+    pub(crate) level: String,
+    /// With the configuration.
+    pub(crate) configured: u32,
+    /// With the result.
+    pub(crate) found: u32,
 }
 
 /// How often objectives held in drawn logs.

@@ -20,11 +20,9 @@ pub(crate) fn render_table(report: &SearchReport) -> String {
         write_line(&mut text, &not_found(report));
         return text;
     };
-    write_line(&mut text, &smallest_total(found));
-    write_line(
-        &mut text,
-        &format!("configured: {}", flags(&report.configured)),
-    );
+    for line in result(report, found) {
+        write_line(&mut text, &line);
+    }
     for shares in &found.shares {
         let (level, before, after) = (&shares.level, shares.configured, shares.found);
         write_line(
@@ -35,8 +33,16 @@ pub(crate) fn render_table(report: &SearchReport) -> String {
             ),
         );
     }
-    write_line(&mut text, &monotonicity(report, found));
-    for line in sureness(found) {
+    for seats in &found.seats {
+        let (level, before, after) = (&seats.level, seats.configured, seats.found);
+        let level = table::printable(level);
+        write_line(
+            &mut text,
+            &format!("seats of {level}: {before} before, {after} after"),
+        );
+    }
+    write_line(&mut text, &tried(report, found));
+    for line in sureness(report, found) {
         write_line(&mut text, &line);
     }
     table::write_all_changes(&mut text, &found.changes);
@@ -57,10 +63,9 @@ pub(crate) fn render_yaml(report: &SearchReport) -> String {
         lines.push(not_found(report));
         return comment(&lines);
     };
-    lines.push(smallest_total(found));
-    lines.push(format!("configured: {}", flags(&report.configured)));
-    lines.push(monotonicity(report, found));
-    lines.extend(sureness(found));
+    lines.extend(result(report, found));
+    lines.push(tried(report, found));
+    lines.extend(sureness(report, found));
     if found.objects.is_empty() {
         lines.push("No object changes.".to_owned());
     }
@@ -73,11 +78,18 @@ pub(crate) fn render_yaml(report: &SearchReport) -> String {
 }
 
 fn write_objectives(text: &mut String, report: &SearchReport) {
-    let found = match &report.found {
-        Some(found) => format!("AT {}", found.totals.total),
-        None => format!("AT {}", report.largest),
+    let (configured, found) = match (&report.found, report.tried_shares) {
+        (Some(_), Some(_)) => ("CONFIGURED".to_owned(), "OTHER SHARES".to_owned()),
+        (None, Some(_)) => ("CONFIGURED".to_owned(), "CLOSEST".to_owned()),
+        (found, None) => {
+            let found = found.as_ref().map(|found| found.totals.total);
+            let at = |total: u32| format!("AT {total}");
+            (
+                at(report.configured.total),
+                at(found.unwrap_or(report.largest)),
+            )
+        }
     };
-    let configured = format!("AT {}", report.configured.total);
     let mut rows = vec![
         [
             "OBJECTIVE".to_owned(),
@@ -107,6 +119,13 @@ const fn holds(holds: bool) -> &'static str {
 }
 
 fn not_found(report: &SearchReport) -> String {
+    if let Some(tried) = report.tried_shares {
+        return format!(
+            "With none of the {tried} sets of shares that were tried do the objectives hold at {}. Look for a larger total: \
+             --search without --search-shares.",
+            report.configured.total
+        );
+    }
     let held = report.tried.iter().rev().find(|tried| tried.holds);
     let but = held.map_or_else(String::new, |tried| {
         format!(" (they hold at {}, but not at more)", tried.total)
@@ -126,8 +145,27 @@ fn flags(totals: &SearchTotals) -> String {
     )
 }
 
-fn smallest_total(found: &FoundReport) -> String {
-    format!("smallest total: {}", flags(&found.totals))
+/// The total, or that it stays.
+fn result(report: &SearchReport, found: &FoundReport) -> Vec<String> {
+    let configured = flags(&report.configured);
+    if report.tried_shares.is_none() {
+        return vec![
+            format!("smallest total: {}", flags(&found.totals)),
+            format!("configured: {configured}"),
+        ];
+    }
+    vec![if found.shares.is_empty() {
+        format!("The objectives hold with the configured shares at the total of {configured}.")
+    } else {
+        format!("shares for the total of {configured}, with the smallest change that was found:")
+    }]
+}
+
+fn tried(report: &SearchReport, found: &FoundReport) -> String {
+    report.tried_shares.map_or_else(
+        || monotonicity(report, found),
+        |tried| format!("tried: {tried} sets of shares"),
+    )
 }
 
 /// What was tried, and whether it contradicts itself.
@@ -153,7 +191,7 @@ fn monotonicity(report: &SearchReport, found: &FoundReport) -> String {
     )
 }
 
-fn sureness(found: &FoundReport) -> Vec<String> {
+fn sureness(report: &SearchReport, found: &FoundReport) -> Vec<String> {
     let Some(resampled) = &found.resampled else {
         return Vec::new();
     };
@@ -161,6 +199,9 @@ fn sureness(found: &FoundReport) -> Vec<String> {
         return vec![
             "not known how sure: none of the logs that were drawn from this one has requests of the objectives".to_owned(),
         ];
+    }
+    if report.tried_shares.is_some() {
+        return sureness_of_shares(found, *resampled);
     }
     let mut lines = vec![format!(
         "sure: in {} of {} logs drawn from this one the objectives hold at {}",
@@ -176,6 +217,31 @@ fn sureness(found: &FoundReport) -> Vec<String> {
             flags(&surer.totals)
         ),
     });
+    lines
+}
+
+fn sureness_of_shares(found: &FoundReport, resampled: ResampledReport) -> Vec<String> {
+    let ResampledReport { held, of, .. } = resampled;
+    let mut lines = vec![format!(
+        "sure: in {held} of {of} logs drawn from this one the objectives hold with these shares"
+    )];
+    match found.surer {
+        None if found.shares.is_empty() => {}
+        None => lines.push(
+            "No change of these shares up to eight times of it holds in nine of ten of them."
+                .to_owned(),
+        ),
+        Some(_) if found.surer_shares == found.shares => {}
+        Some(ResampledReport { held, of, .. }) => {
+            let shares = found.surer_shares.iter().map(|change| {
+                let (level, shares) = (table::printable(&change.level), change.found);
+                format!("{level}: {shares}")
+            });
+            let shares: Vec<String> = shares.collect();
+            let shares = shares.join(", ");
+            lines.push(format!("in {held} of {of} with the shares {shares}"));
+        }
+    }
     lines
 }
 

@@ -2,7 +2,7 @@
 //!
 //! At a total at which the objectives do not hold, the shares of one level after the other are doubled:
 //! each time those of the level that helps most. That is a hill climb: it need not find the best shares,
-//! but what it finds was tried. SearchTotals are bisected with this.
+//! but what it finds was tried. Totals are bisected with this.
 
 use std::collections::BTreeMap;
 
@@ -37,33 +37,50 @@ pub(super) fn shares_for_less(
     while holding - failing > (holding / 16).max(1) {
         let middle = failing + (holding - failing) / 2;
         let start = best.as_ref().unwrap_or(policies);
-        match climb(runner, start, middle, runs)? {
-            Some(found) => (holding, best) = (middle, Some(found)),
-            None => failing = middle,
+        let climbed = climb(runner, start, middle, runs)?;
+        if climbed.holds {
+            (holding, best) = (middle, Some(climbed.policies));
+        } else {
+            failing = middle;
         }
     }
     Ok(best)
 }
 
-/// The policies with shares with which the objectives hold at this total.
-fn climb(
+/// The end of a climb.
+#[derive(Clone, Debug)]
+pub(super) struct Climbed {
+    pub(super) policies: ReplayedPolicies,
+    /// Whether the objectives hold with them. If not, they come as close as any that were tried.
+    pub(super) holds: bool,
+}
+
+/// Looks for shares with which the objectives hold at this total.
+///
+/// # Errors
+/// The log cannot be read again.
+pub(super) fn climb(
     runner: &Runner<'_>,
     policies: &ReplayedPolicies,
     total: u32,
     runs: &mut u64,
-) -> Result<Option<ReplayedPolicies>, ReadError> {
-    let mut best = policies.clone();
-    let judged = runner.judge(&[runner.at_total(&best, total)])?;
+) -> Result<Climbed, ReadError> {
+    let mut best = Climbed {
+        policies: policies.clone(),
+        holds: false,
+    };
+    let judged = runner.judge(&[runner.at_total(policies, total)])?;
     *runs += 1;
     let Some(first) = judged.into_iter().next() else {
-        return Ok(None); // unreachable: one variant has one judgement
+        return Ok(best); // unreachable: one variant has one judgement
     };
-    if all_hold(&first) {
-        return Ok(Some(best));
+    best.holds = all_hold(&first);
+    if best.holds {
+        return Ok(best);
     }
     let mut least = badness(&first, &first);
     for _ in 0..MAX_STEPS {
-        let variants = doubled(&best);
+        let variants = doubled(&best.policies);
         let at_total = variants.iter().map(|one| runner.at_total(one, total));
         let judged = runner.judge(&at_total.collect::<Vec<_>>())?;
         *runs += crate::numeric::saturating_u64(variants.len());
@@ -73,15 +90,16 @@ fn climb(
         let better = tried.min_by(|(a, ..), (b, ..)| a.total_cmp(b));
         match better {
             Some((bad, judged, variant)) if bad < least => {
-                (least, best) = (bad, variant);
-                if all_hold(&judged) {
-                    return Ok(Some(best));
+                (least, best.policies) = (bad, variant);
+                best.holds = all_hold(&judged);
+                if best.holds {
+                    return Ok(best);
                 }
             }
-            _ => return Ok(None),
+            _ => return Ok(best),
         }
     }
-    Ok(None)
+    Ok(best)
 }
 
 /// The policies with the shares of one level doubled, for each level. The catch-all level is not
