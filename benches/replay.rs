@@ -39,6 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             "client-go, 20 cores",
             &["--clients=client-go", "--capacity=20"],
         ),
+        (
+            "closed-client-go, 20 cores",
+            &["--clients=closed-client-go", "--capacity=20"],
+        ),
     ] {
         let arguments = [&["replay", "-", "-o", "json"], flags].concat();
         measure(run, &arguments, events, write_log)?;

@@ -1,6 +1,7 @@
 //! What a log says, in memory: requests as they arrived, and the ends of long-running ones. Pure.
 
-use std::borrow::Cow;
+use std::fmt;
+use std::num::NonZeroU32;
 use std::num::NonZeroU64;
 
 use super::clients::ClientId;
@@ -21,32 +22,47 @@ pub(crate) enum LogItem {
     },
 }
 
-/// A request of a log.
+/// A request of a log. Some 100,000 of them are kept at a time, so it is small, and what few requests
+/// have is apart.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoggedRequest {
     /// The arrival, in microseconds since the Unix epoch (or since any other moment).
     pub(crate) at_us: i64,
     /// Who sent it.
     pub(crate) client: ClientId,
-    /// The method, as `GET`.
-    pub(crate) method: Cow<'static, str>,
-    /// The target of the request line.
-    pub(crate) url: Box<[u8]>,
+    /// The method and the target.
+    pub(crate) line: RequestLine,
     /// Nanoseconds from the dispatch to the release of its seats. `None` if the log does not say.
-    pub(crate) service_ns: Option<u64>,
+    pub(crate) service_ns: OptionalNs,
     /// What became of it.
     pub(crate) recorded: RecordedOutcome,
     /// The seats that a weir has estimated for it.
-    pub(crate) seats: Option<u32>,
+    pub(crate) seats: Option<NonZeroU32>,
+    /// Of a long-running request that has not ended: its id. 0 for any other.
+    pub(crate) stream: u64,
+    /// What few requests have, or none of a log.
+    pub(crate) rare: Option<Box<RareFields>>,
+}
+
+/// What few requests have, or none of a log.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RareFields {
     /// The bytes of the response, if it was successful and the log says.
     pub(crate) bytes: Option<NonZeroU64>,
     /// What event limits look at, if the log says.
     pub(crate) event: Option<Box<LoggedEvent>>,
-    /// Of a long-running request that has not ended: its id. 0 for any other.
-    pub(crate) stream: u64,
     /// Its place in the order of decisions, if the log has that.
     pub(crate) order: Option<Box<RecordedOrder>>,
 }
+
+/// The method and the target of a request line, in one allocation: the length of the method, the
+/// method, the target.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct RequestLine(Box<[u8]>);
+
+/// Nanoseconds that may not be known, in eight bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OptionalNs(u64);
 
 /// The steps of a request in the order of all decisions of one weir. The first number is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +121,124 @@ pub(crate) struct LoggedEvent {
     pub(crate) warning: bool,
 }
 
+impl RequestLine {
+    /// `None` if the method is longer than 255 bytes.
+    #[must_use]
+    pub(crate) fn new(method: &str, target: &[u8]) -> Option<Self> {
+        let length = u8::try_from(method.len()).ok()?;
+        Some(Self([&[length], method.as_bytes(), target].concat().into()))
+    }
+
+    fn parts(&self) -> Option<(&[u8], &[u8])> {
+        let (length, rest) = self.0.split_first()?;
+        rest.split_at_checked(usize::from(*length))
+    }
+
+    /// The method, as `GET`.
+    #[must_use]
+    pub(crate) fn method(&self) -> &str {
+        let method = self
+            .parts()
+            .and_then(|(method, _)| str::from_utf8(method).ok());
+        method.unwrap_or_default() // unreachable: it was made of a text
+    }
+
+    /// The target.
+    #[must_use]
+    pub(crate) fn target(&self) -> &[u8] {
+        self.parts().map_or(&[], |(_, target)| target)
+    }
+
+    /// The bytes on the heap.
+    #[must_use]
+    pub(crate) const fn heap_bytes(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl fmt::Debug for RequestLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method(), self.target().escape_ascii())
+    }
+}
+
+impl OptionalNs {
+    /// If they are known.
+    #[must_use]
+    pub(crate) const fn get(self) -> Option<u64> {
+        match self.0 {
+            u64::MAX => None,
+            known => Some(known),
+        }
+    }
+}
+
+impl From<Option<u64>> for OptionalNs {
+    fn from(nanoseconds: Option<u64>) -> Self {
+        Self(nanoseconds.map_or(u64::MAX, |known| known.min(u64::MAX - 1)))
+    }
+}
+
+impl fmt::Debug for OptionalNs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl RareFields {
+    /// The fields, unless all are empty.
+    #[must_use]
+    pub(crate) fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::default()).then(|| Box::new(self))
+    }
+}
+
+impl LoggedRequest {
+    /// The method, as `GET`.
+    #[must_use]
+    pub(crate) fn method(&self) -> &str {
+        self.line.method()
+    }
+
+    /// The target of the request line.
+    #[must_use]
+    pub(crate) fn target(&self) -> &[u8] {
+        self.line.target()
+    }
+
+    /// The bytes of the response, if it was successful and the log says.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> Option<NonZeroU64> {
+        self.rare.as_ref()?.bytes
+    }
+
+    /// What event limits look at, if the log says.
+    #[must_use]
+    pub(crate) fn event(&self) -> Option<&LoggedEvent> {
+        self.rare.as_ref()?.event.as_deref()
+    }
+
+    /// Its place in the order of decisions, if the log has that.
+    #[must_use]
+    pub(crate) fn order(&self) -> Option<&RecordedOrder> {
+        self.rare.as_ref()?.order.as_deref()
+    }
+
+    /// See [`order`](Self::order).
+    #[must_use]
+    pub(crate) fn order_mut(&mut self) -> Option<&mut RecordedOrder> {
+        self.rare.as_mut()?.order.as_deref_mut()
+    }
+
+    /// Removes its place in the order of decisions.
+    pub(crate) fn remove_order(&mut self) {
+        if let Some(mut rare) = self.rare.take() {
+            rare.order = None;
+            self.rare = (*rare != RareFields::default()).then_some(rare);
+        }
+    }
+}
+
 impl LogItem {
     /// The same at another time, which is not the recorded one: without its place in the order of
     /// decisions.
@@ -113,7 +247,7 @@ impl LogItem {
         match &mut self {
             Self::Request(request) => {
                 request.at_us = time_us;
-                request.order = None;
+                request.remove_order();
             }
             Self::StreamEnd { at_us, .. } => *at_us = time_us,
         }
@@ -127,5 +261,35 @@ impl LogItem {
             Self::Request(request) => request.at_us,
             Self::StreamEnd { at_us, .. } => *at_us,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_small() {
+        assert_eq!(size_of::<LoggedRequest>(), 72);
+        assert_eq!(size_of::<LogItem>(), 72);
+    }
+
+    #[test]
+    fn a_line_has_its_method_and_its_target() {
+        for (method, target) in [("GET", &b"/api?a=b c"[..]), ("", b""), ("A B", b"\xff\0/")] {
+            let line = RequestLine::new(method, target).unwrap();
+            assert_eq!((line.method(), line.target()), (method, target));
+        }
+        assert!(RequestLine::new(&"G".repeat(255), b"/").is_some());
+        assert_eq!(RequestLine::new(&"G".repeat(256), b"/"), None);
+    }
+
+    #[test]
+    fn unknown_nanoseconds_stay_unknown() {
+        for nanoseconds in [None, Some(0), Some(7)] {
+            assert_eq!(OptionalNs::from(nanoseconds).get(), nanoseconds);
+        }
+        let longest = OptionalNs::from(Some(u64::MAX)).get();
+        assert_eq!(longest, Some(u64::MAX - 1));
     }
 }

@@ -151,7 +151,7 @@ impl RepeatableLog {
 /// stand in a sample several times, have an order of their own.
 fn without_order(mut item: LogItem) -> LogItem {
     if let LogItem::Request(request) = &mut item {
-        request.order = None;
+        request.remove_order();
     }
     item
 }
@@ -160,8 +160,11 @@ fn without_order(mut item: LogItem) -> LogItem {
 fn size_of_item(item: &LogItem) -> usize {
     let own = match item {
         LogItem::Request(request) => {
-            let event = request.event.as_ref();
-            request.url.len() + event.map_or(0, |event| size_of_val(&**event) + event.key.len())
+            let rare = request.rare.as_ref();
+            let event = request.event();
+            request.line.heap_bytes()
+                + rare.map_or(0, |rare| size_of_val(&**rare))
+                + event.map_or(0, |event| size_of_val(event) + event.key.len())
         }
         LogItem::StreamEnd { .. } => 0,
     };

@@ -120,6 +120,7 @@ mod tests {
     use crate::api::UserInfo;
     use crate::replay::logged::LoggedRequest;
     use crate::replay::logged::RecordedOutcome;
+    use crate::replay::logged::RequestLine;
 
     fn request(table: &ClientTable, user: &str, at_us: i64, stream: u64) -> LogItem {
         let user = UserInfo {
@@ -129,15 +130,12 @@ mod tests {
         LogItem::Request(LoggedRequest {
             at_us,
             client: table.intern(user, "", ""),
-            method: "GET".into(),
-            url: b"/api"[..].into(),
-            service_ns: None,
+            line: RequestLine::new("GET", b"/api").unwrap(),
+            service_ns: None.into(),
             recorded: RecordedOutcome::default(),
             seats: None,
-            bytes: None,
-            event: None,
             stream,
-            order: None,
+            rare: None,
         })
     }
 

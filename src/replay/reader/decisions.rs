@@ -40,7 +40,7 @@ impl DecisionSorter {
     /// Adds the next item in the order of times.
     pub(super) fn push(&mut self, item: LogItem) {
         let order = match &item {
-            LogItem::Request(request) => request.order.as_deref(),
+            LogItem::Request(request) => request.order(),
             LogItem::StreamEnd { .. } => None,
         };
         if let Some(order) = order {

@@ -1,9 +1,9 @@
 //! A line of a log: an audit event, an arrival, or neither.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,11 @@ use crate::replay::clients::ClientTable;
 use crate::replay::clients::SchemaId;
 use crate::replay::logged::LoggedEvent;
 use crate::replay::logged::LoggedRequest;
+use crate::replay::logged::RareFields;
 use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
 use crate::replay::logged::RecordedOutcome;
+use crate::replay::logged::RequestLine;
 use crate::request_info::go_duration;
 use crate::source_network::source_network;
 
@@ -160,15 +162,16 @@ impl LineParser {
         let request = LoggedRequest {
             at_us,
             client: self.event_client(event)?,
-            method: method_of(event.verb.as_ref()),
-            url: url.as_bytes().into(),
-            service_ns: service_ns.filter(|_| !is_whole_watch),
+            line: RequestLine::new(&method_of(event.verb.as_ref()), url.as_bytes())?,
+            service_ns: service_ns.filter(|_| !is_whole_watch).into(),
             recorded,
             seats: annotations.seats.as_ref().parse().ok(),
-            bytes: None,
-            event: event_attributes(&object),
             stream: FixedState::default().hash_one(event.audit_id.as_ref()) | 1,
-            order: None,
+            rare: RareFields {
+                event: event_attributes(&object),
+                ..RareFields::default()
+            }
+            .boxed(),
         };
         Some(ParsedLine::Request(ParsedRequest {
             request,
@@ -231,6 +234,10 @@ impl LineParser {
         if !arrival.at_ms.is_finite() || arrival.url.as_ref().is_empty() {
             return ParsedLine::Skipped(Skipped::Incomplete);
         }
+        let (method, target) = (arrival.method.as_ref(), arrival.url.as_ref());
+        let Some(line) = RequestLine::new(method, target.as_bytes()) else {
+            return ParsedLine::Skipped(Skipped::Incomplete);
+        };
         let at_us = microseconds(arrival.at_ms);
         let wait_ns = nanoseconds(arrival.wait_ms.unwrap_or_default());
         let service_ns = arrival.service_ms.map(nanoseconds);
@@ -243,9 +250,8 @@ impl LineParser {
         let request = LoggedRequest {
             at_us,
             client,
-            method: method_name(&arrival.method),
-            url: arrival.url.as_ref().as_bytes().into(),
-            service_ns,
+            line,
+            service_ns: service_ns.into(),
             recorded: RecordedOutcome {
                 wait_ns,
                 rejected: arrival.rejected_by.is_some()
@@ -257,11 +263,14 @@ impl LineParser {
                     .as_ref()
                     .and_then(|name| self.flow_schema(name.as_ref())),
             },
-            seats: arrival.seats,
-            bytes: response_bytes(&arrival),
-            event: event.map(Box::new),
+            seats: arrival.seats.and_then(NonZeroU32::new),
             stream: 0,
-            order: recorded_order(&arrival).map(Box::new),
+            rare: RareFields {
+                bytes: response_bytes(&arrival),
+                event: event.map(Box::new),
+                order: recorded_order(&arrival).map(Box::new),
+            }
+            .boxed(),
         };
         ParsedLine::Request(ParsedRequest {
             request,
@@ -326,17 +335,6 @@ fn unverified_user(source: &str) -> UserInfo {
     match source.parse::<IpAddr>() {
         Ok(address) => UserInfo::unverified(source_network(address).to_string()),
         Err(_) => UserInfo::anonymous(),
-    }
-}
-
-fn method_name(method: &Text<'_>) -> Cow<'static, str> {
-    match method.as_ref() {
-        "GET" => "GET".into(),
-        "POST" => "POST".into(),
-        "PUT" => "PUT".into(),
-        "PATCH" => "PATCH".into(),
-        "DELETE" => "DELETE".into(),
-        other => other.to_owned().into(),
     }
 }
 

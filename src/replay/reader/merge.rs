@@ -246,7 +246,7 @@ impl OpenSource {
             counts.add(&more);
             for order in requests
                 .iter_mut()
-                .filter_map(|one| one.request.order.as_mut())
+                .filter_map(|one| one.request.order_mut())
             {
                 order.run += self.run;
             }

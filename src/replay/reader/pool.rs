@@ -216,7 +216,7 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
         }
         let why = match line {
             ParsedLine::Request(mut request) => {
-                if let Some(order) = &mut request.request.order {
+                if let Some(order) = request.request.order_mut() {
                     order.run = parsed.runs;
                 }
                 parsed.requests.push(request);

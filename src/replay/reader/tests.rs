@@ -87,12 +87,12 @@ fn events_of_an_audit_log_are_requests_in_the_order_of_their_arrival() {
     let seen: Vec<_> = requests
         .iter()
         .map(|(request, client)| {
-            let url = String::from_utf8_lossy(&request.url).into_owned();
+            let url = String::from_utf8_lossy(request.target()).into_owned();
             let url = url.split('?').next().unwrap().to_owned();
             (
                 url,
                 client.user.name.clone(),
-                request.service_ns.map(|ns| ns / 1000),
+                request.service_ns.get().map(|ns| ns / 1000),
             )
         })
         .collect();
@@ -121,7 +121,7 @@ fn events_of_an_audit_log_are_requests_in_the_order_of_their_arrival() {
     assert_ne!(watch.stream, 0);
     let (event, _) = &requests[3];
     assert!(event.recorded.rejected);
-    assert_eq!(&*event.event.as_ref().unwrap().key, "web");
+    assert_eq!(&*event.event().unwrap().key, "web");
     assert!(!requests[4].0.recorded.rejected);
     let counts = log.counts();
     assert_eq!(
@@ -229,7 +229,7 @@ fn arrivals_are_read_and_a_user_gets_the_groups_of_its_name() {
     let requests = log.requests();
     let (first, bob) = &requests[0];
     assert_eq!(
-        (first.at_us, first.recorded.rejected, &*first.method),
+        (first.at_us, first.recorded.rejected, first.method()),
         (1_000_000, true, "DELETE")
     );
     assert_eq!(
@@ -238,7 +238,7 @@ fn arrivals_are_read_and_a_user_gets_the_groups_of_its_name() {
     );
     let (second, account) = &requests[1];
     assert_eq!(
-        (second.at_us, second.service_ns),
+        (second.at_us, second.service_ns.get()),
         (2_000_500, Some(12_000_000))
     );
     assert_eq!(account.user.groups.len(), 3);

@@ -52,7 +52,7 @@ impl ClassificationCheck {
         if client >= self.clients.len() {
             self.table.extend(&mut self.clients);
         }
-        let info = RequestInfo::parse(&request.method, &request.url);
+        let info = RequestInfo::parse(request.method(), request.target());
         let (Some(client), Ok(info)) = (self.clients.get(client), info) else {
             return; // weir answers it before all limits
         };

@@ -1,11 +1,17 @@
-//! Arrivals in a simulation: the limits in their order, as in the steps of a request in the proxy.
+//! Arrivals in a simulation: when clients send requests, and the limits in their order, as in the steps
+//! of a request in the proxy.
 
+use std::num::NonZeroU32;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::agenda::Turn;
 use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
+use super::agenda::workers::RecordedSpan;
+use super::agenda::workers::Sending;
+use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
 use super::limits::fairness::Classified;
 use super::limits::fairness::RecordedEstimate;
@@ -13,8 +19,10 @@ use super::limits::level::Started;
 use super::limits::limiter::Held;
 use super::limits::limiter::LimitRejection;
 use super::limits::limiter::Limiter;
+use super::model::Retries;
 use super::requests::Attempt;
 use super::requests::Planned;
+use super::requests::RepeatedRequest;
 use super::requests::RequestPlan;
 use super::requests::SimRequest;
 use super::statistics::groups::GroupIds;
@@ -28,6 +36,7 @@ use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::numeric::saturating_u32;
 use crate::numeric::saturating_u64;
 use crate::replay::clients::Client;
+use crate::replay::clients::ClientId;
 use crate::replay::logged::LoggedRequest;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -43,13 +52,117 @@ const TIMER_NS: u64 = 10_000_000;
 const MAX_SERVICE_NS: u64 = 86_400_000_000_000;
 
 impl Simulation {
+    pub(super) fn arrive_first(&mut self, request: LoggedRequest) {
+        if request.recorded.rejected && self.model.clients.retries() != Retries::Never {
+            self.left_out_retries += 1;
+            return;
+        }
+        let span = self.model.clients.is_closed_loop();
+        let Some(span) = span.then(|| self.recorded_span(&request)).flatten() else {
+            return self.send(request, None);
+        };
+        match self.workers.send(self.now, request, span) {
+            Sending::Now(request, worker) => self.send(request, worker),
+            Sending::At(at, worker) => self.agenda.plan(at, Turn::Arrive, Planned::Send { worker }),
+            Sending::Later => {}
+        }
+    }
+
+    /// When a request began and ended in the record. `None` of a long-running one, which no other
+    /// request waits for.
+    fn recorded_span(&self, request: &LoggedRequest) -> Option<RecordedSpan> {
+        let info = RequestInfo::parse(request.method(), request.target()).ok()?;
+        if info.long_running() {
+            return None;
+        }
+        let service_ns = match request.service_ns.get() {
+            Some(recorded) => recorded,
+            None if request.recorded.cancelled => 0,
+            None => self.service.estimate(&info),
+        };
+        let start = self.log_time(request.at_us);
+        let end = start.plus(request.recorded.wait_ns).plus(service_ns);
+        Some(RecordedSpan { start, end })
+    }
+
+    /// A client sends a request for the first time.
+    pub(super) fn send(&mut self, request: LoggedRequest, worker: Option<WorkerId>) {
+        if let Some(attempt) = self.first_attempt(request, worker) {
+            self.arrive(attempt);
+        }
+    }
+
+    fn first_attempt(
+        &mut self,
+        request: LoggedRequest,
+        worker: Option<WorkerId>,
+    ) -> Option<Attempt> {
+        self.attempt(RepeatedRequest {
+            request,
+            worker,
+            number: 0,
+            first_at: self.now,
+        })
+    }
+
+    /// A client sends a request again.
+    pub(super) fn repeat(&mut self, repeated: RepeatedRequest) {
+        if let Some(attempt) = self.attempt(repeated) {
+            self.arrive(attempt);
+        }
+    }
+
+    fn attempt(&mut self, repeated: RepeatedRequest) -> Option<Attempt> {
+        let RepeatedRequest {
+            request,
+            worker,
+            number,
+            first_at,
+        } = repeated;
+        let client = self.client(request.client)?; // it is registered before its request
+        Some(Attempt {
+            request,
+            client,
+            worker,
+            number,
+            first_at,
+            arrived: self.now,
+        })
+    }
+
+    fn client(&mut self, id: ClientId) -> Option<Arc<Client>> {
+        let at = usize::try_from(id.0).ok()?;
+        if at >= self.clients.len() {
+            self.table.extend(&mut self.clients);
+        }
+        self.clients.get(at).map(Arc::clone)
+    }
+
+    /// A request that its client has still not sent at the end of the replay.
+    pub(super) fn send_unfinished(&mut self, request: LoggedRequest) {
+        let Some(attempt) = self.first_attempt(request, None) else {
+            return; // unreachable: the client is registered before its request
+        };
+        let (method, target) = (attempt.request.method(), attempt.request.target());
+        let Ok(info) = RequestInfo::parse(method, target) else {
+            self.malformed += 1;
+            return;
+        };
+        let classified = self.classify(&info, &attempt);
+        let prepared = self.prepare(&info, &attempt, classified, None);
+        let request = self.request(attempt, &prepared, Held::Nothing, None);
+        self.count(prepared.groups.level, LevelEvent::Arrived);
+        let settled = self.settled(&request, Outcome::Unfinished, None, 0);
+        self.groups.settle(&request.groups, &settled);
+    }
+
     /// Lets a request arrive at the client limits.
     pub(super) fn arrive(&mut self, mut attempt: Attempt) {
         attempt.arrived = self.now;
         if !self.rates.limits_clients() {
             return self.arrive_at_limiter(attempt, None);
         }
-        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
+        let (method, target) = (attempt.request.method(), attempt.request.target());
         let Ok(info) = RequestInfo::parse(method, target) else {
             self.drop_malformed(&attempt);
             return;
@@ -99,7 +212,7 @@ impl Simulation {
     /// Acquires the slots of the client limits, or looks for them again a little later.
     pub(super) fn take_client_slots(&mut self, attempt: Attempt, charged: ChargedRequest) {
         let now = self.epoch.instant(self.now);
-        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
+        let (method, target) = (attempt.request.method(), attempt.request.target());
         let Ok(info) = RequestInfo::parse(method, target) else {
             return; // unreachable: it was parsed before
         };
@@ -119,7 +232,7 @@ impl Simulation {
 
     /// Rejects a request before it has reached a level.
     pub(super) fn reject_at_once(&mut self, attempt: Attempt, why: &LimitRejection) {
-        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
+        let (method, target) = (attempt.request.method(), attempt.request.target());
         let Ok(info) = RequestInfo::parse(method, target) else {
             return; // unreachable: it was parsed before
         };
@@ -128,24 +241,6 @@ impl Simulation {
         let request = self.request(attempt, &prepared, Held::Nothing, None);
         self.count(prepared.groups.level, LevelEvent::Arrived);
         self.reject(request, why);
-    }
-
-    /// A request that its client has still not sent at the end of the replay.
-    pub(super) fn send_unfinished(&mut self, request: LoggedRequest) {
-        let Some(attempt) = self.first_attempt(request, None) else {
-            return; // unreachable: the client is registered before its request
-        };
-        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
-        let Ok(info) = RequestInfo::parse(method, target) else {
-            self.malformed += 1;
-            return;
-        };
-        let classified = self.classify(&info, &attempt);
-        let prepared = self.prepare(&info, &attempt, classified, None);
-        let request = self.request(attempt, &prepared, Held::Nothing, None);
-        self.count(prepared.groups.level, LevelEvent::Arrived);
-        let settled = self.settled(&request, Outcome::Unfinished, None, 0);
-        self.groups.settle(&request.groups, &settled);
     }
 
     pub(super) fn classify(
@@ -157,9 +252,9 @@ impl Simulation {
             return None;
         };
         let recorded = RecordedEstimate {
-            seats: attempt.request.seats,
-            work: attempt.request.order.as_ref().and_then(|order| order.work),
-            bytes: attempt.request.bytes.map(NonZeroU64::get),
+            seats: attempt.request.seats.map(NonZeroU32::get),
+            work: attempt.request.order().and_then(|order| order.work),
+            bytes: attempt.request.bytes().map(NonZeroU64::get),
         };
         let user = &attempt.client.user;
         (!bypasses_fairness(info)).then(|| fairness.classify(info, user, recorded))
@@ -172,7 +267,7 @@ impl Simulation {
         classified: Option<Classified>,
         timeout: Option<Duration>,
     ) -> RequestPlan {
-        let service_ns = match attempt.request.service_ns {
+        let service_ns = match attempt.request.service_ns.get() {
             Some(recorded) if attempt.number == 0 => {
                 self.service.observe(info, recorded);
                 recorded
@@ -195,7 +290,7 @@ impl Simulation {
         attempt: Attempt,
         permit: Option<Box<ClientLimitPermit>>,
     ) {
-        let (method, target) = (&*attempt.request.method, &*attempt.request.url);
+        let (method, target) = (attempt.request.method(), attempt.request.target());
         let Ok(info) = RequestInfo::parse(method, target) else {
             self.drop_malformed(&attempt);
             return;
@@ -270,11 +365,11 @@ impl Simulation {
             return;
         };
         let (serial, logged) = (request.serial, &request.attempt.request);
-        let (recorded, service_ns) = (logged.recorded, logged.service_ns.unwrap_or_default());
-        let order = logged.order.as_deref();
+        let (recorded, service_ns) = (logged.recorded, logged.service_ns.get().unwrap_or_default());
+        let order = logged.order();
         let order = order.filter(|order| self.recorded.follows(order)).copied();
         let planned = |cancelled: bool| {
-            let request = id;
+            let request = saturating_u32(id);
             if cancelled {
                 Planned::Cancel { request, serial }
             } else {

@@ -13,25 +13,20 @@ use super::limits::limiter::Limiter;
 use super::limits::retries;
 use super::model::Retries;
 use super::requests::Attempt;
+use super::requests::LingeringSeats;
 use super::requests::OpenWatch;
 use super::requests::Planned;
+use super::requests::RepeatedRequest;
 use super::requests::SimRequest;
 use super::statistics::groups::Outcome;
 use super::statistics::groups::RejectedBy;
 use super::statistics::groups::Settled;
 use super::statistics::series::LevelEvent;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::numeric::saturating_u32;
 use crate::numeric::saturating_u64;
 use crate::replay::logged::RecordedOrder;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-
-/// Where the seats of a request are.
-#[derive(Clone, Copy, Debug)]
-struct SeatsOfRequest {
-    level: usize,
-    key: RequestKey,
-}
 
 impl Simulation {
     /// Starts the requests that the last step of a level has dispatched.
@@ -61,7 +56,7 @@ impl Simulation {
             Some(capacity) if !is_open => capacity.start(now, id, service_ns),
             _ => {
                 let planned = || Planned::End {
-                    request: id,
+                    request: saturating_u32(id),
                     serial,
                 };
                 let recorded = self.recorded_departure(id);
@@ -77,9 +72,9 @@ impl Simulation {
     /// recorded.
     fn recorded_departure(&self, id: usize) -> Option<RecordedStep> {
         let logged = &self.requests.get(id)?.attempt.request;
-        let order = logged.order.as_deref()?;
+        let order = logged.order()?;
         let times = logged.recorded.wait_ns;
-        let times = times.saturating_add(logged.service_ns?);
+        let times = times.saturating_add(logged.service_ns.get()?);
         self.recorded.dispatches(order).then_some(RecordedStep {
             number: order.departure?,
             at: self.recorded_time(order).plus(times),
@@ -91,10 +86,10 @@ impl Simulation {
         &mut self,
         order: Option<&RecordedOrder>,
         ns: u64,
-        at: SeatsOfRequest,
+        seats: LingeringSeats,
     ) {
-        let SeatsOfRequest { level, key } = at;
-        let planned = || Planned::LingerEnd { level, key };
+        let lingering = self.lingering.insert(seats);
+        let planned = || Planned::LingerEnd { lingering };
         let recorded = order
             .zip(self.recorded.current())
             .and_then(|(order, left)| {
@@ -122,7 +117,7 @@ impl Simulation {
         if !matches!(request.held, Held::Level(..)) || logged.stream == 0 {
             return;
         }
-        let Ok(info) = RequestInfo::parse(&logged.method, &logged.url) else {
+        let Ok(info) = RequestInfo::parse(logged.method(), logged.target()) else {
             return;
         };
         if *info.verb() != Verb::Watch {
@@ -171,8 +166,8 @@ impl Simulation {
                 };
                 if let Some(time) = lingers {
                     linger_ns = saturating_u64(time.as_nanos());
-                    let order = request.attempt.request.order.as_deref();
-                    let seats = SeatsOfRequest { level, key };
+                    let order = request.attempt.request.order();
+                    let seats = LingeringSeats { level, key };
                     self.plan_end_of_lingering(order, linger_ns, seats);
                 }
                 self.dispatch_started(level);
@@ -241,7 +236,7 @@ impl Simulation {
             let later = until.saturating_duration_since(now).as_nanos();
             received = received.plus(saturating_u64(later));
             self.agenda
-                .plan(received, Turn::Release, Planned::HoldEnd { hold });
+                .plan(received, Turn::Release, Planned::HoldEnd { client, hold });
         }
         let (attempt, how) = (&request.attempt, self.model.clients.retries());
         let deadline = attempt
@@ -253,13 +248,22 @@ impl Simulation {
         settled.gave_up = again.is_none() && how != Retries::Never;
         self.groups.settle(&request.groups, &settled);
         if let Some(at) = again {
-            let attempt = Attempt {
-                number: request.attempt.number + 1,
-                ..request.attempt
+            let Attempt {
+                request,
+                worker,
+                number,
+                first_at,
+                ..
+            } = request.attempt;
+            let repeated = RepeatedRequest {
+                request,
+                worker,
+                number: number + 1,
+                first_at,
             };
             self.absent += 1;
             self.agenda
-                .plan(at, Turn::Arrive, Planned::Retry(Box::new(attempt)));
+                .plan(at, Turn::Arrive, Planned::Retry(Box::new(repeated)));
         } else {
             self.end_of_worker(received, request.attempt.worker);
         }

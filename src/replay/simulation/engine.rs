@@ -14,9 +14,6 @@ use super::agenda::Turn;
 use super::agenda::recorded::RecordedAgenda;
 use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
-use super::agenda::workers::RecordedSpan;
-use super::agenda::workers::Sending;
-use super::agenda::workers::WorkerId;
 use super::agenda::workers::Workers;
 use super::limits::level::Started;
 use super::limits::limiter::Epoch;
@@ -25,8 +22,7 @@ use super::limits::rates::SimRates;
 use super::limits::retries::Holds;
 use super::model::ReplayModel;
 use super::model::ReplayedPolicies;
-use super::model::Retries;
-use super::requests::Attempt;
+use super::requests::LingeringSeats;
 use super::requests::OpenWatch;
 use super::requests::Planned;
 use super::requests::SimRequest;
@@ -38,13 +34,10 @@ use super::statistics::series::LevelEvent;
 use super::statistics::series::Series;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use crate::replay::clients::Client;
-use crate::replay::clients::ClientId;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
-use crate::replay::logged::LoggedRequest;
 use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
-use crate::request_info::RequestInfo;
 
 /// The adjustments of seats during which nothing else happens, before the time until something
 /// does is skipped: an hour. The demand is then forgotten.
@@ -84,6 +77,7 @@ pub(crate) struct Simulation {
     pub(super) table: Arc<ClientTable>,
     pub(super) clients: Vec<Arc<Client>>,
     pub(super) requests: Slab<SimRequest>,
+    pub(super) lingering: Slab<LingeringSeats>,
     pub(super) serial: u64,
     pub(super) limiter: Limiter,
     pub(super) rates: SimRates,
@@ -132,6 +126,7 @@ impl Simulation {
             table: Arc::clone(table),
             clients: Vec::new(),
             requests: Slab::new(),
+            lingering: Slab::new(),
             serial: 0,
             series: Series::new(limiter.level_count() + 1),
             limiter,
@@ -155,7 +150,7 @@ impl Simulation {
     /// Lets the next item of a log happen. One that is out of order happens now.
     pub(crate) fn offer(&mut self, item: LogItem) {
         let order = match &item {
-            LogItem::Request(request) => request.order.as_deref(),
+            LogItem::Request(request) => request.order(),
             LogItem::StreamEnd { .. } => None,
         };
         for (at, planned) in self.recorded.follow(order) {
@@ -235,7 +230,7 @@ impl Simulation {
     }
 
     /// A time of the log, in microseconds.
-    fn log_time(&self, at_us: i64) -> SimTime {
+    pub(super) fn log_time(&self, at_us: i64) -> SimTime {
         let since = at_us.saturating_sub(self.epoch.first_us);
         let since = u64::try_from(since).unwrap_or_default();
         SimTime(since.saturating_mul(1000).min(LONGEST_LOG_NS))
@@ -377,15 +372,26 @@ impl Simulation {
 
     pub(super) fn act(&mut self, planned: Planned) {
         match planned {
-            Planned::End { request, serial } if self.is_there(request, serial) => self.end(request),
-            Planned::TimeOut { request, serial } if self.is_there(request, serial) => {
-                self.leave_queue(request, false);
+            Planned::End { request, serial } => {
+                if let Some(request) = self.present(request, serial) {
+                    self.end(request);
+                }
             }
-            Planned::Cancel { request, serial } if self.is_there(request, serial) => {
-                self.leave_queue(request, true);
+            Planned::TimeOut { request, serial } => {
+                if let Some(request) = self.present(request, serial) {
+                    self.leave_queue(request, false);
+                }
             }
-            Planned::End { .. } | Planned::TimeOut { .. } | Planned::Cancel { .. } => {}
-            Planned::LingerEnd { level, key } => {
+            Planned::Cancel { request, serial } => {
+                if let Some(request) = self.present(request, serial) {
+                    self.leave_queue(request, true);
+                }
+            }
+            Planned::LingerEnd { lingering } => {
+                let Some(LingeringSeats { level, key }) = self.lingering.try_remove(lingering)
+                else {
+                    return; // unreachable: they linger once
+                };
                 let now = self.decision_time();
                 if let Limiter::Fairness(fairness) = &mut self.limiter
                     && let Some(at) = fairness.level_mut(level)
@@ -400,9 +406,9 @@ impl Simulation {
                 let (attempt, charged) = *waited;
                 self.take_client_slots(attempt, charged);
             }
-            Planned::Retry(attempt) => {
+            Planned::Retry(repeated) => {
                 self.absent -= 1;
-                self.arrive(*attempt);
+                self.repeat(*repeated);
             }
             Planned::Send { worker } => {
                 if let Some(request) = self.workers.take(self.now, worker) {
@@ -419,77 +425,15 @@ impl Simulation {
                 self.adjust_seats(at);
                 self.next_adjustment = self.due_after(at);
             }
-            Planned::HoldEnd { hold } => self.holds.release(hold),
+            Planned::HoldEnd { client, hold } => self.holds.release(client, hold),
         }
     }
 
-    pub(super) fn is_there(&self, request: usize, serial: u64) -> bool {
-        let there = self.requests.get(request);
-        there.is_some_and(|there| there.serial == serial)
-    }
-
-    pub(super) fn arrive_first(&mut self, request: LoggedRequest) {
-        if request.recorded.rejected && self.model.clients.retries() != Retries::Never {
-            self.left_out_retries += 1;
-            return;
-        }
-        let span = self.model.clients.is_closed_loop();
-        let Some(span) = span.then(|| self.recorded_span(&request)).flatten() else {
-            return self.send(request, None);
-        };
-        match self.workers.send(self.now, request, span) {
-            Sending::Now(request, worker) => self.send(request, worker),
-            Sending::At(at, worker) => self.agenda.plan(at, Turn::Arrive, Planned::Send { worker }),
-            Sending::Later => {}
-        }
-    }
-
-    /// When a request began and ended in the record. `None` of a long-running one, which no other
-    /// request waits for.
-    fn recorded_span(&self, request: &LoggedRequest) -> Option<RecordedSpan> {
-        let info = RequestInfo::parse(&request.method, &request.url).ok()?;
-        if info.long_running() {
-            return None;
-        }
-        let service_ns = match request.service_ns {
-            Some(recorded) => recorded,
-            None if request.recorded.cancelled => 0,
-            None => self.service.estimate(&info),
-        };
-        let start = self.log_time(request.at_us);
-        let end = start.plus(request.recorded.wait_ns).plus(service_ns);
-        Some(RecordedSpan { start, end })
-    }
-
-    /// A client sends a request for the first time.
-    fn send(&mut self, request: LoggedRequest, worker: Option<WorkerId>) {
-        if let Some(attempt) = self.first_attempt(request, worker) {
-            self.arrive(attempt);
-        }
-    }
-
-    pub(super) fn first_attempt(
-        &mut self,
-        request: LoggedRequest,
-        worker: Option<WorkerId>,
-    ) -> Option<Attempt> {
-        let client = self.client(request.client)?; // it is registered before its request
-        Some(Attempt {
-            request,
-            client,
-            worker,
-            number: 0,
-            first_at: self.now,
-            arrived: self.now,
-        })
-    }
-
-    pub(super) fn client(&mut self, id: ClientId) -> Option<Arc<Client>> {
-        let at = usize::try_from(id.0).ok()?;
-        if at >= self.clients.len() {
-            self.table.extend(&mut self.clients);
-        }
-        self.clients.get(at).map(Arc::clone)
+    /// A request by its number, if it has not ended.
+    pub(super) fn present(&self, request: u32, serial: u64) -> Option<usize> {
+        let request = usize::try_from(request).ok()?;
+        let there = self.requests.get(request)?;
+        (there.serial == serial).then_some(request)
     }
 
     pub(super) fn count(&mut self, level: u32, event: LevelEvent) {

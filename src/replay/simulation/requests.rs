@@ -11,11 +11,13 @@ use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
 use crate::flowcontrol::work_estimator::watch_tracker::Registration;
 use crate::limits::rate::clients::enforcer::ChargedRequest;
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rejection_hold::HoldId;
 use crate::replay::clients::Client;
+use crate::replay::clients::ClientId;
 use crate::replay::logged::LoggedRequest;
 
 /// A request that a client sends, perhaps again.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) request: LoggedRequest,
     pub(super) client: Arc<Client>,
@@ -27,6 +29,17 @@ pub(super) struct Attempt {
     pub(super) first_at: SimTime,
     /// When this one arrived.
     pub(super) arrived: SimTime,
+}
+
+/// A request that its client will repeat. There may be some 100,000 of them, so it is small.
+#[derive(Debug)]
+pub(super) struct RepeatedRequest {
+    pub(super) request: LoggedRequest,
+    pub(super) worker: Option<WorkerId>,
+    /// That of the attempt that will be made.
+    pub(super) number: u32,
+    /// When the first attempt arrived.
+    pub(super) first_at: SimTime,
 }
 
 /// A request that is there.
@@ -57,21 +70,21 @@ pub(super) struct RequestPlan {
     pub(super) longest_wait_ns: u64,
 }
 
-/// What will happen.
+/// What will happen. There may be some 100,000 of it, so it is small.
 #[derive(Debug)]
 pub(super) enum Planned {
     /// A request ends.
-    End { request: usize, serial: u64 },
+    End { request: u32, serial: u64 },
     /// The seats of a request that has ended are free.
-    LingerEnd { level: usize, key: RequestKey },
+    LingerEnd { lingering: usize },
     /// A request has waited for too long.
-    TimeOut { request: usize, serial: u64 },
+    TimeOut { request: u32, serial: u64 },
     /// The client of a request goes away.
-    Cancel { request: usize, serial: u64 },
+    Cancel { request: u32, serial: u64 },
     /// A request has waited for its tokens, or looks for its slots again.
     AfterRates(Box<(Attempt, ChargedRequest)>),
     /// A client repeats a request.
-    Retry(Box<Attempt>),
+    Retry(Box<RepeatedRequest>),
     /// A worker of a closed-loop client sends its next request.
     Send { worker: WorkerId },
     /// A watch ends that the log does not end.
@@ -79,13 +92,29 @@ pub(super) enum Planned {
     /// Seats are adjusted, as the log says.
     Adjustment,
     /// A held rejection is sent.
-    HoldEnd {
-        hold: super::limits::retries::HeldRejection,
-    },
+    HoldEnd { client: ClientId, hold: HoldId },
+}
+
+/// The seats of a request that has ended, which are not free yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LingeringSeats {
+    pub(super) level: usize,
+    pub(super) key: RequestKey,
 }
 
 /// A watch that has been admitted, and has not ended.
 #[derive(Debug)]
 pub(super) struct OpenWatch {
     pub(super) registration: Option<Registration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_in_great_numbers_is_small() {
+        assert_eq!(size_of::<Planned>(), 16);
+        assert_eq!(size_of::<RepeatedRequest>(), 88);
+    }
 }

@@ -35,6 +35,7 @@ use crate::replay::logged::LoggedRequest;
 use crate::replay::logged::RecordedAdjustment;
 use crate::replay::logged::RecordedOrder;
 use crate::replay::logged::RecordedOutcome;
+use crate::replay::logged::RequestLine;
 use crate::replay::report::model::GroupReport;
 use crate::replay::report::model::GroupsReport;
 use crate::replay::report::model::LevelReport;
@@ -94,15 +95,12 @@ impl TestLog {
         self.items.push(LogItem::Request(LoggedRequest {
             at_us: at_ms * 1000,
             client: self.table.intern(user, "agent", "192.0.2.1"),
-            method: method.into(),
-            url: url.as_bytes().into(),
-            service_ns: Some(service_ms * MS),
+            line: RequestLine::new(method, url.as_bytes()).unwrap(),
+            service_ns: Some(service_ms * MS).into(),
             recorded: RecordedOutcome::default(),
             seats: None,
-            bytes: None,
-            event: None,
             stream: 0,
-            order: None,
+            rare: None,
         }));
     }
 
@@ -145,13 +143,13 @@ pub(super) fn random_log(random: &mut Rng, requests: usize) -> TestLog {
         };
         request.stream = u64::try_from(n + 1).unwrap();
         match random.u8(..12) {
-            0 => request.service_ns = None,
-            1 => (request.recorded.rejected, request.service_ns) = (true, None),
+            0 => request.service_ns = None.into(),
+            1 => (request.recorded.rejected, request.service_ns) = (true, None.into()),
             2 => {
                 request.recorded.cancelled = true;
                 request.recorded.wait_ns = random.u64(..500 * MS);
             }
-            4 | 5 => request.order = Some(Box::new(any_order(random, at))),
+            4 | 5 => set_order(request, any_order(random, at)),
             3 => log.items.push(LogItem::StreamEnd {
                 stream: random.u64(..1000),
                 at_us: at * 1000 + 1,
@@ -160,6 +158,10 @@ pub(super) fn random_log(random: &mut Rng, requests: usize) -> TestLog {
         }
     }
     log
+}
+
+fn set_order(request: &mut LoggedRequest, order: RecordedOrder) {
+    request.rare.get_or_insert_default().order = Some(Box::new(order));
 }
 
 /// Numbers of steps that need not go together.
@@ -349,6 +351,10 @@ type FlowOutcomes = BTreeMap<(String, String), (u64, u64, f64)>;
 /// The steps of each request of a log.
 type LiveOrders = Vec<Option<Arc<DecisionOrder>>>;
 
+fn service_time(request: &LoggedRequest) -> Duration {
+    Duration::from_nanos(request.service_ns.get().unwrap())
+}
+
 /// Runs the log through the live controller, in the paused time of a runtime. The controller has run
 /// for the time `before` when the first request arrives.
 async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes, LiveOrders) {
@@ -374,7 +380,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
         async move {
             let at = Duration::from_micros(u64::try_from(request.at_us - first).unwrap());
             tokio::time::sleep_until((start + before + at).into()).await;
-            let info = RequestInfo::parse(&request.method, &request.url).unwrap();
+            let info = RequestInfo::parse(request.method(), request.target()).unwrap();
             let user = &clients[usize::try_from(request.client.0).unwrap()].user;
             let schema = |name: &str| (name.to_owned(), user.name.clone());
             let order = controller.decisions().start();
@@ -385,7 +391,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
                     let wait = permit.queue_wait().as_millis();
                     let wait = f64::from(u32::try_from(wait).unwrap());
                     let key = schema(&permit.decision().flow_schema().name);
-                    tokio::time::sleep(Duration::from_nanos(request.service_ns.unwrap())).await;
+                    tokio::time::sleep(service_time(request)).await;
                     drop(permit);
                     (key, (1, 0, wait))
                 }
@@ -441,8 +447,9 @@ fn with_order(log: &TestLog, orders: &LiveOrders) -> TestLog {
         let waited_until = dispatch.or(departure).unwrap_or(arrival).at;
         request.recorded.wait_ns = ns(arrival.at, waited_until);
         request.recorded.rejected = dispatch.is_none();
-        request.service_ns = dispatch.map(|dispatch| ns(dispatch.at, departure.unwrap().at));
-        request.order = Some(Box::new(RecordedOrder {
+        let service_ns = dispatch.map(|dispatch| ns(dispatch.at, departure.unwrap().at));
+        request.service_ns = service_ns.into();
+        let order = RecordedOrder {
             at_ns,
             arrival: arrival.number,
             departure: departure.map(|step| step.number),
@@ -453,10 +460,11 @@ fn with_order(log: &TestLog, orders: &LiveOrders) -> TestLog {
                     - i64::try_from(ns(step.at, first)).unwrap(),
             }),
             ..RecordedOrder::default()
-        }));
+        };
+        set_order(request, order);
     }
     items.sort_by_key(|item| match item {
-        LogItem::Request(request) => request.order.as_ref().unwrap().arrival,
+        LogItem::Request(request) => request.order().unwrap().arrival,
         LogItem::StreamEnd { .. } => unreachable!(),
     });
     TestLog {

@@ -73,7 +73,7 @@ fn each_request(
         let Some(client) = clients.get(at) else {
             return; // unreachable: the client is registered before its request
         };
-        let Ok(info) = RequestInfo::parse(&request.method, &request.url) else {
+        let Ok(info) = RequestInfo::parse(request.method(), request.target()) else {
             return; // weir answers it before all limits
         };
         let event = EventWrite::from_request(&info, events).is_some();

@@ -247,6 +247,7 @@ impl Delays {
 mod tests {
     use super::*;
     use crate::replay::logged::RecordedOutcome;
+    use crate::replay::logged::RequestLine;
 
     const MS: u64 = 1_000_000;
 
@@ -259,15 +260,12 @@ mod tests {
         let request = LoggedRequest {
             at_us: 0,
             client: ClientId(client),
-            method: "GET".into(),
-            url: b"/"[..].into(),
-            service_ns: None,
+            line: RequestLine::new("GET", b"/").unwrap(),
+            service_ns: None.into(),
             recorded: RecordedOutcome::default(),
             seats: None,
-            bytes: None,
-            event: None,
             stream: 0,
-            order: None,
+            rare: None,
         };
         let (start, end) = (at(start), at(end));
         workers.send(start, request, RecordedSpan { start, end })

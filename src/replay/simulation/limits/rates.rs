@@ -96,7 +96,7 @@ impl SimRates {
         }
         // A log of metadata does not have the event, but its name, which begins with the object's.
         let named = || [info.namespace(), info.name()].join(&b'/');
-        let key = request.event.as_ref().map_or_else(
+        let key = request.event().map_or_else(
             || Cow::Owned(named()),
             |event| Cow::Borrowed(event.key.as_bytes()),
         );
@@ -104,7 +104,7 @@ impl SimRates {
             namespace: info.namespace(),
             user: attributes.user.name.as_bytes(),
             source_and_object: key,
-            warning: request.event.as_ref().is_some_and(|event| event.warning),
+            warning: request.event().is_some_and(|event| event.warning),
         };
         limits.charge(&event, now).map_err(|why| LimitRejection {
             by: RejectedBy::EventRateLimit,

@@ -43,13 +43,6 @@ pub(in crate::replay::simulation) struct Holds {
     hasher: FixedState,
 }
 
-/// A rejection that is held.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct HeldRejection {
-    client: ClientId,
-    id: HoldId,
-}
-
 impl Holds {
     pub(in crate::replay::simulation) fn new(max_hold: Duration) -> Self {
         Self {
@@ -68,7 +61,7 @@ impl Holds {
         user: &str,
         class: (RejectedBy, u32),
         rejection: &LimitRejection,
-    ) -> Option<(Instant, HeldRejection)> {
+    ) -> Option<(Instant, HoldId)> {
         if !self.enabled {
             return None;
         }
@@ -92,13 +85,13 @@ impl Holds {
             return None;
         };
         let (id, _) = self.holds.hold(connection, key, ());
-        Some((until, HeldRejection { client, id }))
+        Some((until, id))
     }
 
     /// A held rejection is sent.
-    pub(in crate::replay::simulation) fn release(&mut self, held: HeldRejection) {
-        if let Some(connection) = self.connections.get_mut(&held.client) {
-            self.holds.release(connection, held.id);
+    pub(in crate::replay::simulation) fn release(&mut self, client: ClientId, hold: HoldId) {
+        if let Some(connection) = self.connections.get_mut(&client) {
+            self.holds.release(connection, hold);
         }
     }
 }
