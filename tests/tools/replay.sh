@@ -4,7 +4,7 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk gzip jq wrk
+need awk gzip jq script wrk
 
 STORM=700
 ulimit -n "$(ulimit -H -n)" || true
@@ -132,6 +132,29 @@ code=0
 "$WEIR" replay "$WORK/nowhere" >"$WORK/said" 2>&1 || code=$?
 check 'a log that is not there: exit code' 1 "$code"
 check_match '... and which' 'nowhere: No such file' "$(<"$WORK/said")"
+
+# A terminal shows how far the replay has come: here while it waits for its log. A pipe shows nothing.
+mkfifo "$WORK/slow" "$WORK/screen"
+TERM=xterm script -qefc "$WEIR replay $WORK/slow >$WORK/table" /dev/null </dev/null >"$WORK/screen" &
+terminal=$!
+exec 5<"$WORK/screen" 4>"$WORK/slow"
+shown=''
+while read -r -t 60 -d s -u 5 part; do
+    shown+=$part
+    if [[ $part == *B/ ]]; then break; fi
+done
+check_match 'on a terminal, a progress bar' ' 0 B ' "$shown"
+printf '{"at_ms":1,"method":"GET","url":"/api/v1/pods","user":"alice","service_ms":4}\n' >&4
+exec 4>&-
+rest=$(cat <&5)
+exec 5<&-
+code=0
+wait "$terminal" || code=$?
+check '... and the replay ends' 0 "$code"
+check_match '... which removes the bar' $'\e\\[2K$' "$rest"
+check_match '... and prints its table' '^1 requests in 0 s' "$(<"$WORK/table")"
+check 'in a pipe, none' '' "$("$WEIR" replay "$WORK/fairness.log" 2>&1 >"$WORK/table")"
+check_match '... but the table' 'PRIORITY LEVEL' "$(<"$WORK/table")"
 
 # Advice, over the record of two users who share a level.
 record=$WORK/record-of-fairness.jsonl
