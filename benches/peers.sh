@@ -90,7 +90,7 @@ proxies=(
     "nginx 18001 nginx -c $dir/nginx.conf"
     "haproxy->h1 18002 haproxy -db -f $dir/haproxy-h1.cfg"
     "haproxy->h2 18003 haproxy -db -f $dir/haproxy-h2.cfg"
-    "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:0 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
+    "weir 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:0 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
 )
 
 if [ -n "${ENVOY:-}" ]; then

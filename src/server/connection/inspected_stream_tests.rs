@@ -1,0 +1,175 @@
+use std::future::Future;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use hyper::rt::Timer;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+
+use super::*;
+use crate::metrics::Registry;
+use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::server::connection::frame_scanner::PREFACE_LENGTH;
+use crate::server::connection::head_monitor::HeadTimer;
+use crate::throttling::read_spacing::READ_INTERVAL;
+
+/// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.
+async fn read_frames(frames: usize, frame: &[u8], pacing: ReadPacing) -> (u32, u32) {
+    let whole = PREFACE_LENGTH + frames * frame.len();
+    let (near, mut far) = tokio::io::duplex(whole);
+    far.write_all(&[0; PREFACE_LENGTH]).await.unwrap();
+    far.write_all(&frame.repeat(frames)).await.unwrap();
+    let head_monitor = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
+    let mut stream = Http2InspectedStream::new(
+        near,
+        &head_monitor,
+        &Arc::default(),
+        WriteProgress::unobserved(),
+        pacing,
+    );
+    read_whole(&mut stream, whole).await
+}
+
+/// Reads so many bytes. Returns the polls and the reads.
+async fn read_whole(stream: &mut (impl AsyncRead + Unpin), whole: usize) -> (u32, u32) {
+    let reads = AtomicU32::new(0);
+    let mut reading = pin!(async {
+        let mut all = 0;
+        while all < whole {
+            all += stream.read(&mut [0; 8 << 10]).await.unwrap();
+            reads.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let mut polls = 1;
+    poll_fn(|cx| {
+        let polled = reading.as_mut().poll(cx);
+        polls += u32::from(polled.is_pending());
+        polled
+    })
+    .await;
+    (polls, reads.load(Ordering::Relaxed))
+}
+
+/// The stream of an HTTP/1.1 connection.
+fn http1_stream<S>(stream: S) -> InspectedStream<S, ()> {
+    InspectedStream {
+        stream,
+        target_fragments: Arc::default(),
+        requests: Arc::default(),
+        head_monitor: HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None),
+        unwritten_bytes: Arc::default(),
+        write_progress: WriteProgress::unobserved(),
+        pacing: ReadPacing::default(),
+        rejection_response: None,
+        response_suppressed: false,
+        _guard: (),
+    }
+}
+
+#[tokio::test]
+async fn a_poll_reads_less_of_a_head_than_of_a_body() {
+    const LENGTH: usize = 256 << 10;
+    for (is_head, fewest, most) in [(true, 16, 33), (false, 1, 3)] {
+        let (near, mut far) = tokio::io::duplex(LENGTH);
+        far.write_all(&[b'a'; LENGTH]).await.unwrap();
+        let mut stream = http1_stream(near);
+        let timer = HeadTimer::new(&stream.head_monitor);
+        let _head = is_head.then(|| timer.sleep(Duration::ZERO));
+        let (polls, _) = read_whole(&mut stream, LENGTH).await;
+        assert!((fewest..=most).contains(&polls), "{is_head}: {polls}");
+    }
+}
+
+#[tokio::test]
+async fn a_poll_does_a_bounded_amount_of_work() {
+    const KIB: usize = 1 << 10;
+    let heads = [&[0, 0x10, 0, 1, 4, 0, 0, 0, 1][..], &[0; 4 * KIB]].concat();
+    let (polls, reads) = read_frames(40, &heads, ReadPacing::default()).await;
+    assert!((8..=14).contains(&polls), "{polls}: 16 KiB and a read each");
+    assert!(reads > polls, "{reads} in {polls} polls");
+    // A head of one byte: some 32 in a poll, and never more than 60.
+    let requests = [0, 0, 1, 1, 5, 0, 0, 0, 1, 0x82];
+    let (polls, _) = read_frames(3200, &requests, ReadPacing::default()).await;
+    assert!((53..=101).contains(&polls), "{polls}");
+    let bodies = [&[0, 0x40, 0, 0, 0, 0, 0, 0, 1][..], &[0; 16 * KIB]].concat();
+    let (polls, _) = read_frames(60, &bodies, ReadPacing::default()).await;
+    assert!(
+        (8..=16).contains(&polls),
+        "{polls}: at least four frames each"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_pings_is_read_in_intervals() {
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    for (resets_per_second, most) in [(0, 0), (50, 70)] {
+        let start = Clock.now();
+        let pacing = ReadPacing::with_reset_limit(resets_per_second, start);
+        let (polls, _) = read_frames(1000, &PING, pacing).await;
+        let waits = (Clock.now() - start).as_millis() / READ_INTERVAL.as_millis();
+        let least = most / 2;
+        assert!(
+            (least..=most).contains(&waits),
+            "{waits} waits in {polls} polls"
+        );
+    }
+}
+
+/// A HEADERS frame with END_HEADERS, cut in two.
+fn halves(stream: u8) -> ([u8; 14], [u8; 5]) {
+    let mut head = [0; 14];
+    head[2] = 10; // length
+    head[3] = 1; // HEADERS
+    head[4] = 4; // END_HEADERS
+    head[8] = stream;
+    (head, [0; 5])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_begins_in_the_same_read_as_the_end_of_another_has_its_own_timeout() {
+    const TIME: Duration = Duration::from_secs(10);
+    let (near, mut far) = tokio::io::duplex(1 << 10);
+    let head_monitor = HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None);
+    let mut scanned = Http2InspectedStream::new(
+        near,
+        &head_monitor,
+        &Arc::default(),
+        WriteProgress::unobserved(),
+        ReadPacing::default(),
+    );
+    let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
+    let sending = async {
+        let ((first, rest), (next, _)) = (halves(1), halves(3));
+        far.write_all(&[&[b'P'; 24][..], &first].concat())
+            .await
+            .unwrap();
+        tokio::time::sleep(TIME / 2).await;
+        far.write_all(&[&rest[..], &next].concat()).await.unwrap();
+        let second_began = Clock.now();
+        assert_eq!(
+            head_monitor.wait_for_error().await,
+            IncompleteHeadError::Timeout
+        );
+        assert_eq!(Clock.now() - second_began, TIME);
+    };
+    tokio::select! {
+        () = reading => panic!("the connection goes on"),
+        () = sending => {}
+    }
+}
+
+#[tokio::test]
+async fn unwritten_bytes_are_recorded() {
+    let (near, mut far) = tokio::io::duplex(8);
+    let mut stream = http1_stream(near);
+    let requests = Arc::clone(&stream.requests);
+    let mut written = pin!(async { stream.write_all(&[7; 20]).await });
+    assert!(written.as_mut().now_or_never().is_none());
+    assert!(requests.write_pending());
+    let mut read = [0; 20];
+    let (written, read) = tokio::join!(written, far.read_exact(&mut read));
+    assert!(written.is_ok() && read.is_ok());
+    assert!(!requests.write_pending());
+}
