@@ -32,11 +32,6 @@ use crate::server::pending_handshakes::PendingHandshakeGuard;
 /// as long.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
 
-/// The tasks that a worker polls before it looks for what has arrived on sockets (Tokio's default is
-/// 61). A request takes some 20 µs, and a system call that finds nothing less than one. So a new
-/// request enters the queue of tasks soon, although another client keeps it full.
-const EVENT_INTERVAL: u32 = 16;
-
 /// A connection that the acceptor has accepted.
 #[derive(Debug)]
 pub(crate) struct AcceptedConnection {
@@ -69,7 +64,6 @@ impl Worker {
     pub(crate) fn start(number: usize, context: Arc<ConnectionContext>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .event_interval(EVENT_INTERVAL)
             .build()?;
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
