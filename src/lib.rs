@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `encoding` `numeric` `source_network` (pure) |
+//! | 0 | `encoding` `handshake_signatures` `numeric` `source_network` (pure) |
 //! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
@@ -66,6 +66,7 @@ pub mod document;
 pub mod drain;
 pub(crate) mod encoding;
 pub(crate) mod handover;
+pub(crate) mod handshake_signatures;
 pub(crate) mod hash_keys;
 pub(crate) mod io;
 pub mod metrics;

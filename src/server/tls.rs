@@ -7,17 +7,12 @@
 
 use std::sync::Arc;
 
-use rustls::DigitallySignedStruct;
 use rustls::DistinguishedName;
 use rustls::Error;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
-use rustls::SignatureScheme;
-use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::WebPkiSupportedAlgorithms;
-use rustls::crypto::verify_tls12_signature;
-use rustls::crypto::verify_tls13_signature;
 use rustls::server::ServerSessionMemoryCache;
 use rustls::server::danger::ClientCertVerified;
 use rustls::server::danger::ClientCertVerifier;
@@ -25,6 +20,8 @@ use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
+
+use crate::handshake_signatures::verify_handshake_signatures;
 
 /// Cached sessions for TLS 1.2 clients that resume by session id. TLS 1.3 and session tickets need
 /// no cache.
@@ -114,25 +111,5 @@ impl ClientCertVerifier for PossessionVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    verify_handshake_signatures!();
 }

@@ -7,20 +7,15 @@
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use rustls::DigitallySignedStruct;
 use rustls::DistinguishedName;
 use rustls::Error;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
-use rustls::SignatureScheme;
 use rustls::client::Resumption;
-use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::danger::ServerCertVerified;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::WebPkiSupportedAlgorithms;
-use rustls::crypto::verify_tls12_signature;
-use rustls::crypto::verify_tls13_signature;
 use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::ClientCertVerified;
 use rustls::server::danger::ClientCertVerifier;
@@ -35,6 +30,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
+use crate::handshake_signatures::verify_handshake_signatures;
 use crate::replicas::config::PeerTls;
 
 /// What both sides of a connection use.
@@ -162,27 +158,7 @@ impl ClientCertVerifier for PeerVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    verify_handshake_signatures!();
 }
 
 impl ServerCertVerifier for PeerVerifier {
@@ -198,25 +174,5 @@ impl ServerCertVerifier for PeerVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    verify_handshake_signatures!();
 }
