@@ -61,6 +61,9 @@ use weir::pipeline::response::deadlines::SlowTransfers;
 use weir::pipeline::steps::request_body::REQUEST_BODY_BUDGET;
 use weir::pipeline::steps::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
+use weir::replicas::config::MAX_CONNECTIONS as MAX_PEER_CONNECTIONS;
+use weir::replicas::config::MAX_HANDSHAKES as MAX_PEER_HANDSHAKES;
+use weir::replicas::config::MAX_HANDSHAKES_PER_ADDRESS as MAX_PEER_HANDSHAKES_PER_ADDRESS;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
 use weir::server::connection::connection_shares::ConnectionShares;
 use weir::shared_limits::status::SharedLimitsStatus;
@@ -277,6 +280,22 @@ fn limit_rows() -> Vec<[String; 6]> {
                 "weir_client_connections_refused_total",
                 "weir_client_connections_share_refused_total",
             ],
+        ),
+        row(
+            "TLS handshakes of other replicas (`--peer-bind-address`)",
+            format!("{MAX_PEER_HANDSHAKES_PER_ADDRESS} by address"),
+            format!("{MAX_PEER_HANDSHAKES}"),
+            "closed",
+            &[],
+            &[],
+        ),
+        row(
+            "open connections of other replicas",
+            String::new(),
+            format!("{MAX_PEER_CONNECTIONS}"),
+            "closed",
+            &[],
+            &[],
         ),
         row(
             "memory of the process",

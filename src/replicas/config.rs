@@ -8,6 +8,17 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
+/// The most connections at the peer port: for messages and for snapshots one of each replica, and
+/// as many that are being replaced.
+pub const MAX_CONNECTIONS: usize = 1024;
+
+/// The most connections at the peer port whose handshake is not complete. Until then it is not known
+/// what connects, and such connections must not take the places of the others.
+pub const MAX_HANDSHAKES: usize = 256;
+
+/// The most of these from one address.
+pub const MAX_HANDSHAKES_PER_ADDRESS: usize = 16;
+
 /// How replicas learn of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Membership {

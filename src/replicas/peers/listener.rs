@@ -28,6 +28,9 @@ use tracing::debug;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::replicas::config::MAX_CONNECTIONS;
+use crate::replicas::config::MAX_HANDSHAKES;
+use crate::replicas::config::MAX_HANDSHAKES_PER_ADDRESS;
 use crate::replicas::message::MAX_MESSAGE_BYTES;
 use crate::replicas::message::MAX_REPLICAS;
 use crate::replicas::message::ReplicaMessage;
@@ -40,14 +43,7 @@ use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
 use crate::throttling::log_limiter::LogLimiter;
 
-/// The most connections: for messages and for snapshots one of each replica, and as many that are
-/// being replaced.
-const MAX_CONNECTIONS: usize = 4 * MAX_REPLICAS;
-
-/// The most connections whose handshake is not complete, and those of one address. Until then it is
-/// not known who connects, and such connections must not take the places of the others.
-const MAX_HANDSHAKES: usize = 256;
-const MAX_HANDSHAKES_PER_ADDRESS: usize = 16;
+const _: () = assert!(MAX_CONNECTIONS == 4 * MAX_REPLICAS);
 
 /// The least time between two snapshots on a connection. The others ask for one a second.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(500);
