@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes what a release consists of, in target/release-files:
 #
-#   weir-VERSION-TARGET.tar.gz         program, completions, manual pages, systemd units, examples, licences, SBOM
+#   weir-VERSION-TARGET.tar.gz         program, completions, manual pages, systemd units, examples, kubeadm files, licences, SBOM
 #   weir-VERSION-TARGET-debug.tar.gz   the program's line tables, for gdb and for symbolized stacks
 #   weir_VERSION-1_ARCHITECTURE.deb    the same for Debian and Ubuntu, with a user and /etc/weir/weir.yaml
 #   weir-VERSION-TARGET-oci.tar        an OCI image layout: VERSION, and VERSION-playground with the API server in memory
@@ -176,8 +176,10 @@ python3 deploy/release/crates.py sbom --target "$target" "${FEATURES[@]}" >"$sta
 # --- Files of the checkout.
 cp README.md CHANGELOG.md LICENSE "$stage/"
 cp deploy/weir.service deploy/weir.socket "$stage/systemd/"
-cp examples/bastion.yaml deploy/kubeadm/config.yaml "$stage/examples/"
-mv "$stage/examples/config.yaml" "$stage/examples/kubeadm.yaml"
+cp examples/bastion.yaml "$stage/examples/"
+# At the paths of the checkout, which docs/deployment-kubeadm.md has.
+mkdir -p "$stage/deploy"
+cp -r deploy/kubeadm "$stage/deploy/"
 
 # packed FILE FOLDER [name=]: a tar archive of FOLDER/name that depends on its contents alone.
 packed() {
@@ -186,7 +188,7 @@ packed() {
 }
 
 mkdir -p "$stage/tar/$name" "$stage/tar/$name-debug"
-cp -r "$stage"/{weir,README.md,CHANGELOG.md,LICENSE,THIRD-PARTY-LICENCES.txt,weir.cdx.json,completions,man,systemd,examples} \
+cp -r "$stage"/{weir,README.md,CHANGELOG.md,LICENSE,THIRD-PARTY-LICENCES.txt,weir.cdx.json,completions,man,systemd,examples,deploy} \
     "$stage/tar/$name/"
 cp "$stage/weir.debug" "$stage/tar/$name-debug/"
 packed "$name.tar.gz" "$stage/tar" "$name"

@@ -31,8 +31,9 @@ tarball() {
     check 'the tarball: one owner and one time' 1 "$(awk '{print $2, $4, $5}' <<<"$listed" | sort -u | wc -l)"
     check '... sorted' "$(awk '{print $6}' <<<"$listed" | sort)" "$(awk '{print $6}' <<<"$listed")"
     check '... no time in its gzip header' 00000000 "$(od -An -tx1 -j4 -N4 "$FILES/$NAME.tar.gz" | tr -d ' ')"
-    check '... its files' 'CHANGELOG.md LICENSE README.md THIRD-PARTY-LICENCES.txt completions examples man systemd weir weir.cdx.json' \
+    check '... its files' 'CHANGELOG.md LICENSE README.md THIRD-PARTY-LICENCES.txt completions deploy examples man systemd weir weir.cdx.json' \
         "$(cd "$folder" && printf '%s\n' * | sort | paste -sd ' ')"
+    check_ok '... the files of docs/deployment-kubeadm.md' diff -r "$ROOT/deploy/kubeadm" "$folder/deploy/kubeadm"
     check '... its program' "weir $VERSION" "$("$folder/weir" --version)"
     check_no_match '... is stripped' '\.symtab|\.debug_line' "$(readelf --sections --wide "$folder/weir")"
     check_match '... and names its debug file' '\.gnu_debuglink' "$(readelf --sections --wide "$folder/weir")"
@@ -180,6 +181,8 @@ package() {
     else
         check_match 'the package: what it needs of glibc' 'libc6 \(>= 2\.[0-9]+\)' "$(dpkg-deb --field "$deb" Depends)"
     fi
+    check '... and the files of docs/deployment-kubeadm.md' "$(cd "$ROOT" && find deploy/kubeadm -type f | sort)" \
+        "$(dpkg-deb --contents "$deb" | sed -n 's#^-.* \./usr/share/doc/weir/\(deploy/kubeadm/.*\)#\1#p' | sort)"
     nsenter --mount="/proc/${PIDS[overlay]}/ns/mnt" cp "$WORK/weir.deb" "$OVERLAY/root/weir.deb"
     check_ok 'it is installed' inside dpkg --install /weir.deb
     check 'weir is on the path' "weir $VERSION" "$(inside weir --version)"
