@@ -29,6 +29,10 @@ pub(crate) fn standing_name(standing: Option<Standing>) -> &'static str {
     known.map_or("", |(name, _)| name)
 }
 
+const fn result_name(ok: bool) -> &'static str {
+    if ok { "success" } else { "failure" }
+}
+
 /// The metrics of one replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaMetrics {
@@ -39,13 +43,14 @@ pub struct ReplicaMetrics {
     demand: IntGaugeVec,
     lease_failures: IntCounter,
     exchanges: IntCounterVec,
+    snapshots: IntCounterVec,
 }
 
 impl ReplicaMetrics {
     /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
-        Self {
+        let metrics = Self {
             state: registry.gauges(
                 "weir_replica_state",
                 "1 for the state of this replica: member (all divide the totals), waiting (some are silent, shares do not grow), cut-off (it uses its floor), joining, superseded, off (it uses all).",
@@ -80,7 +85,19 @@ impl ReplicaMetrics {
                 "Exchanges of messages that this replica began with another, by result.",
                 &["result"],
             ),
+            snapshots: registry.counters(
+                "weir_replica_snapshots_total",
+                "Snapshots that this replica requested of another for the status page, by result. failure: it did not come within 2 s, or the other one has a version that sends none.",
+                &["result"],
+            ),
+        };
+        // Both results are there from the start, so that their rates are.
+        for counters in [&metrics.exchanges, &metrics.snapshots] {
+            for ok in [true, false] {
+                counters.with_label_values(&[result_name(ok)]);
+            }
         }
+        metrics
     }
 
     pub(super) fn show(
@@ -125,7 +142,34 @@ impl ReplicaMetrics {
 
     /// Counts an exchange that this replica began.
     pub(super) fn exchanged(&self, ok: bool) {
-        let result = if ok { "success" } else { "failure" };
-        self.exchanges.with_label_values(&[result]).inc();
+        self.exchanges.with_label_values(&[result_name(ok)]).inc();
+    }
+
+    /// Counts a snapshot that this replica requested.
+    pub(super) fn snapshot_requested(&self, ok: bool) {
+        self.snapshots.with_label_values(&[result_name(ok)]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_results_are_counted_from_zero() {
+        let registry = Registry::new();
+        let metrics = ReplicaMetrics::register(&registry);
+        metrics.exchanged(true);
+        metrics.snapshot_requested(false);
+        metrics.snapshot_requested(false);
+        let rendered = registry.render();
+        for line in [
+            "weir_replica_exchanges_total{result=\"success\"} 1",
+            "weir_replica_exchanges_total{result=\"failure\"} 0",
+            "weir_replica_snapshots_total{result=\"success\"} 0",
+            "weir_replica_snapshots_total{result=\"failure\"} 2",
+        ] {
+            assert!(rendered.lines().any(|l| l == line), "{line}:\n{rendered}");
+        }
     }
 }

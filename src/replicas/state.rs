@@ -208,6 +208,11 @@ impl ReplicaState {
         self.metrics.exchanged(ok);
     }
 
+    /// Counts a snapshot that this replica requested.
+    pub(super) fn snapshot_requested(&self, ok: bool) {
+        self.metrics.snapshot_requested(ok);
+    }
+
     /// Changes the agreement.
     pub(super) fn update(&self, change: impl FnOnce(&mut Agreement)) {
         change(&mut self.inner.lock().agreement);

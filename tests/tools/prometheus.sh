@@ -218,7 +218,20 @@ playground play --enable-priority-and-fairness=false --max-requests-inflight "$L
 PLAY=$ADMIN PLAY_URL=$URL ALICE=$(bearer alice)
 playground fair --service-time 50ms --config "$WORK/clients.yaml" --event-rate-limit-config "$WORK/events.yaml"
 FAIR=$ADMIN FAIR_URL=$URL FAIR_DIR=$DIR FAIR_ALICE=$(bearer alice)
-weir cut-off 127.0.0.1:1 # nobody listens there
+# Nobody listens at the API server's address, nor at that of the shared limits. It is one of several replicas that sees no other.
+printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/shared.key"
+cat >"$WORK/away.kubeconfig" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: away, cluster: {server: "https://127.0.0.1:1", certificate-authority: "$DIR/ca.crt"}}]
+contexts: [{name: away, context: {cluster: away, user: own}}]
+current-context: away
+users: [{name: own, user: {token: "$(token admin)"}}]
+END
+start cut-off "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" --tls-cert-file "$DIR/tls.crt" \
+    --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" --kubeconfig "$WORK/away.kubeconfig" \
+    --replica-membership leases --replica-namespace kube-system --shared-limits redis://127.0.0.1:1 --shared-key-file "$WORK/shared.key"
+fronting cut-off
 CUT_OFF=$ADMIN CUT_OFF_URL=$URL CUT_OFF_DIR=$DIR
 watching "$PLAY" "$FAIR" "$CUT_OFF"
 with_limits

@@ -191,6 +191,7 @@ one_view() {
         check_ok "$name shows the levels of all" within "$LIMIT" shows "$name" all '
             .levels[] | select(.name == "readOnly") | .currentLimit > 50 and .seatsInUse > 30'
     done
+    check_between 'the snapshots of the others are counted' 2 1000 "$(snapshots success)"
     check_ok 'one replica is picked out' within "$LIMIT" shows one three '
         [.talkers[] | select(.by == "userAgent" and .windowSeconds == 300).rows[].name]
             | contains(["agent-three"]) and (contains(["agent-one"]) | not)'
@@ -204,6 +205,18 @@ one_view() {
     check 'weir top shows one' two "$("$WEIR" top --admin "http://${ADMINS[one]}" --once -o json --replica two | jq -r .replicas.name)"
     check 'frames of later versions are skipped, and what is none ends the connection' 'snapshot ended ended ended' "$(frames)"
     check_ok 'frames: it goes on' states member one
+}
+
+# snapshots RESULT: how many of them `one` has requested.
+snapshots() {
+    of one "weir_replica_snapshots_total{result=\"$1\"}"
+}
+
+# misses BEFORE: `one` is asked for all, and has missed more snapshots than before.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+misses() {
+    shown one all >/dev/null
+    (($(snapshots failure) > $1))
 }
 
 # has_history BY WHICH: the first event has rows.
@@ -307,6 +320,7 @@ disconnected() {
     before=$(shares "${REPLICAS[@]}")
     sleep $((LEASE + HOLD)) # longer than a lease
     check_ok 'peers cut: all still wait' states waiting "${REPLICAS[@]}"
+    check_ok 'peers cut: snapshots that do not come are counted' within "$LIMIT" misses "$(snapshots failure)"
     check_between 'peers cut: shares stay' $((before - 8)) "$TOTAL" "$(shares "${REPLICAS[@]}")"
     signal relay CONT
     check_ok 'peers cut: all are back' within "$(soon 15)" states member "${REPLICAS[@]}"

@@ -65,6 +65,7 @@ pub(super) async fn run(
                 result.unwrap_or_else(|_| Err(format!("no snapshot within {seconds}s")))
             }
         };
+        state.snapshot_requested(result.is_ok());
         if result.is_err() {
             connection = None;
         }
