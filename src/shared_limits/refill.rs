@@ -17,9 +17,10 @@ use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::shared_limits::bucket::CALL_INTERVAL;
 use crate::shared_limits::bucket::RefillCall;
-use crate::shared_limits::connection::CALL_TIMEOUT;
 use crate::shared_limits::connection::ScriptCall;
 use crate::shared_limits::connection::SharedConnection;
+use crate::shared_limits::connection::connect::CALL_TIMEOUT;
+use crate::shared_limits::connection::connect::OPEN_TIMEOUT;
 use crate::shared_limits::replica_count::ReplicaCount;
 use crate::shared_limits::script;
 use crate::shared_limits::server::SharedLimitsConfig;
@@ -50,6 +51,15 @@ pub(crate) struct SharedLimits {
     member: String,
     /// The name of the set of replicas in the server.
     replicas_name: String,
+}
+
+/// What the task keeps from one connection to the next.
+struct TaskMemory {
+    replicas: ReplicaCount,
+    /// The calls of the batch that failed last, if there is no connection since. A new connection
+    /// has to answer them: of a cluster, the member that has these keys may be away while all
+    /// others are there, and the state would change with each attempt.
+    failed: Vec<ScriptCall>,
 }
 
 impl SharedLimits {
@@ -88,10 +98,13 @@ impl SharedLimits {
 
     /// Shares the limits until it is dropped.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut replicas = ReplicaCount::new(self.config.replicas);
+        let mut memory = TaskMemory {
+            replicas: ReplicaCount::new(self.config.replicas),
+            failed: Vec::new(),
+        };
         loop {
-            let why = match self.connect(&mut replicas).await {
-                Ok(connection) => self.share(connection, &mut replicas).await,
+            let why = match self.connect(&mut memory).await {
+                Ok(connection) => self.share(connection, &mut memory).await,
                 Err(why) => why,
             };
             self.status.set(SharedServerState::Away(why));
@@ -99,12 +112,16 @@ impl SharedLimits {
         }
     }
 
-    async fn connect(&self, replicas: &mut ReplicaCount) -> Result<SharedConnection, String> {
-        let opened = timeout(2 * CALL_TIMEOUT, SharedConnection::open(&self.config)).await;
-        let mut connection =
-            opened.unwrap_or_else(|_| Err("no connection within 1s".to_owned()))?;
-        self.heartbeat(&mut connection, replicas).await?;
+    async fn connect(&self, memory: &mut TaskMemory) -> Result<SharedConnection, String> {
+        let opened = timeout(OPEN_TIMEOUT, SharedConnection::open(&self.config)).await;
+        let mut connection = opened.unwrap_or_else(|_| Err(no_connection()))?;
+        self.heartbeat(&mut connection, &mut memory.replicas)
+            .await?;
         within_timeout(connection.refill(&[self.probe()])).await?;
+        if !memory.failed.is_empty() {
+            within_timeout(connection.refill(&memory.failed)).await?;
+            memory.failed.clear();
+        }
         self.status.set(SharedServerState::Connected);
         Ok(connection)
     }
@@ -122,7 +139,7 @@ impl SharedLimits {
     }
 
     /// Calls the shared buckets until a call fails; returns why.
-    async fn share(&self, mut connection: SharedConnection, replicas: &mut ReplicaCount) -> String {
+    async fn share(&self, mut connection: SharedConnection, memory: &mut TaskMemory) -> String {
         let mut ticks = interval(CALL_INTERVAL);
         // Two calls are never closer than the interval, also after a late one.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -131,22 +148,31 @@ impl SharedLimits {
             let now = ticks.tick().await.into_std();
             if now >= next_heartbeat {
                 next_heartbeat = now + script::HEARTBEAT_INTERVAL;
-                if let Err(why) = self.heartbeat(&mut connection, replicas).await {
+                let heartbeat = self.heartbeat(&mut connection, &mut memory.replicas);
+                if let Err(why) = heartbeat.await {
                     return why;
                 }
             }
-            if let Err(why) = self.refill(&mut connection, now).await {
+            if let Err(why) = self.refill(&mut connection, memory, now).await {
                 return why;
             }
         }
     }
 
-    async fn refill(&self, connection: &mut SharedConnection, now: Instant) -> Result<(), String> {
+    async fn refill(
+        &self,
+        connection: &mut SharedConnection,
+        memory: &mut TaskMemory,
+        now: Instant,
+    ) -> Result<(), String> {
         let mut calls = Vec::new();
         for source in self.sharing.sources() {
             source.collect(now, MAX_KEYS_PER_INTERVAL, &mut calls);
             for batch in calls.chunks(MAX_BATCH) {
-                self.call(connection, &*source, batch).await?;
+                let called = self.call(connection, &*source, batch).await;
+                called.inspect_err(|_| {
+                    memory.failed = batch.iter().map(|call| self.idle_call(call)).collect();
+                })?;
             }
             calls.clear();
         }
@@ -159,7 +185,10 @@ impl SharedLimits {
         source: &dyn RefillSource,
         batch: &[SourceCall],
     ) -> Result<(), String> {
-        let calls: Vec<_> = batch.iter().map(|call| self.script_call(call)).collect();
+        let calls: Vec<_> = batch
+            .iter()
+            .map(|call| self.script_call(call, &call.call))
+            .collect();
         let answers = within_timeout(connection.refill(&calls)).await;
         self.status.add_calls(batch.len(), answers.is_err());
         let now = Clock.now();
@@ -183,13 +212,22 @@ impl SharedLimits {
         }
     }
 
-    fn script_call(&self, call: &SourceCall) -> ScriptCall {
+    /// A call for the same key that charges and takes nothing.
+    fn idle_call(&self, call: &SourceCall) -> ScriptCall {
+        self.script_call(call, &RefillCall::default())
+    }
+
+    fn script_call(&self, call: &SourceCall, refill: &RefillCall) -> ScriptCall {
         let texts = [call.scope.as_bytes(), &call.key.to_le_bytes()];
         ScriptCall {
             name: self.config.key.server_name(&texts),
-            arguments: script::refill_arguments(&call.rate, &call.call),
+            arguments: script::refill_arguments(&call.rate, refill),
         }
     }
+}
+
+fn no_connection() -> String {
+    format!("no connection within {} ms", OPEN_TIMEOUT.as_millis())
 }
 
 async fn within_timeout<T>(call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
