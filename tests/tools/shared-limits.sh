@@ -5,13 +5,13 @@
 # Each replica has a network namespace of its own, the clients, Redis and the API server are in this script's. Needs the right to
 # make namespaces, as network-faults.sh does.
 #
-# QPS     the limit (1000)
-# NIGHTLY 1: the windows are 30 s long, the first one is judged, what is to come within a second has to, and a machine without
-#         that right is a failure.
+# NIGHTLY 1: as in shared-limits/common.sh, and a machine without that right is a failure.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl ip nsenter openssl redis-cli redis-server unshare wrk
+need awk curl ip nsenter openssl redis-cli unshare wrk
+# shellcheck source-path=SCRIPTDIR source=shared-limits/common.sh
+source "$ROOT/tests/tools/shared-limits/common.sh"
 
 # Runs this script again in namespaces of its own.
 isolated() {
@@ -32,32 +32,9 @@ isolated() {
 if [[ ${WEIR_TEST_ISOLATED:-} != 1 ]]; then isolated; fi
 ip link set lo up
 
-QPS=${QPS:-1000}
-LONG=5
-SHORT=3
-ATTEMPTS=6 # at a window: while the machine pauses, tokens are lost, or are kept and spent at once
-if nightly; then LONG=30 SHORT=10 ATTEMPTS=1; fi
 REPLICAS=(one two three)
 REDIS=10.202.0.1
 API=10.202.0.2
-PASSED='weir_client_limit_requests_total{decision="passed",limit="",rule="shared"}'
-REJECTED='weir_client_limit_requests_total{decision="rejected",limit="requests",rule="shared"}'
-FAILED='weir_shared_limits_calls_total{result="failed"}'
-CALLS='weir_shared_limits_calls_total{result="answered"}'
-
-printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/shared.key"
-cat >"$WORK/weir.yaml" <<END
-clientLimits:
-- name: shared
-  rules:
-  - subjects: [{kind: User, user: {name: alice}}]
-    resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}]
-  requests: {qps: $QPS, burst: $QPS}
-  writes: off
-  objectBackoff: off
-  concurrency: off
-END
-
 # shellcheck disable=SC2317,SC2329 # called by `within`
 apart() {
     [[ $(readlink "/proc/${PIDS[namespace-$1]}/ns/net") != "$(readlink /proc/self/ns/net)" ]] &&
@@ -83,18 +60,6 @@ namespace() {
     inside "$name" ip route add default via "$net.1"
 }
 
-# redis NAME PORT [FLAG...]: a server that keeps nothing on the disk.
-redis() {
-    local name=$1 port=$2
-    shift 2
-    start "$name" redis-server --port "$port" --save '' --appendonly no --dir "$WORK" --protected-mode no "$@"
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
-answers() {
-    [[ $(redis-cli "$@" ping 2>&1) == *PONG* ]]
-}
-
 # replica NAME N [FLAG...]
 replica() {
     local name=$1 net=10.201.$2
@@ -109,75 +74,6 @@ replica() {
     ADMINS[$name]=$ADMIN
     start "load-$name" wrk -t 1 -c 4 -d 600s -H "$(bearer alice)" "https://$net.2:6443/api/v1/nodes"
 }
-declare -A ADMINS=()
-
-# sum SERIES: over all replicas that run.
-sum() {
-    local name all=0
-    for name in "${REPLICAS[@]}"; do
-        all=$((all + $(ADMIN=${ADMINS[$name]} metric "$1")))
-    done
-    printf '%s\n' "$all"
-}
-
-# window SECONDS: sets LEAST and MOST, what was accepted in a thousand seconds, and DONE, what was accepted at all.
-window() {
-    local from to begun began ending ended
-    began=$(date +%s%3N) from=$(sum "$PASSED") begun=$(date +%s%3N)
-    sleep "$1" # the window
-    ending=$(date +%s%3N) to=$(sum "$PASSED") ended=$(date +%s%3N)
-    DONE=$((to - from))
-    LEAST=$((DONE * 1000000 / (ended - began)))
-    MOST=$((DONE * 1000000 / (ending - begun)))
-}
-
-# judged SECONDS LEAST MOST: a window in which the limit is kept, from so many to so many thousandths of it, or the last attempt.
-judged() {
-    local attempt
-    for ((attempt = 1; attempt <= ATTEMPTS; attempt++)); do
-        window "$1"
-        if ((MOST >= QPS * $2 && LEAST <= QPS * $3)); then return; fi
-    done
-}
-
-# exact WHAT SECONDS: the limit, within 3 %.
-exact() {
-    judged "$2" 970 1030
-    check_between "$1: no more than the limit" 0 $((QPS * 1030)) "$LEAST"
-    check_between '... and no less' $((QPS * 970)) 1000000000 "$MOST"
-}
-
-readyz() {
-    curl -sS --max-time 10 "http://${ADMINS[$1]}/readyz?verbose" | grep shared-limits
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
-all_say() {
-    local name
-    for name in "${REPLICAS[@]}"; do [[ $(readyz "$name") == "[$1]shared-limits"* ]] || return 1; done
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
-says() {
-    [[ $(readyz "$1") == "[$2]shared-limits"* ]]
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
-all_reject() {
-    local name
-    for name in "${REPLICAS[@]}"; do (($(ADMIN=${ADMINS[$name]} metric "$REJECTED") > 0)) || return 1; done
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
-counted() {
-    [[ $(ADMIN=${ADMINS[one]} metric weir_shared_limits_replicas) == "$1" ]]
-}
-
-# settle: the two seconds after which the limit is exact again.
-settle() {
-    sleep 2
-}
-
 ip address add "$REDIS/32" dev lo
 ip address add "$API/32" dev lo
 redis redis 6379
@@ -270,34 +166,19 @@ for name in one two; do
 done
 
 # What weir says of a Redis that it cannot use. One at a time: each needs a start only.
-# told NAME REGEX FLAG...
-told() {
-    local name=$1 regex=$2
-    shift 2
-    weir "$name" "$ADDRESS_OF_API" --kubeconfig "" --shared-key-file "$WORK/shared.key" "$@"
-    ADMINS[$name]=$ADMIN
-    if [[ $regex == ok ]]; then
-        check_ok "$name: shared" within "$LIMIT" says "$name" +
-    else
-        check_ok "$name: not shared" within "$LIMIT" grep -q 'rate limits are not shared' "$WORK/$name.err"
-        check_match '... the log' "$regex" "$(grep 'rate limits are not shared' "$WORK/$name.err")"
-        check_match '... and /readyz?verbose say why' "$regex" "$(readyz "$name")"
-    fi
-    stopped "$name"
-}
 ADDRESS_OF_API=$(sed -n 's#.*server: "https://\([^"]*\)".*#\1#p' "$WORK/api.kubeconfig")
-printf 'correct horse\n' >"$WORK/password"
-printf 'battery staple\n' >"$WORK/wrong-password"
-openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -days 1 -keyout "$WORK/other.key" -out "$WORK/other.crt" 2>/dev/null
-redis secure 0 --tls-port 6380 --tls-cert-file "$DIR/tls.crt" --tls-key-file "$DIR/tls.key" --tls-ca-cert-file "$DIR/ca.crt" \
-    --tls-auth-clients no --requirepass 'correct horse'
-check_ok 'Redis with TLS answers' within "$LIMIT" answers -p 6380 --tls --cacert "$DIR/ca.crt" -a 'correct horse'
-secure=(--shared-limits rediss://127.0.0.1:6380)
-told tls ok "${secure[@]}" --shared-limits-ca-file "$DIR/ca.crt" --shared-limits-password-file "$WORK/password"
-told password 'rejects the user or the password' "${secure[@]}" --shared-limits-ca-file "$DIR/ca.crt" \
-    --shared-limits-password-file "$WORK/wrong-password"
-told ca 'its CA is not that of --shared-limits-ca-file' "${secure[@]}" --shared-limits-ca-file "$WORK/other.crt" \
-    --shared-limits-password-file "$WORK/password"
+if has_tls; then
+    openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -days 1 -keyout "$WORK/other.key" -out "$WORK/other.crt" 2>/dev/null
+    redis secure 0 --tls-port 6380 --tls-cert-file "$DIR/tls.crt" --tls-key-file "$DIR/tls.key" --tls-ca-cert-file "$DIR/ca.crt" \
+        --tls-auth-clients no --requirepass 'correct horse'
+    check_ok 'Redis with TLS answers' within "$LIMIT" answers -p 6380 --tls --cacert "$DIR/ca.crt" -a 'correct horse'
+    secure=(--shared-limits rediss://127.0.0.1:6380)
+    told tls ok "${secure[@]}" --shared-limits-ca-file "$DIR/ca.crt" --shared-limits-password-file "$WORK/password"
+    told password 'rejects the user or the password' "${secure[@]}" --shared-limits-ca-file "$DIR/ca.crt" \
+        --shared-limits-password-file "$WORK/wrong-password"
+    told ca 'its CA is not that of --shared-limits-ca-file' "${secure[@]}" --shared-limits-ca-file "$WORK/other.crt" \
+        --shared-limits-password-file "$WORK/password"
+fi
 told plain 'has to be a port with TLS' --shared-limits rediss://127.0.0.1:6379 --shared-limits-ca-file "$DIR/ca.crt"
 told nothing 'nothing listens there' --shared-limits redis://127.0.0.1:6399
 redis-cli -p 6379 acl setuser narrow on '>correct horse' '~weir:*' +@scripting +@connection +time +zadd +zcard \
