@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::replay::report::model::Change;
 use crate::replay::report::model::ChangesReport;
+use crate::replay::report::model::ClosedLoopReport;
 use crate::replay::report::model::GroupReport;
 use crate::replay::report::model::GroupsReport;
 use crate::replay::report::model::InputReport;
@@ -144,6 +145,24 @@ fn the_page_loads_nothing_and_names_stay_text() {
         assert_eq!(page.matches("<style>").count(), 1);
         assert!(!page.contains('\u{202e}'));
         assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
+    }
+}
+
+#[test]
+fn requests_that_were_sent_later_are_told() {
+    let mut closed = run("flags", 3);
+    assert!(!render(&report(vec![closed.clone()]), &hostile_origin()).contains("Sent later"));
+    closed.closed_loop = Some(ClosedLoopReport {
+        sent_later: 12_345,
+        mean_s: 0.25,
+        longest_s: 7.5,
+        log_paused_s: 0.0,
+    });
+    let page = render(&report(vec![closed]), &hostile_origin());
+    let (_, row) = page.split_once("Sent later than in the log").unwrap();
+    let (row, _) = row.split_once("</dd>").unwrap();
+    for part in ["345 requests", "0.25 s", "7.5", "under flags"] {
+        assert!(row.contains(part), "{part} in {row}");
     }
 }
 
