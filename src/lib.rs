@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `encoding` `handshake_signatures` `numeric` `source_network` (pure) |
+//! | 0 | `encoding` `numeric` `source_network` `tls` (pure) |
 //! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
@@ -66,7 +66,6 @@ pub mod document;
 pub mod drain;
 pub(crate) mod encoding;
 pub(crate) mod handover;
-pub(crate) mod handshake_signatures;
 pub(crate) mod hash_keys;
 pub(crate) mod io;
 pub mod metrics;
@@ -75,6 +74,7 @@ pub mod shared_limits;
 pub(crate) mod source_network;
 pub(crate) mod systemd;
 pub mod throttling;
+pub(crate) mod tls;
 pub(crate) mod write_coalescing;
 
 // A simulated API server

@@ -21,7 +21,7 @@ use rustls::sign::SingleCertAndKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
 
-use crate::handshake_signatures::verify_handshake_signatures;
+use crate::tls::verify_handshake_signatures;
 
 /// Cached sessions for TLS 1.2 clients that resume by session id. TLS 1.3 and session tickets need
 /// no cache.

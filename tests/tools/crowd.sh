@@ -45,7 +45,7 @@ few_tasks() {
 }
 
 # What stays open for a while: connections to the API server (16 of HTTP/1.1 for each of two workers), and some more.
-KEPT=80
+KEPT=72
 
 # storm NAME: PEAK is the most memory that weir has until all is over.
 storm() {

@@ -30,8 +30,8 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
-use crate::handshake_signatures::verify_handshake_signatures;
 use crate::replicas::config::PeerTls;
+use crate::tls::verify_handshake_signatures;
 
 /// What both sides of a connection use.
 #[derive(Clone, Debug)]

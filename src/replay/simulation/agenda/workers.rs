@@ -61,7 +61,7 @@ pub(in crate::replay::simulation) struct Delays {
 /// All workers.
 #[derive(Debug)]
 pub(in crate::replay::simulation) struct Workers {
-    workers: Vec<Worker>,
+    workers: Vec<ClientWorker>,
     /// By client, and by the recorded end of their last request.
     by_end: BTreeSet<(u32, SimTime, WorkerId)>,
     pending: Slab<PendingRequest>,
@@ -70,7 +70,7 @@ pub(in crate::replay::simulation) struct Workers {
 }
 
 #[derive(Debug, Default)]
-struct Worker {
+struct ClientWorker {
     /// When its last request ended in the simulation. `None`: it has not, or another one is planned.
     free_since: Option<SimTime>,
     /// The first and the last of its requests that wait.
@@ -179,7 +179,7 @@ impl Workers {
         if self.workers.len() >= MAX_WORKERS {
             return None;
         }
-        self.workers.push(Worker {
+        self.workers.push(ClientWorker {
             free_since: Some(SimTime(0)),
             queue: None,
         });

@@ -1,4 +1,5 @@
-//! The part of a certificate verifier that checks the peer's signature of a handshake.
+//! What the TLS of clients' connections and that of connections between replicas share: the part of a
+//! certificate verifier that checks the peer's signature of a handshake.
 //!
 //! rustls asks each verifier for it. Every verifier that decides by itself which certificates it
 //! accepts has the same one: what the crypto provider supports.
