@@ -386,6 +386,7 @@ fn replay(replay: Replay) {
         let (client, server) = tokio::io::duplex(64 << 10);
         let peer = Arc::new(Peer {
             address: SocketAddr::from(([127, 0, 0, 1], 1)),
+            address_value: OnceLock::new(),
             connection_id: 1,
             trusted: false,
             certificate: None,

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 use crate::identity::token_hash::TokenHash;
 
 /// Values by token hash, each with a weight.
@@ -10,8 +12,8 @@ use crate::identity::token_hash::TokenHash;
 pub(super) struct GenerationalMap<V> {
     max_entries: usize,
     max_weight: usize,
-    newer: HashMap<TokenHash, WeightedEntry<V>>,
-    older: HashMap<TokenHash, WeightedEntry<V>>,
+    newer: HashMap<TokenHash, WeightedEntry<V>, RandomState>,
+    older: HashMap<TokenHash, WeightedEntry<V>, RandomState>,
     /// The total weight of the newer generation.
     newer_weight: usize,
 }
@@ -29,8 +31,8 @@ impl<V> GenerationalMap<V> {
         Self {
             max_entries,
             max_weight,
-            newer: HashMap::new(),
-            older: HashMap::new(),
+            newer: HashMap::default(),
+            older: HashMap::default(),
             newer_weight: 0,
         }
     }

@@ -233,6 +233,7 @@ fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
     let pipeline = Arc::clone(pipeline);
     let peer = Arc::new(Peer {
         address: SocketAddr::from(([127, 0, 0, 1], 1)),
+        address_value: OnceLock::new(),
         connection_id: 1,
         trusted: false,
         certificate: None,

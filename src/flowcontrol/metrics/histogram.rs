@@ -99,8 +99,11 @@ impl TimingRatioHistogram {
 
     /// Sets the numerator from `now` on.
     pub(crate) fn set(&mut self, now: Instant, numerator: u64) {
-        self.advance(now);
-        self.numerator = to_f64(numerator);
+        let numerator = to_f64(numerator);
+        if numerator.to_bits() != self.numerator.to_bits() {
+            self.advance(now);
+            self.numerator = numerator;
+        }
     }
 
     /// Sets the denominator from `now` on.

@@ -41,6 +41,7 @@ use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::FrontProxy;
 use crate::upstream::headers::forwarded_for::ClientAddress;
+use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 
@@ -312,13 +313,14 @@ impl FrontProxyProbe {
             name: PROBE_USER.to_owned(),
             ..UserInfo::default()
         };
+        let localhost = address_value(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let peer = ClientAddress {
-            peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            peer: &localhost,
             trusted: false,
         };
         let (parts, ()) = request.into_parts();
-        let asserted =
-            headers::front_proxy_head(parts, peer, &self.headers, &user.with_authenticated_group());
+        let user = user.with_authenticated_group();
+        let asserted = headers::front_proxy_head(Box::new(parts), peer, &self.headers, &user);
         let Ok(head) = asserted else {
             return FrontProxyProbeOutcome::Unknown("the probe user cannot be written".to_owned());
         };

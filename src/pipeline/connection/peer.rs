@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
+use http::HeaderValue;
 use http::request;
 use tokio::sync::Semaphore;
 
@@ -19,6 +20,7 @@ use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::source_network::source_network;
+use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
@@ -30,6 +32,8 @@ pub const BODY_DRAINS_PER_CONNECTION: usize = 4;
 pub struct Peer {
     /// The client's address.
     pub address: SocketAddr,
+    /// The address as a header value, created with the first request that is forwarded.
+    pub address_value: OnceLock<HeaderValue>,
     /// A random id of the connection: random is unique enough.
     pub connection_id: u64,
     /// Whether the address is one of `--trusted-proxies`.
@@ -60,6 +64,12 @@ impl Peer {
             unverified_user: &self.unverified_user,
             upgrade: None,
         }
+    }
+
+    /// The client's address as a header value.
+    pub(in crate::pipeline) fn address_value(&self) -> &HeaderValue {
+        let new = || address_value(self.address.ip());
+        self.address_value.get_or_init(new)
     }
 
     /// Completes when the client certificate has given an identity that it gives no more, because a

@@ -26,8 +26,10 @@ use crate::limits::service_times::RequestShape;
 use crate::limits::service_times::ServiceTimes;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
+use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::requester::Requester;
 use crate::upstream::requester::SlotHolder;
 
 /// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
@@ -70,9 +72,9 @@ impl AbandonedRequests {
 
 /// Fields are released in this order: the stream, then the permit.
 pub(in crate::pipeline) struct InFlightRequest {
-    pub(in crate::pipeline) stream_guard: Option<Box<dyn StreamGuard>>,
+    stream_guard: Option<Box<dyn StreamGuard>>,
     /// When the request was handed to a connection; before that the API server executes nothing.
-    pub(in crate::pipeline) sent_at: Option<Instant>,
+    sent_at: Option<Instant>,
     /// `None` only while it is dropped.
     permit: Option<Permit>,
     retention: AbandonedRetention,
@@ -105,6 +107,18 @@ impl InFlightRequest {
             permit: Some(permit),
             retention,
             complete: false,
+        }
+    }
+
+    /// What sending the request fills in.
+    pub(in crate::pipeline) const fn send_context<'a>(
+        &'a mut self,
+        requester: &'a Requester,
+    ) -> SendContext<'a> {
+        SendContext {
+            requester,
+            guard: &mut self.stream_guard,
+            sent_at: &mut self.sent_at,
         }
     }
 

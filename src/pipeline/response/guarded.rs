@@ -224,6 +224,9 @@ where
 /// The source keeps a waker of this body: dropping the body alone would leave a reference cycle.
 impl<B, G> Drop for GuardedBody<B, G> {
     fn drop(&mut self) {
+        if self.ended {
+            return; // nothing is left, and looking for it would move a large value
+        }
         let rest = self.shared.inner().take();
         drop(rest); // after the lock: it may wake others
     }

@@ -1,5 +1,6 @@
 //! Forwarding: sends an admitted request and hands what it holds to the body of the response.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use http::StatusCode;
 use http::Version;
 use http::request;
 use http_body::Body as _;
+use tokio::time::timeout_at;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
@@ -143,7 +145,7 @@ impl ForwardingStep {
     /// The head of the request to the API server.
     pub(in crate::pipeline) fn build_request(
         &self,
-        mut head: request::Parts,
+        mut head: Box<request::Parts>,
         peer: &Peer,
         auth: &Authentication,
         effective: &EffectiveUser,
@@ -202,13 +204,12 @@ impl ForwardingStep {
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
         let size = body.size_hint().exact();
-        let context = SendContext {
-            requester: &reader.requester,
-            guard: &mut in_flight.stream_guard,
-            sent_at: &mut in_flight.sent_at,
+        let context = in_flight.send_context(&reader.requester);
+        let sent = {
+            // Pinned, since moving such a large future into the timeout takes time.
+            let sent = pin!(self.send(subject.info, request, body, upgrade.as_ref(), context));
+            timeout_at(head_limit.deadline.into(), sent).await
         };
-        let sent = self.send(subject.info, request, body, upgrade.as_ref(), context);
-        let sent = tokio::time::timeout_at(head_limit.deadline.into(), sent).await;
         let sent = sent.map_err(|_| RequestRejection::Timeout(head_limit.timeout))?;
         let mut response = sent.map_err(|why| {
             in_flight.record_failure();

@@ -63,13 +63,13 @@ impl UpstreamRequestBuilder {
     /// Chooses the mode of the request and builds the head that it requires.
     pub(in crate::pipeline) fn build(
         &self,
-        head: request::Parts,
+        head: Box<request::Parts>,
         peer: &Peer,
         auth: &Authentication,
         effective: &EffectiveUser,
     ) -> Result<OutgoingRequest, RequestRejection> {
         let client = ClientAddress {
-            peer: peer.address.ip(),
+            peer: peer.address_value(),
             trusted: peer.trusted,
         };
         let names = &*self.identity_headers;

@@ -330,6 +330,7 @@ fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
     let info = RequestInfo::parse("GET", target.as_str().as_bytes()).unwrap();
     let peer = Peer {
         address: ([127, 0, 0, 1], 1).into(),
+        address_value: std::sync::OnceLock::new(),
         connection_id: 0,
         trusted: false,
         certificate: None,

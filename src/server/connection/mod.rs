@@ -249,6 +249,7 @@ fn peer(
     let trusted = address == peer_address && settings.is_trusted_proxy(peer_address);
     Peer {
         address,
+        address_value: OnceLock::new(),
         connection_id: fastrand::u64(..),
         trusted,
         certificate,

@@ -2,7 +2,9 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::Context;
 use std::task::Poll;
+use std::task::Waker;
 use std::task::ready;
 
 use bytes::Bytes;
@@ -35,13 +37,11 @@ impl BodyPump {
 
     /// Sends what is available at once. A task sends the rest, because the response may arrive
     /// before its end.
-    pub(in crate::upstream) async fn start(
-        body: RequestBody,
-        stream: SendStream<Bytes>,
-    ) -> Option<Self> {
+    pub(in crate::upstream) fn start(body: RequestBody, stream: SendStream<Bytes>) -> Option<Self> {
         let mut pump = Box::pin(send_body(body, stream));
-        let finished = poll_fn(|cx| Poll::Ready(pump.as_mut().poll(cx).is_ready())).await;
-        (!finished).then(|| Self(tokio::spawn(pump)))
+        // No wake-up is needed: a body that has to wait is polled again as a task.
+        let polled = pump.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        polled.is_pending().then(|| Self(tokio::spawn(pump)))
     }
 }
 

@@ -12,7 +12,8 @@ use crate::throttling::memory_budget::MemoryReservation;
 #[derive(Debug)]
 pub(crate) struct BufferedBody {
     data: Bytes,
-    trailers: Option<HeaderMap>,
+    /// Boxed, since hardly any body has some.
+    trailers: Option<Box<HeaderMap>>,
     /// Held until the body has been sent, or the request dropped.
     _reservation: MemoryReservation,
 }
@@ -28,7 +29,7 @@ impl BufferedBody {
     ) -> Self {
         Self {
             data,
-            trailers,
+            trailers: trailers.map(Box::new),
             _reservation: reservation,
         }
     }
@@ -41,7 +42,10 @@ impl BufferedBody {
 
     pub(in crate::upstream) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
-            return self.trailers.take().map(Frame::trailers);
+            return self
+                .trailers
+                .take()
+                .map(|trailers| Frame::trailers(*trailers));
         }
         Some(Frame::data(std::mem::take(&mut self.data)))
     }

@@ -34,8 +34,8 @@ pub(crate) struct RequestBody(RequestBodyKind);
 #[derive(Debug)]
 enum RequestBodyKind {
     Empty,
-    /// A client's body, streamed.
-    Streamed(StreamedBody),
+    /// A client's body, streamed. Boxed: most requests have none.
+    Streamed(Box<StreamedBody>),
     /// A client's that was read beforehand.
     Buffered(BufferedBody),
     /// A body of weir's own, until it has been sent.
@@ -62,12 +62,12 @@ impl RequestBody {
         names: Arc<IdentityHeaders>,
         progress: Arc<BodyProgress>,
     ) -> Self {
-        Self(RequestBodyKind::Streamed(StreamedBody {
+        Self(RequestBodyKind::Streamed(Box::new(StreamedBody {
             prefix,
             incoming,
             identity_headers: names,
             progress,
-        }))
+        })))
     }
 
     /// No body.

@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
+use std::task::Waker;
 use std::task::ready;
 use std::time::Duration;
 
@@ -302,16 +303,15 @@ pub(in crate::upstream) struct PendingHttp2 {
 ///
 /// # Errors
 /// [`Http2SendError::Unsent`] if the connection takes no more requests.
-pub(in crate::upstream) async fn send_request(
+pub(in crate::upstream) fn send_request(
     shared: &Http2Connection,
     request: Request<RequestBody>,
 ) -> Result<PendingHttp2, Http2SendError> {
     let mut sender = shared.sender.clone();
     // A clone waits for no stream of its own: this only checks whether the connection still takes
     // requests.
-    let open =
-        poll_fn(|cx| Poll::Ready(matches!(sender.poll_ready(cx), Poll::Ready(Ok(()))))).await;
-    if !open {
+    let open = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
+    if !matches!(open, Poll::Ready(Ok(()))) {
         return Err(Http2SendError::Unsent(Box::new(request)));
     }
     let (head, body) = request.into_parts();
@@ -323,7 +323,7 @@ pub(in crate::upstream) async fn send_request(
     let body_pump = if end {
         None
     } else {
-        BodyPump::start(body, stream).await
+        BodyPump::start(body, stream)
     };
     Ok(PendingHttp2 {
         response: answer,

@@ -64,7 +64,7 @@ async fn connection() -> (
     let request = Request::get("https://localhost/api")
         .body(RequestBody::empty())
         .unwrap();
-    let pending = send_request(&shared, request).await.ok().unwrap();
+    let pending = send_request(&shared, request).ok().unwrap();
     let accepted = tokio::select! {
         accepted = peer.accept() => accepted.unwrap().unwrap(),
         () = &mut driver => panic!("the peer is there"),

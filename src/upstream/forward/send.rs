@@ -212,7 +212,7 @@ impl<M: AuthMode> Pool<M> {
         let spare = body.is_end_stream().then(|| head.duplicate());
         let request = head.into_http2(body, self.connector().authority());
         let connection = lease.connection();
-        let sent = match http2::send_request(&connection, request).await {
+        let sent = match http2::send_request(&connection, request) {
             Ok(pending) => {
                 lease.pending = Some(pending);
                 let leased = guard.insert(Box::new(Lease::Http2(lease)));

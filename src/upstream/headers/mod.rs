@@ -39,17 +39,20 @@ pub(crate) use request_head::unverified_head;
 /// use). Other headers that `Connection` names are forwarded. kube-apiserver does not interpret
 /// `Connection` either, and clients cannot remove a front proxy's identity headers
 /// (`Impersonate-User`) by naming them in it.
-static HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    header::TE,
-    HeaderName::from_static("http2-settings"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-];
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "http2-settings"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 /// The audit ID of a request, in requests and responses.
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -62,8 +65,8 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 /// dates or IDs, and each new value evicts an entry that one byte could name. On a long-lived
 /// connection that is a fifteenth of the cost of a rejection.
 pub(crate) fn keep_unindexed(headers: &mut HeaderMap) {
-    for name in [header::DATE, AUDIT_ID, TRACEPARENT] {
-        if let Some(value) = headers.get_mut(name) {
+    for (name, value) in headers {
+        if matches!(name.as_str(), "audit-id" | "date" | "traceparent") {
             value.set_sensitive(true);
         }
     }
@@ -79,9 +82,11 @@ pub(crate) fn prepare_forwarding(headers: &mut HeaderMap) {
 /// Removes the headers that concern the client's connection only. Returns the protocol of an
 /// upgrade, if one is requested.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    // Most messages have none of them. To compare each of their few headers costs less than to
+    // Most messages have none of them. To look at each of their few headers costs less than to
     // search for each of these names.
-    if !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
+    let names = headers.keys().filter(|name| is_hop_by_hop(name));
+    let names: Vec<HeaderName> = names.cloned().collect(); // without any, it allocates nothing
+    if names.is_empty() {
         return None;
     }
     let upgrade = requests_upgrade(headers)
@@ -93,7 +98,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
                 .any(|t| t.trim().eq_ignore_ascii_case("trailers"))
         })
     });
-    for name in &HOP_BY_HOP {
+    for name in names {
         headers.remove(name);
     }
     if te_trailers {

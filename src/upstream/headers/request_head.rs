@@ -36,8 +36,10 @@ use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 
 /// The head of a request that may be sent on connections of the [`AuthMode`] `M`, and on no other.
+///
+/// The parts are boxed: a head is moved from step to step, and futures keep several of them.
 pub(crate) struct RequestHead<M> {
-    parts: request::Parts,
+    parts: Box<request::Parts>,
     mode: PhantomData<M>,
 }
 
@@ -54,7 +56,7 @@ impl<M> fmt::Debug for RequestHead<M> {
 }
 
 impl<M: AuthMode> RequestHead<M> {
-    fn new(parts: request::Parts) -> Self {
+    fn new(parts: Box<request::Parts>) -> Self {
         Self {
             parts,
             mode: PhantomData,
@@ -73,12 +75,12 @@ impl<M: AuthMode> RequestHead<M> {
         parts.uri = self.parts.uri.clone();
         parts.version = self.parts.version;
         parts.headers = self.parts.headers.clone();
-        Self::new(parts)
+        Self::new(Box::new(parts))
     }
 
     /// Restores a head that a connection of the same mode returned unsent.
     pub(in crate::upstream) fn from_unsent(parts: request::Parts) -> Self {
-        Self::new(parts)
+        Self::new(Box::new(parts))
     }
 
     /// Appends `id` to `CDN-Loop`.
@@ -109,7 +111,7 @@ impl<M: AuthMode> RequestHead<M> {
         self.parts.headers.insert(header::HOST, upstream.clone());
         join_cookies(&mut self.parts.headers);
         self.parts.version = Version::HTTP_11;
-        http::Request::from_parts(self.parts, body)
+        http::Request::from_parts(*self.parts, body)
     }
 
     /// The request in HTTP/2 form: the authority in the target, no `Host`.
@@ -126,15 +128,15 @@ impl<M: AuthMode> RequestHead<M> {
         // All three parts are set, which an absolute target requires.
         self.parts.uri = http::Uri::from_parts(uri).unwrap_or_default();
         self.parts.version = Version::HTTP_2;
-        http::Request::from_parts(self.parts, body)
+        http::Request::from_parts(*self.parts, body)
     }
 }
 
 /// A request whose own credential is forwarded unchanged.
 #[must_use]
 pub(crate) fn pass_through_head(
-    parts: request::Parts,
-    client: ClientAddress,
+    parts: Box<request::Parts>,
+    client: ClientAddress<'_>,
     names: &IdentityHeaders,
 ) -> RequestHead<PassThrough> {
     RequestHead::new(prepare_client_parts(parts, client, names))
@@ -143,8 +145,8 @@ pub(crate) fn pass_through_head(
 /// A request without a credential, or with one that was not verified.
 #[must_use]
 pub(crate) fn unverified_head(
-    parts: request::Parts,
-    client: ClientAddress,
+    parts: Box<request::Parts>,
+    client: ClientAddress<'_>,
     names: &IdentityHeaders,
 ) -> RequestHead<Unverified> {
     RequestHead::new(prepare_client_parts(parts, client, names))
@@ -161,7 +163,7 @@ pub(crate) fn internal_head(
     if let Some(value) = authorization {
         parts.headers.insert(header::AUTHORIZATION, value);
     }
-    RequestHead::new(parts)
+    RequestHead::new(Box::new(parts))
 }
 
 impl RequestHead<Internal> {
@@ -194,7 +196,7 @@ impl RequestHead<Internal> {
 /// A request for public data, without a credential.
 #[must_use]
 pub(crate) fn external_head(path: PathAndQuery) -> RequestHead<External> {
-    RequestHead::new(internal_parts(http::Method::GET, path))
+    RequestHead::new(Box::new(internal_parts(http::Method::GET, path)))
 }
 
 fn internal_parts(method: http::Method, path: PathAndQuery) -> request::Parts {
@@ -209,10 +211,10 @@ fn internal_parts(method: http::Method, path: PathAndQuery) -> request::Parts {
 }
 
 fn prepare_client_parts(
-    mut parts: request::Parts,
-    client: ClientAddress,
+    mut parts: Box<request::Parts>,
+    client: ClientAddress<'_>,
     names: &IdentityHeaders,
-) -> request::Parts {
+) -> Box<request::Parts> {
     names.remove_from(&mut parts.headers);
     parts.headers.remove(header::EXPECT);
     append_forwarded_for(&mut parts.headers, client);
@@ -233,8 +235,8 @@ fn encode_user_part(what: &'static str, text: &str) -> Result<HeaderValue, Unenc
 /// # Errors
 /// [`UnencodableUser`] if a part of the user cannot be written as a header.
 pub(crate) fn front_proxy_head(
-    parts: request::Parts,
-    client: ClientAddress,
+    parts: Box<request::Parts>,
+    client: ClientAddress<'_>,
     names: &IdentityHeaders,
     user: &UserInfo,
 ) -> Result<RequestHead<FrontProxy>, UnencodableUser> {
@@ -277,8 +279,8 @@ pub(crate) fn front_proxy_head(
 /// # Errors
 /// [`UnencodableUser`] if a part of the user cannot be written as a header.
 pub(crate) fn impersonation_head(
-    parts: request::Parts,
-    client: ClientAddress,
+    parts: Box<request::Parts>,
+    client: ClientAddress<'_>,
     names: &IdentityHeaders,
     user: &UserInfo,
     authorization: Option<HeaderValue>,

@@ -1,25 +1,29 @@
+use std::net::IpAddr;
+
 use http::Request;
 
 use super::*;
 use crate::upstream::headers::ENTRY_OVERHEAD;
 use crate::upstream::headers::InvalidHeaders;
 use crate::upstream::headers::MAX_HEADER_BYTES;
+use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::headers::keep_unindexed;
 use crate::upstream::headers::strip_hop_by_hop;
 use crate::upstream::headers::validate;
-use std::net::IpAddr;
 
-const CLIENT: ClientAddress = ClientAddress {
-    peer: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
+static ADDRESS: HeaderValue = HeaderValue::from_static("192.0.2.7");
+
+static CLIENT: ClientAddress<'_> = ClientAddress {
+    peer: &ADDRESS,
     trusted: false,
 };
 
-fn head(headers: &[(&str, &str)]) -> request::Parts {
+fn head(headers: &[(&str, &str)]) -> Box<request::Parts> {
     let mut request = Request::get("/api/v1/pods?x=%2f");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    request.body(()).unwrap().into_parts().0
+    Box::new(request.body(()).unwrap().into_parts().0)
 }
 
 fn strip(headers: &[(&str, &str)]) -> (HeaderMap, Option<HeaderValue>) {
@@ -42,7 +46,7 @@ fn alice() -> UserInfo {
 
 #[test]
 fn an_impersonated_user_replaces_every_identity_of_the_client() {
-    let mut head = Request::new(()).into_parts().0;
+    let mut head = Box::new(Request::new(()).into_parts().0);
     for name in [
         "impersonate-user",
         "impersonate_group",
@@ -58,7 +62,7 @@ fn an_impersonated_user_replaces_every_identity_of_the_client() {
         HeaderValue::from_static("Bearer client"),
     );
     let client = ClientAddress {
-        peer: IpAddr::from([127, 0, 0, 1]),
+        peer: &address_value(IpAddr::from([127, 0, 0, 1])),
         trusted: false,
     };
     let user = UserInfo {
@@ -96,7 +100,7 @@ fn an_impersonated_user_replaces_every_identity_of_the_client() {
 #[test]
 fn an_impersonated_user_always_has_a_group() {
     let client = ClientAddress {
-        peer: IpAddr::from([127, 0, 0, 1]),
+        peer: &address_value(IpAddr::from([127, 0, 0, 1])),
         trusted: false,
     };
     for (name, groups, sent) in [
@@ -137,7 +141,7 @@ fn an_impersonated_user_always_has_a_group() {
             groups: groups.iter().map(|group| (*group).to_owned()).collect(),
             ..UserInfo::default()
         };
-        let head = Request::new(()).into_parts().0;
+        let head = Box::new(Request::new(()).into_parts().0);
         let names = IdentityHeaders::default();
         let dressed = impersonation_head(head, client, &names, &user, None).unwrap();
         let named = dressed.parts.headers.get_all("impersonate-group");
@@ -183,11 +187,11 @@ fn space_around_a_part_of_the_user_is_an_error() {
         ),
     ];
     let client = ClientAddress {
-        peer: IpAddr::from([127, 0, 0, 1]),
+        peer: &address_value(IpAddr::from([127, 0, 0, 1])),
         trusted: false,
     };
     let (names, head) = (IdentityHeaders::default(), || {
-        Request::new(()).into_parts().0
+        Box::new(Request::new(()).into_parts().0)
     });
     for (part, user) in users {
         let asserted = front_proxy_head(head(), client, &names, &user);
