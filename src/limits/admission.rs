@@ -154,6 +154,11 @@ impl Permit {
         }
     }
 
+    /// When the request was forwarded to the upstream.
+    pub(crate) const fn forwarded_at(&self) -> Option<Instant> {
+        self.forwarded_at
+    }
+
     /// Records that the request is forwarded to the upstream now.
     pub(crate) fn record_forwarding(&mut self, now: Instant) {
         self.forwarded_at = Some(now);

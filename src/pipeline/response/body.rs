@@ -29,7 +29,7 @@ enum BodyKind {
 }
 
 struct ForwardedBody {
-    body: GuardedBody<ResponseBody, ResponseGuard>,
+    body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
     reader: ResponseReader,
 }
 
@@ -63,7 +63,7 @@ impl Body {
 
     /// A body of the API server, whose bytes count for `reader` until they are written.
     pub(in crate::pipeline) fn forwarded(
-        body: GuardedBody<ResponseBody, ResponseGuard>,
+        body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
         reader: ResponseReader,
     ) -> Self {
         let forwarded = Box::new(ForwardedBody { body, reader });

@@ -79,13 +79,13 @@ impl ResponseGuard {
     /// Releases the seats of a watch at `deadline` if it is not initialized by then, also without
     /// a reader.
     pub(in crate::pipeline) fn limit_initialization<B>(
-        body: &GuardedBody<B, Self>,
+        body: &GuardedBody<B, Box<Self>>,
         deadline: Instant,
         deadlines: &Arc<Deadlines>,
     ) where
         B: Body + Send + 'static,
     {
-        let release = |guard: &mut Self| guard.in_flight.release_watch_seats();
+        let release = |guard: &mut Box<Self>| guard.in_flight.release_watch_seats();
         let timeout_guard = body.register_timeout(deadline, release, deadlines);
         body.with_guard(|guard| {
             if let Some(watch) = &mut guard.watch {
@@ -100,7 +100,8 @@ impl ResponseGuard {
     }
 }
 
-impl BodyGuard for ResponseGuard {
+/// Boxed, since it is moved with the body into several places.
+impl BodyGuard for Box<ResponseGuard> {
     fn on_data(&mut self, data: &[u8]) {
         self.trace.record_sent(data.len());
         self.trace.inspect_body(data);

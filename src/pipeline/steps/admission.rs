@@ -104,11 +104,8 @@ impl AdmissionStep {
             rates.body = read.await?;
         }
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
-        let waited = self
-            .wait_for_recovery(attributes, received.peer, deadline)
-            .await?
-            || waited;
-        let waited = self.wait_for_backlog(attributes, received.peer).await? || waited;
+        let turn = self.wait_for_turn(attributes, received.peer, deadline);
+        let waited = turn.await? || waited;
         if self.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
@@ -117,30 +114,46 @@ impl AdmissionStep {
         times.arrived = if waited { times.now } else { rates.queue_start };
         let order = self.admission.start_order();
         trace.record_order(order.as_ref());
-        let permit = self
+        let mut permit = self
             .admission
             .admit_in_order(attributes, times, order)
             .await
             .map_err(RequestRejection::Limit)?
             .with_client_limits(rates.client_permit);
-        trace.record_admitted(&permit, Clock.now());
+        let admitted_at = Clock.now();
+        trace.record_admitted(&permit, admitted_at);
+        permit.record_forwarding(admitted_at);
         if rates.body.is_none() {
             let with_seat = BodyReadTime::WithSeat;
             let read =
                 self.request_body
                     .buffer(info, received, body, with_seat, upgrades, body_deadline);
             rates.body = read.await?;
+            if rates.body.as_ref().is_some_and(|prefix| prefix.waited) {
+                permit.record_forwarding(Clock.now());
+            }
         }
-        let body = rates.body;
         Ok(Admitted {
             permit,
-            body,
+            body: rates.body,
             reserved,
         })
     }
 
-    /// After an outage of all API servers, lets a watch or a list wait for its turn, before it takes
-    /// a place in a queue or a seat. Returns whether it waited.
+    /// Lets a request wait before it takes a place in a queue or a seat, where others need that.
+    /// Returns whether it waited.
+    async fn wait_for_turn(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+        deadline: Option<RequestDeadline>,
+    ) -> Result<bool, RequestRejection> {
+        let recovery = self.wait_for_recovery(attributes, peer, deadline).await?;
+        Ok(self.wait_for_backlog(attributes, peer).await? || recovery)
+    }
+
+    /// After an outage of all API servers, lets a watch or a list wait for its turn. Returns whether
+    /// it waited.
     async fn wait_for_recovery(
         &self,
         attributes: &AdmissionAttributes<'_>,

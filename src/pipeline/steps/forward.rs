@@ -229,7 +229,7 @@ impl ForwardingStep {
         let seats_until = watch.as_ref().map(|_| Clock.now() + INITIALIZATION_TIMEOUT);
         in_flight.keep_watch_seats_until(seats_until);
         let list = self.list_observer(subject.info, observed_list, &response);
-        let guard = ResponseGuard {
+        let guard = Box::new(ResponseGuard {
             trace: trace.hand_over(),
             in_flight,
             watch,
@@ -237,7 +237,7 @@ impl ForwardingStep {
             list,
             active_request: None,
             _drain_guard: drain_guard.filter(|_| switched.is_none()), // no drain waits for tunnels
-        };
+        });
         if let Some(client) = switched {
             return Ok(start_tunnel(response, client, guard, &self.deadlines));
         }
@@ -250,7 +250,7 @@ impl ForwardingStep {
     fn guarded_response(
         &self,
         response: Response<ResponseBody>,
-        guard: ResponseGuard,
+        guard: Box<ResponseGuard>,
         lifetime: BodyLifetime,
         seats_until: Option<Instant>,
         reader: ResponseReader,
@@ -270,12 +270,11 @@ impl ForwardingStep {
         &self,
         info: &RequestInfo<'_>,
         requester: &Requester,
-        mut permit: Permit,
+        permit: Permit,
         limit: Option<RequestDeadline>,
         is_here: bool,
     ) -> InFlightRequest {
-        let admitted_at = Clock.now();
-        permit.record_forwarding(admitted_at);
+        let admitted_at = permit.forwarded_at().unwrap_or_else(|| Clock.now());
         let retention = AbandonedRetention {
             abandoned: Arc::clone(&self.abandoned_requests),
             // The client decides how long an upload takes, so its duration does not measure the

@@ -87,7 +87,7 @@ pub(in crate::pipeline) fn tunnel_client(
 pub(in crate::pipeline) fn start_tunnel(
     mut response: Response<ResponseBody>,
     client: TunnelClient,
-    mut guard: ResponseGuard,
+    mut guard: Box<ResponseGuard>,
     deadlines: &Arc<Deadlines>,
 ) -> Response<Body> {
     let TunnelClient {

@@ -429,8 +429,7 @@ impl Trace {
         }
     }
 
-    fn record_end(&self, series: &RequestSeries, open: bool) {
-        let now = Clock.now();
+    fn record_end(&self, series: &RequestSeries, now: Instant, open: bool) {
         self.metrics.record_end(
             series,
             RequestEnd {
@@ -465,8 +464,13 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
+        if matches!(self.state, TraceState::Unclassified) && self.record.is_none() {
+            return; // another trace has taken over
+        }
+        let now = Clock.now();
         if let Some(guard) = &mut self.record {
             guard.record.sent_bytes = self.sent_bytes;
+            guard.ended_at = Some(now);
         }
         match &self.state {
             // The connection responds 500 once the stack is unwound.
@@ -478,7 +482,7 @@ impl Drop for Trace {
             TraceState::Unclassified => {}
             TraceState::Responded { code, counts, .. } if !counts.reached() => {
                 self.metrics.record_without_handler(*code);
-                self.record_stages(Clock.now(), false);
+                self.record_stages(now, false);
             }
             TraceState::Responded {
                 series, code, open, ..
@@ -487,7 +491,7 @@ impl Drop for Trace {
                 // Upstream observes no duration of what its filters reject: the handlers behind
                 // them do that.
                 if *code != StatusCode::TOO_MANY_REQUESTS {
-                    self.record_end(series, open.is_some());
+                    self.record_end(series, now, open.is_some());
                 }
             }
         }

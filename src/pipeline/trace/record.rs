@@ -111,6 +111,8 @@ pub(crate) type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
 pub(in crate::pipeline) struct RecordGuard {
     observers: RequestObservers,
     pub(in crate::pipeline) record: Record,
+    /// When the request ended, if its trace has read the clock.
+    pub(in crate::pipeline) ended_at: Option<Instant>,
 }
 
 impl Record {
@@ -194,6 +196,7 @@ impl RecordGuard {
                 audit: None,
                 is_logged: false,
             },
+            ended_at: None,
         }))
     }
 
@@ -242,7 +245,7 @@ impl Drop for RecordGuard {
         if std::thread::panicking() {
             self.record.outcome = RequestOutcome::Panicked;
         }
-        let now = Clock.now();
+        let now = self.ended_at.unwrap_or_else(|| Clock.now());
         for witness in &*self.observers {
             witness.on_ended(&self.record, now);
         }
@@ -302,6 +305,7 @@ mod tests {
                 audit: None,
                 is_logged: false,
             },
+            ended_at: None,
         }
     }
 
