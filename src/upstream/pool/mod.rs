@@ -266,7 +266,7 @@ impl<M: AuthMode> Pool<M> {
             let speaks_both = state.protocol == Some(Protocol::Http2);
             (speaks_both && !state.is_replaced).then(|| state.http2.get(class).active_streams())?
         };
-        let counted = self.http1_reads.begin(streams)?;
+        let counted = self.http1_reads.begin(streams, requested_at)?;
         let (idle, generation) = self.idle.take(requested_at);
         if let Some(sender) = idle {
             let mut lease = self.new_http1_lease(sender, generation);

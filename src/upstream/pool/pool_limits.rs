@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -73,6 +74,10 @@ const fn encode(protocol: UpstreamProtocol) -> u8 {
 /// less than a connection for each.
 const MAX_HTTP1_READS: usize = 16;
 
+/// How long a pool keeps to HTTP/2 after it had more requests under way. A busy worker takes requests
+/// in batches, and between two of them only a few are under way.
+const BUSY_FOR: Duration = Duration::from_millis(100);
+
 /// Most connections that are being opened at a time for such reads: each costs the API server a TLS
 /// handshake, and none is urgent.
 const MAX_OPENING: usize = 4;
@@ -86,6 +91,8 @@ const OPENING_QPS: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Http1Reads {
     reads: Arc<AtomicUsize>,
+    /// When too many requests were under way for the last time. Locked for one decision.
+    last_busy: Mutex<Option<Instant>>,
     opening: Arc<AtomicUsize>,
     opening_rate: Rate,
     /// Locked for one decision.
@@ -98,6 +105,7 @@ impl Http1Reads {
         let opening_rate = Rate::new(OPENING_QPS, burst);
         Self {
             reads: Arc::default(),
+            last_busy: Mutex::default(),
             opening: Arc::default(),
             opening_tokens: Mutex::new(TokenBucket::full(&opening_rate, now)),
             opening_rate,
@@ -105,9 +113,16 @@ impl Http1Reads {
     }
 
     /// Counts a read. `None` if many requests are under way, `streams` of them on HTTP/2
-    /// connections.
-    pub(super) fn begin(&self, streams: usize) -> Option<CountedUse> {
-        CountedUse::acquire(&self.reads, MAX_HTTP1_READS.saturating_sub(streams))
+    /// connections, or were a moment ago.
+    pub(super) fn begin(&self, streams: usize, now: Instant) -> Option<CountedUse> {
+        let mut last_busy = self.last_busy.lock();
+        let counted = CountedUse::acquire(&self.reads, MAX_HTTP1_READS.saturating_sub(streams));
+        if counted.is_none() {
+            *last_busy = Some(now);
+        }
+        counted.filter(|_| {
+            last_busy.is_none_or(|busy| now.saturating_duration_since(busy) >= BUSY_FOR)
+        })
     }
 
     /// Counts a connection that is being opened. `None` if enough are, or were a moment ago.
@@ -140,8 +155,6 @@ impl Drop for CountedUse {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::clock::Clock;
 
@@ -158,16 +171,27 @@ mod tests {
 
     #[test]
     fn reads_use_http1_while_few_requests_are_under_way() {
-        let reads = Http1Reads::new(Clock.now());
+        let mut now = Clock.now();
+        let reads = Http1Reads::new(now);
         let held: Vec<_> = (0..MAX_HTTP1_READS - 1)
-            .map(|_| reads.begin(0).unwrap())
+            .map(|_| reads.begin(0, now).unwrap())
             .collect();
-        assert!(reads.begin(1).is_none(), "a stream counts as well");
-        assert!(reads.begin(0).is_some());
+        assert!(reads.begin(0, now).is_some());
+        assert!(reads.begin(1, now).is_none(), "a stream counts as well");
         drop(held);
-        assert!(reads.begin(MAX_HTTP1_READS - 1).is_some());
-        assert!(reads.begin(MAX_HTTP1_READS).is_none());
-        assert!(reads.begin(usize::MAX).is_none());
+        now += BUSY_FOR;
+        assert!(reads.begin(MAX_HTTP1_READS - 1, now).is_some());
+        assert!(reads.begin(MAX_HTTP1_READS, now).is_none());
+        assert!(reads.begin(usize::MAX, now + BUSY_FOR).is_none());
+    }
+
+    #[test]
+    fn a_pool_that_was_busy_a_moment_ago_keeps_to_http2() {
+        let now = Clock.now();
+        let reads = Http1Reads::new(now);
+        assert!(reads.begin(MAX_HTTP1_READS, now).is_none());
+        assert!(reads.begin(0, now + BUSY_FOR / 2).is_none());
+        assert!(reads.begin(0, now + BUSY_FOR).is_some());
     }
 
     #[test]
