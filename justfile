@@ -33,6 +33,11 @@ peers *ARGUMENTS:
     cargo bench --profile dist --locked --bench floor --no-run
     benches/peers.sh {{ ARGUMENTS }}
 
+# weir beside an earlier build of it, the program BEFORE, at the same time.
+builds *ARGUMENTS:
+    cargo build --profile dist --locked
+    benches/builds.sh {{ ARGUMENTS }}
+
 # weir beside nginx, HAProxy and Envoy under sparse load, with idle connections, handshakes and fan-out.
 sparse *ARGUMENTS:
     cargo build --profile dist --locked
