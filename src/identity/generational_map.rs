@@ -3,17 +3,19 @@
 
 use std::collections::HashMap;
 
-use foldhash::fast::RandomState;
+use foldhash::fast::FixedState;
 
 use crate::identity::token_hash::TokenHash;
 
 /// Values by token hash, each with a weight.
+///
+/// The maps need no random state of their own: no client can choose or predict a token's hash.
 #[derive(Debug)]
 pub(super) struct GenerationalMap<V> {
     max_entries: usize,
     max_weight: usize,
-    newer: HashMap<TokenHash, WeightedEntry<V>, RandomState>,
-    older: HashMap<TokenHash, WeightedEntry<V>, RandomState>,
+    newer: HashMap<TokenHash, WeightedEntry<V>, FixedState>,
+    older: HashMap<TokenHash, WeightedEntry<V>, FixedState>,
     /// The total weight of the newer generation.
     newer_weight: usize,
 }
