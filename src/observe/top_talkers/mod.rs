@@ -6,9 +6,9 @@
 //!
 //! Each worker counts in its own [`WorkerShard`], at the cost of a few hash look-ups per request. A
 //! shard is flushed into the shared tables every second, before a query, and when it is full. A
-//! worker never waits: if its shard is locked, or if its shard is full while the shared tables are
-//! locked, the request's usage is added to the error bound. The reported bounds therefore always
-//! hold.
+//! worker never waits: a shard has two halves, and while a flush locks one, the worker counts in the
+//! other. If both are locked, or if a half is full while the shared tables are locked, the request's
+//! usage is added to the error bound. The reported bounds therefore always hold.
 //!
 //! # Layers
 //!
@@ -29,6 +29,8 @@ mod observer;
 #[cfg(test)]
 mod observer_tests;
 mod query;
+#[cfg(test)]
+mod query_tests;
 mod saved;
 #[cfg(test)]
 mod saved_tests;
@@ -199,11 +201,12 @@ impl TopTalkers {
     pub fn flush_shards(&self, now: Instant) {
         let shards = lock(&self.shards).clone();
         for shard in shards {
-            let batches = shard.drain();
-            let mut windows = lock(&self.shared.windows);
-            for (mut batch, windows) in batches.into_iter().zip(windows.iter_mut()) {
-                batch.flush_into(windows);
-            }
+            shard.drain(|batches| {
+                let mut windows = lock(&self.shared.windows);
+                for (mut batch, windows) in batches.into_iter().zip(windows.iter_mut()) {
+                    batch.flush_into(windows);
+                }
+            });
         }
         for windows in lock(&self.shared.windows).iter_mut() {
             windows.advance(now);

@@ -31,9 +31,10 @@ pub struct WorkerShard {
     shared: Arc<SharedState>,
     /// Seats of an admitted request that no priority level decided on.
     pub(super) default_seats: Arc<AtomicU64>,
-    /// Contended only while a flush takes the batches, which moves a few words.
-    pub(super) batches: Mutex<Batches>,
-    /// Usage that was not counted because the batches were locked. Relaxed: sums that order
+    /// A flush locks one half at a time, so the worker always finds one that is free, unless two
+    /// flushes meet.
+    pub(super) halves: [Mutex<Batches>; 2],
+    /// Usage that was not counted because both halves were locked. Relaxed: sums that order
     /// nothing.
     missed: [AtomicU64; MEASURES],
 }
@@ -73,7 +74,7 @@ impl WorkerShard {
         Self {
             shared,
             default_seats,
-            batches: Mutex::default(),
+            halves: Default::default(),
             missed: Default::default(),
         }
     }
@@ -86,7 +87,7 @@ impl WorkerShard {
     /// Counts the usage of a request whose names are those of an earlier request. Returns `false`
     /// if no such request is cached. Never waits.
     pub(super) fn count_cached(&self, fingerprint: HashKey, weights: Weights) -> bool {
-        let Some(mut batches) = self.try_lock_batches() else {
+        let Some(mut batches) = self.try_lock_half() else {
             self.record_missed(weights);
             return true;
         };
@@ -104,7 +105,7 @@ impl WorkerShard {
         weights: Weights,
     ) {
         let keys = names.map(|name| name.map(|name| (name.key(&self.shared.name_hasher), name)));
-        let Some(mut batches) = self.try_lock_batches() else {
+        let Some(mut batches) = self.try_lock_half() else {
             return self.record_missed(weights);
         };
         let (mut is_full, mut all_have_entries) = (false, true);
@@ -122,24 +123,26 @@ impl WorkerShard {
         }
     }
 
-    /// Removes and returns all counts, with the missed usage as unattributed.
-    pub(super) fn drain(&self) -> [Batch; DIMENSIONS] {
-        let mut batches = std::mem::take(&mut *lock(&self.batches));
-        batches.apply_cached();
-        let mut batches = batches.by_dimension;
-        let mut missed = Weights::ZERO;
-        for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
-            *sum = missed.swap(0, Ordering::Relaxed);
+    /// Removes all counts of each half and passes them to `flush`. Missed usage is unattributed.
+    pub(super) fn drain(&self, mut flush: impl FnMut([Batch; DIMENSIONS])) {
+        for half in &self.halves {
+            let mut batches = std::mem::take(&mut *lock(half));
+            batches.apply_cached();
+            let mut batches = batches.by_dimension;
+            let mut missed = Weights::ZERO;
+            for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
+                *sum = missed.swap(0, Ordering::Relaxed);
+            }
+            for batch in &mut batches {
+                batch.unattributed.add(missed);
+            }
+            flush(batches);
         }
-        for batch in &mut batches {
-            batch.unattributed.add(missed);
-        }
-        batches
     }
 
-    /// Returns `None` while another thread holds the lock.
-    fn try_lock_batches(&self) -> Option<MutexGuard<'_, Batches>> {
-        self.batches.try_lock()
+    /// Returns `None` while other threads hold both locks.
+    fn try_lock_half(&self) -> Option<MutexGuard<'_, Batches>> {
+        self.halves.iter().find_map(Mutex::try_lock)
     }
 
     fn record_missed(&self, weights: Weights) {
