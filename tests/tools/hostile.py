@@ -1,9 +1,10 @@
 """A polite user beside an attack: what becomes of its requests, and of weir's memory.
 
-Usage: hostile.py ATTACK HOST:PORT FOLDER PID SECONDS PATIENCE [RATE]
+Usage: hostile.py ATTACK WEIR USED FOLDER PID SECONDS PATIENCE [RATE]
 
-FOLDER is a playground's, PID is weir's, SECONDS is how long the attack goes on. A request of the polite user that is not
-answered within PATIENCE seconds has failed. With RATE there is a control instead of the attack: a client that behaves well
+WEIR is where weir listens (HOST:PORT), USED is where the polite user sends its requests: there as well, or to the API server
+itself, around weir. FOLDER is a playground's, PID is weir's, SECONDS is how long the attack goes on. A request of the polite
+user that is not answered within PATIENCE seconds has failed. With RATE there is a control instead of the attack: a client that behaves well
 opens as many connections as the attack does, and sends so many requests a second on all of them together.
 
 Prints how many requests the polite user sent during the attack and how many things failed; p50 and p99 of its requests in
@@ -56,7 +57,7 @@ def frame(kind, flags, stream, payload=b""):
 
 
 class Target:
-    """Where weir is, and its users' credentials."""
+    """Where a server is, and its users' credentials."""
 
     def __init__(self, address, folder):
         self.address = address
@@ -603,15 +604,15 @@ def quantile(times, share):
 
 
 def main():
-    name, address, folder, pid, seconds, patience = sys.argv[1:7]
-    target = Target(address, folder)
-    rate = max(1, float(sys.argv[7])) if sys.argv[7:] else None
+    name, attacked, used, folder, pid, seconds, patience = sys.argv[1:8]
+    target = Target(attacked, folder)
+    rate = max(1, float(sys.argv[8])) if sys.argv[8:] else None
     processes = multiprocessing.get_context("fork")
     go, ready, opened = processes.Event(), processes.Event(), processes.Value("q", 0)
     attack = processes.Process(target=attacking, args=(name.replace("-", "_"), target, rate, go, ready, opened))
     attack.daemon = True
     attack.start()  # before there are threads
-    polite = Polite(target, float(patience))
+    polite = Polite(Target(used, folder), float(patience))
     numbers = itertools.count(1)
     polite.run(numbers, 0.3)  # connections are made, tokens reviewed
     before = polite.run(numbers, max(BEFORE, float(seconds) / 2))

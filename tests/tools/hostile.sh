@@ -7,7 +7,8 @@
 # LONG=1                 longer attacks
 # NIGHTLY=1              three rounds each, with CONTROL=1; the median p99 under attack is at most three times that of the control
 # CONTROL=1              with a control after each attack: a client that behaves well sends as many requests a second on as many
-#                        connections. What it costs the polite client is what the requests cost, however they are sent
+#                        connections. What it costs the polite client is what the requests cost, however they are sent. Then the
+#                        attack once more, while the polite client sends its requests to the API server itself, around weir
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -123,10 +124,10 @@ milliseconds() {
     awk -v micros="$1" 'BEGIN {printf "%.1f", micros / 1000}'
 }
 
-# run_attack ATTACK [RATE]: the polite client beside an attack, or beside its control of so many requests a second. Sets MEASURED
-# to what hostile.py prints.
+# run_attack ATTACK USED [RATE]: the polite client, whose requests go to this address, beside an attack, or beside its control of
+# so many requests a second. Sets MEASURED to what hostile.py prints.
 run_attack() {
-    python3 "$ROOT/tests/tools/hostile.py" "$1" "$ADDRESS" "$DIR" "${PIDS[front]}" "$seconds" "$PATIENCE" "${@:2}" \
+    python3 "$ROOT/tests/tools/hostile.py" "$1" "$ADDRESS" "$2" "$DIR" "${PIDS[front]}" "$seconds" "$PATIENCE" "${@:3}" \
         >"$WORK/said" 2>"$WORK/failures" || die "$1: $(tail -n 3 "$WORK/failures")"
     read -ra MEASURED <"$WORK/said"
 }
@@ -135,16 +136,18 @@ with_control() {
     nightly || [[ ${CONTROL:-} == 1 ]]
 }
 
-# controlled ATTACK RATE: one round of the control. Sets CONTROL_P99, in microseconds.
-controlled() {
+# compare ATTACK KIND [RATE]: one round of its control, or of the attack with the polite client around weir. Keeps its p50 and p99.
+compare() {
+    local used
     ready_for "$1"
-    run_attack "$1" "$2"
-    printf '%s: control: %s requests; polite p50 %s -> %s ms, p99 %s -> %s ms; %s of %s requests fail\n' "$1" \
+    used=$ADDRESS
+    if [[ $2 == around ]]; then used=$BACK; fi
+    run_attack "$1" "$used" "${@:3}"
+    printf '%s: %s: %s requests; polite p50 %s -> %s ms, p99 %s -> %s ms; %s of %s requests fail\n' "$1" "$2" \
         "${MEASURED[8]}" "$(milliseconds "${MEASURED[2]}")" "$(milliseconds "${MEASURED[4]}")" \
         "$(milliseconds "${MEASURED[3]}")" "$(milliseconds "${MEASURED[5]}")" "${MEASURED[1]}" "${MEASURED[0]}"
-    keep "$1" control-p50 "${MEASURED[4]}"
-    keep "$1" control-p99 "${MEASURED[5]}"
-    CONTROL_P99=${MEASURED[5]}
+    keep "$1" "$2-p50" "${MEASURED[4]}"
+    keep "$1" "$2-p99" "${MEASURED[5]}"
     gone front
     gone back
 }
@@ -164,25 +167,26 @@ percent() {
     echo $(($1 * 100 / $2))
 }
 
-# columns ATTACK p50|p99: the medians of the rounds: alone, beside the control and under attack.
+# columns ATTACK p50|p99: the medians of the rounds: alone, beside the control, under attack, and under attack around weir.
 columns() {
-    local name=$1 what=$2 alone control attack
+    local name=$1 what=$2 alone control attack around
     alone=$(kept "$name" "alone-$what") attack=$(kept "$name" "attack-$what")
     if ! with_control; then
         printf '%s: %s alone %s, attack %s ms\n' "$name" "$what" "$(milliseconds "$alone")" "$(milliseconds "$attack")"
         return
     fi
-    control=$(kept "$name" "control-$what")
-    printf '%s: %s alone %s, control %s, attack %s ms; attack/alone %s %%, control/alone %s %%, attack/control %s %%\n' \
+    control=$(kept "$name" "control-$what") around=$(kept "$name" "around-$what")
+    printf '%s: %s alone %s, control %s, attack %s, around weir %s ms; of alone: attack %s %%, control %s %%; attack/control %s %%, attack/around %s %%\n' \
         "$name" "$what" "$(milliseconds "$alone")" "$(milliseconds "$control")" "$(milliseconds "$attack")" \
-        "$(percent "$attack" "$alone")" "$(percent "$control" "$alone")" "$(percent "$attack" "$control")"
+        "$(milliseconds "$around")" "$(percent "$attack" "$alone")" "$(percent "$control" "$alone")" \
+        "$(percent "$attack" "$control")" "$(percent "$attack" "$around")"
 }
 
 # attacked ATTACK: one round of it. Sets ATTACK_P99, in microseconds, and ATTACK_RATE, in streams or connections a second.
 attacked() {
     local name=$1 said
     ready_for "$name"
-    run_attack "$name"
+    run_attack "$name" "$ADDRESS"
     said=("${MEASURED[@]}")
     local requests=${said[0]} failures=${said[1]} idle=${said[6]} most=${said[7]} opened=${said[8]}
     printf '%s: %s opened; polite p50 %s -> %s ms, p99 %s -> %s ms; weir %s -> %s MiB\n' "$name" "$opened" \
@@ -227,8 +231,9 @@ for attack in "${ATTACKS[@]}"; do
     for ((round = 1; round <= rounds; round++)); do
         attacked "$attack"
         if with_control; then
-            controlled "$attack" "$ATTACK_RATE"
-            keep "$attack" ratio "$(percent "$ATTACK_P99" "$CONTROL_P99")"
+            compare "$attack" control "$ATTACK_RATE"
+            keep "$attack" ratio "$(percent "$ATTACK_P99" "${MEASURED[5]}")"
+            compare "$attack" around
         fi
     done
     columns "$attack" p50
