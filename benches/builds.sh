@@ -6,7 +6,8 @@
 # disturbance: the quartiles of the ratios are about 1 % apart.
 #
 # Usage: BEFORE=PROGRAM benches/builds.sh [seconds for each round, default 3] [case ...]
-# The cases are those of benches/peers.sh; h1-429 and h2-429 are rejected by max-in-flight.
+# The cases are those of benches/peers.sh; h1-429 and h2-429 are rejected by max-in-flight, h1-fair-429 and h2-fair-429 by
+# priority and fairness.
 # ROUNDS: rounds for each case (default 7). WEIR: the later build (default target/dist/weir).
 # Needs: nginx, wrk, h2load (nghttp2-client), openssl, taskset; two cores.
 set -euo pipefail
@@ -14,7 +15,7 @@ set -euo pipefail
 seconds=${1:-3}
 shift || true
 cases=("$@")
-[ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429)
+[ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429 h1-fair-429 h2-fair-429)
 here=$(cd "$(dirname "$0")/.." && pwd)
 after=${WEIR:-$here/target/dist/weir}
 for tool in nginx wrk h2load openssl taskset; do
@@ -26,6 +27,7 @@ done
 # shellcheck source-path=SCRIPTDIR source=origin.sh
 source "$here/benches/origin.sh"
 origin 18443 taskset -c 1
+one_seat "$dir/one-seat.yaml"
 echo 'benchmark,bench,1' >"$dir/tokens.csv"
 auth="Authorization: Bearer benchmark"
 pods=/api/v1/namespaces/a/pods
@@ -55,7 +57,7 @@ requests() {
     case $1 in
         h1-*)
             local connections=${1#h1-}
-            case $connections in list | 429) connections=64 ;; esac
+            case $connections in list | *429) connections=64 ;; esac
             taskset -c 1 wrk -t 1 -c "$connections" -d "${seconds}s" -H "$auth" "$2" | awk '/requests in/ { print $1 }'
             ;;
         h2*) taskset -c 1 h2load -c 8 -m 16 -D "$seconds" -H "$auth" "$2" | awk '/^requests:/ { print $6 }' ;;
@@ -80,10 +82,13 @@ quartiles() {
     sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)], v[int((NR + 3) / 4)], v[int((3 * NR + 1) / 4)] }'
 }
 
-printf '%-8s %16s %16s %10s %16s\n' case 'before us/req' 'after us/req' ratio quartiles
+printf '%-11s %16s %16s %10s %16s\n' case 'before us/req' 'after us/req' ratio quartiles
 for case in "${cases[@]}"; do
     flags=(--max-requests-inflight 100000)
-    case $case in *-429) flags=(--enable-priority-and-fairness=false --max-requests-inflight=1 --rejection-hold=0) ;; esac
+    case $case in
+        *-fair-429) flags=(--max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config "$dir/one-seat.yaml" --rejection-hold=0) ;;
+        *-429) flags=(--enable-priority-and-fairness=false --max-requests-inflight=1 --rejection-hold=0) ;;
+    esac
     serve before 18011 "$BEFORE" "${flags[@]}"
     before=$PID
     serve after 18012 "$after" "${flags[@]}"
@@ -108,7 +113,7 @@ for case in "${cases[@]}"; do
     read -r old _ <<<"$(quartiles <"$dir/$case.before")"
     read -r new _ <<<"$(quartiles <"$dir/$case.after")"
     read -r ratio low high <<<"$(paste "$dir/$case.before" "$dir/$case.after" | awk '{ print $2 / $1 }' | quartiles)"
-    printf '%-8s %16.2f %16.2f %10.3f %9.3f to %.3f\n' "$case" "$old" "$new" "$ratio" "$low" "$high"
+    printf '%-11s %16.2f %16.2f %10.3f %9.3f to %.3f\n' "$case" "$old" "$new" "$ratio" "$low" "$high"
     kill "$before" "$after_pid" "${holders[@]}" 2>/dev/null || true
     wait "$before" "$after_pid" "${holders[@]}" 2>/dev/null || true
 done
