@@ -5,6 +5,9 @@
 
 use std::borrow::Cow;
 
+use memchr::memchr;
+use memchr::memchr2;
+
 /// The meaning of a `+`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlusMode {
@@ -17,10 +20,11 @@ pub(crate) enum PlusMode {
 /// Decodes the percent-escapes of `raw`; `None` if one of them is not `%` and two hexadecimal
 /// digits.
 pub(crate) fn decode(raw: &[u8], plus: PlusMode) -> Option<Cow<'_, [u8]>> {
-    if !raw
-        .iter()
-        .any(|&b| b == b'%' || (b == b'+' && plus == PlusMode::Space))
-    {
+    let special = match plus {
+        PlusMode::Literal => memchr(b'%', raw),
+        PlusMode::Space => memchr2(b'%', b'+', raw),
+    };
+    if special.is_none() {
         return Some(Cow::Borrowed(raw));
     }
     let mut decoded = Vec::with_capacity(raw.len());

@@ -96,6 +96,13 @@ fn authorization_token(value: &[u8]) -> Option<&[u8]> {
 
 /// Trims like Go's `strings.TrimSpace`, which includes Unicode white space.
 fn trim_unicode(mut value: &[u8]) -> &[u8] {
+    // As nearly every value is.
+    if let [first, .., last] = value
+        && first.is_ascii_graphic()
+        && last.is_ascii_graphic()
+    {
+        return value;
+    }
     let space = |bytes: &&[u8]| {
         str::from_utf8(bytes).is_ok_and(|text| {
             let mut letters = text.chars();

@@ -28,7 +28,6 @@ pub mod response;
 pub mod steps;
 pub mod trace;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use http::HeaderMap;
@@ -142,7 +141,7 @@ impl Pipeline {
         let deadline = self.arrival.request_deadline(&info, arrival.at);
         let drain_guard = self.arrival.drain_guard(&info);
 
-        let (mut current_user, mut rejected_headers) = (None, HeaderMap::new());
+        let mut rejected_headers = HeaderMap::new();
         let response = async {
             let received = ReceivedHead { peer, head: &head };
             self.arrival.check_loop_and_readiness(received, &info)?;
@@ -155,13 +154,11 @@ impl Pipeline {
                 .authentication
                 .authenticate(asserted, received, upgrade.as_ref(), arrival, trace)
                 .await?;
-            current_user = Some(Arc::clone(&auth.user));
             let effective = self
                 .impersonation
                 .effective_user(&auth, received, trace)
                 .await?;
             let (info, user) = (&info, effective.for_limits(&auth));
-            current_user = Some(Arc::clone(user));
             let attributes = AdmissionAttributes { info, user };
             let upgrading = self
                 .authentication
@@ -188,7 +185,7 @@ impl Pipeline {
         response.await.map_err(|rejection| {
             trace.record_rejection(subject, &rejection.facts(), &rejected_headers);
             self.rejection
-                .delayable(rejection, peer, &info, current_user.as_deref())
+                .delayable(rejection, peer, &info, trace.effective_user())
         })
     }
 

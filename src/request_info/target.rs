@@ -9,6 +9,8 @@ use core::net::Ipv6Addr;
 use std::borrow::Cow;
 use std::fmt;
 
+use memchr::memchr;
+
 use super::escape;
 use crate::encoding::percent;
 use crate::encoding::percent::PlusMode;
@@ -83,10 +85,7 @@ impl<'a> RequestTarget<'a> {
         if method.is_empty() || !method.bytes().all(is_token_byte) {
             return Err(MalformedTarget::Method);
         }
-        let question_mark = target
-            .iter()
-            .position(|&b| b == b'?')
-            .unwrap_or(target.len());
+        let question_mark = memchr(b'?', target).unwrap_or(target.len());
         let (before_query, tail) = target.split_at(question_mark);
         let (scheme, authority, raw_path): (&[u8], _, &[u8]) = if before_query.starts_with(b"/") {
             (b"", None, before_query)

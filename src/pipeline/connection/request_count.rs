@@ -46,12 +46,6 @@ impl RequestCount {
         }
     }
 
-    /// Counts a reset on drop unless the guard is disarmed.
-    #[must_use]
-    pub(crate) fn reset_guard(self: &Arc<Self>) -> ResetGuard {
-        ResetGuard(self.reset_limiter.is_some().then(|| Arc::clone(self)))
-    }
-
     /// Completes when more requests are reset than the limit allows; never without a limit.
     ///
     /// # Cancel safety
@@ -75,7 +69,10 @@ impl RequestCount {
     #[must_use]
     pub(crate) fn start(self: &Arc<Self>) -> ActiveRequest {
         self.started.fetch_add(1, Ordering::Relaxed);
-        ActiveRequest(Arc::clone(self))
+        ActiveRequest {
+            requests: Arc::clone(self),
+            may_be_reset: self.reset_limiter.is_some(),
+        }
     }
 
     /// The number of started requests.
@@ -142,9 +139,62 @@ impl ResetLimiter {
     }
 }
 
-/// A request that has not ended. If it is dropped before, the client has reset the stream: every
-/// end on weir's side (an error, a deadline, a stopped watch) passes through the response body,
-/// which disarms the guard.
+/// A request that is active until this is dropped. If it has no complete response then, the client
+/// has reset the stream: every end on weir's side (an error, a deadline, a stopped watch) passes
+/// through the response body, which disarms the guard.
+#[derive(Debug)]
+pub(crate) struct ActiveRequest {
+    requests: Arc<RequestCount>,
+    may_be_reset: bool,
+}
+
+impl ActiveRequest {
+    /// What the client of its connection has not read.
+    pub(crate) fn unread(&self) -> &Arc<UnreadConnection> {
+        self.requests.unread()
+    }
+
+    /// Ends a request whose response is complete.
+    pub(crate) fn complete(mut self) {
+        self.may_be_reset = false;
+    }
+
+    /// Counts a reset when the guard is dropped, and no longer when this is.
+    #[must_use]
+    pub(crate) fn take_reset_guard(&mut self) -> ResetGuard {
+        let may_be_reset = std::mem::take(&mut self.may_be_reset);
+        ResetGuard(may_be_reset.then(|| Arc::clone(&self.requests)))
+    }
+
+    /// Awaits the response and records whether it was ready at once.
+    ///
+    /// # Cancel safety
+    /// That of `answer`.
+    pub(crate) async fn track<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
+        let mut first = true;
+        poll_fn(|cx| {
+            let polled = answer.as_mut().poll(cx);
+            if std::mem::take(&mut first) {
+                self.requests
+                    .last_immediate
+                    .store(polled.is_ready(), Ordering::Relaxed);
+            }
+            polled
+        })
+        .await
+    }
+}
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        self.requests.ended.fetch_add(1, Ordering::Relaxed);
+        if self.may_be_reset {
+            self.requests.record_reset(Clock.now());
+        }
+    }
+}
+
+/// Counts a reset on drop unless it is disarmed.
 #[derive(Debug, Default)]
 pub(crate) struct ResetGuard(Option<Arc<RequestCount>>);
 
@@ -163,41 +213,6 @@ impl Drop for ResetGuard {
     }
 }
 
-/// A request that is active until this is dropped.
-#[derive(Debug)]
-pub(crate) struct ActiveRequest(Arc<RequestCount>);
-
-impl ActiveRequest {
-    /// What the client of its connection has not read.
-    pub(crate) fn unread(&self) -> &Arc<UnreadConnection> {
-        self.0.unread()
-    }
-
-    /// Awaits the response and records whether it was ready at once.
-    ///
-    /// # Cancel safety
-    /// That of `answer`.
-    pub(crate) async fn track<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
-        let mut first = true;
-        poll_fn(|cx| {
-            let polled = answer.as_mut().poll(cx);
-            if std::mem::take(&mut first) {
-                self.0
-                    .last_immediate
-                    .store(polled.is_ready(), Ordering::Relaxed);
-            }
-            polled
-        })
-        .await
-    }
-}
-
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -211,15 +226,15 @@ mod tests {
         let requests = Arc::new(RequestCount::with_reset_limit(50, Clock.now()));
         let exceeded = || requests.reset_limit_exceeded().now_or_never().is_some();
         for n in 0..50 * RESET_BURST_SECONDS {
-            drop(requests.reset_guard());
+            drop(requests.start());
             assert!(!exceeded(), "{n}");
         }
         for _ in 0..100 {
             tokio::time::advance(Duration::from_millis(20)).await;
-            drop(requests.reset_guard());
+            drop(requests.start().take_reset_guard());
             assert!(!exceeded());
         }
-        drop(requests.reset_guard());
+        drop(requests.start());
         assert!(exceeded());
     }
 
@@ -227,11 +242,12 @@ mod tests {
     async fn finished_requests_and_unlimited_connections_count_no_resets() {
         let limited = Arc::new(RequestCount::with_reset_limit(1, Clock.now()));
         for _ in 0..1000 {
-            limited.reset_guard().disarm();
+            limited.start().complete();
+            limited.start().take_reset_guard().disarm();
         }
         let unlimited = Arc::new(RequestCount::with_reset_limit(0, Clock.now()));
         for _ in 0..1000 {
-            drop(unlimited.reset_guard());
+            drop(unlimited.start());
         }
         for requests in [limited, unlimited] {
             assert_eq!(requests.reset_limit_exceeded().now_or_never(), None);

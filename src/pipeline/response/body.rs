@@ -21,7 +21,7 @@ use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::body::response_body::ResponseBodyError;
 
 /// The body of a response.
-pub struct Body(BodyKind, ResetGuard);
+pub struct Body(BodyKind);
 
 enum BodyKind {
     Fixed(Bytes),
@@ -31,32 +31,29 @@ enum BodyKind {
 struct ForwardedBody {
     body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
     reader: ResponseReader,
+    reset_guard: ResetGuard,
 }
 
 impl Body {
     /// A body of these bytes.
     #[must_use]
     pub fn fixed(bytes: Bytes) -> Self {
-        Self(BodyKind::Fixed(bytes), ResetGuard::default())
+        Self(BodyKind::Fixed(bytes))
     }
 
-    /// Adds the guards that record the request's end: with the last byte, or at the deadline, even
+    /// Adds the guard that records the request's end: with the last byte, or at the deadline, even
     /// without a reader. A complete body ends at once. A body that is dropped before its end counts
-    /// a reset through `reset_guard`.
+    /// a reset.
     #[must_use]
-    pub(crate) fn with_end_guards(
-        mut self,
-        active_request: ActiveRequest,
-        mut reset_guard: ResetGuard,
-    ) -> Self {
+    pub(crate) fn with_end_guard(mut self, mut active_request: ActiveRequest) -> Self {
         match &mut self.0 {
             BodyKind::Forwarded(forwarded) if !forwarded.body.is_end_stream() => {
                 forwarded.reader.connection = Some(Arc::clone(active_request.unread()));
+                forwarded.reset_guard = active_request.take_reset_guard();
                 let body = &forwarded.body;
                 body.with_guard(|guard| guard.active_request = Some(active_request));
-                self.1 = reset_guard;
             }
-            BodyKind::Forwarded(_) | BodyKind::Fixed(_) => reset_guard.disarm(),
+            BodyKind::Forwarded(_) | BodyKind::Fixed(_) => active_request.complete(),
         }
         self
     }
@@ -66,8 +63,11 @@ impl Body {
         body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
         reader: ResponseReader,
     ) -> Self {
-        let forwarded = Box::new(ForwardedBody { body, reader });
-        Self(BodyKind::Forwarded(forwarded), ResetGuard::default())
+        Self(BodyKind::Forwarded(Box::new(ForwardedBody {
+            body,
+            reader,
+            reset_guard: ResetGuard::default(),
+        })))
     }
 }
 
@@ -83,12 +83,16 @@ impl http_body::Body for Body {
             BodyKind::Fixed(bytes) if bytes.is_empty() => Poll::Ready(None),
             BodyKind::Fixed(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             BodyKind::Forwarded(forwarded) => {
-                let ForwardedBody { body, reader } = forwarded.as_mut();
+                let ForwardedBody {
+                    body,
+                    reader,
+                    reset_guard,
+                } = forwarded.as_mut();
                 let polled = reader.count(Pin::new(&mut *body).poll_frame(cx));
                 let over = matches!(polled, Poll::Ready(None | Some(Err(_))));
                 if over || body.is_end_stream() {
                     reader.end();
-                    self.1.disarm();
+                    reset_guard.disarm();
                 }
                 polled
             }

@@ -68,7 +68,8 @@ pub struct Trace {
     /// The bytes of the response body that were sent.
     sent_bytes: u64,
     state: TraceState,
-    /// Passed to the observers on drop.
+    /// Passed to the observers on drop. `None` before the request counts, and when another trace has
+    /// it.
     record: Option<Box<RecordGuard>>,
 }
 
@@ -132,9 +133,14 @@ impl Trace {
     }
 
     /// The request has a RequestInfo: it counts from here on.
-    pub(super) fn start_counting(&mut self, record: Option<Box<RecordGuard>>) {
+    pub(super) fn start_counting(&mut self, record: Box<RecordGuard>) {
         self.state = TraceState::Pending;
-        self.record = record;
+        self.record = Some(record);
+    }
+
+    /// The user that the limits see, once the request is authenticated.
+    pub(super) fn effective_user(&self) -> Option<&UserInfo> {
+        self.record.as_ref()?.record.effective_user()
     }
 
     /// The request is authenticated.
@@ -468,17 +474,18 @@ impl Drop for Trace {
             return; // another trace has taken over
         }
         let now = Clock.now();
+        let mut panicked = None;
         if let Some(guard) = &mut self.record {
             guard.record.sent_bytes = self.sent_bytes;
             guard.ended_at = Some(now);
+            panicked = std::thread::panicking().then_some(&guard.record);
         }
         match &self.state {
-            // The connection responds 500 once the stack is unwound.
-            TraceState::Pending if std::thread::panicking() => {
-                let guard = self.record.as_deref();
-                self.metrics.record_panic(guard.map(|guard| &guard.record));
-            }
-            TraceState::Pending => self.metrics.aborted.inc(),
+            TraceState::Pending => match panicked {
+                // The connection responds 500 once the stack is unwound.
+                Some(record) => self.metrics.record_panic(record),
+                None => self.metrics.aborted.inc(),
+            },
             TraceState::Unclassified => {}
             TraceState::Responded { code, counts, .. } if !counts.reached() => {
                 self.metrics.record_without_handler(*code);

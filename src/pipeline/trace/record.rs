@@ -1,8 +1,8 @@
 //! The record of one request for its observers: the audit log, the top talkers, the log of
 //! rejections.
 //!
-//! A [`Record`] is created with the RequestInfo, if there are observers. It follows the request and
-//! takes up its user, the decision, the response and the bytes sent.
+//! A [`Record`] is created with the RequestInfo. It follows the request and takes up its user, the
+//! decision, the response and the bytes sent.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -161,20 +161,17 @@ impl Record {
 }
 
 impl RecordGuard {
-    /// The record of a request that has only a RequestInfo yet; `None` without observers.
+    /// The record of a request that has only a RequestInfo yet.
     pub(in crate::pipeline) fn new(
         observers: &RequestObservers,
         received: ReceivedHead<'_>,
         target: &PathAndQuery,
         info: &RequestInfo<'_>,
         arrival: ArrivalTime,
-    ) -> Option<Box<Self>> {
-        if observers.is_empty() {
-            return None;
-        }
+    ) -> Box<Self> {
         let ReceivedHead { peer, head } = received;
         let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
-        Some(Box::new(Self {
+        Box::new(Self {
             observers: Arc::clone(observers),
             record: Record {
                 method: head.method.clone(),
@@ -197,7 +194,7 @@ impl RecordGuard {
                 is_logged: false,
             },
             ended_at: None,
-        }))
+        })
     }
 
     pub(in crate::pipeline) fn record_response(&mut self, code: StatusCode) {

@@ -350,17 +350,16 @@ impl RequestMetrics {
     }
 
     /// Counts a request that ended in a panic: its client receives 500.
-    pub(in crate::pipeline) fn record_panic(&self, record: Option<&Record>) {
-        let parsed = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
-        let series = match &parsed {
-            Some((method, info)) => {
-                let labels = MetricLabels::from_request(method, info, None);
-                self.series(MetricSubject { labels, info }, Responder::Filter)
-            }
-            None => Arc::new(RequestSeries::new([
-                OTHER, "", OTHER, OTHER, OTHER, OTHER, "", COMPONENT,
-            ])),
+    pub(in crate::pipeline) fn record_panic(&self, record: &Record) {
+        let Ok(info) = record.info() else {
+            return; // unreachable: the request was parsed before
         };
+        let labels = MetricLabels::from_request(record.method.as_str(), &info, None);
+        let subject = MetricSubject {
+            labels,
+            info: &info,
+        };
+        let series = self.series(subject, Responder::Filter);
         self.record_request(&series, StatusCode::INTERNAL_SERVER_ERROR);
     }
 

@@ -166,6 +166,12 @@ pub(crate) struct ConnectionContext {
     pub(crate) heartbeats: Arc<AtomicU64>,
 }
 
+/// What the requests of a connection share.
+struct ClientConnection {
+    peer: Peer,
+    context: Arc<ConnectionContext>,
+}
+
 /// Serves a connection until it is closed.
 pub(crate) async fn serve(
     tcp: TcpStream,
@@ -200,7 +206,7 @@ pub(crate) async fn serve(
         }
     };
     drop(pending_guard);
-    let peer = Arc::new(peer(&stream, address, peer_address, &settings, &context));
+    let peer = peer(&stream, address, peer_address, &settings, &context);
     let open = GaugeGuard::new(context.metrics.open_connections.clone());
     let budget = &context.head_budget;
     let head_monitor = HeadMonitor::new(settings.header_timeout, budget, peer.source_network());
@@ -209,15 +215,17 @@ pub(crate) async fn serve(
         write_stall: Arc::default(),
     };
     let write_progress = WriteProgress::new(&monitors.write_stall, &context.worker.deadlines);
+    let connection = Arc::new(ClientConnection { peer, context });
     if is_http2(&stream) {
-        serve_http2(stream, write_progress, peer, &monitors, &settings, &context).await;
+        keepalive::enable_http2(stream.get_ref().0.tcp());
+        serve_http2(stream, write_progress, &connection, &monitors, &settings).await;
         drop((guard, open));
     } else {
         let requests = Arc::<RequestCount>::default();
         let write_progress = write_progress.with_unread(requests.unread());
         let stream = InspectedStream {
             stream,
-            target_fragments: Arc::clone(&peer.target_fragments),
+            target_fragments: Arc::clone(&connection.peer.target_fragments),
             requests,
             head_monitor: Arc::clone(&monitors.head_monitor),
             unwritten_bytes: Arc::default(),
@@ -227,7 +235,7 @@ pub(crate) async fn serve(
             response_suppressed: false,
             _guard: (guard, open),
         };
-        serve_http1(stream, peer, &monitors, &settings, &context).await;
+        serve_http1(stream, &connection, &monitors, &settings).await;
     }
 }
 
@@ -305,18 +313,18 @@ async fn handshake(
 
 async fn serve_http1(
     stream: InspectedStream<TlsStream<TcpIo>>,
-    peer: Arc<Peer>,
+    client: &Arc<ClientConnection>,
     monitors: &ConnectionMonitors,
     settings: &ListenerSettings,
-    context: &Arc<ConnectionContext>,
 ) {
+    let ClientConnection { peer, context } = &**client;
     let requests = Arc::clone(&stream.requests);
     let head_monitor = &monitors.head_monitor;
     let unwritten_bytes = Arc::<UnwrittenBytes>::clone(&stream.unwritten_bytes);
     let service = service_fn(|request: Request<Incoming>| {
         head_monitor.http1_record_request(!request.body().is_end_stream());
         let unwritten_bytes = Arc::clone(&unwritten_bytes);
-        let response = respond(Arc::clone(context), Arc::clone(&peer), &requests, request);
+        let response = respond(Arc::clone(client), &requests, request);
         response
             .map_ok(|response| response.map(|body| BackpressureBody::new(body, unwritten_bytes)))
     });
@@ -329,7 +337,7 @@ async fn serve_http1(
         .with_upgrades();
     let end = pin!(async {
         tokio::select! {
-            end = wait_for_http1_violation(&peer, monitors) => end,
+            end = wait_for_http1_violation(peer, monitors) => end,
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
@@ -338,18 +346,18 @@ async fn serve_http1(
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
     if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
         Pin::new(&mut connection).graceful_shutdown();
-        let violation = pin!(wait_for_http1_violation(&peer, monitors));
+        let violation = pin!(wait_for_http1_violation(peer, monitors));
         first = poll_with_rare_event(Pin::new(&mut connection), violation).await;
     }
     let end = match first {
         FirstReady::Main(result) => {
             let stream = connection.into_parts().map(|parts| parts.io.into_inner());
             // Boxed, so that a connection does not reserve memory for its stream twice.
-            return Box::pin(finish_http1(&peer, context, result, stream)).await;
+            return Box::pin(finish_http1(peer, context, result, stream)).await;
         }
         FirstReady::Rare(end) => end,
     };
-    record_close(&peer, context, end);
+    record_close(peer, context, end);
     if matches!(end, ClientCloseReason::IncompleteHead(_)) {
         // The stream writes the response when the library reads from it again.
         let _ = timeout(LINGER_TIMEOUT, Pin::new(&mut connection)).await;
@@ -382,11 +390,11 @@ async fn finish_http1(
 async fn serve_http2(
     stream: TlsStream<TcpIo>,
     write_progress: WriteProgress,
-    peer: Arc<Peer>,
+    client: &Arc<ClientConnection>,
     monitors: &ConnectionMonitors,
     settings: &ListenerSettings,
-    context: &Arc<ConnectionContext>,
 ) {
+    let ClientConnection { peer, context } = &**client;
     let head_monitor = &monitors.head_monitor;
     let (go_away, close_stage) = (Arc::new(Notify::new()), context.drain.close_stage());
     let requests = Arc::new(RequestCount::with_reset_limit(
@@ -397,10 +405,9 @@ async fn serve_http2(
         if settings.goaway_chance > 0.0 && fastrand::f64() < settings.goaway_chance {
             go_away.notify_one();
         }
-        respond(Arc::clone(context), Arc::clone(&peer), &requests, request)
+        respond(Arc::clone(client), &requests, request)
     });
     let write_progress = write_progress.with_unread(requests.unread());
-    keepalive::enable_http2(stream.get_ref().0.tcp());
     let last_stream = Arc::<LastStreamId>::default();
     let pacing = ReadPacing::with_reset_limit(settings.max_resets_per_second, Clock.now());
     let stream =
@@ -418,29 +425,29 @@ async fn serve_http2(
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = go_away.notified() => ClientCloseReason::Drain,
-            end = wait_for_http2_violation(&peer, monitors, &requests) => end,
+            end = wait_for_http2_violation(peer, monitors, &requests) => end,
         }
     });
     let driven = coalescer.drive(connection.as_mut());
     let first = poll_with_rare_event(pin!(driven), end).await;
     let mut end = match first {
-        FirstReady::Main(result) => return log_connection_error(&peer, result),
+        FirstReady::Main(result) => return log_connection_error(peer, result),
         FirstReady::Rare(end) => end,
     };
     if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
-        record_close(&peer, context, end);
+        record_close(peer, context, end);
         connection.as_mut().graceful_shutdown();
         let drain_timeout = end.drain_timeout();
         let draining = pin!(coalescer.drive(connection.as_mut()));
-        let violation = pin!(wait_for_http2_violation(&peer, monitors, &requests));
+        let violation = pin!(wait_for_http2_violation(peer, monitors, &requests));
         let draining = poll_with_rare_event(draining, violation);
         end = match timeout(drain_timeout, draining).await {
-            Ok(FirstReady::Main(result)) => return log_connection_error(&peer, result),
+            Ok(FirstReady::Main(result)) => return log_connection_error(peer, result),
             Ok(FirstReady::Rare(end)) => end,
             Err(_) => return,
         };
     }
-    record_close(&peer, context, end);
+    record_close(peer, context, end);
     if end != ClientCloseReason::Silence {
         drop(connection);
         let goaway = last_stream.goaway_frame(end.http2_error());
@@ -502,25 +509,25 @@ fn delay_reconnects(peer: &Peer, context: &ConnectionContext, end: ClientCloseRe
 /// Handles a request. It counts as in flight until the end of its response. The futures are boxed,
 /// since the library moves them several times on their way into a task.
 fn respond(
-    context: Arc<ConnectionContext>,
-    peer: Arc<Peer>,
+    client: Arc<ClientConnection>,
     requests: &Arc<RequestCount>,
     request: Request<Incoming>,
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>> + use<>>> {
-    let (in_flight, reset_guard) = (requests.start(), requests.reset_guard());
+    let active_request = requests.start();
     let (head, body) = request.into_parts();
     let http1 = head.version < Version::HTTP_2;
     let head = Box::new(head);
-    let pipeline = context.pipeline.load_full();
+    let pipeline = client.context.pipeline.load_full();
     Box::pin(async move {
-        let handled = AssertUnwindSafe(pipeline.handle(&peer, head, body));
-        let response = in_flight.track(pin!(handled.catch_unwind())).await;
+        let ClientConnection { peer, context } = &*client;
+        let handled = AssertUnwindSafe(pipeline.handle(peer, head, body));
+        let response = active_request.track(pin!(handled.catch_unwind())).await;
         let response = response.unwrap_or_else(|_| {
             context.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
             pipeline.panic_response()
         });
-        let mut response = response.map(|body| body.with_end_guards(in_flight, reset_guard));
+        let mut response = response.map(|body| body.with_end_guard(active_request));
         let closes = http1 && context.drain.is_draining();
         if closes && response.status() != StatusCode::SWITCHING_PROTOCOLS {
             let close = HeaderValue::from_static("close");
