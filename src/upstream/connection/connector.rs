@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use http::uri::Authority;
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
@@ -69,6 +70,8 @@ pub(crate) type TlsConnection = TokioIo<TlsStream<Box<dyn IoStream>>>;
 /// Opens the connections of one [`AuthMode`].
 pub(crate) struct Connector<M> {
     address: ServerAddress,
+    /// The `Host` of requests on HTTP/1.1.
+    host: HeaderValue,
     /// ALPN h2 and http/1.1, or http/1.1 only where the [`AuthMode`] requires it.
     tls_any_alpn: Arc<ClientConfig>,
     /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of, and for dedicated connections.
@@ -94,7 +97,10 @@ impl<M: AuthMode> Connector<M> {
         if M::HTTP2 {
             any.alpn_protocols.insert(0, b"h2".to_vec());
         }
+        // An authority consists of characters that a header value may have.
+        let host = HeaderValue::from_str(address.authority.as_str());
         Self {
+            host: host.unwrap_or_else(|_| HeaderValue::from_static("upstream")),
             address,
             tls_any_alpn: Arc::new(any),
             tls_http1: Arc::new(http1),
@@ -112,6 +118,11 @@ impl<M: AuthMode> Connector<M> {
     #[must_use]
     pub(crate) fn authority(&self) -> &Authority {
         &self.address.authority
+    }
+
+    /// The `Host` of requests on HTTP/1.1.
+    pub(in crate::upstream) const fn host(&self) -> &HeaderValue {
+        &self.host
     }
 
     /// Opens a connection. Returns it with the negotiated HTTP version.

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-use bytes::Bytes;
 use futures_util::future::poll_fn;
 use http::HeaderValue;
 use http::Method;
@@ -270,7 +269,7 @@ impl<M: AuthMode> Pool<M> {
     ) -> Request<RequestBody> {
         let chunked = !body.is_end_stream() && body.size_hint().exact().is_none();
         let unfinished = !body.is_fully_received();
-        let mut request = head.into_http1(body, &self.host_header());
+        let mut request = head.into_http1(body, self.connector().host());
         if unfinished {
             let close = HeaderValue::from_static("close");
             request.headers_mut().insert(CONNECTION, close);
@@ -280,14 +279,6 @@ impl<M: AuthMode> Pool<M> {
             request.headers_mut().insert(TRANSFER_ENCODING, chunks);
         }
         request
-    }
-
-    fn host_header(&self) -> HeaderValue {
-        // An authority consists of characters that a header value may have.
-        HeaderValue::from_maybe_shared(Bytes::copy_from_slice(
-            self.connector().authority().as_str().as_bytes(),
-        ))
-        .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
     }
 }
 
