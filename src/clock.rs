@@ -4,6 +4,7 @@
 //! paused tokio runtime controls [`Clock::now`], so tests control time. Wall-clock time is for
 //! certificates and log lines only.
 
+use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
@@ -29,8 +30,15 @@ impl Clock {
         SystemTime::now()
     }
 
-    /// The Unix second of the system's last tick, a few milliseconds ago, at a fifth of the cost:
-    /// for code that needs whole seconds only.
+    /// The wall-clock time of the system's last tick, a few milliseconds ago, at a fifth of the
+    /// cost: for dates that have whole seconds.
+    #[must_use]
+    pub(crate) fn coarse_wall(self) -> SystemTime {
+        let since_epoch = Duration::try_from(clock_gettime(ClockId::RealtimeCoarse));
+        SystemTime::UNIX_EPOCH + since_epoch.unwrap_or_default()
+    }
+
+    /// The Unix second of [`coarse_wall`](Self::coarse_wall).
     #[must_use]
     pub(crate) fn unix_second(self) -> i64 {
         clock_gettime(ClockId::RealtimeCoarse).tv_sec

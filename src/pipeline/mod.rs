@@ -35,7 +35,6 @@ use http::Response;
 use http::request;
 use hyper::body::Incoming;
 
-use crate::clock::Clock;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::limits::AdmissionAttributes;
@@ -135,7 +134,7 @@ impl Pipeline {
             .arrival
             .parse_info(peer, &head.method, &target, trace)?;
         let subject = MetricSubject::from_head(&head, &info);
-        let arrival = trace.arrival(Clock.wall());
+        let arrival = trace.arrival(self.arrival.wall());
         self.arrival
             .start_record(received, &target, &info, arrival, trace);
         let deadline = self.arrival.request_deadline(&info, arrival.at);

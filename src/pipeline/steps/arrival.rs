@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
+use std::time::SystemTime;
 
 use http::HeaderMap;
 use http::Method;
@@ -74,6 +75,16 @@ impl ArrivalStep {
     /// Starts the trace of a request that arrives now.
     pub(in crate::pipeline) fn start_trace(&self) -> Trace {
         Trace::start(Arc::clone(&self.metrics), Clock.now())
+    }
+
+    /// The wall-clock time of a request that arrives now: exact if it is written down, and otherwise
+    /// that of the last tick, which the dates of credentials are compared with.
+    pub(in crate::pipeline) fn wall(&self) -> SystemTime {
+        if self.has_audit_log || self.sampler.is_some() {
+            Clock.wall()
+        } else {
+            Clock.coarse_wall()
+        }
     }
 
     /// Whether the request is a probe of this weir or of another.

@@ -52,7 +52,8 @@ pub struct Record {
     pub user_agent: Option<HeaderValue>,
     /// When the request arrived.
     pub arrived: Instant,
-    /// The wall-clock time of the arrival.
+    /// The wall-clock time of the arrival; a few milliseconds earlier if neither an audit log nor
+    /// spans are written.
     pub arrived_wall: SystemTime,
     /// The authenticated user; `None` if the request was rejected before.
     pub user: Option<Arc<UserInfo>>,
@@ -80,7 +81,7 @@ pub struct Record {
 #[derive(Clone, Copy)]
 pub(in crate::pipeline) struct ArrivalTime {
     pub(in crate::pipeline) at: Instant,
-    /// The wall-clock time.
+    /// The wall-clock time, perhaps of the last tick.
     pub(in crate::pipeline) wall: SystemTime,
 }
 
