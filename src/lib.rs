@@ -18,7 +18,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `encoding` `numeric` `source_network` `tls` (pure) |
+//! | 0 | `encoding` `in_place` `numeric` `source_network` `tls` (pure) |
 //! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
@@ -67,6 +67,7 @@ pub mod drain;
 pub(crate) mod encoding;
 pub(crate) mod handover;
 pub(crate) mod hash_keys;
+pub(crate) mod in_place;
 pub(crate) mod io;
 pub mod metrics;
 pub(crate) mod numeric;

@@ -37,6 +37,7 @@ use hyper::body::Incoming;
 
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
+use crate::in_place;
 use crate::limits::AdmissionAttributes;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::peer::ReceivedHead;
@@ -110,7 +111,8 @@ impl Pipeline {
         let is_weirs_probe = ArrivalStep::is_weirs_probe(&head);
         let mut body = RequestBodyState::Unread(ClientBody::new(body, head.version));
         // Boxed, so that a delayed rejection does not keep the memory of all steps.
-        let rejected = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
+        let served = in_place::pinned(|| self.serve(peer, head, &mut body, &mut trace));
+        let rejected = match served.await {
             Ok(response) => return self.arrival.answer_probe(is_weirs_probe, response),
             Err(rejected) => rejected,
         };
@@ -179,7 +181,7 @@ impl Pipeline {
                 drain_guard,
             };
             // Boxed: a rejected request does not pay for the memory of forwarding.
-            Box::pin(forwarding.forward(subject, admitted, trace)).await
+            in_place::pinned(|| forwarding.forward(subject, admitted, trace)).await
         };
         response.await.map_err(|rejection| {
             trace.record_rejection(subject, &rejection.facts(), &rejected_headers);

@@ -29,6 +29,8 @@ pub struct RequestInfo<'a> {
     query: Query<'a>,
     verb: Verb,
     parsed_path: ParsedPath,
+    /// Whether the subresource opens a stream to a pod, a service or a node.
+    pub(super) connects: bool,
     pub(super) selector_name: Option<SelectorName>,
     pub(super) field_selector: Cow<'a, [u8]>,
     label_selector: Cow<'a, [u8]>,
@@ -61,8 +63,9 @@ impl<'a> RequestInfo<'a> {
         let url = (located.verb == PathVerb::Dangling).then(|| parsed.url());
         let mut info = Self {
             query: Query::new(parsed.query()),
-            path: parsed.path,
             verb,
+            connects: located.connects(&parsed.path),
+            path: parsed.path,
             parsed_path: located,
             selector_name: None,
             field_selector: Cow::default(),
@@ -219,16 +222,8 @@ impl<'a> RequestInfo<'a> {
     #[must_use]
     pub fn long_running(&self) -> bool {
         matches!(self.verb, Verb::Proxy | Verb::Watch)
-            || self.connects()
+            || self.connects
             || (!self.is_resource_request() && self.path.starts_with(b"/debug/pprof/"))
-    }
-
-    /// Whether the subresource opens a stream to a pod, a service or a node.
-    pub(super) fn connects(&self) -> bool {
-        matches!(
-            self.subresource(),
-            b"attach" | b"exec" | b"log" | b"portforward" | b"proxy"
-        )
     }
 
     /// Whether the request counts as read-only.

@@ -97,7 +97,7 @@ fn verb_label(
     scope: &str,
     content_type: Option<&[u8]>,
 ) -> &'static str {
-    if info.connects() {
+    if info.connects {
         return "CONNECT";
     }
     let verb = clean_verb(method);

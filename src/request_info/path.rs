@@ -95,6 +95,14 @@ impl ParsedPath {
         located
     }
 
+    /// Whether the subresource opens a stream to a pod, a service or a node.
+    pub(super) fn connects(&self, path: &[u8]) -> bool {
+        matches!(
+            self.subresource.slice(path),
+            b"attach" | b"exec" | b"log" | b"portforward" | b"proxy"
+        )
+    }
+
     fn parse_object(&mut self, path: &[u8], segments: &[ByteSpan], end: usize) {
         let (verb, segments) = match segments {
             [first, rest @ ..] => match first.slice(path) {

@@ -10,6 +10,7 @@ use http_body::Body as _;
 use http_body::Frame;
 use http_body::SizeHint;
 
+use crate::in_place;
 use crate::numeric::saturating_u64;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::connection::request_count::ResetGuard;
@@ -63,7 +64,7 @@ impl Body {
         body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
         reader: ResponseReader,
     ) -> Self {
-        Self(BodyKind::Forwarded(Box::new(ForwardedBody {
+        Self(BodyKind::Forwarded(in_place::boxed(|| ForwardedBody {
             body,
             reader,
             reset_guard: ResetGuard::default(),

@@ -20,6 +20,7 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::sources::DriftMonitor;
 use crate::identity::Authentication;
 use crate::identity::request_header::IdentityHeaders;
+use crate::in_place;
 use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
@@ -229,7 +230,7 @@ impl ForwardingStep {
         let seats_until = watch.as_ref().map(|_| Clock.now() + INITIALIZATION_TIMEOUT);
         in_flight.keep_watch_seats_until(seats_until);
         let list = self.list_observer(subject.info, observed_list, &response);
-        let guard = Box::new(ResponseGuard {
+        let guard = in_place::boxed(|| ResponseGuard {
             trace: trace.hand_over(),
             in_flight,
             watch,

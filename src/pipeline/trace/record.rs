@@ -22,6 +22,7 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
+use crate::in_place;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
@@ -172,7 +173,7 @@ impl RecordGuard {
     ) -> Box<Self> {
         let ReceivedHead { peer, head } = received;
         let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
-        Box::new(Self {
+        in_place::boxed(|| Self {
             observers: Arc::clone(observers),
             record: Record {
                 method: head.method.clone(),

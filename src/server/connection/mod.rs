@@ -63,6 +63,7 @@ use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::identity::PeerCertificate;
+use crate::in_place;
 use crate::io::TcpIo;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
@@ -518,7 +519,7 @@ fn respond(
     let http1 = head.version < Version::HTTP_2;
     let head = Box::new(head);
     let pipeline = client.context.pipeline.load_full();
-    Box::pin(async move {
+    in_place::pinned(move || async move {
         let ClientConnection { peer, context } = &*client;
         let handled = AssertUnwindSafe(pipeline.handle(peer, head, body));
         let response = active_request.track(pin!(handled.catch_unwind())).await;

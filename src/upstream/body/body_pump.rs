@@ -15,6 +15,7 @@ use http_body::Body;
 use http_body::Frame;
 use tokio::task::JoinHandle;
 
+use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::headers;
 
@@ -38,7 +39,7 @@ impl BodyPump {
     /// Sends what is available at once. A task sends the rest, because the response may arrive
     /// before its end.
     pub(in crate::upstream) fn start(body: RequestBody, stream: SendStream<Bytes>) -> Option<Self> {
-        let mut pump = Box::pin(send_body(body, stream));
+        let mut pump = in_place::pinned(|| send_body(body, stream));
         // No wake-up is needed: a body that has to wait is polled again as a task.
         let polled = pump.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         polled.is_pending().then(|| Self(tokio::spawn(pump)))

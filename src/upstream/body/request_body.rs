@@ -17,6 +17,7 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 use crate::identity::request_header::IdentityHeaders;
+use crate::in_place;
 use crate::numeric::saturating_u64;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::ClientBody;
@@ -62,11 +63,13 @@ impl RequestBody {
         names: Arc<IdentityHeaders>,
         progress: Arc<BodyProgress>,
     ) -> Self {
-        Self(RequestBodyKind::Streamed(Box::new(StreamedBody {
-            prefix,
-            incoming,
-            identity_headers: names,
-            progress,
+        Self(RequestBodyKind::Streamed(in_place::boxed(|| {
+            StreamedBody {
+                prefix,
+                incoming,
+                identity_headers: names,
+                progress,
+            }
         })))
     }
 

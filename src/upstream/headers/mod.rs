@@ -27,6 +27,7 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use http::header;
+use memchr::memchr;
 
 pub(crate) use request_head::external_head;
 pub(crate) use request_head::front_proxy_head;
@@ -126,7 +127,7 @@ pub(crate) fn validate(headers: &HeaderMap, target: usize) -> Result<(), Invalid
     let mut length = target;
     for (name, value) in headers {
         // The one character that the `http` crate accepts in a name, and RFC 9110 does not.
-        if name.as_str().contains('"') {
+        if memchr(b'"', name.as_str().as_bytes()).is_some() {
             return Err(InvalidHeaders::InvalidName);
         }
         length += name.as_str().len() + value.len() + ENTRY_OVERHEAD;

@@ -19,6 +19,7 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1;
 use tokio::time::timeout;
 
+use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
@@ -107,7 +108,7 @@ impl Http1Lease {
         let Some(sender) = self.sender.as_mut() else {
             return Err(Box::new(request));
         };
-        let head: Http1ResponseFuture = Box::pin(sender.try_send_request(request));
+        let head: Http1ResponseFuture = in_place::pinned(|| sender.try_send_request(request));
         self.pending = Some(PendingHttp1 {
             head: Mutex::new(head),
             may_finish,
