@@ -19,7 +19,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `encoding` `in_place` `numeric` `source_network` `tls` (pure) |
-//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `systemd` `throttling` `write_coalescing` |
+//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `throttling` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
@@ -73,7 +73,6 @@ pub mod metrics;
 pub(crate) mod numeric;
 pub mod shared_limits;
 pub(crate) mod source_network;
-pub(crate) mod systemd;
 pub mod throttling;
 pub(crate) mod tls;
 pub(crate) mod write_coalescing;

@@ -22,13 +22,13 @@ use tracing::warn;
 use crate::app::HandoverParts;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals::SignalStream;
+use crate::cli::serve::systemd::Notifier;
 use crate::handover::channel::HANDOVER_VARIABLE;
 use crate::handover::channel::HandoverChannel;
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
 use crate::handover::message::HeldSeats;
 use crate::handover::message::Message;
-use crate::systemd::Notifier;
 
 /// How long a new process may take until it is prepared: it reads its files, may run a credential
 /// plugin, and waits some seconds for the API server.

@@ -4,14 +4,16 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `handover` `restart` `watched_paths` `watchdog` |
-//! | 1 | `file_watcher` |
-//! | 2 | `reload` |
+//! | 0 | `systemd` `watched_paths` |
+//! | 1 | `handover` `restart` `watchdog` |
+//! | 2 | `file_watcher` |
+//! | 3 | `reload` |
 
 mod file_watcher;
 mod handover;
 mod reload;
 mod restart;
+mod systemd;
 mod watchdog;
 mod watched_paths;
 
@@ -38,6 +40,8 @@ use crate::cli::serve::handover::HandoverTask;
 use crate::cli::serve::handover::Predecessor;
 use crate::cli::serve::reload::ParseAgain;
 use crate::cli::serve::reload::ReloadTask;
+use crate::cli::serve::systemd::Notifier;
+use crate::cli::serve::systemd::SERVING;
 use crate::config::AdmissionConfig;
 use crate::config::Config;
 use crate::flowcontrol::sources::EffectiveObject;
@@ -45,9 +49,6 @@ use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
 use crate::limits::max_in_flight::InFlightLimit;
-use crate::systemd;
-use crate::systemd::Notifier;
-use crate::systemd::SERVING;
 
 /// Runs the command until shutdown has ended.
 ///

@@ -27,12 +27,12 @@ use crate::cli::process::resolve::log_warnings;
 use crate::cli::process::signals::SignalStream;
 use crate::cli::serve::file_watcher::FileWatcher;
 use crate::cli::serve::restart::keep_restart_only;
+use crate::cli::serve::systemd::Notifier;
+use crate::cli::serve::systemd::SERVING;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
-use crate::systemd::Notifier;
-use crate::systemd::SERVING;
 
 /// How long a key may belong to another certificate before that counts as an error: the files of a
 /// pair are replaced one after the other.

@@ -6,8 +6,8 @@ use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 
 use crate::app::HandoverParts;
-use crate::systemd;
-use crate::systemd::Notifier;
+use crate::cli::serve::systemd;
+use crate::cli::serve::systemd::Notifier;
 
 /// How often the workers are looked at within the time of the watchdog. It is notified as soon as
 /// all of them have worked since the last time.
