@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cbor`] | CBOR's constants |
 //! | [`go_text`] | text as Go prints it |
+//! | [`hpack`] | HPACK's header fields, counted |
 //! | [`percent`] | percent-decoding of paths and queries |
 //! | [`protobuf`] | Protobuf's wire format |
 //! | [`yaml`] | YAML in block style, written |
@@ -12,10 +13,11 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `cbor` `go_text` `percent` `protobuf` `yaml` |
+//! | 0 | `cbor` `go_text` `hpack` `percent` `protobuf` `yaml` |
 
 pub(crate) mod cbor;
 pub(crate) mod go_text;
+pub(crate) mod hpack;
 pub(crate) mod percent;
 pub(crate) mod protobuf;
 pub(crate) mod yaml;

@@ -7,12 +7,21 @@ use std::pin::Pin;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
 use std::time::Instant;
 
 use tokio::time::Sleep;
 
+use crate::numeric::saturating_u32;
 use crate::throttling::poll_budget::PollBudget;
+use crate::throttling::poll_budget::WORK_PER_POLL;
 use crate::throttling::read_spacing::ReadSpacing;
+
+/// The pause for the work of each poll that a read exceeds its own by: twenty times what that work
+/// takes. A connection with such reads takes a twentieth of a worker at most.
+///
+/// The HTTP library decodes a frame in one poll, and one of 16 KiB may be the work of forty.
+const PAUSE_PER_POLL: Duration = Duration::from_micros(1200);
 
 /// The pace of one connection. The default has no spacing.
 #[derive(Debug, Default)]
@@ -47,8 +56,12 @@ impl ReadPacing {
     }
 
     /// Records the work of a read, in bytes of request bodies.
-    pub(crate) const fn record_read(&mut self, work: u64) {
+    pub(crate) fn record_read(&mut self, work: u64) {
         self.budget.spend(work);
+        let excess = work.saturating_sub(WORK_PER_POLL) / WORK_PER_POLL;
+        if excess > 0 {
+            self.pause_for(PAUSE_PER_POLL.saturating_mul(saturating_u32(excess)));
+        }
     }
 
     /// Records frames without effect.
@@ -56,7 +69,16 @@ impl ReadPacing {
         if let Some(spacing) = &mut self.spacing
             && let Some(pause) = spacing.record(frames, now)
         {
-            self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+            self.pause_for(pause);
+        }
+    }
+
+    /// Of two pauses that begin at the same time, the longer one counts.
+    fn pause_for(&mut self, pause: Duration) {
+        let pause = tokio::time::sleep(pause);
+        let is_longer = |current: &Pin<Box<Sleep>>| current.deadline() < pause.deadline();
+        if self.pause.as_ref().is_none_or(is_longer) {
+            self.pause = Some(Box::pin(pause));
         }
     }
 
@@ -99,6 +121,40 @@ mod tests {
         tokio::time::advance(10 * READ_INTERVAL).await;
         let ready = poll_fn(|cx| pacing.poll_ready(cx)).now_or_never();
         assert_eq!(ready, Some(()), "the pause is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_is_the_work_of_many_polls_is_followed_by_a_pause() {
+        let mut pacing = ReadPacing::default();
+        for (polls, pause) in [(1, 0), (2, 1), (41, 40), (2, 1)] {
+            let start = Clock.now();
+            pacing.record_read(polls * WORK_PER_POLL + WORK_PER_POLL / 2);
+            poll_fn(|cx| pacing.poll_ready(cx)).await;
+            let paused = Clock.now() - start;
+            let expected = pause * PAUSE_PER_POLL;
+            assert!(paused >= expected, "{polls}: {paused:?}");
+            assert!(
+                paused <= expected + Duration::from_millis(1),
+                "{polls}: {paused:?}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_pauses_the_longer_one_counts() {
+        for work_first in [false, true] {
+            let mut pacing = ReadPacing::with_reset_limit(1, Clock.now());
+            let start = Clock.now();
+            if work_first {
+                pacing.record_read(41 * WORK_PER_POLL);
+            }
+            pacing.record_ineffective(100, Clock.now());
+            if !work_first {
+                pacing.record_read(41 * WORK_PER_POLL);
+            }
+            poll_fn(|cx| pacing.poll_ready(cx)).await;
+            assert!(Clock.now() - start >= 40 * PAUSE_PER_POLL, "{work_first}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,14 +1,17 @@
-//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, and
-//! how large it is. Pure.
+//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, how
+//! large it is, and how much work the frames are. Pure.
 //!
 //! Between a HEADERS frame without END_HEADERS and the end of its last CONTINUATION no other frame
 //! may be sent (RFC 9113, 6.10). An incomplete header block therefore blocks its whole connection.
 //! The HTTP library keeps the decoded part of such a block and has no timeout for it. The library
-//! validates the frames; the scanner reads only the nine bytes before each payload.
+//! validates the frames; the scanner reads only the nine bytes before each payload, and counts the
+//! fields of header blocks.
 
+use crate::encoding::hpack::FieldCounter;
 use crate::numeric::saturating_u64;
 use crate::numeric::saturating_usize;
 use crate::throttling::poll_budget::HEADER_BYTE_WORK;
+use crate::throttling::poll_budget::HEADER_FIELD_WORK;
 use crate::throttling::poll_budget::WORK_PER_POLL;
 
 /// The length of the client connection preface in bytes (RFC 9113, 3.4).
@@ -24,6 +27,8 @@ const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+const PRIORITY: u8 = 0x20;
 
 /// The work of a frame besides its payload: a poll processes 32 frames. A frame may start a request,
 /// and a request takes some 20 µs of a worker.
@@ -43,6 +48,10 @@ pub(in crate::server) struct FrameScanner {
     header_read: usize,
     /// The bytes of the current payload that have not been read, once the header is complete.
     payload_remaining: usize,
+    /// The bytes behind the fields of the current frame.
+    padding: usize,
+    /// The fields of the current header block.
+    fields: FieldCounter,
     /// The payload bytes of an incomplete header block's complete frames.
     block_bytes: Option<usize>,
     /// The number of complete frames outside header blocks and of complete header blocks.
@@ -65,12 +74,14 @@ pub(in crate::server) struct IncompleteBlock {
 
 impl FrameScanner {
     /// The scanner of a new connection.
-    pub(in crate::server) const fn new() -> Self {
+    pub(in crate::server) fn new() -> Self {
         Self {
             preface_remaining: PREFACE_LENGTH,
             header: [0; FRAME_HEADER_LENGTH],
             header_read: 0,
             payload_remaining: 0,
+            padding: 0,
+            fields: FieldCounter::default(),
             block_bytes: None,
             completed_units: 0,
             last_stream_id: 0,
@@ -88,19 +99,11 @@ impl FrameScanner {
             if self.header_read < FRAME_HEADER_LENGTH {
                 bytes = self.read_header(bytes);
             } else {
-                let skipped = self.payload_remaining.min(bytes.len());
-                self.payload_remaining -= skipped;
-                // A client can send as many heads at once as it may open streams, and the library
-                // decodes all that have arrived before it passes on the first: 90 heads of 1 MiB
-                // took 270 MiB. With this bound, a poll takes 4 MiB at most.
-                let byte_work = if self.is_header_frame() {
-                    HEADER_BYTE_WORK
-                } else {
-                    1
-                };
-                let work = saturating_u64(skipped).saturating_mul(byte_work);
-                self.work = self.work.saturating_add(work);
-                bytes = bytes.get(skipped..).unwrap_or_default();
+                let (payload, rest) = bytes
+                    .split_at_checked(self.payload_remaining)
+                    .unwrap_or((bytes, &[]));
+                self.read_payload(payload);
+                bytes = rest;
             }
             if self.header_read == FRAME_HEADER_LENGTH && self.payload_remaining == 0 {
                 self.finish_frame();
@@ -161,8 +164,44 @@ impl FrameScanner {
         self.header_read += taken;
         if self.header_read == FRAME_HEADER_LENGTH {
             self.payload_remaining = self.payload_length();
+            self.padding = 0;
+            if self.kind() == HEADERS {
+                self.fields = FieldCounter::default();
+            }
         }
         rest
+    }
+
+    /// Reads bytes of the current payload.
+    fn read_payload(&mut self, bytes: &[u8]) {
+        let work = if self.is_header_frame() {
+            // A client can send as many heads at once as it may open streams, and the library
+            // decodes all that have arrived before it passes on the first: 90 heads of 1 MiB took
+            // 270 MiB. With this bound, a poll takes 4 MiB at most.
+            let by_bytes = saturating_u64(bytes.len()).saturating_mul(HEADER_BYTE_WORK);
+            by_bytes.saturating_add(self.count_fields(bytes).saturating_mul(HEADER_FIELD_WORK))
+        } else {
+            saturating_u64(bytes.len())
+        };
+        self.work = self.work.saturating_add(work);
+        self.payload_remaining = self.payload_remaining.saturating_sub(bytes.len());
+    }
+
+    /// Returns the number of fields that begin in these bytes of the current payload. Around the
+    /// fields stand the length of the padding, a priority, and the padding (RFC 9113, 6.2).
+    fn count_fields(&mut self, bytes: &[u8]) -> u64 {
+        let [_, _, _, kind, flags, ..] = self.header;
+        let is_padded = kind == HEADERS && flags & PADDED != 0;
+        let has_priority = kind == HEADERS && flags & PRIORITY != 0;
+        let length = self.payload_length();
+        let at = length.saturating_sub(self.payload_remaining);
+        if is_padded && at == 0 {
+            self.padding = bytes.first().copied().unwrap_or_default().into();
+        }
+        let begin = usize::from(is_padded) + 5 * usize::from(has_priority);
+        let within = |offset: usize| offset.saturating_sub(at).min(bytes.len());
+        let fields = within(begin)..within(length.saturating_sub(self.padding));
+        self.fields.count(bytes.get(fields).unwrap_or_default())
     }
 
     fn payload_length(&self) -> usize {
@@ -170,9 +209,13 @@ impl FrameScanner {
         saturating_usize(u32::from_be_bytes([0, a, b, c]))
     }
 
-    const fn is_header_frame(&self) -> bool {
+    const fn kind(&self) -> u8 {
         let [_, _, _, kind, ..] = self.header;
-        matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION)
+        kind
+    }
+
+    const fn is_header_frame(&self) -> bool {
+        matches!(self.kind(), HEADERS | PUSH_PROMISE | CONTINUATION)
     }
 
     fn finish_frame(&mut self) {
@@ -318,7 +361,8 @@ mod tests {
             assert_eq!((scan.incomplete(), scan.last_stream_id()), (None, 3));
             assert_eq!(
                 scan.work(),
-                6 * FRAME_WORK + 7 + (10 + 12 + 5 + 1) * HEADER_BYTE_WORK
+                6 * FRAME_WORK + 7 + (10 + 12 + 5 + 1) * HEADER_BYTE_WORK + 2 * HEADER_FIELD_WORK,
+                "an index may have more bytes than a frame"
             );
             assert_eq!(scan.ineffective_frames(), 0);
             assert_eq!(scan.completed_units(), 3);
@@ -345,6 +389,69 @@ mod tests {
             scan.feed(&frame(kind, flags, 1, length));
             assert_eq!(scan.ineffective_frames() - before, counted, "{kind}");
         }
+    }
+
+    /// A header frame with this payload.
+    fn fields(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = frame(kind, flags, 1, payload.len());
+        bytes.truncate(FRAME_HEADER_LENGTH);
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// Asserts the number of fields of these frames, wherever the reads end.
+    fn assert_fields(expected: u64, frames: &[Vec<u8>]) {
+        let bytes = [vec![b'P'; PREFACE_LENGTH], frames.concat()].concat();
+        let payload: usize = frames.iter().map(|f| f.len() - FRAME_HEADER_LENGTH).sum();
+        let others =
+            saturating_u64(frames.len()) * FRAME_WORK + saturating_u64(payload) * HEADER_BYTE_WORK;
+        for at in 0..=bytes.len() {
+            let mut scan = FrameScanner::new();
+            scan.feed(&bytes[..at]);
+            scan.feed(&bytes[at..]);
+            let counted = (scan.work() - others) / HEADER_FIELD_WORK;
+            assert_eq!(counted, expected, "read up to {at} of {frames:?}");
+        }
+    }
+
+    const INDEXED: [u8; 20] = [0x82; 20];
+
+    /// Fields, and the beginning of one more: the length of its value, which has 20 bytes.
+    fn begun() -> Vec<u8> {
+        [&INDEXED[..], &[0x41, 20]].concat()
+    }
+
+    #[test]
+    fn the_fields_of_a_frame_are_counted_without_its_padding() {
+        let all = END_HEADERS | PADDED | PRIORITY;
+        let with_priority = [&[9, 0xff, 0xff, 0xff, 0xff, 0xff][..], &INDEXED, &[0; 9]].concat();
+        let padded = [&[3][..], &INDEXED, &[0; 3]].concat();
+        for (expected, flags, payload) in [
+            (20, END_HEADERS, &INDEXED[..]),
+            (20, END_HEADERS | PADDED, &padded),
+            (20, all, &with_priority),
+            (1, END_HEADERS | PADDED, &[1, 0x82, 0]),
+            (0, END_HEADERS | PADDED, &[200, 0x82]),
+            (0, all, &[0, 0, 0]),
+        ] {
+            assert_fields(expected, &[fields(HEADERS, flags, payload)]);
+        }
+    }
+
+    #[test]
+    fn the_fields_of_a_block_are_counted_across_its_frames() {
+        let rest = fields(CONTINUATION, END_HEADERS, &INDEXED);
+        assert_fields(21, &[fields(HEADERS, 0, &begun()), rest]);
+        let padded = [&[2][..], &begun(), &[0; 2]].concat();
+        let more = [INDEXED, INDEXED].concat();
+        let frames = [
+            fields(HEADERS, PADDED, &padded),
+            fields(CONTINUATION, 0, &[]),
+            fields(CONTINUATION, PADDED | END_HEADERS, &more), // the flag means nothing here
+        ];
+        assert_fields(41, &frames);
+        let next_block = fields(HEADERS, END_HEADERS, &INDEXED);
+        assert_fields(41, &[fields(HEADERS, END_HEADERS, &begun()), next_block]);
     }
 
     #[test]

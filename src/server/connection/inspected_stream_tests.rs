@@ -85,11 +85,17 @@ async fn a_poll_reads_less_of_a_head_than_of_a_body() {
 #[tokio::test]
 async fn a_poll_does_a_bounded_amount_of_work() {
     const KIB: usize = 1 << 10;
-    let heads = [&[0, 0x10, 0, 1, 4, 0, 0, 0, 1][..], &[0; 4 * KIB]].concat();
+    // One field: `:authority`, a value of 4092 bytes.
+    let field = [&[0x41, 0x7f, 0xfd, 0x1e][..], &[b'a'; 4 * KIB - 4]].concat();
+    let heads = [&[0, 0x10, 0, 1, 4, 0, 0, 0, 1][..], &field].concat();
     let (polls, reads) = read_frames(40, &heads, ReadPacing::default()).await;
     assert!((8..=14).contains(&polls), "{polls}: 16 KiB and a read each");
     assert!(reads > polls, "{reads} in {polls} polls");
-    // A head of one byte: some 32 in a poll, and never more than 60.
+    // 200 fields of one byte: two heads in a poll.
+    let fields = [&[0, 0, 200, 1, 4, 0, 0, 0, 1][..], &[0x82; 200]].concat();
+    let (polls, _) = read_frames(40, &fields, ReadPacing::default()).await;
+    assert!((20..=41).contains(&polls), "{polls}: two heads each");
+    // A head of one byte: some 30 in a poll, and never more than 60.
     let requests = [0, 0, 1, 1, 5, 0, 0, 0, 1, 0x82];
     let (polls, _) = read_frames(3200, &requests, ReadPacing::default()).await;
     assert!((53..=101).contains(&polls), "{polls}");
@@ -99,6 +105,17 @@ async fn a_poll_does_a_bounded_amount_of_work() {
         (8..=16).contains(&polls),
         "{polls}: at least four frames each"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frame_of_many_fields_is_followed_by_a_pause() {
+    const FRAMES: usize = 10;
+    let fields = [&[0, 0x40, 0, 1, 4, 0, 0, 0, 1][..], &[0x82; 16 << 10]].concat();
+    let start = Clock.now();
+    read_frames(FRAMES, &fields, ReadPacing::default()).await;
+    let each = (Clock.now() - start) / u32::try_from(FRAMES).unwrap();
+    let expected = Duration::from_millis(30)..Duration::from_millis(60); // for 16,384 fields
+    assert!(expected.contains(&each), "{each:?}");
 }
 
 #[tokio::test(start_paused = true)]
