@@ -10,7 +10,6 @@
 //! The futures here hold nothing: buffered bytes stay with the connection.
 
 use parking_lot::Mutex;
-use parking_lot::MutexGuard;
 use std::future::Future;
 use std::future::poll_fn;
 use std::io;
@@ -89,7 +88,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// Completes if less than `bytes` were read when `time` has passed.
     pub(crate) async fn insufficient_read(&self, bytes: u64, time: Duration) {
         tokio::time::sleep(time).await;
-        if lock(&self.0).bytes_read >= bytes {
+        if self.0.lock().bytes_read >= bytes {
             std::future::pending::<()>().await;
         }
     }
@@ -106,20 +105,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// None: `last` may have been written in part.
     pub(crate) async fn finish(&self, last: &[u8]) -> io::Result<()> {
         {
-            let mut state = lock(&self.0);
+            let mut state = self.0.lock();
             if !state.write_blocked {
                 state.buffer.extend_from_slice(last);
             }
         }
         poll_fn(|cx| {
-            let mut state = lock(&self.0);
+            let mut state = self.0.lock();
             state.check_error()?;
             ready!(state.poll_flush_all(cx))?;
             Pin::new(&mut state.stream).poll_shutdown(cx)
         })
         .await?;
         poll_fn(|cx| {
-            let mut state = lock(&self.0);
+            let mut state = self.0.lock();
             loop {
                 let mut discarded = [0; DISCARD_BUFFER_SIZE];
                 let mut buffer = ReadBuf::new(&mut discarded);
@@ -134,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
 
     /// Whether the flush has failed.
     fn flush_or_fail(&self, cx: &mut Context<'_>) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let Poll::Ready(Err(why)) = state.poll_flush_all(cx) else {
             return false;
         };
@@ -224,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CoalescingIo<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.check_error()?;
         let before = buffer.filled().len();
         let polled = Pin::new(&mut state.stream).poll_read(cx, buffer);
@@ -240,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let polled = state.poll_write(cx, bytes);
         state.write_blocked = polled.is_pending();
         polled
@@ -253,17 +252,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.check_error()?;
         ready!(state.poll_flush_all(cx))?;
         Pin::new(&mut state.stream).poll_shutdown(cx)
     }
-}
-
-/// Locked for one poll of one task. A poisoned lock is usable: its value is consistent between
-/// polls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]

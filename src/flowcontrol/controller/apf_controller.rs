@@ -1,7 +1,6 @@
 //! The controller: classifies, estimates and admits requests, and maintains the levels.
 
 use parking_lot::Mutex;
-use parking_lot::MutexGuard;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
@@ -259,7 +258,9 @@ impl Controller {
     /// Replaces the objects. Waiting requests stay in their queues.
     pub fn configure<'o>(&self, now: Instant, objects: impl IntoIterator<Item = &'o Object>) {
         let matcher = compile_matcher(objects);
-        lock(&self.configuration).set_matcher(now, matcher, &self.snapshot);
+        self.configuration
+            .lock()
+            .set_matcher(now, matcher, &self.snapshot);
     }
 
     /// The flow schemas that are left out because their priority level does not exist.
@@ -270,14 +271,16 @@ impl Controller {
 
     /// Changes the number of seats that the levels share.
     pub(crate) fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
-        lock(&self.configuration).set_server_concurrency_limit(now, seats, &self.snapshot);
+        self.configuration
+            .lock()
+            .set_server_concurrency_limit(now, seats, &self.snapshot);
         self.seats_gauge.set(seats.into());
     }
 
     /// Whether this controller limits new requests, or only keeps the seats and queues of earlier
     /// ones. Until then, it does.
     pub(crate) fn set_in_force(&self, now: Instant, in_force: bool) {
-        let mut configuration = lock(&self.configuration);
+        let mut configuration = self.configuration.lock();
         configuration.set_in_force(now, in_force);
         let seats = match in_force {
             true => self.config.load().server_concurrency_limit,
@@ -289,7 +292,7 @@ impl Controller {
     /// Moves seats between levels by their demand. The caller calls this every
     /// [`BORROWING_ADJUSTMENT_PERIOD`].
     pub(crate) fn adjust(&self, now: Instant) {
-        let mut configuration = lock(&self.configuration);
+        let mut configuration = self.configuration.lock();
         self.decisions.record_adjustment(now);
         configuration.adjust(now);
     }
@@ -309,7 +312,7 @@ impl Controller {
             tokio::select! {
                 _ = adjustments.tick() => self.adjust(Clock.now()),
                 () = self.drained.notified() => {
-                    lock(&self.configuration).digest(Clock.now(), &self.snapshot);
+                    self.configuration.lock().digest(Clock.now(), &self.snapshot);
                 }
             }
         }
@@ -324,13 +327,13 @@ impl Controller {
 
     /// The levels that are in use, by name.
     pub(super) fn levels(&self) -> Vec<Arc<PriorityLevel>> {
-        lock(&self.configuration).levels_in_use()
+        self.configuration.lock().levels_in_use()
     }
 
     /// All levels, also closed ones, by name, and the `seat_fair_frac` of the last adjustment.
     /// Nothing once the controller is not in force and its last request has ended.
     pub(super) fn levels_and_fair_fraction(&self) -> (Vec<Arc<PriorityLevel>>, Option<f64>) {
-        let configuration = lock(&self.configuration);
+        let configuration = self.configuration.lock();
         let levels = configuration.all_levels();
         if !configuration.is_in_force() && levels.iter().all(|level| level.is_idle()) {
             return (Vec::new(), None);
@@ -433,7 +436,7 @@ impl Controller {
     ) -> AdmissionPermit {
         let RecordedEstimate { work, order } = estimate;
         let watch = (*info.verb() == Verb::Watch).then(|| WatchGuard {
-            registration: lock(&self.watch_tracker).register(info),
+            registration: self.watch_tracker.lock().register(info),
             tracker: Arc::clone(&self.watch_tracker),
         });
         AdmissionPermit {
@@ -461,11 +464,18 @@ impl EstimateContext for ControllerContext<'_> {
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        lock(&self.controller.object_counts).stats(self.now, api_group, resource)
+        self.controller
+            .object_counts
+            .lock()
+            .stats(self.now, api_group, resource)
     }
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
-        let watches = lock(&self.controller.watch_tracker).interested_watches(write);
+        let watches = self
+            .controller
+            .watch_tracker
+            .lock()
+            .interested_watches(write);
         self.watches.set(Some(saturating_u32(watches)));
         watches
     }
@@ -501,9 +511,4 @@ fn compile_matcher<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher
 )]
 fn route_for(snapshot: &ConfigSnapshot, schema: usize) -> &Arc<SchemaRoute> {
     &snapshot.routes[schema]
-}
-
-/// Ignores poisoning: the guarded values are consistent between any two calls.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

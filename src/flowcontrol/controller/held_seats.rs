@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::apf_controller::Controller;
-use super::apf_controller::lock;
 use super::config::ControllerConfig;
 use crate::numeric::saturating_u32;
 
@@ -59,7 +58,7 @@ impl Controller {
         SeatUse {
             in_use: saturating_u32(in_use),
             waiting: saturating_u32(waiting),
-            rounding: lock(&self.configuration).rounding(seats),
+            rounding: self.configuration.lock().rounding(seats),
         }
     }
 
@@ -74,7 +73,7 @@ impl Controller {
             server_concurrency_limit: seats,
             ..config
         }));
-        let mut configuration = lock(&self.configuration);
+        let mut configuration = self.configuration.lock();
         configuration.resize(now, seats);
         if configuration.is_in_force() {
             self.seats_gauge.set(seats.into());

@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 
 use super::apf_controller::Controller;
-use super::apf_controller::lock;
 use crate::clock::Clock;
 use crate::flowcontrol::work_estimator::count_schedule::CountCall;
 use crate::flowcontrol::work_estimator::count_schedule::CountOutcome;
@@ -25,7 +24,12 @@ impl Controller {
         if !self.object_counting.is_enabled() || !lists_objects(info) || !depends_on_count(info) {
             return;
         }
-        if lock(&self.object_counting.schedule).record_list(Clock.now(), info) {
+        if self
+            .object_counting
+            .schedule
+            .lock()
+            .record_list(Clock.now(), info)
+        {
             self.object_counting.resource_listed.notify_one();
         }
     }
@@ -35,15 +39,18 @@ impl Controller {
     pub(crate) fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
         self.object_counting.is_enabled()
             && lists_objects(info)
-            && lock(&self.object_counts).lacks_size(info.api_group(), info.resource())
+            && self
+                .object_counts
+                .lock()
+                .lacks_size(info.api_group(), info.resource())
     }
 
     /// The next call to the API server, and when to make it.
     #[must_use]
     pub(crate) fn next_count_call(&self) -> NextCountCall {
         let now = Clock.now();
-        lock(&self.object_counting.schedule).next(now, |resource| {
-            lock(&self.object_counts).needs_count(
+        self.object_counting.schedule.lock().next(now, |resource| {
+            self.object_counts.lock().needs_count(
                 now,
                 resource.group.as_bytes(),
                 resource.resource.as_bytes(),
@@ -65,13 +72,18 @@ impl Controller {
             .calls
             .with_label_values(&[result])
             .inc();
-        lock(&self.object_counting.schedule).record_outcome(Clock.now(), call, outcome);
+        self.object_counting
+            .schedule
+            .lock()
+            .record_outcome(Clock.now(), call, outcome);
     }
 
     /// Records a polled number of objects.
     pub(crate) fn record_polled_count(&self, resource: &CountableResource, count: u64) {
         let (group, resource) = (resource.group.as_bytes(), resource.resource.as_bytes());
-        lock(&self.object_counts).record_polled_count(Clock.now(), group, resource, count);
+        self.object_counts
+            .lock()
+            .record_polled_count(Clock.now(), group, resource, count);
     }
 
     /// Waits until a resource is listed for the first time.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 use super::apf_controller::Controller;
-use super::apf_controller::lock;
 use crate::api::list_scan::ListSummary;
 use crate::api::media_type::MediaType;
 use crate::api::watch_scan::InitialEvents;
@@ -46,7 +45,9 @@ impl Controller {
             accuracy: measure,
         };
         if let Some(info) = list.info() {
-            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
+            self.object_counts
+                .lock()
+                .record_list(Clock.now(), &info, answer);
         }
     }
 
@@ -67,25 +68,29 @@ impl Controller {
             accuracy: size_accuracy(coding, events.transformed, watch),
         };
         if let Some(info) = watch.info() {
-            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
+            self.object_counts
+                .lock()
+                .record_list(Clock.now(), &info, answer);
         }
     }
 
     /// Records the counts from kube-apiserver's metrics. For three minutes they take precedence
     /// over counts from responses.
     pub(crate) fn record_server_counts(&self, metrics: &ResourceMetrics) {
-        lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
+        self.object_counts
+            .lock()
+            .record_server_counts(Clock.now(), metrics.counts());
     }
 
     /// All counts and sizes, for another process.
     #[must_use]
     pub(crate) fn save_counts(&self) -> Vec<SavedCount> {
-        lock(&self.object_counts).save(Clock.now())
+        self.object_counts.lock().save(Clock.now())
     }
 
     /// Takes over the counts and sizes of another process.
     pub(crate) fn restore_counts(&self, saved: &[SavedCount]) {
-        lock(&self.object_counts).restore(Clock.now(), saved);
+        self.object_counts.lock().restore(Clock.now(), saved);
     }
 
     /// Starts to sample a compressed response to a list. [`Controller::run`] reads the sample after
@@ -118,7 +123,7 @@ impl Controller {
 
     fn has_fresh_size(&self, list: &ListRequest) -> bool {
         list.info()
-            .is_none_or(|info| lock(&self.object_counts).has_fresh_size(Clock.now(), &info))
+            .is_none_or(|info| self.object_counts.lock().has_fresh_size(Clock.now(), &info))
     }
 }
 

@@ -54,7 +54,6 @@ use tokio::time::MissedTickBehavior;
 use crate::clock::Clock;
 use crate::observe::top_talkers::shared::DIMENSIONS;
 use crate::observe::top_talkers::shared::SharedState;
-use crate::observe::top_talkers::shared::lock;
 use crate::observe::top_talkers::sliding_windows::SlidingWindows;
 use crate::observe::top_talkers::sliding_windows::WindowView;
 
@@ -105,7 +104,7 @@ impl TopTalkers {
     pub fn new_shard(&self) -> Arc<WorkerShard> {
         let shared = Arc::clone(&self.shared);
         let shard = Arc::new(WorkerShard::new(shared, Arc::clone(&self.default_seats)));
-        lock(&self.shards).push(Arc::clone(&shard));
+        self.shards.lock().push(Arc::clone(&shard));
         shard
     }
 
@@ -124,7 +123,7 @@ impl TopTalkers {
     fn top_at(&self, query: &TopTalkersQuery, now: Instant) -> TopTalkersReport {
         self.flush_shards(now);
         let view = {
-            let windows = lock(&self.shared.windows);
+            let windows = self.shared.windows.lock();
             let mut by_dimension = windows.iter().zip(Dimension::ALL);
             let found = by_dimension.find(|(_, dimension)| *dimension == query.by);
             found.map(|(windows, _)| windows.view(query.window, now))
@@ -146,7 +145,10 @@ impl TopTalkers {
         for window in windows {
             for (place, by) in Dimension::ALL.into_iter().enumerate() {
                 // Locked for one table at a time: workers flush their shards into them.
-                let view = lock(&self.shared.windows)
+                let view = self
+                    .shared
+                    .windows
+                    .lock()
                     .get(place)
                     .map(|windows| windows.view(*window, now));
                 let table =
@@ -161,7 +163,7 @@ impl TopTalkers {
     #[must_use]
     pub(crate) fn save(&self, now: Instant) -> SavedTalkers {
         self.flush_shards(now);
-        let windows = lock(&self.shared.windows);
+        let windows = self.shared.windows.lock();
         SavedTalkers {
             dimensions: windows.iter().map(|windows| windows.save(now)).collect(),
         }
@@ -179,7 +181,7 @@ impl TopTalkers {
         let restored: Option<[_; DIMENSIONS]> = restored.and_then(|all| all.try_into().ok());
         let is_restored = restored.is_some();
         if let Some(restored) = restored {
-            *lock(&self.shared.windows) = restored;
+            *self.shared.windows.lock() = restored;
         }
         is_restored
     }
@@ -199,16 +201,16 @@ impl TopTalkers {
 
     /// Moves the counts of all shards into the shared windows and advances the windows to `now`.
     pub fn flush_shards(&self, now: Instant) {
-        let shards = lock(&self.shards).clone();
+        let shards = self.shards.lock().clone();
         for shard in shards {
             shard.drain(|batches| {
-                let mut windows = lock(&self.shared.windows);
+                let mut windows = self.shared.windows.lock();
                 for (mut batch, windows) in batches.into_iter().zip(windows.iter_mut()) {
                     batch.flush_into(windows);
                 }
             });
         }
-        for windows in lock(&self.shared.windows).iter_mut() {
+        for windows in self.shared.windows.lock().iter_mut() {
             windows.advance(now);
         }
     }

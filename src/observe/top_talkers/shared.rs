@@ -1,7 +1,6 @@
 //! The state that all worker shards share.
 
 use parking_lot::Mutex;
-use parking_lot::MutexGuard;
 use std::hash::RandomState;
 use std::time::Instant;
 
@@ -31,10 +30,4 @@ impl SharedState {
             windows: Mutex::new(Dimension::ALL.map(|_| SlidingWindows::new(now))),
         }
     }
-}
-
-/// Locks a mutex and ignores poisoning: a panic during a count leaves the count too low by at most
-/// one request.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

@@ -428,7 +428,7 @@ fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
     let start = Instant::now();
     let talkers = TopTalkers::new(start, 1);
     let shard = talkers.new_shard();
-    let busy = lock(&talkers.shared.windows); // as while a window is read
+    let busy = talkers.shared.windows.lock(); // as while a window is read
     for n in 0..1000 {
         count_user(&shard, &format!("user-{n}"), one_request());
     }
@@ -443,7 +443,7 @@ fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
     );
     assert_eq!(top.rows[0].error.requests, 1000 - 224);
 
-    let busy = shard.halves.each_ref().map(lock); // as while two queries flush the shard
+    let busy = shard.halves.each_ref().map(|half| half.lock()); // as while two queries flush the shard
     count_user(&shard, "late", one_request());
     drop(busy);
     let top = talkers.top_at(
@@ -462,7 +462,7 @@ fn a_request_that_ends_while_its_shard_is_flushed_is_counted() {
     for locked in [0, 1] {
         let talkers = TopTalkers::new(start, 1);
         let shard = talkers.new_shard();
-        let busy = lock(&shard.halves[locked]);
+        let busy = shard.halves[locked].lock();
         count_user(&shard, "alice", one_request());
         drop(busy);
         let query = user_query(Window::OneMinute, UsageMeasure::Requests);

@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 use super::name::TalkerName;
 use super::shared::DIMENSIONS;
 use super::shared::SharedState;
-use super::shared::lock;
 use super::sliding_windows::SlidingWindows;
 use super::weights::MEASURES;
 use super::weights::Weights;
@@ -126,7 +125,7 @@ impl WorkerShard {
     /// Removes all counts of each half and passes them to `flush`. Missed usage is unattributed.
     pub(super) fn drain(&self, mut flush: impl FnMut([Batch; DIMENSIONS])) {
         for half in &self.halves {
-            let mut batches = std::mem::take(&mut *lock(half));
+            let mut batches = std::mem::take(&mut *half.lock());
             batches.apply_cached();
             let mut batches = batches.by_dimension;
             let mut missed = Weights::ZERO;

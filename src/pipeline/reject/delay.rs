@@ -5,7 +5,6 @@
 //! A client that disconnects is removed at once: dropping the future removes its entry.
 
 use parking_lot::Mutex;
-use parking_lot::MutexGuard;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::future::Future;
@@ -123,14 +122,14 @@ impl RejectionDelay {
     /// Changes the longest delay; zero disables delays. Rejections that are delayed keep their
     /// times.
     pub(crate) fn set_max_hold(&self, max_hold: Duration) {
-        lock(&self.holds).set_max_hold(max_hold);
+        self.holds.lock().set_max_hold(max_hold);
         self.enabled.store(!max_hold.is_zero(), Ordering::Relaxed);
     }
 
     /// Changes what rejections for lack of a seat may cost, in thousandths of a core; zero disables
     /// pacing.
     pub(crate) fn set_max_millicores(&self, max_millicores: u32) {
-        lock(&self.pacing).set_limit(max_millicores);
+        self.pacing.lock().set_limit(max_millicores);
     }
 
     /// The `Retry-After` in seconds of a rejection for lack of a seat that is sent now: its own, or
@@ -144,11 +143,13 @@ impl RejectionDelay {
     ) -> u32 {
         let now = Clock.now();
         let paced =
-            lock(&self.pacing).reserve(now, key.owner.map(|owner| owner.0), retry_after, cost);
+            self.pacing
+                .lock()
+                .reserve(now, key.owner.map(|owner| owner.0), retry_after, cost);
         let wait = Duration::from_secs(retry_after.into());
         if paced.wait > wait {
-            let mut retry_times = lock(&connection.retry_times);
-            let mut holds = lock(&self.holds);
+            let mut retry_times = connection.retry_times.lock();
+            let mut holds = self.holds.lock();
             holds.postpone_retry(&mut retry_times, key.flow, now, wait, paced.wait);
         }
         self.retry_after_seconds.observe(paced.retry_after.into());
@@ -158,7 +159,7 @@ impl RejectionDelay {
     /// How long a rejection for lack of a seat may be held for its pacing.
     #[must_use]
     pub(crate) fn pacing_backlog(&self) -> Duration {
-        lock(&self.pacing).backlog(Clock.now())
+        self.pacing.lock().backlog(Clock.now())
     }
 
     /// The key of requests of the same user and classification (`values`), and the owner to which
@@ -205,7 +206,7 @@ impl RejectionDelay {
     /// Delayed rejections, their flows, and the number of rejections that were delayed before.
     #[must_use]
     pub fn snapshot(&self) -> (usize, usize, u64) {
-        let (held, flows) = lock(&self.holds).held_counts();
+        let (held, flows) = self.holds.lock().held_counts();
         (held, flows, self.hold_seconds.get_sample_count())
     }
 
@@ -217,8 +218,8 @@ impl RejectionDelay {
     ) -> Option<(Instant, DelayedRejection<'h>, oneshot::Receiver<()>)> {
         let HoldKey { flow, owner } = key;
         let since = Clock.now();
-        let mut retry_times = lock(&connection.retry_times);
-        let mut holds = lock(&self.holds);
+        let mut retry_times = connection.retry_times.lock();
+        let mut holds = self.holds.lock();
         let has_slot = holds.has_slot(owner);
         let at_a_time = if has_slot { connection.max_held } else { 0 };
         let decision = holds.schedule_rejection(&mut retry_times, flow, since, policy, at_a_time);
@@ -255,7 +256,7 @@ impl RejectionDelay {
 
 impl fmt::Debug for RejectionDelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (held, flows) = lock(&self.holds).held_counts();
+        let (held, flows) = self.holds.lock().held_counts();
         write!(f, "RejectionDelay({held} of {flows} flows)")
     }
 }
@@ -300,8 +301,8 @@ impl Drop for DelayedRejection<'_> {
             end,
         } = self;
         let now = Clock.now();
-        let mut retry_times = lock(&connection.retry_times);
-        let mut holds = lock(&delay.holds);
+        let mut retry_times = connection.retry_times.lock();
+        let mut holds = delay.holds.lock();
         holds.release(&mut retry_times, *hold_id);
         if matches!(end, HoldEnd::Evicted) {
             RejectionHolds::<oneshot::Sender<()>>::record_early_response(
@@ -324,11 +325,6 @@ impl Drop for DelayedRejection<'_> {
         let held = now.saturating_duration_since(*since);
         delay.hold_seconds.observe(held.as_secs_f64());
     }
-}
-
-/// A poisoned lock is usable: its value is consistent between any two calls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]

@@ -18,7 +18,6 @@ use std::task::Waker;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::apf_controller::lock;
 use super::*;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
@@ -246,7 +245,10 @@ impl ControllerFixture {
 
     pub(crate) fn interested_watches(&self, method: &str, target: &str) -> usize {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        lock(&self.controller.watch_tracker).interested_watches(&info)
+        self.controller
+            .watch_tracker
+            .lock()
+            .interested_watches(&info)
     }
 }
 

@@ -316,7 +316,7 @@ async fn a_thousand_changes_keep_the_counters_of_the_last_removed_objects_only()
     }
     let bounded = fixture.registry.render().lines().count();
     assert!(most <= bounded + 100, "{most} and then {bounded}");
-    let closed = lock(&fixture.controller.configuration).all_levels().len();
+    let closed = fixture.controller.configuration.lock().all_levels().len();
     assert!(
         closed <= 4 + crate::flowcontrol::level::MAX_RETAINED,
         "{closed}"
