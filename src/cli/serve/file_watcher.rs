@@ -2,24 +2,15 @@
 //!
 //! An event is only a hint. The caller compares the contents.
 
-use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::future::pending;
 use std::path::Path;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use notify::Event;
-use notify::EventKind;
-use notify::RecommendedWatcher;
-use notify::RecursiveMode;
-use notify::Watcher;
-use notify::event::AccessKind;
-use notify::event::AccessMode;
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
+use crate::cli::serve::folder_events::FolderEvents;
 use crate::cli::serve::watched_paths::WatchedPaths;
 
 /// Files are complete when nothing has changed for this long: long enough for a copy of a few
@@ -40,35 +31,21 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct FileWatcher {
     /// `None` if the system has no watches to give.
-    watcher: Option<RecommendedWatcher>,
-    folders: BTreeSet<PathBuf>,
-    /// Locked to replace it, and by the watcher's thread for each event.
-    paths: Arc<Mutex<WatchedPaths>>,
-    changed: Arc<Notify>,
+    events: Option<FolderEvents>,
+    paths: WatchedPaths,
     polls: bool,
 }
 
 impl FileWatcher {
     /// Watches nothing yet.
     pub(super) fn new() -> Self {
-        let changed = Arc::<Notify>::default();
-        let paths = Arc::<Mutex<WatchedPaths>>::default();
-        let (notified, relevant) = (Arc::clone(&changed), Arc::clone(&paths));
-        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.is_ok_and(|event| !is_relevant(&event, &relevant.lock())) {
-                return;
-            }
-            notified.notify_one(); // after an error, too: events may be lost
-        });
         let mut this = Self {
-            watcher: None,
-            folders: BTreeSet::new(),
-            paths,
-            changed,
+            events: None,
+            paths: WatchedPaths::default(),
             polls: false,
         };
-        match watcher {
-            Ok(watcher) => this.watcher = Some(watcher),
+        match FolderEvents::new() {
+            Ok(events) => this.events = Some(events),
             Err(why) => this.poll_instead(&why),
         }
         this
@@ -76,26 +53,13 @@ impl FileWatcher {
 
     /// Watches these files and folders, and no others.
     pub(super) fn watch<'p>(&mut self, files: impl Iterator<Item = &'p Path>) {
-        let paths = WatchedPaths::of(files);
-        let folders = paths.folders.clone();
-        *self.paths.lock() = paths;
-        let Some(watcher) = &mut self.watcher else {
+        self.paths = WatchedPaths::of(files);
+        let Some(events) = &mut self.events else {
             return;
         };
-        for gone in self.folders.difference(&folders) {
-            let _ = watcher.unwatch(gone); // it may have been removed
-        }
-        let mut failure = None;
-        // All of them again: a folder may have been removed and made anew under the same name.
-        for folder in &folders {
-            if let Err(why) = watcher.watch(folder, RecursiveMode::NonRecursive) {
-                failure = Some(why);
-            }
-        }
-        self.folders = folders;
-        match failure {
-            Some(why) => self.poll_instead(&why),
-            None => self.polls = false,
+        match events.watch(&self.paths.folders) {
+            Err(why) => self.poll_instead(&why),
+            Ok(()) => self.polls = false,
         }
     }
 
@@ -104,20 +68,31 @@ impl FileWatcher {
     /// # Cancel safety
     /// An event that arrives while nothing waits is kept. One that has been received is lost: the
     /// caller checks the files whenever the wait ends.
-    pub(super) async fn changed(&self) {
+    pub(super) async fn changed(&mut self) {
         let interval = if self.polls {
             POLL_INTERVAL
         } else {
             RECHECK_INTERVAL
         };
-        if timeout(interval, self.changed.notified()).await.is_err() {
+        if timeout(interval, self.wait_for_event()).await.is_err() {
             return;
         }
-        let quiet = async { while timeout(QUIET, self.changed.notified()).await.is_ok() {} };
+        let quiet = async { while timeout(QUIET, self.wait_for_event()).await.is_ok() {} };
         let _ = timeout(MAX_SETTLE, quiet).await;
     }
 
-    fn poll_instead(&mut self, why: &notify::Error) {
+    /// Waits for an event. That events can no longer be read is one, too.
+    async fn wait_for_event(&mut self) {
+        let Some(events) = &mut self.events else {
+            return pending().await;
+        };
+        if let Err(why) = events.wait_for_change(&self.paths).await {
+            self.events = None;
+            self.poll_instead(&why);
+        }
+    }
+
+    fn poll_instead(&mut self, why: &dyn Display) {
         if !self.polls {
             warn!(
                 "the files of the configuration cannot be watched, and are looked at every second: {why}"
@@ -125,14 +100,4 @@ impl FileWatcher {
         }
         self.polls = true;
     }
-}
-
-/// Whether an event may mean a change of one of the files. weir's own reading causes events, too.
-fn is_relevant(event: &Event, paths: &WatchedPaths) -> bool {
-    let written = EventKind::Access(AccessKind::Close(AccessMode::Write));
-    let is_change = !event.kind.is_access() || event.kind == written;
-    is_change
-        && (event.need_rescan()
-            || event.paths.is_empty()
-            || event.paths.iter().any(|path| paths.contains(path)))
 }
