@@ -399,7 +399,7 @@ fn limit_rows() -> Vec<[String; 6]> {
             &[],
         ),
         row(
-            "new connections after one was closed for too many resets, or for the memory of incomplete heads",
+            "new connections after one was closed for too many resets, too many headers in a frame, or the memory of incomplete heads",
             format!(
                 "one in {} ms by address, until {} s after the last such end; any number with `--max-connections-per-address=0`",
                 CONNECT_INTERVAL.as_millis(),

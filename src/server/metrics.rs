@@ -47,7 +47,7 @@ impl ServerMetrics {
             ),
             closed_connections: registry.counters(
                 "weir_client_connections_closed_total",
-                "Client connections that weir closed, by reason: the CA of the client's certificate was removed (ca_removed), an incomplete request head took too long (head_timeout) or too much memory (head_budget), too many requests were reset (resets), the client did not read what was left of ended responses (stalled), no request for too long (idle) or while memory is scarce (memory), or no data after the handshake (silence).",
+                "Client connections that weir closed, by reason: the CA of the client's certificate was removed (ca_removed), an incomplete request head took too long (head_timeout) or too much memory (head_budget), a frame of it had too many headers (head_fields), too many requests were reset (resets), the client did not read what was left of ended responses (stalled), no request for too long (idle) or while memory is scarce (memory), or no data after the handshake (silence).",
                 &["reason"],
             ),
             pending_connections: registry.gauge(

@@ -20,7 +20,7 @@ use crate::throttling::read_spacing::ReadSpacing;
 /// The pause for the work of each poll that a read exceeds its own by: twenty times what that work
 /// takes. A connection with such reads takes a twentieth of a worker at most.
 ///
-/// The HTTP library decodes a frame in one poll, and one of 16 KiB may be the work of forty.
+/// The HTTP library decodes a frame in one poll, and one may be the work of ten.
 const PAUSE_PER_POLL: Duration = Duration::from_micros(1200);
 
 /// The pace of one connection. The default has no spacing.

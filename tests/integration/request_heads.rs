@@ -25,6 +25,12 @@ const RESERVED_METRIC: &str = "weir_request_head_bytes";
 /// One address's part of the budget.
 const BYTES_PER_ADDRESS: usize = 16 << 20;
 
+/// A field of one byte, which takes more than two hundred in memory.
+const INDEXED_COOKIE: u8 = 0x80 | 32;
+
+/// The most fields of one frame.
+const FRAME_FIELDS: usize = 2048;
+
 const HEAD: [(&str, &str); 5] = [
     (":method", "GET"),
     (":scheme", "https"),
@@ -205,16 +211,14 @@ async fn an_http2_header_block_is_charged_for_its_decoded_size() {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;
     let mut clients = Vec::new();
-    // A field of one byte each, up to the maximum number of fields: six megabytes.
+    // Up to the maximum number of fields: six megabytes.
     for n in 1..=3 {
         let mut client = weir.raw_http2().await;
         client.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
-        for (kind, fields) in [
-            (raw_http2::HEADERS, 16_000),
-            (raw_http2::CONTINUATION, 11_300),
-        ] {
-            let indexed = vec![0x80 | 32; fields];
-            client.send(&RawFrame::new(kind, 0, 1, indexed)).await;
+        let mut kind = raw_http2::HEADERS;
+        for fields in [INDEXED_COOKIE; 27_300].chunks(FRAME_FIELDS) {
+            client.send(&RawFrame::new(kind, 0, 1, fields)).await;
+            kind = raw_http2::CONTINUATION;
         }
         if n < 3 {
             eventually("its memory to be reserved", async || {
@@ -232,13 +236,43 @@ async fn an_http2_header_block_is_charged_for_its_decoded_size() {
     wait_for_closed_count(&weir, "head_budget", 1.0).await;
 }
 
-/// Fields of one byte each, which take more than two hundred in memory.
-const FIELDS: usize = 15_000;
+#[tokio::test]
+async fn a_frame_of_too_many_fields_ends_its_connection() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let head = RawFrame::request(1, &HEAD, true);
+    for too_many in [false, true] {
+        let mut client = weir.raw_http2().await;
+        let mut request = head.clone();
+        let own = HEAD.len();
+        let fields = FRAME_FIELDS - own + usize::from(too_many);
+        request.payload.extend(vec![INDEXED_COOKIE; fields]);
+        client.send(&request).await;
+        if too_many {
+            let goaway = client.next_frame_of_kind(raw_http2::GOAWAY).await;
+            assert_eq!(goaway.u32_at(4), ENHANCE_YOUR_CALM);
+            client.wait_for_close().await;
+            upstream.assert_no_request();
+        } else {
+            upstream.next_exchange().await.respond(200, "{}").await;
+            assert!(client.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
+        }
+    }
+    wait_for_closed_count(&weir, "head_fields", 1.0).await;
+}
+
+/// The number of such fields of a head.
+const FIELDS: usize = 2000;
 
 /// The number of heads with such fields that fit into one address's part.
-const HEADS_THAT_FIT: u32 = 4;
+const HEADS_THAT_FIT: u32 = 36;
 
-const INDEXED_COOKIE: u8 = 0x80 | 32;
+/// This head, and such fields.
+fn with_fields(stream: u32, head: &[(&str, &str)], end: bool) -> RawFrame {
+    let mut request = RawFrame::request(stream, head, end);
+    request.payload.extend([INDEXED_COOKIE; FIELDS]);
+    request
+}
 
 #[tokio::test]
 async fn heads_of_requests_that_await_their_body_are_charged() {
@@ -247,13 +281,8 @@ async fn heads_of_requests_that_await_their_body_are_charged() {
     let mut client = weir.raw_http2().await;
     let mut head = HEAD;
     head[0].1 = "POST";
-    let post = |stream| {
-        let mut request = RawFrame::request(stream, &head, false);
-        request.payload.extend([INDEXED_COOKIE; FIELDS]);
-        request
-    };
     for n in 0..=HEADS_THAT_FIT {
-        client.send(&post(2 * n + 1)).await;
+        client.send(&with_fields(2 * n + 1, &head, false)).await;
     }
     let rejected = client.next_frame_of_kind(raw_http2::HEADERS).await;
     assert_eq!(rejected.stream, 2 * HEADS_THAT_FIT + 1);
@@ -261,7 +290,7 @@ async fn heads_of_requests_that_await_their_body_are_charged() {
     let text = String::from_utf8_lossy(&body);
     assert!(text.contains("\"code\":503"), "{text}");
     assert!(text.contains("weir/request-heads"), "{text}");
-    let (reserved, each) = (weir.metric(RESERVED_METRIC).await, 224 * FIELDS * 4);
+    let (reserved, each) = (weir.metric(RESERVED_METRIC).await, 224 * FIELDS * 36);
     assert!(
         reserved >= f64::from(u32::try_from(each).unwrap()),
         "{reserved}"
@@ -282,9 +311,7 @@ async fn heads_of_requests_that_await_authentication_are_charged() {
     let mut head = HEAD;
     head[4].1 = "Bearer nobody-knows-it";
     for n in 0..=HEADS_THAT_FIT {
-        let mut request = RawFrame::request(2 * n + 1, &head, true);
-        request.payload.extend([INDEXED_COOKIE; FIELDS]);
-        client.send(&request).await;
+        client.send(&with_fields(2 * n + 1, &head, true)).await;
     }
     let rejected = client.next_frame_of_kind(raw_http2::HEADERS).await;
     assert_eq!(rejected.stream, 2 * HEADS_THAT_FIT + 1);

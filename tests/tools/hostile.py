@@ -49,6 +49,7 @@ END_HEADERS = 4
 INITIAL_WINDOW_SIZE = 4
 LARGE = 2**30
 LARGEST_FRAME = 16384
+ACCEPTED_FIELDS = 2048  # of one frame, by weir
 CANCEL = struct.pack(">L", 8)
 
 
@@ -548,13 +549,22 @@ class Attack:
         await self.over_http1(180, head + b"X-Long: " + b"a" * 1_000_000)
 
     async def m5_hpack(self):
+        await self.many_fields(28000)
+
+    async def m5_fields(self):
+        await self.many_fields(ACCEPTED_FIELDS - 10)
+
+    async def many_fields(self, count):
+        """Heads of so many fields of two bytes, besides some longer ones."""
+
         async def step(connection):
             missing = 90 - len(connection.open)
             heads = []
             for _ in range(missing):
-                # In the table from the first time on; then each is one byte.
+                # Each is put into the table, where its name is.
                 block = connection.block("GET", "/api/v1/nodes", [self.made_up(), ("x-a", "")])
-                heads.append(connection.head(block + connection.encoder.encode([("x-a", "")]) * 28000, True))
+                block += connection.encoder.encode([("x-a", "")]) * count
+                heads.append(connection.head(block, True))
             await connection.send(b"".join(heads))
             await asyncio.sleep(0.05)
 

@@ -20,7 +20,7 @@ ATTACKS=(
     h1-anonymous h1-tokens h1-certificate h1-length h1-chunked h1-trickle
     h2-readyz h2-livez h2-watch
     h3-log h3-websocket
-    m3-tokens m4-protocol m5-heads m5-hpack m6-readyz m7-lists
+    m3-tokens m4-protocol m5-heads m5-hpack m5-fields m6-readyz m7-lists
 )
 MEMORY=200 # MiB that an attack may cost weir
 RATIO=3    # of p99 under attack to p99 of the control, where it is judged
@@ -86,7 +86,7 @@ ready_for() {
         before --service-time 20ms
         by_kubeconfig --max-requests-inflight=20 --max-mutating-requests-inflight=10
         ;;
-    m5-hpack) # reviews that are waited for
+    m5-hpack | m5-fields) # reviews that are waited for
         before
         by_kubeconfig --token-reviews-per-second=1
         ;;

@@ -26,7 +26,7 @@ pub(in crate::server) enum ClientCloseReason {
     MemoryPressure,
     /// The active requests finish, and no new ones start.
     Drain,
-    /// The head of a request was not complete in time or too large.
+    /// The head of a request was not complete in time, too large, or had too many fields.
     IncompleteHead(IncompleteHeadError),
     /// The client has not read enough of ended responses.
     WriteStall,
@@ -46,6 +46,7 @@ impl ClientCloseReason {
             Self::Drain => return None,
             Self::IncompleteHead(IncompleteHeadError::Timeout) => "head_timeout",
             Self::IncompleteHead(IncompleteHeadError::BudgetExceeded) => "head_budget",
+            Self::IncompleteHead(IncompleteHeadError::TooManyFields) => "head_fields",
             Self::TooManyResets => "resets",
             Self::WriteStall => "stalled",
             Self::Untrusted => "ca_removed",
@@ -57,7 +58,10 @@ impl ClientCloseReason {
     pub(in crate::server) const fn is_violation(self) -> bool {
         matches!(
             self,
-            Self::TooManyResets | Self::IncompleteHead(IncompleteHeadError::BudgetExceeded)
+            Self::TooManyResets
+                | Self::IncompleteHead(
+                    IncompleteHeadError::BudgetExceeded | IncompleteHeadError::TooManyFields
+                )
         )
     }
 

@@ -40,6 +40,8 @@ pub(in crate::server) enum IncompleteHeadError {
     Timeout,
     /// The budget has no memory left for the head.
     BudgetExceeded,
+    /// A frame of the head has more fields than are accepted.
+    TooManyFields,
 }
 
 /// Monitors the incomplete head of one connection.
@@ -117,6 +119,12 @@ impl HeadMonitor {
     /// Records that the head is complete.
     pub(in crate::server) fn record_complete(&self) {
         self.lock_state().clear();
+    }
+
+    /// Records that a head has too many fields: the connection has to be closed.
+    pub(in crate::server) fn record_too_many_fields(&self) {
+        self.lock_state().error = Some(IncompleteHeadError::TooManyFields);
+        self.changed.notify_one();
     }
 
     /// Completes when the connection has to be closed because of a head.

@@ -114,6 +114,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
             let rejection = match error {
                 IncompleteHeadError::Timeout => RequestRejection::HeadTimeout,
                 IncompleteHeadError::BudgetExceeded => RequestRejection::HeadBudgetExhausted,
+                IncompleteHeadError::TooManyFields => RequestRejection::HeadersTooLong,
             };
             self.rejection_response = Some(raw_response(&rejection));
         }
@@ -348,6 +349,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.scanner.exceeds_fields() {
+            return Poll::Pending; // as below
+        }
         ready!(self.pacing.poll_ready(cx));
         if let Some(IncompleteBlock {
             decoded_bytes: decoded,
@@ -367,6 +371,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
             self.pacing.record_pending();
         } else {
             self.scan(buffer.filled().get(before..).unwrap_or_default());
+        }
+        if self.scanner.exceeds_fields() {
+            // The library would decode the frame.
+            self.head_monitor.record_too_many_fields();
+            return Poll::Pending;
         }
         polled
     }
