@@ -1,4 +1,4 @@
-//! Imports point one way, decisions are pure, files and folders stay small.
+//! Imports point one way, and decisions are pure.
 //!
 //! Each folder of `src/` has a table of layers in the docs of its `mod.rs` (`src/lib.rs` for the crate). A module imports only
 //! from rows above its own, modules of one row do not import each other, and no module imports an item of its folder's
@@ -176,11 +176,6 @@ const IMPURE: &[&str] = &[
     "RwLock",
     "sync::atomic",
 ];
-
-/// Larger files are split by subject.
-const MAX_LINES: usize = 600;
-/// Larger folders are split by subject. A subfolder counts as one, tests do not count.
-const MAX_ENTRIES: usize = 12;
 
 /// One file below `src/`.
 struct Source {
@@ -422,27 +417,4 @@ fn decision_modules_are_pure() {
         faults.push(format!("{pure} is not there"));
     }
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
-}
-
-#[test]
-fn files_stay_within_the_line_limit() {
-    let long: Vec<_> = all_sources()
-        .into_iter()
-        .map(|source| (source.path, source.text.lines().count()))
-        .filter(|(_, lines)| *lines > MAX_LINES)
-        .collect();
-    assert!(long.is_empty(), "split these by subject: {long:?}");
-}
-
-#[test]
-fn folders_stay_within_the_entry_limit() {
-    let sources = all_sources();
-    let large: Vec<_> = folders(&sources)
-        .0
-        .into_iter()
-        // The crate's own folder is its map: `src/lib.rs`.
-        .filter(|(path, folder)| !path.is_empty() && folder.children.len() + 1 > MAX_ENTRIES)
-        .map(|(path, folder)| (path.join("/"), folder.children.len() + 1))
-        .collect();
-    assert!(large.is_empty(), "split these by subject: {large:?}");
 }
