@@ -57,7 +57,7 @@ async fn read_over_http1(
 }
 
 #[tokio::test]
-async fn few_reads_use_http1_and_all_else_shares_http2() {
+async fn reads_use_http1_and_all_else_shares_http2() {
     for near in HttpVersion::BOTH {
         let (weir, mut upstream) = start(UpstreamProtocol::Auto).await;
         let mut client = weir.alice(near);
@@ -82,23 +82,85 @@ async fn few_reads_use_http1_and_all_else_shares_http2() {
     }
 }
 
+/// Sends reads, and leaves those open that arrive over HTTP/1.1, until there are `count`.
+async fn open_reads_over_http1(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    count: usize,
+) -> Vec<(TestCall, Exchange)> {
+    let mut open = Vec::new();
+    while open.len() < count {
+        open.push(read_over_http1(client, upstream).await);
+    }
+    open
+}
+
 #[tokio::test]
-async fn with_many_reads_the_others_share_http2() {
+async fn reads_use_http1_however_many_are_under_way() {
     let (weir, mut upstream) = start(UpstreamProtocol::Auto).await;
     let mut client = weir.alice(HttpVersion::Http2);
-    let mut open = Vec::new();
-    let mut over_http1 = 0;
-    // Each read that finds no idle connection opens one for the next.
-    for _ in 0..40 {
-        let sent = send(&mut client, &mut upstream, TestRequest::get(LIST)).await;
-        over_http1 += usize::from(sent.1.connection.http == HttpVersion::Http1);
-        open.push(sent);
-    }
-    assert!(over_http1 <= 16, "{over_http1}");
-    assert!(upstream.connection_count() <= 16 + 2);
+    let open = open_reads_over_http1(&mut client, &mut upstream, 24).await;
     for sent in open {
         finish(sent).await;
     }
+    let connections = upstream.connection_count();
+    let again = open_reads_over_http1(&mut client, &mut upstream, 24).await;
+    assert_eq!(upstream.connection_count(), connections, "they are kept");
+    for sent in again {
+        finish(sent).await;
+    }
+}
+
+#[tokio::test]
+async fn a_quarter_of_the_connections_at_most_is_for_reads_alone() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .with(|config| {
+            config.upstream.protocol = UpstreamProtocol::Auto;
+            config.upstream.max_connections = 8;
+        })
+        .start()
+        .await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let mut open = open_reads_over_http1(&mut client, &mut upstream, 2).await;
+    let connections = upstream.connection_count();
+    for _ in 0..20 {
+        let sent = send(&mut client, &mut upstream, TestRequest::get(LIST)).await;
+        assert_eq!(sent.1.connection.http, HttpVersion::Http2);
+        open.push(sent);
+    }
+    assert_eq!(upstream.connection_count(), connections);
+    for sent in open {
+        finish(sent).await;
+    }
+}
+
+#[tokio::test]
+async fn goaway_closes_idle_http1_connections() {
+    let (weir, mut upstream) = start(UpstreamProtocol::Auto).await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let read = read_over_http1(&mut client, &mut upstream).await;
+    let idle = read.1.connection.number;
+    finish(read).await;
+    let write = send(&mut client, &mut upstream, TestRequest::post(LIST, "{}")).await;
+    let leaving = write.1.connection.number;
+    write.1.connection.go_away();
+    finish(write).await;
+    // The next HTTP/2 connection shows that weir has read GOAWAY.
+    within("another HTTP/2 connection", async {
+        loop {
+            let write = send(&mut client, &mut upstream, TestRequest::post(LIST, "{}")).await;
+            let number = write.1.connection.number;
+            finish(write).await;
+            if number != leaving {
+                return;
+            }
+        }
+    })
+    .await;
+    let read = send(&mut client, &mut upstream, TestRequest::get(LIST)).await;
+    assert_ne!(read.1.connection.number, idle);
+    finish(read).await;
 }
 
 #[tokio::test]

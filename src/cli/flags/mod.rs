@@ -72,9 +72,9 @@ pub(crate) struct UpstreamArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) upstream_endpoint_slices: bool,
-    /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read while at most 16 requests
-    /// of a worker are under way, and were for the last 100 ms, and HTTP/2 otherwise; an API server spends less CPU on such a read
-    /// over HTTP/1.1. Watches share HTTP/2 connections whatever this is.
+    /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read without a body where a
+    /// connection is idle, and HTTP/2 otherwise; an API server spends less CPU on a read over HTTP/1.1. Watches share HTTP/2
+    /// connections whatever this is.
     #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocolArg::Auto)]
     pub(crate) upstream_protocol: UpstreamProtocolArg,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
@@ -414,7 +414,7 @@ pub(crate) struct LimitArgs {
 /// The HTTP version of requests that end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UpstreamProtocolArg {
-    /// HTTP/1.1 for reads while few requests are under way.
+    /// HTTP/1.1 for reads without a body.
     #[default]
     Auto,
     /// HTTP/1.1.

@@ -4,8 +4,8 @@
 //! Long-running requests must not keep short ones from the API server, nor requests without a
 //! verified credential those of known users. Long-running requests have half of the connections:
 //! one HTTP/1.1 connection each, or the HTTP/2 connections that watches share. Unverified requests
-//! have a quarter for long-running ones and half for short ones. The rest is kept free. Within each
-//! part, users and networks share fairly
+//! have a quarter for long-running ones and half for short ones. The HTTP/1.1 connections that are
+//! kept for reads are at most a quarter. The rest is kept free. Within each part, users and networks share fairly
 //! ([`fair_shares`](crate::upstream::connection::fair_shares)).
 
 use parking_lot::Mutex;
@@ -74,6 +74,8 @@ impl SlotMetrics {
 pub struct ConnectionBudget {
     max_connections: usize,
     connections: Arc<Semaphore>,
+    /// The connections that are kept for reads beside the shared ones.
+    reads: Arc<Semaphore>,
     long_running: SlotPool,
     /// Short requests are bounded only if unverified: each of those has a connection to itself.
     short: Option<SlotPool>,
@@ -162,6 +164,7 @@ impl ConnectionBudget {
         Self {
             max_connections,
             connections: Arc::new(Semaphore::new(max_connections)),
+            reads: Arc::new(Semaphore::new(max_connections / 4)),
             long_running: slots(LONG_RUNNING, max_connections / 2),
             short: None,
             watches: slots(
@@ -192,6 +195,12 @@ impl ConnectionBudget {
         permit
             .map(|permit| ConnectionPermit { _permit: permit })
             .map_err(|_| ForwardError::ConnectionLimit(self.max_connections))
+    }
+
+    /// Acquires a permit to keep an HTTP/1.1 connection for reads that could also share one.
+    pub(in crate::upstream) fn acquire_read_connection(&self) -> Option<ConnectionPermit> {
+        let permit = Arc::clone(&self.reads).try_acquire_owned().ok()?;
+        Some(ConnectionPermit { _permit: permit })
     }
 
     /// Acquires the slot of a long-running request with an HTTP/1.1 connection to itself.
@@ -324,6 +333,18 @@ mod tests {
             budget.acquire_connection(),
             Err(ForwardError::ConnectionLimit(8))
         ));
+    }
+
+    #[test]
+    fn a_quarter_of_the_connections_is_kept_for_reads() {
+        let budget = ConnectionBudget::new(8, &SlotMetrics::register(&Registry::new()));
+        let other_worker = budget.clone();
+        let first = budget.acquire_read_connection();
+        let second = other_worker.acquire_read_connection();
+        assert!(first.is_some() && second.is_some());
+        assert!(budget.acquire_read_connection().is_none());
+        drop(second);
+        assert!(budget.acquire_read_connection().is_some());
     }
 
     #[test]

@@ -114,6 +114,11 @@ impl<M: AuthMode> Connector<M> {
         self.connection_budget.as_ref()
     }
 
+    /// Whether connections lead through a CONNECT proxy.
+    pub(in crate::upstream) const fn is_proxied(&self) -> bool {
+        self.address.proxy.is_some()
+    }
+
     /// Host and port of the upstream.
     #[must_use]
     pub(crate) fn authority(&self) -> &Authority {

@@ -10,8 +10,9 @@
 //!
 //! HTTP/1.1: a stack of idle connections. Long-running requests whose content
 //! others than the API server write (logs, proxies) use HTTP/1.1 whatever the API server speaks.
-//! So do reads while few of them are under way ([`UpstreamProtocol`]): HTTP/2 costs weir and the
-//! API server more CPU for a request that shares no packet with others.
+//! So do reads without a body for which a connection is idle ([`UpstreamProtocol`]): over HTTP/2, each
+//! frame passes through the one goroutine of the API server that serves its connection, which costs
+//! both sides more CPU. A read that finds none idle has another opened for later reads.
 //!
 //! Nothing is awaited under a lock.
 //!
@@ -45,12 +46,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
-use hyper::client::conn::http1::SendRequest;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
-use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
+use crate::upstream::connection::connection_budget::ConnectionPermit;
 use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::connector::Protocol;
@@ -63,12 +63,13 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
 use crate::upstream::pool::http1::handshake_permits::HandshakePermits;
 use crate::upstream::pool::http1::http1_lease::Http1Lease;
+use crate::upstream::pool::http1::idle_connections::Http1Sender;
 use crate::upstream::pool::http1::idle_connections::IdleConnections;
 use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::metrics::UpstreamMetrics;
-use crate::upstream::pool::pool_limits::Http1Reads;
 use crate::upstream::pool::pool_limits::PoolLimits;
+use crate::upstream::pool::pool_limits::ReadConnectionRate;
 use crate::upstream::pool::pool_limits::UpstreamProtocol;
 use crate::upstream::pool::shared_connections::SharedConnections;
 use crate::upstream::pool::shared_connections::StreamAvailability;
@@ -86,7 +87,7 @@ pub(crate) struct Pool<M> {
     state: Mutex<PoolState>,
     queues: Arc<PerClass<WaitQueue>>,
     idle: Arc<IdleConnections>,
-    http1_reads: Http1Reads,
+    read_connections: ReadConnectionRate,
     handshake_permits: HandshakePermits,
     metrics: Arc<UpstreamMetrics>,
 }
@@ -129,7 +130,7 @@ impl<M: AuthMode> Pool<M> {
         Arc::new(Self {
             connector,
             limits,
-            http1_reads: Http1Reads::new(Clock.now()),
+            read_connections: ReadConnectionRate::new(Clock.now()),
             state: Mutex::default(),
             queues: Arc::default(),
             idle: Arc::default(),
@@ -153,9 +154,17 @@ impl<M: AuthMode> Pool<M> {
         let (permits, holder) = (&self.handshake_permits, requester.wait_holder());
         let _permit = permits.acquire(holder, MAX_WAIT, &self.metrics).await?;
         let opened = self.connector.connect_http1().await;
-        let outcome = opened.as_ref().map(|_| Protocol::Http1);
-        self.metrics.record_connect(M::NAME, outcome);
+        self.record_connect(opened.as_ref().map(|_| Protocol::Http1));
         opened
+    }
+
+    /// Counts an attempt to connect. A server that refuses connections is gone: so are the ones that
+    /// are idle, though weir may not have seen it yet.
+    fn record_connect(&self, outcome: Result<Protocol, &ForwardError>) {
+        if matches!(outcome, Err(ForwardError::Connect(_))) {
+            self.idle.close_all();
+        }
+        self.metrics.record_connect(M::NAME, outcome);
     }
 
     pub(in crate::upstream) fn metrics(&self) -> &UpstreamMetrics {
@@ -250,43 +259,55 @@ impl<M: AuthMode> Pool<M> {
         class
     }
 
-    /// An idle HTTP/1.1 connection for a read, where the API server speaks HTTP/2 as well and few
-    /// requests are under way. If there is none, one is opened for later reads: this one would wait
-    /// longer for a handshake than for a stream.
+    /// An idle HTTP/1.1 connection for a read, where the API server speaks HTTP/2 as well. If there
+    /// is none, one is opened for later reads: this one would wait longer for a handshake than for a
+    /// stream. Through a CONNECT proxy, connections are shared.
     fn choose_http1(
         self: &Arc<Self>,
         class: ConnectionClass,
         requested_at: Instant,
     ) -> Option<Http1Lease> {
-        if class != ConnectionClass::Shared || self.limits.protocol() != UpstreamProtocol::Auto {
+        if class != ConnectionClass::Shared
+            || self.limits.protocol() != UpstreamProtocol::Auto
+            || self.connector.is_proxied()
+        {
             return None;
         }
-        let streams = {
+        {
             let state = self.state();
-            let speaks_both = state.protocol == Some(Protocol::Http2);
-            (speaks_both && !state.is_replaced).then(|| state.http2.get(class).active_streams())?
-        };
-        let counted = self.http1_reads.begin(streams, requested_at)?;
-        let (idle, generation) = self.idle.take(requested_at);
-        if let Some(sender) = idle {
-            let mut lease = self.new_http1_lease(sender, generation);
-            lease.mark_reused();
-            lease.counted_read = Some(counted);
-            return Some(lease);
+            if state.protocol != Some(Protocol::Http2) || state.is_replaced {
+                return None;
+            }
         }
-        if let Some(opening) = self.http1_reads.begin_open(requested_at) {
-            let pool = Arc::clone(self);
-            tokio::spawn(async move {
-                // A failure is counted as every failed connect. The next read tries again.
-                if let Ok(connection) = pool.connect_http1(&Requester::default()).await
-                    && let Ok(sender) = pool.handshake_http1(connection).await
-                {
-                    pool.idle.put(sender, generation);
-                }
-                drop((opening, counted));
-            });
+        if let Some(sender) = self.idle.take(requested_at) {
+            return Some(self.reuse_http1(sender));
         }
+        self.open_for_reads(requested_at);
         None
+    }
+
+    /// Opens an HTTP/1.1 connection for later reads, within its rate and its part of the budget.
+    fn open_for_reads(self: &Arc<Self>, now: Instant) {
+        let Some(opening) = self.read_connections.begin(now) else {
+            return;
+        };
+        let budget = self.connector.connection_budget();
+        let permit = budget.map(ConnectionBudget::acquire_read_connection);
+        if matches!(permit, Some(None)) {
+            return; // its part of the budget is used up
+        }
+        let (pool, generation) = (Arc::clone(self), self.idle.generation());
+        tokio::spawn(async move {
+            // A failure is counted as every failed connect. The next read tries again.
+            if let Ok(connection) = pool.connect_http1(&Requester::default()).await
+                && let Ok(sender) = pool
+                    .handshake_http1(connection, generation, permit.flatten())
+                    .await
+            {
+                pool.idle.put(sender);
+            }
+            drop(opening);
+        });
     }
 
     async fn lease_http1(
@@ -295,22 +316,27 @@ impl<M: AuthMode> Pool<M> {
         requester: &Requester,
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
-        let (idle, generation) = self.idle.take(requested_at);
-        let mut lease = if let Some(sender) = idle {
-            let mut lease = self.new_http1_lease(sender, generation);
-            lease.mark_reused();
-            lease
+        let mut lease = if let Some(sender) = self.idle.take(requested_at) {
+            self.reuse_http1(sender)
         } else {
+            let generation = self.idle.generation();
             let connection = self.connect_http1(requester).await?;
-            let sender = self.handshake_http1(connection).await?;
-            self.new_http1_lease(sender, generation)
+            let sender = self.handshake_http1(connection, generation, None).await?;
+            self.new_http1_lease(sender)
         };
         lease.slot = slot;
         Ok(Lease::Http1(lease))
     }
 
-    fn new_http1_lease(&self, sender: SendRequest<RequestBody>, generation: u64) -> Http1Lease {
-        Http1Lease::new(sender, generation, Arc::clone(&self.idle))
+    fn new_http1_lease(&self, sender: Http1Sender) -> Http1Lease {
+        Http1Lease::new(sender, Arc::clone(&self.idle))
+    }
+
+    /// Leases a connection that was idle.
+    fn reuse_http1(&self, sender: Http1Sender) -> Http1Lease {
+        let mut lease = self.new_http1_lease(sender);
+        lease.mark_reused();
+        lease
     }
 
     async fn wait_for_lease(
@@ -375,10 +401,12 @@ impl<M: AuthMode> Pool<M> {
             });
         }
         if state.protocol == Some(Protocol::Http1) || !M::HTTP2 {
-            let (idle, generation) = self.idle.take(requested_at);
-            return idle.map_or(LeaseChoice::Open, |sender| {
-                LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender, generation)))
-            });
+            return self
+                .idle
+                .take(requested_at)
+                .map_or(LeaseChoice::Open, |sender| {
+                    LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender)))
+                });
         }
         if state.http2.get(class).may_open_first(requested_at) {
             self.spawn_open_http2(class, &mut state);
@@ -408,8 +436,7 @@ impl<M: AuthMode> Pool<M> {
     /// Opens a connection. Returns it with the protocol that was negotiated.
     async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
         let opened = self.connector.connect().await;
-        self.metrics
-            .record_connect(M::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
+        self.record_connect(opened.as_ref().map(|(_, protocol)| *protocol));
         opened
     }
 
@@ -443,14 +470,18 @@ impl<M: AuthMode> Pool<M> {
             let shared = self.add_http2(connection, 1, opening).await?;
             return Ok(Lease::Http2(self.new_http2_lease(shared, class)));
         }
-        let sender = self.handshake_http1(connection).await?;
-        Ok(Lease::Http1(self.new_http1_lease(sender, generation)))
+        let sender = self.handshake_http1(connection, generation, None).await?;
+        Ok(Lease::Http1(self.new_http1_lease(sender)))
     }
 
+    /// Begins HTTP/1.1 on `connection`, which was opened in this generation. `permit` is held as
+    /// long as the connection is open.
     async fn handshake_http1(
         &self,
         connection: TlsConnection,
-    ) -> Result<SendRequest<RequestBody>, ForwardError> {
+        generation: u64,
+        permit: Option<ConnectionPermit>,
+    ) -> Result<Http1Sender, ForwardError> {
         let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await
@@ -458,9 +489,9 @@ impl<M: AuthMode> Pool<M> {
         let open = self.metrics.count_open(M::NAME);
         tokio::spawn(async move {
             let _ = driver.await; // hyper reports the error to the request on it
-            drop(open);
+            drop((open, permit));
         });
-        Ok(sender)
+        Ok(Http1Sender::new(sender, generation, Clock.now()))
     }
 
     /// Opens a shared connection in a task of its own, so that it does not depend on the request
@@ -507,9 +538,9 @@ impl<M: AuthMode> Pool<M> {
                 self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
-                let sender = self.handshake_http1(connection).await?;
+                let sender = self.handshake_http1(connection, generation, None).await?;
                 self.state().protocol = Some(protocol);
-                self.idle.put(sender, generation);
+                self.idle.put(sender);
             }
         }
         Ok(())
@@ -543,9 +574,14 @@ impl<M: AuthMode> Pool<M> {
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
         let open = self.metrics.count_open(M::NAME);
         tokio::spawn(async move {
-            let waiting = Weak::clone(&pool);
+            let (waiting, changing) = (Weak::clone(&pool), Weak::clone(&driven));
             let changed = || {
                 if let Some(pool) = waiting.upgrade() {
+                    // After GOAWAY, the server may be shutting down: it closes idle connections, and
+                    // a request that is sent at that moment is lost.
+                    if changing.upgrade().is_some_and(|shared| !shared.is_usable()) {
+                        pool.idle.close_all();
+                    }
                     pool.queues.get(class).wake_all();
                 }
             };

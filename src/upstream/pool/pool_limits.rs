@@ -1,11 +1,10 @@
-//! The settings of pools that a reload changes, and the count of requests that use HTTP/1.1 by
-//! choice.
+//! The settings of pools that a reload changes, and the rate at which a pool opens HTTP/1.1
+//! connections for reads.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -17,7 +16,7 @@ use crate::throttling::token_bucket::TokenBucket;
 /// connections whatever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamProtocol {
-    /// HTTP/1.1 for a read while few requests are under way, and HTTP/2 otherwise.
+    /// HTTP/1.1 for a read without a body if a connection is idle, and HTTP/2 otherwise.
     Auto,
     /// HTTP/1.1: a connection for each request that is under way.
     Http1,
@@ -69,85 +68,56 @@ const fn encode(protocol: UpstreamProtocol) -> u8 {
     }
 }
 
-/// Most short requests of a pool and worker with which a read is on an HTTP/1.1 connection by
-/// choice. With more, several requests share each packet of an HTTP/2 connection, which then costs
-/// less than a connection for each.
-const MAX_HTTP1_READS: usize = 16;
-
-/// How long a pool keeps to HTTP/2 after it had more requests under way. A busy worker takes requests
-/// in batches, and between two of them only a few are under way.
-const BUSY_FOR: Duration = Duration::from_millis(100);
-
-/// Most connections that are being opened at a time for such reads: each costs the API server a TLS
-/// handshake, and none is urgent.
+/// Most connections for reads that a pool opens at a time: each costs the API server a TLS handshake,
+/// and none is urgent.
 const MAX_OPENING: usize = 4;
 
-/// The connections that a pool may open for such reads: as many as it uses at once, then 2 a second.
-/// A client that resets its requests closes their connections, and could otherwise keep the API
-/// server busy with handshakes.
-const OPENING_QPS: u32 = 2;
+/// The connections for reads that a pool may open: 16 at once, then 20 a second. A handshake costs
+/// the API server 1 to 2 ms, so each worker takes up to 4 % of a core of it, and has connections for
+/// 150 requests under way within seven seconds. A client that resets its requests closes
+/// their connections, and could otherwise keep the API server busy with handshakes.
+const OPENING_QPS: u32 = 20;
+const OPENING_BURST: u32 = 16;
 
-/// The reads of a pool that are on HTTP/1.1 connections by choice.
+/// Bounds how fast a pool opens HTTP/1.1 connections for reads.
 #[derive(Debug)]
-pub(super) struct Http1Reads {
-    reads: Arc<AtomicUsize>,
-    /// When too many requests were under way for the last time. Locked for one decision.
-    last_busy: Mutex<Option<Instant>>,
+pub(super) struct ReadConnectionRate {
     opening: Arc<AtomicUsize>,
-    opening_rate: Rate,
+    rate: Rate,
     /// Locked for one decision.
-    opening_tokens: Mutex<TokenBucket>,
+    tokens: Mutex<TokenBucket>,
 }
 
-impl Http1Reads {
+impl ReadConnectionRate {
     pub(super) fn new(now: Instant) -> Self {
-        let burst = u32::try_from(MAX_HTTP1_READS).unwrap_or(u32::MAX);
-        let opening_rate = Rate::new(OPENING_QPS, burst);
+        let rate = Rate::new(OPENING_QPS, OPENING_BURST);
         Self {
-            reads: Arc::default(),
-            last_busy: Mutex::default(),
             opening: Arc::default(),
-            opening_tokens: Mutex::new(TokenBucket::full(&opening_rate, now)),
-            opening_rate,
+            tokens: Mutex::new(TokenBucket::full(&rate, now)),
+            rate,
         }
-    }
-
-    /// Counts a read. `None` if many requests are under way, `streams` of them on HTTP/2
-    /// connections, or were a moment ago.
-    pub(super) fn begin(&self, streams: usize, now: Instant) -> Option<CountedUse> {
-        let mut last_busy = self.last_busy.lock();
-        let counted = CountedUse::acquire(&self.reads, MAX_HTTP1_READS.saturating_sub(streams));
-        if counted.is_none() {
-            *last_busy = Some(now);
-        }
-        counted.filter(|_| {
-            last_busy.is_none_or(|busy| now.saturating_duration_since(busy) >= BUSY_FOR)
-        })
     }
 
     /// Counts a connection that is being opened. `None` if enough are, or were a moment ago.
-    pub(super) fn begin_open(&self, now: Instant) -> Option<CountedUse> {
-        let opening = CountedUse::acquire(&self.opening, MAX_OPENING)?;
-        let taken = self.opening_tokens.lock().take(&self.opening_rate, now);
+    pub(super) fn begin(&self, now: Instant) -> Option<OpeningRead> {
+        let counted = self
+            .opening
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |opening| {
+                (opening < MAX_OPENING).then_some(opening + 1)
+            });
+        let opening = counted
+            .ok()
+            .map(|_| OpeningRead(Arc::clone(&self.opening)))?;
+        let taken = self.tokens.lock().take(&self.rate, now);
         taken.ok().map(|()| opening)
     }
 }
 
-/// Counts a read, or a connection that is being opened, until it is dropped.
+/// Counts a connection that is being opened until it is dropped.
 #[derive(Debug)]
-pub(in crate::upstream) struct CountedUse(Arc<AtomicUsize>);
+pub(super) struct OpeningRead(Arc<AtomicUsize>);
 
-impl CountedUse {
-    /// `None` if there are `max` already.
-    fn acquire(count: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
-        let raised = count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            (used < max).then_some(used + 1)
-        });
-        raised.ok().map(|_| Self(Arc::clone(count)))
-    }
-}
-
-impl Drop for CountedUse {
+impl Drop for OpeningRead {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -155,63 +125,27 @@ impl Drop for CountedUse {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::clock::Clock;
 
     #[test]
-    fn uses_are_bounded_and_end_with_their_guards() {
-        let count = Arc::default();
-        let first = CountedUse::acquire(&count, 2);
-        let second = CountedUse::acquire(&count, 2);
-        assert!(first.is_some() && second.is_some());
-        assert!(CountedUse::acquire(&count, 2).is_none());
-        drop(first);
-        assert!(CountedUse::acquire(&count, 2).is_some());
-    }
-
-    #[test]
-    fn reads_use_http1_while_few_requests_are_under_way() {
-        let mut now = Clock.now();
-        let reads = Http1Reads::new(now);
-        let held: Vec<_> = (0..MAX_HTTP1_READS - 1)
-            .map(|_| reads.begin(0, now).unwrap())
-            .collect();
-        assert!(reads.begin(0, now).is_some());
-        assert!(reads.begin(1, now).is_none(), "a stream counts as well");
-        drop(held);
-        now += BUSY_FOR;
-        assert!(reads.begin(MAX_HTTP1_READS - 1, now).is_some());
-        assert!(reads.begin(MAX_HTTP1_READS, now).is_none());
-        assert!(reads.begin(usize::MAX, now + BUSY_FOR).is_none());
-    }
-
-    #[test]
-    fn a_pool_that_was_busy_a_moment_ago_keeps_to_http2() {
-        let now = Clock.now();
-        let reads = Http1Reads::new(now);
-        assert!(reads.begin(MAX_HTTP1_READS, now).is_none());
-        assert!(reads.begin(0, now + BUSY_FOR / 2).is_none());
-        assert!(reads.begin(0, now + BUSY_FOR).is_some());
-    }
-
-    #[test]
     fn connections_are_opened_at_a_bounded_rate() {
         let now = Clock.now();
-        let reads = Http1Reads::new(now);
-        let opening: Vec<_> = (0..MAX_OPENING)
-            .map(|_| reads.begin_open(now).unwrap())
-            .collect();
-        assert!(reads.begin_open(now).is_none(), "so many at a time");
+        let rate = ReadConnectionRate::new(now);
+        let opening: Vec<_> = (0..MAX_OPENING).map(|_| rate.begin(now).unwrap()).collect();
+        assert!(rate.begin(now).is_none(), "so many at a time");
         drop(opening);
-        for _ in MAX_OPENING..MAX_HTTP1_READS {
-            assert!(reads.begin_open(now).is_some());
+        for _ in MAX_OPENING..usize::try_from(OPENING_BURST).unwrap() {
+            assert!(rate.begin(now).is_some());
         }
-        assert!(reads.begin_open(now).is_none(), "so many at first");
-        let later = now + Duration::from_secs(1);
-        for _ in 0..OPENING_QPS {
-            assert!(reads.begin_open(later).is_some());
+        assert!(rate.begin(now).is_none(), "so many at first");
+        let later = now + Duration::from_millis(500);
+        for _ in 0..OPENING_QPS / 2 {
+            assert!(rate.begin(later).is_some());
         }
-        assert!(reads.begin_open(later).is_none());
+        assert!(rate.begin(later).is_none());
     }
 
     #[test]

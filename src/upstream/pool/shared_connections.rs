@@ -55,12 +55,6 @@ impl SharedConnections {
         }
     }
 
-    /// The streams that are in use, on all connections.
-    pub(in crate::upstream) fn active_streams(&self) -> usize {
-        let streams = |shared: &Arc<Http2Connection>| shared.active_streams.load(Ordering::Acquire);
-        self.connections.iter().map(streams).sum()
-    }
-
     /// Whether a connection has a stream left.
     pub(in crate::upstream) fn has_free_stream(&self) -> bool {
         self.connections.iter().any(|shared| {

@@ -16,15 +16,14 @@ use http::Request;
 use http::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
-use hyper::client::conn::http1;
 use tokio::time::timeout;
 
 use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
+use crate::upstream::pool::http1::idle_connections::Http1Sender;
 use crate::upstream::pool::http1::idle_connections::IdleConnections;
-use crate::upstream::pool::pool_limits::CountedUse;
 use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::servers::api_server::ServerRequest;
@@ -36,15 +35,12 @@ const UPLOAD_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Exclusive use of an HTTP/1.1 connection. It serves another request only after
 /// [`Http1Lease::complete`].
 pub(in crate::upstream) struct Http1Lease {
-    sender: Option<http1::SendRequest<RequestBody>>,
-    generation: u64,
+    sender: Option<Http1Sender>,
     idle: Arc<IdleConnections>,
     /// The slot of the request.
     pub(in crate::upstream) slot: Option<RequestSlot>,
     /// Counts the request as in flight on its server.
     pub(in crate::upstream::pool) counted: Option<ServerRequest>,
-    /// Counts a read that is here by choice.
-    pub(in crate::upstream::pool) counted_read: Option<CountedUse>,
     /// Whether the connection has served a request before.
     reused: bool,
     /// The request, until its response begins.
@@ -67,19 +63,13 @@ type Http1ResponseFuture = Pin<
 >;
 
 impl Http1Lease {
-    /// Leases a connection of this generation.
-    pub(in crate::upstream) const fn new(
-        sender: http1::SendRequest<RequestBody>,
-        generation: u64,
-        idle: Arc<IdleConnections>,
-    ) -> Self {
+    /// Leases a connection that goes to `idle` afterwards.
+    pub(in crate::upstream) const fn new(sender: Http1Sender, idle: Arc<IdleConnections>) -> Self {
         Self {
             sender: Some(sender),
-            generation,
             idle,
             slot: None,
             counted: None,
-            counted_read: None,
             reused: false,
             pending: None,
             may_finish_response: false,
@@ -108,7 +98,8 @@ impl Http1Lease {
         let Some(sender) = self.sender.as_mut() else {
             return Err(Box::new(request));
         };
-        let head: Http1ResponseFuture = in_place::pinned(|| sender.try_send_request(request));
+        let head: Http1ResponseFuture =
+            in_place::pinned(|| sender.requests.try_send_request(request));
         self.pending = Some(PendingHttp1 {
             head: Mutex::new(head),
             may_finish,
@@ -138,9 +129,8 @@ impl Http1Lease {
     pub(in crate::upstream) fn complete(&mut self) {
         self.slot = None;
         self.counted = None;
-        self.counted_read = None;
         if let Some(sender) = self.sender.take() {
-            return_connection(&self.idle, sender, self.generation);
+            return_connection(&self.idle, sender);
         }
     }
 
@@ -155,7 +145,7 @@ impl Http1Lease {
             .as_ref()
             .map_or(self.may_finish_response, |pending| pending.may_finish);
         let mut sender = self.sender.take().filter(|_| may_finish)?;
-        let (idle, generation) = (Arc::clone(&self.idle), self.generation);
+        let idle = Arc::clone(&self.idle);
         let head = pending.map(|pending| pending.head.into_inner());
         Some(async move {
             let finished = async {
@@ -165,11 +155,11 @@ impl Http1Lease {
                         Err(_) => true, // the connection has ended
                     },
                     // The body that was dropped reads its rest itself.
-                    None => sender.ready().await.is_ok(),
+                    None => sender.requests.ready().await.is_ok(),
                 }
             };
             if let Ok(true) = timeout(CANCEL_GRACE_PERIOD, finished).await {
-                return_connection(&idle, sender, generation);
+                return_connection(&idle, sender);
                 CancelOutcome::Finished
             } else {
                 CancelOutcome::Reset
@@ -179,18 +169,14 @@ impl Http1Lease {
 }
 
 /// Returns a connection to the idle ones after an exchange, as soon as it is ready for another.
-fn return_connection(
-    idle: &Arc<IdleConnections>,
-    mut sender: http1::SendRequest<RequestBody>,
-    generation: u64,
-) {
-    if sender.is_ready() {
-        idle.put(sender, generation);
-    } else if !sender.is_closed() {
+fn return_connection(idle: &Arc<IdleConnections>, mut sender: Http1Sender) {
+    if sender.requests.is_ready() {
+        idle.put(sender);
+    } else if !sender.requests.is_closed() {
         let idle = Arc::clone(idle);
         tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(UPLOAD_DRAIN_TIMEOUT, sender.ready()).await {
-                idle.put(sender, generation);
+            if let Ok(Ok(())) = timeout(UPLOAD_DRAIN_TIMEOUT, sender.requests.ready()).await {
+                idle.put(sender);
             }
         });
     }

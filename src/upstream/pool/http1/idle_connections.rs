@@ -16,15 +16,47 @@ use crate::upstream::body::request_body::RequestBody;
 /// half of that makes it unlikely that a request is sent into a connection that is being closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
+/// A connection serves requests for this long, and for up to a fifth less or more. Behind a load
+/// balancer, connections then spread over servers that were added, and not all at once.
+const MAX_AGE: Duration = Duration::from_secs(300);
+const MAX_AGE_SPREAD: f64 = 0.2;
+
+/// An HTTP/1.1 connection: what requests are sent on, and until when it may become idle again.
+pub(in crate::upstream) struct Http1Sender {
+    pub(in crate::upstream) requests: http1::SendRequest<RequestBody>,
+    /// A connection of an earlier generation is not kept: it presented a certificate that has been
+    /// replaced.
+    generation: u64,
+    retires_at: Instant,
+}
+
+impl Http1Sender {
+    /// A connection that was opened now, when `generation` was the current one.
+    pub(in crate::upstream) fn new(
+        requests: http1::SendRequest<RequestBody>,
+        generation: u64,
+        now: Instant,
+    ) -> Self {
+        Self {
+            requests,
+            generation,
+            retires_at: now + max_age(fastrand::f64()),
+        }
+    }
+}
+
+/// The longest age of a connection; `random` is from 0 to 1.
+fn max_age(random: f64) -> Duration {
+    MAX_AGE.mul_f64(1.0 - MAX_AGE_SPREAD + 2.0 * MAX_AGE_SPREAD * random)
+}
+
 /// The idle HTTP/1.1 connections of a pool.
 #[derive(Default)]
 pub(in crate::upstream) struct IdleConnections(Mutex<IdleStack>);
 
 #[derive(Default)]
 struct IdleStack {
-    senders: Vec<(Instant, http1::SendRequest<RequestBody>)>,
-    /// A connection of an earlier generation is not kept: it presented a certificate that has been
-    /// replaced.
+    senders: Vec<(Instant, Http1Sender)>,
     generation: u64,
 }
 
@@ -34,37 +66,36 @@ impl IdleConnections {
         self.lock().generation
     }
 
-    /// Takes a connection that is ready for a request, and returns it with the current generation.
-    pub(in crate::upstream) fn take(
-        &self,
-        now: Instant,
-    ) -> (Option<http1::SendRequest<RequestBody>>, u64) {
+    /// Takes a connection that is ready for a request.
+    pub(in crate::upstream) fn take(&self, now: Instant) -> Option<Http1Sender> {
         let mut stack = self.lock();
         while let Some((since, sender)) = stack.senders.pop() {
-            if sender.is_ready() && now.saturating_duration_since(since) < IDLE_TIMEOUT {
-                return (Some(sender), stack.generation);
+            if sender.requests.is_ready() && stays_idle(since, &sender, now) {
+                return Some(sender);
             }
         }
-        (None, stack.generation)
+        None
     }
 
-    /// Keeps a connection, unless its generation has been retired.
-    pub(in crate::upstream) fn put(
-        &self,
-        sender: http1::SendRequest<RequestBody>,
-        generation: u64,
-    ) {
+    /// Keeps a connection, unless its generation has been retired or it is too old.
+    pub(in crate::upstream) fn put(&self, sender: Http1Sender) {
+        let now = Clock.now();
         let mut stack = self.lock();
-        if stack.generation == generation {
-            stack.senders.push((Clock.now(), sender));
+        if stack.generation == sender.generation && now < sender.retires_at {
+            stack.senders.push((now, sender));
         }
     }
 
-    /// Closes the connections that have been idle for 45 s.
+    /// Closes the connections that have been idle for 45 s or are too old.
     pub(in crate::upstream) fn close_idle(&self, now: Instant) {
         self.lock().senders.retain(|(since, sender)| {
-            now.saturating_duration_since(*since) < IDLE_TIMEOUT && !sender.is_closed()
+            stays_idle(*since, sender, now) && !sender.requests.is_closed()
         });
+    }
+
+    /// Closes the connections that are idle now: the server is going away, or is gone.
+    pub(in crate::upstream) fn close_all(&self) {
+        self.lock().senders.clear();
     }
 
     /// Closes all idle connections, and keeps none of those that are in use now.
@@ -77,5 +108,43 @@ impl IdleConnections {
     /// The lock is held for a few list operations, never across an await.
     fn lock(&self) -> MutexGuard<'_, IdleStack> {
         self.0.lock()
+    }
+}
+
+/// Whether a connection that is idle since `since` stays open.
+fn stays_idle(since: Instant, sender: &Http1Sender, now: Instant) -> bool {
+    now.saturating_duration_since(since) < IDLE_TIMEOUT && now < sender.retires_at
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper_util::rt::TokioIo;
+
+    use super::*;
+
+    #[test]
+    fn connections_retire_after_five_minutes_more_or_less() {
+        assert_eq!(max_age(0.0), Duration::from_secs(240));
+        assert_eq!(max_age(0.5), Duration::from_secs(300));
+        assert_eq!(max_age(1.0), Duration::from_secs(360));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_until_it_is_too_old() {
+        let idle = IdleConnections::default();
+        let (near, _far) = tokio::io::duplex(1024);
+        let (requests, driver) = http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(driver);
+        let mut sender = Http1Sender::new(requests, 0, Clock.now());
+        sender.requests.ready().await.unwrap();
+        let retires_at = sender.retires_at;
+        idle.put(sender);
+        let just_before = retires_at - Duration::from_nanos(1);
+        let mut sender = idle.take(Clock.now()).unwrap();
+        assert!(stays_idle(just_before, &sender, just_before));
+        assert!(!stays_idle(just_before, &sender, retires_at));
+        sender.retires_at = Clock.now();
+        idle.put(sender);
+        assert!(idle.take(Clock.now()).is_none());
     }
 }
