@@ -4,17 +4,28 @@
 //	GET /api/v1/...          1 KiB of JSON, after burning -cpu of CPU time
 //	GET /api/v1/...?watch=1  an event at once, then one for each POST /event
 //	POST /event              sends an event to all watches; answers with how many there are
+//	GET /count               how many answers of /api/ there were so far
+//
+// With -filters it does what kube-apiserver's filter chain does around an answer: the handler runs in a
+// goroutine of its own (the time-out filter), the answer has kube-apiserver's headers, each request makes
+// 60 KB of garbage, and an audit event of it is encoded.
 package main
 
 import (
 	"bytes"
+	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -74,12 +85,105 @@ func (w *watches) send(event []byte) int {
 	return len(w.all)
 }
 
+// The answers of /api/ so far.
+var answered atomic.Int64
+
+// The bytes that kube-apiserver 1.36 allocates for a small GET, in pieces.
+const (
+	garbagePieces = 120
+	garbagePiece  = 512
+)
+
+// Keeps the compiler from leaving the garbage out.
+var garbage atomic.Pointer[[]byte]
+
+func makeGarbage() {
+	for i := 0; i < garbagePieces; i++ {
+		piece := make([]byte, garbagePiece)
+		garbage.Store(&piece)
+	}
+}
+
+// An audit event, as far as its size and its encoding matter.
+type auditEvent struct {
+	Kind, APIVersion, Level, AuditID, Stage, RequestURI, Verb string
+	User                                                      map[string]any
+	SourceIPs                                                 []string
+	UserAgent                                                 string
+	RequestReceivedTimestamp, StageTimestamp                  time.Time
+	Annotations                                               map[string]string
+}
+
+// Collects an answer for the goroutine that waits for it, under a lock, as the time-out filter's writer does.
+type guardedWriter struct {
+	http.ResponseWriter
+	lock sync.Mutex
+}
+
+func (w *guardedWriter) Write(part []byte) (int, error) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	return w.ResponseWriter.Write(part)
+}
+
+func (w *guardedWriter) WriteHeader(status int) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// What kube-apiserver's filters do around a request that ends.
+func filtered(handler http.HandlerFunc) http.HandlerFunc {
+	audit := json.NewEncoder(io.Discard)
+	var auditLock sync.Mutex
+	return func(w http.ResponseWriter, r *http.Request) {
+		received := time.Now()
+		if r.URL.Query().Get("watch") != "" {
+			handler(w, r)
+			return
+		}
+		var id [16]byte
+		rand.Read(id[:])
+		auditID := hex.EncodeToString(id[:])
+		headers := w.Header()
+		headers.Set("Audit-Id", auditID)
+		headers.Set("Cache-Control", "no-cache, private")
+		headers.Set("X-Kubernetes-Pf-Flowschema-Uid", "4b1b0f5e-3a5c-4e6e-9d3c-0f6f1a2b3c4d")
+		headers.Set("X-Kubernetes-Pf-Prioritylevel-Uid", "5c2c1f6f-4b6d-4f7f-8e4d-1f7f2b3c4d5e")
+		ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+		defer cancel()
+		r = r.WithContext(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			makeGarbage()
+			handler(&guardedWriter{ResponseWriter: w}, r)
+		}()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			<-done
+		}
+		event := auditEvent{
+			Kind: "Event", APIVersion: "audit.k8s.io/v1", Level: "Metadata", AuditID: auditID,
+			Stage: "ResponseComplete", RequestURI: r.RequestURI, Verb: "get", UserAgent: r.UserAgent(),
+			User:      map[string]any{"username": "bench", "groups": []string{"system:authenticated"}},
+			SourceIPs: []string{r.RemoteAddr}, RequestReceivedTimestamp: received, StageTimestamp: time.Now(),
+			Annotations: map[string]string{"authorization.k8s.io/decision": "allow"},
+		}
+		auditLock.Lock()
+		audit.Encode(event)
+		auditLock.Unlock()
+	}
+}
+
 func main() {
 	listen := flag.String("listen", "127.0.0.1:18443", "address")
 	cert := flag.String("cert", "tls.crt", "certificate")
 	key := flag.String("key", "tls.key", "its key")
 	cpu := flag.Duration("cpu", 0, "CPU time for each answer")
 	http1 := flag.Bool("http1", false, "speak HTTP/1.1 only")
+	filters := flag.Bool("filters", false, "do what kube-apiserver's filters do around an answer")
 	flag.Parse()
 
 	body := bytes.Repeat([]byte("x"), 1024)
@@ -90,11 +194,15 @@ func main() {
 	http.HandleFunc("/event", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, open.send(event))
 	})
-	http.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
+	http.HandleFunc("/count", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, answered.Load())
+	})
+	api := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Query().Get("watch") == "" {
 			burn(*cpu)
 			w.Write(body)
+			answered.Add(1)
 			return
 		}
 		events := open.add()
@@ -110,7 +218,11 @@ func main() {
 			case <-events:
 			}
 		}
-	})
+	}
+	if *filters {
+		api = filtered(api)
+	}
+	http.HandleFunc("/api/", api)
 	server := &http.Server{Addr: *listen}
 	if *http1 {
 		server.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){}

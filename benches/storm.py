@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""What weir leaves of an API server's best bare capacity, in calm and in a storm of clients that never back off.
+
+All loads are connected once and then stopped (SIGSTOP). In each cycle, each runs alone for a while, in turn. So no
+measured window has TLS handshakes in it, and the machine's drift hits all cases alike. Good answers are counted at the
+origin; CPU is that of load, proxy and origin, for each good answer. Shares are of the best case without a proxy in the
+same run. The origin (benches/peers/origin.go -filters) does what kube-apiserver does around an answer. Everything shares
+the same two cores; compare within a run.
+
+Needs: go, wrk, openssl, pgrep; nginx and haproxy where they shall be compared.
+Environment: WEIR (default target/dist/weir), BEFORE (an earlier build, measured beside it as before-...).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
+import measure
+import peers
+
+ORIGIN_PORT = 19443
+PATH = "/api/v1/namespaces/default"
+TOKEN = "benchmark-0"
+# A connection that has just been woken has a burst of its own: it is not measured.
+SETTLE = 0.5
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=5, help="of each window (default 5)")
+    parser.add_argument("--seats", type=int, default=300, help="weir's total (default 300)")
+    parser.add_argument("--cpu", default="350us", help="the origin's CPU time for an answer (default 350us)")
+    parser.add_argument("--calm", default="16,64,200", help="connections without a storm (default 16,64,200)")
+    parser.add_argument("--storm", default="700,2000,5000", help="connections that never back off, weir only")
+    parser.add_argument("--protocols", default="auto", help="of weir towards the origin, by commas: auto, http1, http2")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("target/storm.json"), help="where results go")
+    return parser.parse_args()
+
+
+def proxies(folder: pathlib.Path, options: argparse.Namespace) -> list[peers.Peer]:
+    program = os.environ.get("WEIR", "target/dist/weir")
+    builds = [("weir", program)]
+    if before := os.environ.get("BEFORE"):
+        builds.append(("before", before))
+    found = [
+        peers.nginx(folder, 19001, ORIGIN_PORT, 2),
+        peers.haproxy(folder, 19002, ORIGIN_PORT, 2, "http/1.1"),
+    ]
+    found = [peer for peer in found if subprocess.run(["which", peer.command[0]], capture_output=True, check=False).returncode == 0]
+    port = 19010
+    for name, build in builds:
+        for protocol in options.protocols.split(","):
+            peer = peers.weir(build, f"{name}-{protocol}", folder, port, ORIGIN_PORT, 2, "--upstream-protocol", protocol)
+            command = list(peer.command)
+            # The total is the sum of both.
+            command[command.index("--max-requests-inflight") + 1] = str(options.seats - options.seats // 3)
+            command += ["--max-mutating-requests-inflight", str(options.seats // 3)]
+            found.append(peers.Peer(peer.name, port, tuple(command)))
+            port += 1
+    return found
+
+
+class Load:
+    """wrk with its connections, stopped except in its windows."""
+
+    def __init__(self, proxy: str, pid: int, port: int, connections: int):
+        self.name = f"{proxy} {connections}"
+        self.proxy_pid = pid
+        self.windows: list[dict] = []
+        threads = 2 if connections >= 2000 else 1
+        command = ["wrk", f"-t{threads}", f"-c{connections}", "-d36000s", "-H", f"Authorization: Bearer {TOKEN}", f"https://127.0.0.1:{port}{PATH}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Connected: it has an answer on most connections by then, whatever they are.
+        time.sleep(2 + connections / 500)
+        self.stop()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def run(self, seconds: float, origin: int) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        time.sleep(SETTLE)
+        pids = {"load": self.process.pid, "origin": origin, "proxy": self.proxy_pid}
+        before = {name: measure.cpu_us(pid) for name, pid in pids.items() if pid}
+        answers, begin = count(), time.monotonic()
+        time.sleep(seconds)
+        answers, took = count() - answers, time.monotonic() - begin
+        window = {name: (measure.cpu_us(pids[name]) - cpu) / max(answers, 1) for name, cpu in before.items()}
+        self.windows.append(window | {"rate": answers / took})
+        self.stop()
+        time.sleep(0.3)  # what was in flight ends
+
+
+def count() -> int:
+    """The good answers of the origin so far."""
+    context = ssl._create_unverified_context()
+    with urllib.request.urlopen(f"https://127.0.0.1:{ORIGIN_PORT}/count", context=context) as answer:
+        return int(answer.read())
+
+
+def report(loads: list[Load]) -> dict:
+    rows = {load.name: {key: measure.summary([window[key] for window in load.windows]) for key in load.windows[0]} for load in loads}
+    best = max(row["rate"]["median"] for name, row in rows.items() if name.startswith("direct "))
+    print(f"{'case':<24}{'share':>7}{'q1':>7}{'q3':>7}{'/s':>8}   CPU us an answer: load, origin, proxy")
+    for name, row in rows.items():
+        share = [row["rate"][part] / best for part in ("median", "q1", "q3")]
+        cpu = [f"{row[key]['median']:.0f}" if key in row else "-" for key in ("load", "origin", "proxy")]
+        print(f"{name:<24}{share[0]:>7.1%}{share[1]:>7.1%}{share[2]:>7.1%}{row['rate']['median']:>8.0f}   {', '.join(cpu)}")
+    return rows
+
+
+def main() -> None:
+    options = arguments()
+    folder = pathlib.Path(tempfile.mkdtemp())
+    peers.certificates(folder)
+    origin_program = folder / "origin"
+    source = pathlib.Path(__file__).resolve().parent / "peers/origin.go"
+    subprocess.run(["go", "build", "-o", origin_program, source], check=True, env=os.environ | {"GO111MODULE": "off"})
+    origin_command = (str(origin_program), "-listen", f"127.0.0.1:{ORIGIN_PORT}", "-cert", f"{folder}/tls.crt",
+                      "-key", f"{folder}/tls.key", "-cpu", options.cpu, "-filters")
+    calm = [int(each) for each in options.calm.split(",") if each]
+    storm = [int(each) for each in options.storm.split(",") if each]
+    log = folder / "log"
+    with contextlib.ExitStack() as stack:
+        def start(name: str, command: tuple[str, ...], port: int) -> int:
+            return stack.enter_context(measure.running(name, command, port, "0,1", log, lambda: (PATH, TOKEN))).pid
+
+        origin = start("origin", origin_command, ORIGIN_PORT)
+        loads = []
+
+        def connect(name: str, pid: int, port: int, connections: list[int]) -> None:
+            for number in connections:
+                load = Load(name, pid, port, number)
+                stack.callback(load.process.kill)
+                loads.append(load)
+
+        connect("direct", 0, ORIGIN_PORT, calm)
+        for peer in proxies(folder, options):
+            pid = start(peer.name, peer.command, peer.port)
+            is_weir = peer.name.startswith(("weir", "before"))
+            connect(peer.name, pid, peer.port, calm + (storm if is_weir else []))
+        for cycle in range(options.cycles):
+            for load in loads:
+                load.run(options.seconds, origin)
+            print(f"cycle {cycle + 1} of {options.cycles}", file=sys.stderr)
+        rows = report(loads)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
