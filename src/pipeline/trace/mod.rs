@@ -338,18 +338,21 @@ impl Trace {
         now
     }
 
-    /// Records these headers of the response: a 404 in plain text is that of a path without a
-    /// route.
+    /// Records these headers of the response. In plain text, a 404 is that of a path without a
+    /// route, and a 429 that of the API server's own limits (`tooManyRequests`); what a disruption
+    /// budget or an admission plugin refuses is a Status.
     pub(super) fn record_response_headers(&mut self, headers: &HeaderMap) {
-        if let TraceState::Responded {
-            code: StatusCode::NOT_FOUND,
-            counts,
-            ..
-        } = &mut self.state
-            && let Some(content_type) = headers.get(header::CONTENT_TYPE)
-            && content_type.as_bytes().starts_with(b"text/plain")
-        {
-            *counts = HandlerReached::No;
+        let TraceState::Responded { code, counts, .. } = &mut self.state else {
+            return;
+        };
+        let content_type = headers.get(header::CONTENT_TYPE);
+        if !content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/plain")) {
+            return;
+        }
+        match *code {
+            StatusCode::NOT_FOUND => *counts = HandlerReached::No,
+            StatusCode::TOO_MANY_REQUESTS => self.metrics.upstream_limit_rejections.inc(),
+            _ => {}
         }
     }
 

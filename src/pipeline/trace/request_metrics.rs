@@ -117,6 +117,7 @@ pub struct RequestMetrics {
     dropped: [(RequestKind, IntCounter); 2],
     upstream_responses: IntCounterVec,
     upstream_common: CodeCounters,
+    pub(super) upstream_limit_rejections: IntCounter,
     pub(in crate::pipeline) aborted: IntCounter,
     pub(in crate::pipeline) malformed: MalformedRequestMetrics,
     pub(in crate::pipeline) stages: StageMetrics,
@@ -183,6 +184,14 @@ impl RequestHistograms {
     }
 }
 
+/// What the API server's own limits reject.
+fn limit_rejections(registry: &Registry) -> IntCounter {
+    registry.counter(
+        "weir_upstream_limit_rejections_total",
+        "Requests that the API server's own limits rejected (429 in plain text). What a disruption budget or an admission plugin refuses with 429 is not among them.",
+    )
+}
+
 fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
     let dropped = registry.counters(
         "apiserver_dropped_requests_total",
@@ -246,6 +255,7 @@ impl RequestMetrics {
                 &["code"],
             ),
             upstream_common: CodeCounters::default(),
+            upstream_limit_rejections: limit_rejections(registry),
             aborted: registry.counter(
                 "weir_aborted_requests_total",
                 "Requests whose client disconnected before a response started.",
