@@ -272,7 +272,6 @@ impl SharedComponents {
     ) -> Arc<StatusFeed> {
         StatusFeed::new(StatusSources {
             host: host.to_owned(),
-            servers: Arc::clone(&self.servers),
             start_time: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),

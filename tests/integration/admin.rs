@@ -12,6 +12,7 @@ use ::weir::observe::admin::log_level::LogLevel;
 use crate::support::HttpVersion;
 use crate::support::Stopwatch;
 use crate::support::client::TestRequest;
+use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::fake_upstream::ReservedAddress;
 use crate::support::raw_http1::RawHttp1;
@@ -34,6 +35,7 @@ async fn weir_is_live_whatever_the_upstream_does() {
 async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
     for code in [200, 401, 403, 500] {
         let mut upstream = FakeUpstream::start().await;
+        upstream.expose_readyz(true);
         let weir = weir::builder(upstream.address).start().await;
         let probe = async {
             let exchange = upstream.next_exchange().await;
@@ -75,15 +77,90 @@ async fn metrics_alone_show_that_the_upstream_is_down_and_back() {
         .await;
     drop(upstream);
     weir.wait_for_metric("weir_ready", 0.0).await;
-    let mut upstream = FakeUpstream::restart_at(place).await;
-    tokio::spawn(async move {
-        loop {
-            let exchange = upstream.next_exchange().await;
-            assert_eq!(exchange.request.target, "/readyz");
-            exchange.respond(200, "ok").await;
-        }
-    });
+    let _upstream = FakeUpstream::restart_at(place).await;
     weir.wait_for_metric("weir_ready", 1.0).await;
+}
+
+#[tokio::test]
+async fn nothing_that_operators_look_at_waits_for_an_api_server_that_hangs() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.expose_readyz(true);
+    let weir = weir::builder(upstream.address).start().await;
+    let status = async || -> serde_json::Value {
+        serde_json::from_str(weir.get_admin("/status.json").await.text()).unwrap()
+    };
+    let first = status().await;
+    let probe = upstream.next_exchange().await;
+    assert_eq!(first["readiness"]["ready"], serde_json::Value::Null);
+    for target in ["/readyz?verbose", "/metrics", "/configz", "/"] {
+        let code = weir.get_admin(target).await.status;
+        let expected = if target.starts_with("/readyz") {
+            500
+        } else {
+            200
+        };
+        assert_eq!(code, expected, "{target}");
+    }
+    let age = |status: &serde_json::Value| status["readiness"]["ageMs"].clone();
+    assert_eq!(
+        age(&status().await),
+        serde_json::Value::Null,
+        "no result yet"
+    );
+    let server = |status: &serde_json::Value| status["upstream"]["servers"][0].clone();
+    let hung = eventually("the server to count as hung", async || {
+        let server = server(&status().await);
+        (server["healthy"] == false).then_some(server)
+    });
+    let why = hung.await["why"].to_string();
+    assert!(why.contains("no response"), "{why}");
+    upstream.expose_readyz(false);
+    probe.respond(200, "ok").await;
+    eventually("the server to be healthy", async || {
+        let status = status().await;
+        let is_well = server(&status)["healthy"] == true && status["readiness"]["ready"] == true;
+        (is_well && age(&status).is_u64()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_a_policy_refuses() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let (plain, json) = ("text/plain; charset=utf-8", "application/json");
+    let eviction = "/api/v1/namespaces/a/pods/p/eviction";
+    let status = r#"{"kind":"Status","reason":"TooManyRequests","code":429}"#;
+    for (target, content_type, body, limited) in [
+        (eviction, json, status, 0.0),
+        ("/api/v1/namespaces/a/events", json, status, 0.0),
+        (
+            LIST,
+            plain,
+            "Too many requests, please try again later.\n",
+            1.0,
+        ),
+        (
+            eviction,
+            plain,
+            "Too many requests, please try again later.\n",
+            2.0,
+        ),
+    ] {
+        let call = alice.send(TestRequest::post(target, "{}")).await;
+        let headers = [("content-type", content_type)];
+        let exchange = upstream.next_exchange().await;
+        exchange.respond_with_headers(429, &headers, body).await;
+        assert_eq!(call.response().await.status, 429);
+        let counted = weir.metric("weir_upstream_limit_rejections_total").await;
+        assert_eq!(counted, limited, "{target} {content_type}");
+    }
+    assert_eq!(
+        weir.metric("weir_upstream_responses_total{code=\"429\"}")
+            .await,
+        4.0
+    );
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn measure_limits(weir: &WeirProcess, upstream: &mut FakeUpstream) -> (usi
             };
             let mut call = client.send(request).await;
             tokio::select! {
-                exchange = upstream.next_exchange_except_readyz() => {
+                exchange = upstream.next_exchange() => {
                     open.push((call, exchange));
                     *count += 1;
                 }

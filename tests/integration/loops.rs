@@ -79,7 +79,7 @@ fn assert_id(id: &str) {
 /// Requests weir's readiness. Its own probe reaches its upstream meanwhile.
 fn spawn_readyz(weir: &Weir) -> JoinHandle<FullResponse> {
     let endpoints: Endpoints = **weir;
-    tokio::spawn(async move { endpoints.get_admin("/readyz?verbose").await })
+    tokio::spawn(async move { endpoints.get_admin("/readyz").await })
 }
 
 /// Responds to all requests with 200 and their `CDN-Loop`.
@@ -118,7 +118,7 @@ async fn a_loop_through_one_weir_ends_after_one_round_and_fails_readiness() {
             0.0,
             "no probe of weir's own yet"
         );
-        let report = weir.get_admin("/readyz?verbose").await;
+        let report = weir.get_admin("/readyz").await;
         assert_eq!(report.status, 500);
         for line in [
             "[+]upstream ok\n",
@@ -170,7 +170,7 @@ async fn a_loop_through_two_weirs_ends_at_the_first_and_both_detect_it() {
         assert_eq!(first.metric(OWN_ID_METRIC).await, 2.0);
         assert_eq!(second.metric(OWN_ID_METRIC).await, 0.0);
         for weir in [&first, &second] {
-            let report = weir.get_admin("/readyz?verbose").await;
+            let report = weir.get_admin("/readyz").await;
             assert_eq!(report.status, 500, "{}", report.text());
             assert!(report.text().contains("[-]loop failed"));
         }
@@ -204,7 +204,7 @@ async fn a_chain_of_three_lists_each_weir_once_in_order_and_is_no_loop() {
         let response = send_upgrade(&chain[0], upgrade_request("Upgrade")).await;
         assert_eq!((response.status, response.text()), (200, &*ids.join(", ")));
         for weir in &chain {
-            let report = weir.get_admin("/readyz?verbose").await;
+            let report = weir.get_admin("/readyz").await;
             assert_eq!(report.status, 200, "{}", report.text());
             assert!(report.text().contains("[+]loop ok\n"), "{}", report.text());
             assert_eq!(weir.metric(OWN_ID_METRIC).await, 0.0);
@@ -245,7 +245,7 @@ async fn a_chain_of_three_ends_at_the_playground() {
         assert_eq!(response.status, 200, "{}", response.text());
     }
     for weir in [&first, &second, &third] {
-        let report = weir.get_admin("/readyz?verbose").await;
+        let report = weir.get_admin("/readyz").await;
         assert_eq!(report.status, 200, "{}", report.text());
         assert_eq!(weir.metric(OWN_ID_METRIC).await, 0.0);
     }
@@ -255,6 +255,7 @@ async fn a_chain_of_three_ends_at_the_playground() {
 async fn every_request_to_the_api_server_lists_weir_once() {
     for far in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::preferring(far).await.expose_self_checks();
+        upstream.expose_readyz(true);
         let weir = weir::builder(upstream.address)
             .with(|config| config.admin.self_check_interval = Some(Duration::from_secs(3600)))
             .start()
@@ -358,6 +359,7 @@ async fn clients_cannot_remove_cdn_loop_or_hide_an_id_in_it() {
 async fn a_replayed_id_is_a_508_for_that_request_only() {
     for near in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::start().await;
+        upstream.expose_readyz(true);
         let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
         let call = client.send(TestRequest::get(LIST)).await;
@@ -394,6 +396,7 @@ async fn a_replayed_id_is_a_508_for_that_request_only() {
 async fn a_nonce_is_valid_once_and_only_while_its_probe_is_in_flight() {
     for near in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::start().await;
+        upstream.expose_readyz(true);
         let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
         let mut replay = async |list: &str| {
@@ -504,6 +507,7 @@ async fn weir_is_ready_after_a_loop_is_fixed() {
 async fn too_many_ids_are_a_508_and_do_not_fail_readiness() {
     for near in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::start().await;
+        upstream.expose_readyz(true);
         let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
         let list = |count: usize| {

@@ -56,7 +56,7 @@ async fn serve(upstream: &FakeUpstream, files: ConfigDir, flags: &[&str]) -> Wei
 /// The request of a client at the upstream, answered with 200, and the flow schema of the response.
 async fn exchange(client: &mut TestClient, upstream: &mut FakeUpstream) -> Option<String> {
     let call = client.send(TestRequest::get(LIST)).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     exchange.respond(200, "{}").await;
     let response = call.response().await;
     assert_eq!(response.status, 200);
@@ -69,7 +69,7 @@ async fn exchange(client: &mut TestClient, upstream: &mut FakeUpstream) -> Optio
 /// A watch that has begun, and the upstream's side of it.
 async fn watch(client: &mut TestClient, upstream: &mut FakeUpstream) -> (Watch, Exchange) {
     let mut call = client.send(TestRequest::get(WATCH)).await;
-    let mut exchange = upstream.next_exchange_except_readyz().await;
+    let mut exchange = upstream.next_exchange().await;
     exchange.send_head(200, &[]).await;
     assert_eq!(call.head().await.status, 200);
     (Watch(call), exchange)
@@ -121,7 +121,7 @@ async fn a_pair_that_stays_half_replaced_is_refused_after_a_while() {
     let new = pki().server_ca.issue_server();
     weir.files.write("tls.crt", &new.pem);
     weir.wait_for_metric(REFUSED, 1.0).await;
-    let ready = weir.get_admin("/readyz?verbose").await;
+    let ready = weir.get_admin("/readyz").await;
     assert!(
         ready
             .text()
@@ -148,7 +148,7 @@ async fn get_with_certificate(
     tokio::pin!(response);
     let (head, _) = tokio::select! {
         response = &mut response => response,
-        exchange = upstream.next_exchange_except_readyz() => {
+        exchange = upstream.next_exchange() => {
             exchange.respond(200, "{}").await;
             response.await
         }
@@ -177,11 +177,7 @@ async fn a_removed_client_ca_ends_connections_identities_and_sessions() {
     );
     let mut idle = weir.raw_http1_with_certificate(Some(&pki().alice)).await;
     idle.send(TestRequest::get(LIST).to_http1()).await;
-    upstream
-        .next_exchange_except_readyz()
-        .await
-        .respond(200, "{}")
-        .await;
+    upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(idle.read_response("GET").await.0.status, 200);
     // Another change keeps the sessions.
     let new = pki().server_ca.issue_server();
@@ -221,7 +217,7 @@ async fn a_new_front_proxy_pair_is_used_for_new_requests_and_open_ones_finish() 
     weir.files.write("proxy.crt", &new.pem);
     weir.wait_for_metric(GENERATION, 2.0).await;
     let call = client.send(TestRequest::get(LIST)).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     assert_eq!(
         exchange.connection.certificate.as_deref(),
         Some("second-proxy")
@@ -341,7 +337,7 @@ async fn event_limits_and_the_audit_policy_are_reloaded() {
 
 #[tokio::test]
 async fn a_bad_configuration_changes_nothing_and_shows_everywhere_until_it_is_good() {
-    let mut upstream = FakeUpstream::start().await;
+    let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
     files.write("weir.yaml", "maxRequestsInflight: 10\n");
     let mut weir = serve(&upstream, files, &["--config=weir.yaml"]).await;
@@ -364,9 +360,7 @@ async fn a_bad_configuration_changes_nothing_and_shows_everywhere_until_it_is_go
             .await
             > 0.0
     );
-    let (ready, ()) = tokio::join!(weir.get_admin("/readyz?verbose"), async {
-        upstream.next_exchange().await.respond(200, "ok").await;
-    });
+    let ready = weir.get_admin("/readyz").await;
     assert_eq!(ready.status, 200, "{}", ready.text());
     assert!(
         ready
@@ -453,6 +447,7 @@ async fn a_setting_that_needs_a_restart_is_named_and_the_others_are_applied() {
 async fn the_credentials_of_a_new_kubeconfig_are_used_and_another_server_is_refused() {
     let mut upstream = FakeUpstream::start().await;
     let mut other = FakeUpstream::start().await;
+    other.expose_readyz(true);
     let files = ConfigDir::new();
     let kubeconfig = |server: &FakeUpstream, token: &str| {
         kubeconfig_yaml(server.address, "", &format!("token: {token}"))
@@ -462,6 +457,7 @@ async fn the_credentials_of_a_new_kubeconfig_are_used_and_another_server_is_refu
     weir.files
         .write("kubeconfig", &kubeconfig(&upstream, "second"));
     weir.wait_for_metric(GENERATION, 2.0).await;
+    upstream.expose_readyz(true);
     let token = async |upstream: &mut FakeUpstream| {
         let report = weir.get_admin("/readyz");
         tokio::pin!(report);
@@ -510,7 +506,7 @@ async fn api_servers_are_added_and_removed_as_long_as_one_stays() {
     weir.wait_for_metric(GENERATION, 2.0).await;
     let ready = format!("[+]upstream/{} ok", second.address);
     eventually("the second server is ready", async || {
-        let report = weir.get_admin("/readyz?verbose").await;
+        let report = weir.get_admin("/readyz").await;
         report.text().contains(&ready).then_some(())
     })
     .await;
@@ -543,7 +539,7 @@ async fn a_removed_client_ca_ends_http2_watches_and_tunnels_from_end_to_end() {
         .header("connection", "Upgrade")
         .header("upgrade", "SPDY/3.1");
     tunnel.send(request.to_http1()).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     let mut far_end = exchange.into_raw_http1();
     let switching =
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";

@@ -98,7 +98,7 @@ async fn reload(weir: &WeirProcess, config: &str, generation: u32) {
 /// A request that is at the upstream.
 async fn hold(client: &mut TestClient, upstream: &mut FakeUpstream) -> (TestCall, Exchange) {
     let call = client.send(TestRequest::get(LIST)).await;
-    (call, upstream.next_exchange_except_readyz().await)
+    (call, upstream.next_exchange().await)
 }
 
 async fn finish((call, exchange): (TestCall, Exchange)) {
@@ -248,7 +248,7 @@ async fn requests_keep_the_seats_and_queues_of_the_mode_that_they_arrived_in() {
     weir.wait_for_metric(IN_FLIGHT, 2.0).await;
     // The request in the queue gets the seat.
     finish(with_seat).await;
-    let dispatched = upstream.next_exchange_except_readyz().await;
+    let dispatched = upstream.next_exchange().await;
     // Back in the first mode: its seat is still in use, so the next request waits.
     reload(&weir, &fairness, 3).await;
     let next = client.send(TestRequest::get(LIST)).await;
@@ -256,7 +256,7 @@ async fn requests_keep_the_seats_and_queues_of_the_mode_that_they_arrived_in() {
     finish(with_slot).await;
     upstream.assert_no_request();
     finish((queued, dispatched)).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     finish((next, exchange)).await;
     eventually("no seat is in use", async || {
         (executing_seats(&weir).await == 0.0).then_some(())
@@ -428,16 +428,16 @@ async fn a_request_that_waits_asserts_its_user_as_when_it_arrived() {
         let third = client.send(TestRequest::get(LIST)).await;
         weir.wait_for_metric(WAITING, 2.0).await;
         finish(first).await;
-        let exchange = upstream.next_exchange_except_readyz().await;
+        let exchange = upstream.next_exchange().await;
         assert_by_front_proxy(&exchange, "x-remote-user");
         finish((second, exchange)).await;
-        let exchange = upstream.next_exchange_except_readyz().await;
+        let exchange = upstream.next_exchange().await;
         assert_by_impersonation(&exchange);
         let fourth = client.send(TestRequest::get(LIST)).await;
         weir.wait_for_metric(WAITING, 1.0).await;
         reload(&weir, &proxy, 2 * round + 3).await;
         finish((third, exchange)).await;
-        let exchange = upstream.next_exchange_except_readyz().await;
+        let exchange = upstream.next_exchange().await;
         assert_by_impersonation(&exchange);
         finish((fourth, exchange)).await;
     }
@@ -456,7 +456,7 @@ async fn names_of_identity_headers_change_and_clients_can_never_send_a_former_on
     weir.wait_for_metric(WAITING, 1.0).await;
     reload(&weir, &config("X-Second-User"), 2).await;
     finish(first).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     assert_by_front_proxy(&exchange, "x-first-user");
     finish((second, exchange)).await;
     // The API server may read the former name still.
@@ -465,7 +465,7 @@ async fn names_of_identity_headers_change_and_clients_can_never_send_a_former_on
         request.header(name, "root")
     });
     let call = client.send(forged).await;
-    let exchange = upstream.next_exchange_except_readyz().await;
+    let exchange = upstream.next_exchange().await;
     assert_by_front_proxy(&exchange, "x-second-user");
     for name in ["x-first-user", "x_first_user"] {
         assert_eq!(exchange.request.headers.get(name), None, "{name}");

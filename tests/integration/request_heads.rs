@@ -328,7 +328,7 @@ async fn heads_of_requests_that_await_authentication_are_charged() {
         .await;
     let mut reviews = Vec::new();
     loop {
-        let exchange = upstream.next_exchange_except_readyz().await;
+        let exchange = upstream.next_exchange().await;
         if exchange.request.target == LIST {
             exchange.respond(200, "{}").await;
             break;

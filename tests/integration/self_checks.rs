@@ -69,12 +69,12 @@ async fn wait_for_probes(weir: &Weir, result: &str) {
 async fn a_rejected_front_proxy_certificate_fails_readiness_until_accepted() {
     let (weir, code) = start_probing().await;
     wait_for_probes(&weir, "accepted").await;
-    let report = weir.get_admin("/readyz?verbose").await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 200, "{}", report.text());
     assert!(report.text().contains("[+]front-proxy ok\n"));
     code.store(401, Ordering::SeqCst);
     weir.wait_for_metric(ACCEPTED_METRIC, 0.0).await;
-    let report = weir.get_admin("/readyz?verbose").await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 500);
     let line =
         "[-]front-proxy failed: the API server does not accept weir's front-proxy certificate";
@@ -208,6 +208,7 @@ async fn each_impersonation_permission_that_a_certificate_s_user_needs_is_checke
 #[tokio::test]
 async fn a_401_for_weir_s_own_credential_is_logged_once() {
     let mut upstream = FakeUpstream::start().await;
+    upstream.expose_readyz(true);
     let files = ConfigDir::new();
     files.write(
         "kubeconfig",
@@ -267,7 +268,7 @@ async fn a_401_for_weir_s_own_credential_is_logged_once() {
 /// Waits until `/readyz` contains this text, and stays ready meanwhile.
 async fn wait_for_report(weir: &WeirProcess, text: &str) {
     loop {
-        let report = weir.get_admin("/readyz?verbose").await;
+        let report = weir.get_admin("/readyz").await;
         assert_eq!(report.status, 200, "{}", report.text());
         if report.text().contains(text) {
             return;

@@ -235,7 +235,7 @@ async fn a_server_that_is_not_ready_gets_no_request_and_weir_is_ready_while_one_
     let addresses = servers.each_ref().map(|server| server.address);
     let [first, second] = servers;
     let weir = builder(&addresses, Duration::from_millis(20)).start().await;
-    let report = weir.get_admin("/readyz?verbose").await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 200);
     for address in addresses {
         let line = format!("[+]upstream/{address} ok\n");
@@ -243,7 +243,7 @@ async fn a_server_that_is_not_ready_gets_no_request_and_weir_is_ready_while_one_
     }
     first.answer_readyz(500);
     weir.wait_for_metric(&healthy(addresses[0]), 0.0).await;
-    let report = weir.get_admin("/readyz?verbose").await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 200);
     let line = format!("[-]upstream/{} failed", addresses[0]);
     assert!(report.text().contains(&line), "{}", report.text());
@@ -361,7 +361,7 @@ async fn another_weir_among_the_servers_is_never_used() {
         assert_eq!(call.response().await.status, 200);
     }
     servers[0].assert_no_request();
-    let report = weir.get_admin("/readyz?verbose").await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 200);
     let line = format!("[-]upstream/{} failed", peer.clients);
     assert!(report.text().contains(&line), "{}", report.text());

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
 use crate::support::HttpVersion;
-use crate::support::client::FullResponse;
 use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
@@ -29,17 +28,6 @@ async fn start(flags: &[&str]) -> (WeirProcess, FakeUpstream) {
     (weir, upstream)
 }
 
-/// The admin listener's `/readyz`, which sends a probe to the upstream.
-async fn get_readyz(weir: &WeirProcess, upstream: &mut FakeUpstream) -> FullResponse {
-    let mut report = std::pin::pin!(weir.get_admin("/readyz"));
-    loop {
-        tokio::select! {
-            report = &mut report => return report,
-            exchange = upstream.next_exchange() => exchange.respond(200, "ok").await,
-        }
-    }
-}
-
 /// Waits until new connections fail.
 async fn wait_until_listener_closed(weir: &WeirProcess) {
     eventually("the listener to close", async || {
@@ -54,7 +42,7 @@ async fn wait_until_listener_closed(weir: &WeirProcess) {
 #[tokio::test]
 async fn sigterm_fails_readiness_at_once_and_weir_serves_until_the_delay_is_over() {
     let (mut weir, mut upstream) = start(&["--shutdown-delay-duration=12s"]).await;
-    assert_eq!(get_readyz(&weir, &mut upstream).await.status, 200);
+    assert_eq!(weir.get_admin("/readyz").await.status, 200);
     let mut client = weir.alice(HttpVersion::Http2);
     let call = client.send(TestRequest::get("/readyz")).await;
     upstream
@@ -66,7 +54,7 @@ async fn sigterm_fails_readiness_at_once_and_weir_serves_until_the_delay_is_over
 
     weir.send_signal("TERM").await;
     weir.next_log_line(UNREADY_LINE).await;
-    let report = get_readyz(&weir, &mut upstream).await;
+    let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 500);
     assert!(report.text().contains("[-]shutdown"), "{}", report.text());
     for http in HttpVersion::BOTH {

@@ -68,7 +68,11 @@ impl HandoverParts {
     /// Nothing is lost.
     pub(crate) async fn wait_until_ready(&self) {
         let ready = async {
-            while !self.readiness.report().await.0 || self.is_cluster_pending() {
+            loop {
+                self.readiness.refreshed().await;
+                if self.readiness.report().0 && !self.is_cluster_pending() {
+                    return;
+                }
                 tokio::time::sleep(READINESS_RETRY).await;
             }
         };

@@ -166,9 +166,9 @@ fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {
     }
 }
 
-/// `weir_ready` shows a failed API server within two scrapes. A request every ten seconds is no
-/// load for the API server.
-const READINESS_POLL_AFTER: Duration = Duration::from_secs(10);
+/// The state that operators see is at most this old: as with several API servers, whose probes are
+/// no load for them either.
+const READINESS_POLL_AFTER: Duration = Duration::from_secs(2);
 
 /// Adds the values that were found out for settings that were not given.
 fn fill_effective(

@@ -57,6 +57,7 @@ use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::logging::recording::Recorder;
+use crate::observe::readiness::CACHE_TTL;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::page;
@@ -257,15 +258,22 @@ impl AdminServer {
         {
             return Ok(response);
         }
-        Ok(self.handle_probe_or_metrics(request.uri().path()).await)
+        Ok(self.handle_probe_or_metrics(&request).await)
     }
 
-    /// Responds to probes and scrapes, and with 404 to any other path.
-    async fn handle_probe_or_metrics(&self, path: &str) -> Response<AdminBody> {
-        match path {
+    /// Responds to probes and scrapes, and with 404 to any other path. Operators, who add
+    /// `?verbose`, get the last known state at once; a program that acts on readiness gets a fresh
+    /// one, if the API server responds in time.
+    async fn handle_probe_or_metrics(&self, request: &Request<Incoming>) -> Response<AdminBody> {
+        match request.uri().path() {
             "/livez" => response(StatusCode::OK, "ok"),
             "/readyz" => {
-                let (ready, text) = self.readiness.report().await;
+                let query = request.uri().query().unwrap_or_default();
+                match Query::new(query.as_bytes()).first("verbose") {
+                    Some(_) => self.readiness.refresh(CACHE_TTL),
+                    None => self.readiness.refreshed().await,
+                }
+                let (ready, text) = self.readiness.report();
                 let code = if ready {
                     StatusCode::OK
                 } else {

@@ -5,6 +5,9 @@
 //! own `/readyz`, which a load balancer requests through weir. The same probe detects whether the
 //! upstream leads back to this weir ([`loop_detection`](crate::upstream::loop_detection)).
 //!
+//! Promises: reading the state never waits. Probes run in tasks of their own, and a server that
+//! does not respond shows as such after [`HUNG_AFTER`].
+//!
 //! # Layers
 //!
 //! | layer | modules |
@@ -23,15 +26,16 @@ use http::Method;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::Serialize;
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::flowcontrol::sources::ClusterStatus;
 use crate::flowcontrol::sources::LiveObjects;
+use crate::numeric::saturating_u64;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::replicas::coordinator::Replicas;
@@ -43,15 +47,19 @@ use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
+use crate::upstream::servers::server_set::ServerSnapshot;
 
 /// How long a probe's result is reused: probes of any frequency cost the API server one request a
 /// second.
-const CACHE_TTL: Duration = Duration::from_secs(1);
+pub(crate) const CACHE_TTL: Duration = Duration::from_secs(1);
+
+/// A probe without a response for this long shows that the API server hangs.
+const HUNG_AFTER: Duration = Duration::from_secs(2);
 
 /// How long a result is shown to readers that do not probe: longer than a probe may take.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 
-/// Longest time of a probe. The kubelet's probes time out after one or a few seconds.
+/// Longest time of a probe. weir is not ready after it: longer than a busy API server takes.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest response in bytes; more than `/readyz` has.
@@ -73,6 +81,37 @@ pub(crate) struct ReadinessStatus {
     pub(crate) shared_limits_failure: Option<String>,
     /// Why the API server does not respond.
     pub(crate) upstream_failure: Option<String>,
+    /// Milliseconds since the API server's last known state. `None` before the first probe.
+    pub(crate) age_ms: Option<u64>,
+}
+
+/// What is known of the API server from probes.
+#[derive(Debug, Default)]
+struct ProbeLog {
+    /// The end and the result of the last probe.
+    last: Option<(Instant, Result<(), String>)>,
+    /// The start of the probe that waits for a response.
+    waiting_since: Option<Instant>,
+}
+
+impl ProbeLog {
+    /// Why the API server does not respond, as far as it is known at `now`.
+    fn failure(&self, now: Instant) -> Option<String> {
+        let waited = self
+            .waiting_since
+            .map(|since| now.saturating_duration_since(since))
+            .filter(|waited| *waited >= HUNG_AFTER);
+        match (&self.last, waited) {
+            (Some((_, Err(why))), _) => Some(why.clone()),
+            (_, Some(waited)) => Some(format!("no response for {}s", waited.as_secs())),
+            (_, None) => None,
+        }
+    }
+
+    fn age(&self, now: Instant) -> Option<Duration> {
+        let (at, _) = self.last.as_ref()?;
+        Some(now.saturating_duration_since(*at))
+    }
 }
 
 /// Probes the API server and caches the result.
@@ -93,10 +132,10 @@ pub struct Readiness {
     shared_limits: ArcSwapOption<SharedLimitsStatus>,
     /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
-    /// The last result. Locked during a probe, so that concurrent callers share it.
-    last_probe: Mutex<Option<(Instant, Result<(), String>)>>,
-    /// The same result, for readers that do not wait for a probe.
-    published_probe: ArcSwapOption<(Instant, Result<(), String>)>,
+    /// Locked during a probe, so that there is one at a time.
+    probing: tokio::sync::Mutex<()>,
+    /// Locked for a few instructions.
+    probes: Mutex<ProbeLog>,
 }
 
 impl Readiness {
@@ -119,8 +158,8 @@ impl Readiness {
             replicas: ArcSwapOption::empty(),
             shared_limits: ArcSwapOption::empty(),
             loop_detector,
-            last_probe: Mutex::default(),
-            published_probe: ArcSwapOption::empty(),
+            probing: tokio::sync::Mutex::default(),
+            probes: Mutex::default(),
         }
     }
 
@@ -203,11 +242,10 @@ impl Readiness {
         self.front_proxy.load().as_ref()?.failure()
     }
 
-    /// Returns whether all checks pass, and the text of `/readyz`.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost; the next caller probes again.
-    pub(crate) async fn report(&self) -> (bool, String) {
+    /// Returns whether all checks pass, and the text of `/readyz`, by the last known state of the
+    /// API server. Waits for nothing.
+    #[must_use]
+    pub(crate) fn report(&self) -> (bool, String) {
         let shutdown = if self.drain.is_ready() {
             Ok(())
         } else {
@@ -215,7 +253,7 @@ impl Readiness {
         };
         let mut checks = vec![
             ("shutdown", shutdown),
-            ("upstream", self.check_upstream().await),
+            ("upstream", self.last_result()),
             (
                 "loop",
                 self.loop_detector.readiness_failure().map_or(Ok(()), Err),
@@ -243,6 +281,34 @@ impl Readiness {
         (ready, text)
     }
 
+    /// The result of the last probe.
+    fn last_result(&self) -> Result<(), String> {
+        let probes = self.probes.lock();
+        match &probes.last {
+            Some((_, result)) => result.clone(),
+            None => Err(probes
+                .failure(Clock.now())
+                .unwrap_or_else(|| "not probed yet".to_owned())),
+        }
+    }
+
+    /// The state of each API server at `now`. A single one is healthy while it responds to the
+    /// probes of readiness.
+    #[must_use]
+    pub(crate) fn servers(&self, now: Instant) -> Vec<ServerSnapshot> {
+        let servers = self.upstream.servers();
+        let mut states = servers.states(now);
+        if servers.readiness().is_none()
+            && let Some(why) = self.probes.lock().failure(now)
+        {
+            for server in &mut states {
+                server.healthy = false;
+                server.why = Some(why.clone());
+            }
+        }
+        states
+    }
+
     /// Adds a line for each of several API servers: one that is ready is enough.
     fn push_servers(&self, text: &mut String) {
         let servers = self.upstream.servers();
@@ -260,44 +326,36 @@ impl Readiness {
         }
     }
 
-    /// Whether the last result is at least `age` old, or there is none. `false` during a probe.
-    #[must_use]
-    pub(crate) fn is_older_than(&self, age: Duration, now: Instant) -> bool {
-        // The lock is held during a probe.
-        self.last_probe.try_lock().is_ok_and(|last| {
-            last.as_ref()
-                .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= age)
-        })
-    }
-
-    /// Returns the cached readiness without a probe. A result older than `STALE_AFTER` counts as
-    /// none.
+    /// Returns the last known readiness. A result older than `STALE_AFTER` counts as none.
     #[must_use]
     pub(crate) fn snapshot(&self, now: Instant) -> ReadinessStatus {
         let shutting_down = !self.drain.is_ready();
-        let result = self.published_probe.load();
-        let upstream = result
-            .as_deref()
-            .filter(|(at, _)| now.saturating_duration_since(*at) < STALE_AFTER)
-            .map(|(_, result)| result);
         let front_proxy_failure = self.front_proxy_failure();
         let loop_failure = self.loop_detector.readiness_failure();
         let others_pass = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
+        let probes = self.probes.lock();
+        let age = probes.age(now);
+        let upstream_failure = probes.failure(now);
+        let responds = match &probes.last {
+            Some((_, result)) if age < Some(STALE_AFTER) => Some(result.is_ok()),
+            _ => upstream_failure.is_some().then_some(false),
+        };
         ReadinessStatus {
-            ready: upstream.map(|result| result.is_ok() && others_pass),
+            ready: responds.map(|responds| responds && others_pass),
             shutting_down,
             front_proxy_failure,
             loop_failure,
             shared_limits_failure: self.shared_limits_failure(),
-            upstream_failure: upstream.and_then(|result| result.clone().err()),
+            upstream_failure,
+            age_ms: age.map(|age| saturating_u64(age.as_millis())),
         }
     }
 
-    /// Returns what `/readyz` would report, without a probe. The status feed probes regularly.
+    /// Returns what `/readyz` would report. The status feed probes regularly.
     #[must_use]
     pub(crate) fn last_known_ready(&self) -> bool {
-        let result = self.published_probe.load();
-        let failed = result.as_deref().is_some_and(|(_, result)| result.is_err());
+        let last = self.probes.lock().last.clone();
+        let failed = last.is_some_and(|(_, result)| result.is_err());
         let checks = [
             self.front_proxy_failure(),
             self.loop_detector.readiness_failure(),
@@ -305,12 +363,41 @@ impl Readiness {
         self.drain.is_ready() && !failed && checks.iter().all(Option::is_none)
     }
 
-    async fn check_upstream(&self) -> Result<(), String> {
-        let mut last = self.last_probe.lock().await;
-        if let Some((at, result)) = &*last
-            && Clock.now().saturating_duration_since(*at) < CACHE_TTL
+    /// Probes the API server in a task of its own, unless the last probe ended less than `max_age`
+    /// ago or one is under way. There is at most one probe a second, however many callers there are.
+    pub(crate) fn refresh(self: &Arc<Self>, max_age: Duration) {
+        let is_due = {
+            let probes = self.probes.lock();
+            let is_old = probes.age(Clock.now()).is_none_or(|age| age >= max_age);
+            is_old && probes.waiting_since.is_none()
+        };
+        if is_due {
+            let readiness = Arc::clone(self);
+            tokio::spawn(async move { readiness.probe().await });
+        }
+    }
+
+    /// Waits for the result of a probe that is at most a second old, but no longer than until it
+    /// shows that the API server hangs.
+    ///
+    /// # Cancel safety
+    /// The probe goes on.
+    pub(crate) async fn refreshed(self: &Arc<Self>) {
+        let readiness = Arc::clone(self);
+        let probe = tokio::spawn(async move { readiness.probe().await });
+        let _ = timeout(HUNG_AFTER, probe).await; // the last known state counts then
+    }
+
+    /// Probes the API server, unless the last probe ended less than a second ago.
+    async fn probe(&self) {
+        let _one = self.probing.lock().await;
+        let started = Clock.now();
         {
-            return result.clone();
+            let mut probes = self.probes.lock();
+            if probes.age(started).is_some_and(|age| age < CACHE_TTL) {
+                return;
+            }
+            probes.waiting_since = Some(started);
         }
         let result = match self.upstream.servers().readiness() {
             Some(result) => result, // several servers have probes of their own
@@ -320,11 +407,10 @@ impl Readiness {
                     Err(format!("no response within {}s", PROBE_TIMEOUT.as_secs()))
                 }),
         };
-        let now = Clock.now();
-        *last = Some((now, result.clone()));
-        self.published_probe
-            .store(Some(Arc::new((now, result.clone()))));
-        result
+        *self.probes.lock() = ProbeLog {
+            last: Some((Clock.now(), result)),
+            waiting_since: None,
+        };
     }
 
     async fn probe_upstream(&self) -> Result<(), String> {

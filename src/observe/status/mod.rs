@@ -120,7 +120,7 @@ impl StatusFeed {
     }
 
     /// Takes snapshots and never returns. Probes the API server when there was no other probe for
-    /// `max_age`.
+    /// `max_age`; never by itself if that is [`Duration::MAX`].
     ///
     /// # Cancel safety
     /// Dropping the future ends the history; nothing else is lost.
@@ -129,14 +129,13 @@ impl StatusFeed {
     }
 
     async fn run_own(&self, max_age: Duration) {
-        let started = Clock.now();
         let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         loop {
             second.tick().await;
-            if Clock.now().saturating_duration_since(started) >= max_age {
-                self.refresh_readiness(max_age);
+            if max_age < Duration::MAX {
+                self.sources.readiness.refresh(max_age);
             }
             let row = ticks.is_multiple_of(ROW_SECONDS);
             ticks += 1;
@@ -148,7 +147,7 @@ impl StatusFeed {
                 self.lock_ring().add(&snapshot);
             }
             if self.events.receiver_count() > 0 {
-                self.refresh_readiness(EVENT_INTERVAL);
+                self.sources.readiness.refresh(EVENT_INTERVAL);
                 snapshot.talkers = self.top_talkers();
                 self.events.send_replace(sse_event("snapshot", &snapshot));
             }
@@ -165,7 +164,7 @@ impl StatusFeed {
             if subscribed.is_empty() {
                 continue;
             }
-            self.refresh_readiness(EVENT_INTERVAL);
+            self.sources.readiness.refresh(EVENT_INTERVAL);
             let Some((replicas, own_name)) = self.replicas() else {
                 continue;
             };
@@ -178,14 +177,13 @@ impl StatusFeed {
         }
     }
 
-    /// Returns the body of `/status.json`, after a probe of the API server: of all replicas or the
-    /// `chosen` one, if there are peer connections.
+    /// Returns the body of `/status.json`: of all replicas or the `chosen` one, if there are peer
+    /// connections. Waits for other replicas, never for the API server.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     pub(crate) async fn json(&self, chosen: Option<&str>) -> Bytes {
-        // The result of the probe, good or bad, is part of the snapshot.
-        let _ = self.sources.readiness.report().await;
+        self.sources.readiness.refresh(EVENT_INTERVAL);
         let snapshot = match chosen.zip(self.replicas()) {
             Some((chosen, (replicas, own_name))) => {
                 let others = known_replicas(replicas.peer_snapshots(false).await);
@@ -208,7 +206,7 @@ impl StatusFeed {
         chosen: Option<&str>,
     ) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
         let permit = Arc::clone(&self.subscribers).try_acquire_owned().ok()?;
-        self.refresh_readiness(EVENT_INTERVAL);
+        self.sources.readiness.refresh(EVENT_INTERVAL);
         let (mut events, history, snapshot) = match chosen.zip(self.replicas()) {
             Some((chosen, (replicas, own_name))) => {
                 let events = self.views.subscribe(chosen);
@@ -285,18 +283,6 @@ impl StatusFeed {
         })
     }
 
-    /// Probes the API server in a task of its own if the last probe is older than `max_age`, since
-    /// a probe may take seconds. There is at most one probe a second, however many callers there
-    /// are.
-    fn refresh_readiness(&self, max_age: Duration) {
-        let readiness = Arc::clone(&self.sources.readiness);
-        if readiness.is_older_than(max_age, Clock.now()) {
-            tokio::spawn(async move {
-                let _ = readiness.report().await;
-            });
-        }
-    }
-
     fn lock_ring(&self) -> MutexGuard<'_, HistoryRing> {
         self.ring.lock()
     }
@@ -304,7 +290,7 @@ impl StatusFeed {
 
 impl SnapshotSource for StatusFeed {
     fn content(&self, with_history: bool) -> Bytes {
-        self.refresh_readiness(EVENT_INTERVAL);
+        self.sources.readiness.refresh(EVENT_INTERVAL);
         let mut snapshot = self.replica_snapshot();
         if with_history {
             let mut history = self.history();

@@ -256,6 +256,7 @@ fn readiness_of(parts: &[(&str, &ReplicaSnapshot)]) -> ReadinessStatus {
         loop_failure: first(|one| &one.loop_failure),
         shared_limits_failure: first(|one| &one.shared_limits_failure),
         upstream_failure: first(|one| &one.upstream_failure),
+        age_ms: all().filter_map(|one| one.age_ms).max(),
     }
 }
 

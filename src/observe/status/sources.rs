@@ -48,7 +48,6 @@ use crate::upstream;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::SlotUsage;
 use crate::upstream::requester::SlotHolder;
-use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::server_set::ServerSnapshot;
 
 /// Listed keys per rate limit: those rejected most.
@@ -68,8 +67,6 @@ const MAX_HOLDER_NAME_CHARS: usize = 128;
 pub(crate) struct StatusSources {
     /// The name of the machine that weir runs on.
     pub(crate) host: String,
-    /// The API servers.
-    pub(crate) servers: Arc<ServerSet>,
     /// The time at which weir started.
     pub(crate) start_time: Instant,
     /// The shutdown state, and the requests in flight.
@@ -176,8 +173,8 @@ impl StatusSources {
         UpstreamStatus {
             address: self.configured.load().upstream_address.clone(),
             servers: self
-                .servers
-                .states(now)
+                .readiness
+                .servers(now)
                 .into_iter()
                 .map(server_status)
                 .collect(),

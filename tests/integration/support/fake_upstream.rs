@@ -133,6 +133,8 @@ pub(crate) struct FakeUpstream {
     self_checks_exposed: Arc<AtomicBool>,
     /// Whether the test responds to weir's lists and watches of flow schemas and priority levels.
     flowcontrol_exposed: Arc<AtomicBool>,
+    /// Whether the test responds to weir's probes of readiness.
+    readyz_exposed: Arc<AtomicBool>,
     /// The status of `/readyz`, if the test does not respond itself; 0 otherwise.
     readyz: Arc<AtomicU16>,
     /// Dropping it ends every connection that no exchange holds.
@@ -179,6 +181,8 @@ impl FakeUpstream {
         let sees = Arc::clone(&sees_self_checks);
         let flowcontrol_exposed = Arc::new(AtomicBool::new(false));
         let sees_flowcontrol = Arc::clone(&flowcontrol_exposed);
+        let readyz_exposed = Arc::new(AtomicBool::new(false));
+        let sees_readyz = Arc::clone(&readyz_exposed);
         let readyz = Arc::<AtomicU16>::default();
         let status = Arc::clone(&readyz);
         let mut tasks = JoinSet::new();
@@ -187,6 +191,10 @@ impl FakeUpstream {
                 let status = status.load(Ordering::SeqCst);
                 if status > 0 && exchange.request.target == "/readyz" {
                     tokio::spawn(exchange.respond(status, "as the test says"));
+                    continue;
+                }
+                if exchange.request.is_readiness_probe() && !sees_readyz.load(Ordering::SeqCst) {
+                    tokio::spawn(exchange.respond(200, "ok"));
                     continue;
                 }
                 match exchange.request.self_check_response() {
@@ -218,6 +226,7 @@ impl FakeUpstream {
             accepted: connection_count,
             self_checks_exposed: sees_self_checks,
             flowcontrol_exposed,
+            readyz_exposed,
             readyz,
             _tasks: tasks,
         }
@@ -234,6 +243,12 @@ impl FakeUpstream {
     pub(crate) fn expose_flowcontrol(self) -> Self {
         self.flowcontrol_exposed.store(true, Ordering::SeqCst);
         self
+    }
+
+    /// Whether the test responds to weir's probes of readiness from now on. Before, they succeed
+    /// automatically.
+    pub(crate) fn expose_readyz(&self, exposed: bool) {
+        self.readyz_exposed.store(exposed, Ordering::SeqCst);
     }
 
     /// From now on `/readyz` answers with this status.
@@ -253,17 +268,6 @@ impl FakeUpstream {
         match self.exchanges.recv().await {
             Some(exchange) => exchange,
             None => std::future::pending().await,
-        }
-    }
-
-    /// The next request except weir's own readiness probe, which a process sends after a while.
-    pub(crate) async fn next_exchange_except_readyz(&mut self) -> Exchange {
-        loop {
-            let exchange = self.next_exchange().await;
-            if exchange.request.target != "/readyz" {
-                return exchange;
-            }
-            exchange.respond(200, "ok").await;
         }
     }
 

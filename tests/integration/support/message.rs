@@ -97,13 +97,22 @@ impl ReceivedRequest {
     /// Whether weir itself reads flow schemas or priority levels.
     pub(crate) fn reads_flowcontrol(&self) -> bool {
         let group = "/apis/flowcontrol.apiserver.k8s.io/";
+        self.target.starts_with(group) && self.is_of_weir()
+    }
+
+    /// Whether it is weir's own probe of readiness.
+    pub(crate) fn is_readiness_probe(&self) -> bool {
+        self.target == "/readyz" && self.is_of_weir()
+    }
+
+    fn is_of_weir(&self) -> bool {
         let agent = self.headers.get("user-agent");
-        self.target.starts_with(group) && agent.is_some_and(|agent| agent.starts_with("weir/"))
+        agent.is_some_and(|agent| agent.starts_with("weir/"))
     }
 
     /// The response of a healthy API server to weir's own request. `None` for other requests.
     pub(crate) fn self_check_response(&self) -> Option<String> {
-        if !self.headers.get("user-agent")?.starts_with("weir/") {
+        if !self.is_of_weir() {
             return None;
         }
         match self.target.rsplit('/').next()? {
