@@ -112,7 +112,7 @@ pub struct ServingConfig {
 pub struct TransferConfig {
     /// `--request-body-buffer`, in bytes.
     pub body_buffer: usize,
-    /// `--min-transfer-rate` and `--min-transfer-rate-grace`.
+    /// `--min-transfer-rate`, `--min-transfer-rate-grace` and `--long-running-pause-timeout`.
     pub minimum_rate: MinimumRate,
     /// `--unproven-upgrades-per-second`; 0 is no limit.
     pub upgrades_per_second: u32,

@@ -299,6 +299,17 @@ impl RequestAuthenticator {
         }
     }
 
+    /// Whether the user of the request is known: the credential is
+    /// [verified](Self::is_verified), or weir has verified it itself, and it names a user.
+    #[must_use]
+    pub(crate) fn is_proven(&self, authentication: &Authentication) -> bool {
+        let checked = matches!(
+            authentication.credential,
+            RequestCredential::ReviewedToken | RequestCredential::LocallyVerifiedToken
+        );
+        !authentication.user.is_anonymous() && (checked || self.is_verified(authentication))
+    }
+
     /// The user that the client asserts as a front proxy. Call this with the headers as they
     /// arrived: a client must not be able to remove a proxy's identity headers by naming them in
     /// `Connection`.

@@ -178,6 +178,7 @@ impl Pipeline {
                 permit: admitted.permit,
                 reader: forwarding.reader(peer.requester(user), admitted.reserved),
                 deadline,
+                is_proven: self.authentication.is_proven(&auth),
                 drain_guard,
             };
             // Boxed: a rejected request does not pay for the memory of forwarding.

@@ -29,7 +29,8 @@ pub(super) fn enable(tcp: &TcpStream) {
 
 /// Enables keepalive with shorter intervals, and `TCP_USER_TIMEOUT`. An HTTP/2 client reads its
 /// socket all the time, since slow readers of its streams only stop HTTP/2's flow control. A client
-/// that has not taken data from the socket for that long is therefore gone.
+/// that has not taken data from the socket for that long is therefore gone, or its process is
+/// stopped: see [`allow_pauses`].
 pub(super) fn enable_http2(tcp: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(HTTP2_KEEPALIVE_TIME)
@@ -41,6 +42,17 @@ pub(super) fn enable_http2(tcp: &TcpStream) {
         .set_tcp_user_timeout(Some(HTTP2_KEEPALIVE_TIME + HTTP2_KEEPALIVE_TIMEOUT))
     {
         debug!(%why, "a client's connection has no time-out");
+    }
+}
+
+/// Lets the process of an HTTP/2 client stop (a suspended terminal): the kernel does not end a
+/// connection any more whose client acknowledges and takes nothing. Keepalive stays; a client that
+/// has disappeared with unacknowledged data is found when the kernel has retransmitted it for 15
+/// minutes.
+pub(super) fn allow_pauses(tcp: &TcpStream) {
+    #[cfg(target_os = "linux")]
+    if let Err(why) = SockRef::from(tcp).set_tcp_user_timeout(None) {
+        debug!(%why, "a client's connection keeps its time-out");
     }
 }
 
@@ -84,5 +96,7 @@ mod tests {
             socket.tcp_user_timeout().unwrap(),
             Some(Duration::from_secs(45))
         );
+        allow_pauses(&tcp);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
     }
 }

@@ -150,7 +150,9 @@ async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
         tokio::select! {
             _ = maintenance.tick() => {
                 context.heartbeats.fetch_add(1, Ordering::Relaxed);
-                context.worker.deadlines.expire(Clock.now());
+                let deadlines = &context.worker.deadlines;
+                deadlines.set_memory_scarce(context.memory_limit.is_scarce());
+                deadlines.expire(Clock.now());
                 tasks.set(saturating_i64(runtime.num_alive_tasks()));
                 let total = runtime.worker_total_busy_duration(0).as_secs_f64();
                 busy.inc_by((total - busy.get()).max(0.0));

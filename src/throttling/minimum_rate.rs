@@ -5,6 +5,8 @@
 //! back, up to the initial allowance. A transfer that stalls ends after the allowance; a transfer
 //! below the rate ends when it is that far behind. Time without waiting for the peer (weir's own
 //! back-pressure, a server that works) costs nothing.
+//!
+//! Some transfers may pause instead: any byte earns the whole allowance back.
 
 use std::time::Duration;
 use std::time::Instant;
@@ -16,15 +18,19 @@ pub struct MinimumRate {
     pub(crate) bytes_per_second: u32,
     /// How far a transfer may fall behind.
     pub grace: Duration,
+    /// How long a transfer that may pause may wait for its peer without a byte, at any rate; zero
+    /// is no limit.
+    pub pause: Duration,
 }
 
 impl Default for MinimumRate {
     /// 1 KiB/s, which the slowest link of a person has, after 10 s, in which a lost packet or two
-    /// are retransmitted.
+    /// are retransmitted. A pause of 15 minutes, in which a database builds an index.
     fn default() -> Self {
         Self {
             bytes_per_second: 1024,
             grace: Duration::from_secs(10),
+            pause: Duration::from_mins(15),
         }
     }
 }
@@ -46,6 +52,8 @@ impl MinimumRate {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateMeter {
     allowance: Duration,
+    /// How long the peer has been awaited since the last byte.
+    paused: Duration,
     bytes: u64,
     checked_at: Instant,
 }
@@ -56,6 +64,7 @@ impl RateMeter {
     pub(crate) const fn new(rate: MinimumRate, now: Instant) -> Self {
         Self {
             allowance: rate.grace,
+            paused: Duration::ZERO,
             bytes: 0,
             checked_at: now,
         }
@@ -70,17 +79,41 @@ impl RateMeter {
         bytes: u64,
         awaited: bool,
     ) -> bool {
-        let passed = now.saturating_duration_since(self.checked_at);
         let earned = rate.duration_of(bytes.saturating_sub(self.bytes));
-        self.checked_at = now;
-        self.bytes = bytes;
+        let waited = self.advance(now, bytes, awaited);
         if rate.bytes_per_second == 0 {
             return true;
         }
-        let waited = if awaited { passed } else { Duration::ZERO };
         let allowance = self.allowance + earned;
         self.allowance = allowance.saturating_sub(waited).min(rate.grace);
         allowance > waited || !awaited
+    }
+
+    /// As [`check`](Self::check), for a transfer that may pause.
+    pub(crate) fn check_pause(
+        &mut self,
+        rate: MinimumRate,
+        now: Instant,
+        bytes: u64,
+        awaited: bool,
+    ) -> bool {
+        self.advance(now, bytes, awaited);
+        self.allowance = rate.grace; // should the rate apply from the next check on
+        rate.pause.is_zero() || self.paused < rate.pause
+    }
+
+    /// Returns how long the peer was awaited since the last check.
+    fn advance(&mut self, now: Instant, bytes: u64, awaited: bool) -> Duration {
+        let passed = now.saturating_duration_since(self.checked_at);
+        let waited = if awaited { passed } else { Duration::ZERO };
+        self.paused = if awaited && bytes == self.bytes {
+            self.paused + waited
+        } else {
+            Duration::ZERO
+        };
+        self.checked_at = now;
+        self.bytes = bytes;
+        waited
     }
 
     /// The deadline, if the peer is awaited from now on and sends nothing.
@@ -97,6 +130,7 @@ mod tests {
     const RATE: MinimumRate = MinimumRate {
         bytes_per_second: 1024,
         grace: Duration::from_secs(10),
+        pause: Duration::from_secs(900),
     };
 
     /// The seconds until a transfer with this many bytes in each second ends, if it ends within a
@@ -142,6 +176,30 @@ mod tests {
         let late = began + Duration::from_secs(1008);
         assert!(meter.check(RATE, late, 0, true), "nine seconds of ten");
         assert!(!meter.check(RATE, late + Duration::from_secs(1), 0, true));
+    }
+
+    #[test]
+    fn a_transfer_that_may_pause_ends_after_a_pause_and_not_for_its_rate() {
+        let began = Instant::now();
+        let at = |second| began + Duration::from_secs(second);
+        let mut meter = RateMeter::new(RATE, began);
+        assert!(meter.check_pause(RATE, began, 0, false));
+        for second in (800..8000).step_by(800) {
+            assert!(meter.check_pause(RATE, at(second), second, true), "a byte");
+        }
+        assert!(
+            meter.check_pause(RATE, at(8000), 7200, false),
+            "all is read"
+        );
+        assert!(meter.check_pause(RATE, at(8899), 7200, true));
+        assert!(!meter.check_pause(RATE, at(8900), 7200, true));
+        let endless = MinimumRate {
+            pause: Duration::ZERO,
+            ..RATE
+        };
+        assert!(meter.check_pause(endless, at(90_000), 7200, true));
+        assert!(meter.check(RATE, at(90_001), 7300, true), "a byte earns");
+        assert!(!meter.check(RATE, at(90_020), 7300, true), "at the rate");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use h2::Reason;
 
 use crate::support::HttpVersion;
+use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
@@ -217,16 +218,22 @@ async fn long_running_requests_have_no_deadline() {
     .await;
 }
 
+/// Long-running requests whose head the API server sends when it has something to say.
+const LATE_HEADS: [&str; 5] = [
+    "/api/v1/pods?watch=1",
+    "/api/v1/namespaces/a/pods/b/log?follow=true",
+    "/api/v1/namespaces/a/pods/b/proxy/",
+    "/api/v1/namespaces/a/services/b/proxy/slow",
+    "/debug/pprof/profile?seconds=65",
+];
+
 #[tokio::test]
-async fn the_response_head_of_a_long_running_request_has_a_deadline() {
+async fn the_response_head_of_a_long_running_request_without_a_proven_user_has_a_deadline() {
     for_each_protocol_pair(async |near, far| {
         let (weir, mut upstream) = with_short_timeout(far).await;
-        let mut client = weir.alice(near);
-        for target in [
-            "/api/v1/pods?watch=1",
-            "/api/v1/namespaces/a/pods/b/log",
-            "/api/v1/namespaces/a/pods/b/proxy/",
-        ] {
+        let made_up = ("authorization", "Bearer made-up");
+        let clients = [weir.anonymous(near), weir.with_authorization(near, made_up)];
+        for (mut client, target) in clients.into_iter().zip(LATE_HEADS) {
             let call = client.send(TestRequest::get(target)).await;
             upstream.next_exchange().await.wait_for_cancel().await;
             let response = call.response().await;
@@ -235,6 +242,77 @@ async fn the_response_head_of_a_long_running_request_has_a_deadline() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_long_running_request_of_a_proven_user_waits_for_its_head() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_short_timeout(far).await;
+        let clients = [weir.alice(near), weir.with_certificate(near, &pki().admin)];
+        let mut waiting = Vec::new();
+        for mut client in clients {
+            for target in LATE_HEADS {
+                let call = client.send(TestRequest::get(target)).await;
+                waiting.push((target, call, upstream.next_exchange().await));
+                if near == HttpVersion::Http1 {
+                    break; // a connection has one request at a time
+                }
+            }
+        }
+        wait_for_deadline(&weir, &mut upstream).await;
+        for (target, mut call, mut exchange) in waiting {
+            exchange.send_head(200, &[]).await;
+            exchange.send("late").await;
+            let status = call.head().await.status;
+            assert_eq!(status, 200, "{target} {near:?} {far:?}");
+            assert_eq!(call.body().next_text().await, "late");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upgrade_of_a_proven_user_waits_for_its_101() {
+    let (weir, mut upstream) = with_short_timeout(HttpVersion::Http2).await;
+    let mut near = weir.raw_http1().await;
+    let exec = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec?command=sh")
+        .header(weir::ALICE.0, weir::ALICE.1)
+        .header("connection", "upgrade")
+        .header("upgrade", "SPDY/3.1");
+    near.send(exec.to_http1()).await;
+    let mut far = upstream.next_exchange().await.into_raw_http1();
+    wait_for_deadline(&weir, &mut upstream).await;
+    far.send(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
+    )
+    .await;
+    assert_eq!(near.read_response_head().await.status, 101);
+}
+
+#[tokio::test]
+async fn a_watch_that_waits_for_its_head_keeps_its_seat_until_the_request_timeout() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .request_timeout(SHORT_TIMEOUT)
+        .fairness()
+        .start()
+        .await;
+    let watch = TestRequest::get("/api/v1/pods?watch=1");
+    let mut call = weir.alice(HttpVersion::Http2).send(watch).await;
+    let mut exchange = upstream.next_exchange().await;
+    let seats = "apiserver_flowcontrol_current_executing_seats{flow_schema=\"global-default\",priority_level=\"global-default\"}";
+    assert!(weir.metric(seats).await > 0.0);
+    weir.wait_for_metric(seats, 0.0).await;
+    exchange.send_head(200, &[]).await;
+    assert_eq!(call.head().await.status, 200);
+}
+
+/// Waits until a request that is sent now exceeds its deadline: those before it would have, too.
+async fn wait_for_deadline(weir: &Weir, upstream: &mut FakeUpstream) {
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get(LIST)).await;
+    upstream.next_exchange().await.wait_for_cancel().await;
+    assert_eq!(call.response().await.status, 504);
 }
 
 #[tokio::test]

@@ -161,6 +161,7 @@ fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {
         minimum_rate: MinimumRate {
             bytes_per_second: limits.min_transfer_rate,
             grace: limits.min_transfer_rate_grace,
+            pause: limits.long_running_pause_timeout,
         },
         upgrades_per_second: limits.unproven_upgrades_per_second,
     }

@@ -394,6 +394,11 @@ pub(crate) struct LimitArgs {
     /// How far a transfer may fall behind --min-transfer-rate.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
     pub(crate) min_transfer_rate_grace: Duration,
+    /// How long the client of a long-running request (exec, attach, port-forward, a log, a proxied stream, a watch) may read nothing,
+    /// or send nothing of a body, before it is cut off, if the API server has accepted its credential: --min-transfer-rate does not
+    /// apply to it, unless memory is scarce (--memory-limit). 0 is no limit.
+    #[arg(long, value_name = "DURATION", default_value = "15m0s", value_parser = parse_duration)]
+    pub(crate) long_running_pause_timeout: Duration,
     /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
     /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
     /// server a TLS handshake. 0 is no limit.

@@ -167,6 +167,12 @@ impl MemoryLimit {
         self.is_counting.load(Ordering::Relaxed)
     }
 
+    /// Whether the limit is reached.
+    #[must_use]
+    pub(crate) fn is_scarce(&self) -> bool {
+        *self.pressure.borrow() >= MemoryPressure::High
+    }
+
     /// Admits a request. At the limit only if its holder has no more than its share, or if it is
     /// exempt: an administrator can look at the cluster, and probes get their answers. At the
     /// critical level none. Returns what the request counts for, if anything is counted.

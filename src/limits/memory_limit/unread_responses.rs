@@ -103,6 +103,24 @@ pub(crate) struct UnreadConnection {
     has_buffered: AtomicBool,
     /// The last response that has ended, until the kernel has accepted all of it.
     buffered: Mutex<Option<ReservedResponse>>,
+    /// The responses whose client may pause.
+    pausable: AtomicU64,
+    /// Whether the end of such a response is not written yet.
+    pausable_until_flush: AtomicBool,
+    /// Whether one of them is or was a log or a stream, whose client may be a stopped process.
+    may_stop: AtomicBool,
+}
+
+/// A response whose client may pause, until dropped.
+#[derive(Debug)]
+pub(crate) struct PausableResponse(Arc<UnreadConnection>);
+
+impl Drop for PausableResponse {
+    fn drop(&mut self) {
+        // Every end of a response is written and flushed after this.
+        self.0.pausable_until_flush.store(true, Ordering::Relaxed);
+        self.0.pausable.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A request in flight, which counts for its user until this is dropped.
@@ -218,8 +236,33 @@ impl UnreadConnection {
         drop(before); // after the lock
     }
 
+    /// Counts a response whose client may pause, and whose process `may_stop`: not that of a watch,
+    /// which starts another.
+    #[must_use]
+    pub(crate) fn begin_pausable(self: &Arc<Self>, may_stop: bool) -> PausableResponse {
+        self.pausable.fetch_add(1, Ordering::Relaxed);
+        if may_stop {
+            self.may_stop.store(true, Ordering::Relaxed);
+        }
+        PausableResponse(Arc::clone(self))
+    }
+
+    /// Whether the client may pause: it reads such a response, or what is left of one.
+    pub(crate) fn may_pause(&self) -> bool {
+        self.pausable.load(Ordering::Relaxed) > 0
+            || self.pausable_until_flush.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client reads, or has read, a response whose client may be a stopped process.
+    pub(crate) fn may_stop(&self) -> bool {
+        self.may_stop.load(Ordering::Relaxed)
+    }
+
     /// The kernel has accepted all that was written.
     pub(crate) fn record_flush(&self) {
+        if self.pausable_until_flush.load(Ordering::Relaxed) {
+            self.pausable_until_flush.store(false, Ordering::Relaxed);
+        }
         if self.has_buffered.load(Ordering::Relaxed) {
             self.has_buffered.store(false, Ordering::Relaxed);
             let flushed = self.buffered.lock().take();

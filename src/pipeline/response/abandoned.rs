@@ -110,16 +110,17 @@ impl InFlightRequest {
         }
     }
 
-    /// What sending the request fills in.
+    /// What sending the request fills in, and the permit, until it is released.
     pub(in crate::pipeline) const fn send_context<'a>(
         &'a mut self,
         requester: &'a Requester,
-    ) -> SendContext<'a> {
-        SendContext {
+    ) -> (SendContext<'a>, Option<&'a mut Permit>) {
+        let context = SendContext {
             requester,
             guard: &mut self.stream_guard,
             sent_at: &mut self.sent_at,
-        }
+        };
+        (context, self.permit.as_mut())
     }
 
     /// When the request was admitted.

@@ -11,6 +11,7 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 use crate::in_place;
+use crate::limits::memory_limit::unread_responses::PausableResponse;
 use crate::numeric::saturating_u64;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::connection::request_count::ResetGuard;
@@ -33,6 +34,8 @@ struct ForwardedBody {
     body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
     reader: ResponseReader,
     reset_guard: ResetGuard,
+    /// Present while the client may pause.
+    pausable: Option<PausableResponse>,
 }
 
 impl Body {
@@ -49,7 +52,11 @@ impl Body {
     pub(crate) fn with_end_guard(mut self, mut active_request: ActiveRequest) -> Self {
         match &mut self.0 {
             BodyKind::Forwarded(forwarded) if !forwarded.body.is_end_stream() => {
-                forwarded.reader.connection = Some(Arc::clone(active_request.unread()));
+                let connection = active_request.unread();
+                forwarded.reader.connection = Some(Arc::clone(connection));
+                let body = &forwarded.body;
+                let pausable = || connection.begin_pausable(!body.may_be_stopped());
+                forwarded.pausable = body.may_pause().then(pausable);
                 forwarded.reset_guard = active_request.take_reset_guard();
                 let body = &forwarded.body;
                 body.with_guard(|guard| guard.active_request = Some(active_request));
@@ -68,6 +75,7 @@ impl Body {
             body,
             reader,
             reset_guard: ResetGuard::default(),
+            pausable: None,
         })))
     }
 }
@@ -88,12 +96,14 @@ impl http_body::Body for Body {
                     body,
                     reader,
                     reset_guard,
+                    pausable,
                 } = forwarded.as_mut();
                 let polled = reader.count(Pin::new(&mut *body).poll_frame(cx));
                 let over = matches!(polled, Poll::Ready(None | Some(Err(_))));
                 if over || body.is_end_stream() {
                     reader.end();
                     reset_guard.disarm();
+                    *pausable = None;
                 }
                 polled
             }

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -26,8 +28,9 @@ pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Something that can be ended from outside.
 pub(crate) trait Expire: Send + Sync {
-    /// Ends it; no effect if it has ended already.
-    fn expire(&self);
+    /// Ends it, at its deadline or because its transfer is too slow; no effect if it has ended
+    /// already.
+    fn expire(&self, slow: Option<SlowTransfer>);
 
     /// The progress of a transfer that depends on the client; `None` for anything else.
     fn transfer(&self) -> Option<Transfer> {
@@ -44,6 +47,20 @@ pub(crate) struct Transfer {
     pub(crate) bytes: u64,
     /// Whether the transfer waits for the client.
     pub(crate) waiting_for_client: bool,
+    /// Whether the client may pause, as it holds nothing that others need: the limit is the
+    /// longest pause instead of the rate, while memory is not scarce.
+    pub(crate) may_pause: bool,
+}
+
+/// A transfer that is ended because its client is too slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlowTransfer {
+    /// The kind of transfer.
+    pub(crate) phase: TransferPhase,
+    /// The bytes that were transferred.
+    pub(crate) bytes: u64,
+    /// The flag that sets the limit.
+    pub(crate) flag: &'static str,
 }
 
 /// The kind of transfer.
@@ -60,13 +77,14 @@ pub(crate) enum TransferPhase {
 }
 
 impl TransferPhase {
-    /// The minimum rate of this phase. What is left of ended responses gets twice the grace, so that
+    /// The limits of this phase. What is left of ended responses gets twice the time, so that
     /// a response on the same connection that is not read ends by itself first.
     fn rate(self, rate: MinimumRate) -> MinimumRate {
         match self {
             Self::RequestBody | Self::ResponseBody | Self::Tunnel => rate,
             Self::EndedResponse => MinimumRate {
                 grace: rate.grace.saturating_mul(2),
+                pause: rate.pause.saturating_mul(2),
                 ..rate
             },
         }
@@ -83,7 +101,7 @@ impl SlowTransfers {
     pub fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_slow_transfers_ended_total",
-            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (408 unless a response has started), response_body, tunnel, ended_response (what the client has not read of responses whose requests have ended: the connection is closed).",
+            "Transfers that were ended because their client fell behind --min-transfer-rate or paused for --long-running-pause-timeout, by phase: request_body (408 unless a response has started), response_body, tunnel, ended_response (what the client has not read of responses whose requests have ended: the connection is closed).",
             &["phase"],
         );
         let count = |phase| counts.with_label_values(&[phase]);
@@ -105,6 +123,9 @@ impl SlowTransfers {
 pub struct Deadlines {
     rate: ArcSwap<MinimumRate>,
     slow_transfers: SlowTransfers,
+    /// While it is, no transfer may pause: what is buffered for it is needed. Relaxed: it orders
+    /// nothing else.
+    memory_is_scarce: AtomicBool,
     /// Locked for one insertion, removal or check; nothing is awaited and nothing expires under it.
     entries: Mutex<Slab<DeadlineEntry>>,
 }
@@ -118,17 +139,33 @@ struct DeadlineEntry {
 }
 
 impl DeadlineEntry {
-    /// Whether the entry expires by now: `Some(None)` at its deadline, `Some(Some(phase))` for a
-    /// slow transfer.
-    fn check(&mut self, rate: MinimumRate, now: Instant) -> Option<Option<TransferPhase>> {
+    /// Whether the entry expires by now: `Some(None)` at its deadline, `Some(Some(_))` for a slow
+    /// transfer.
+    fn check(
+        &mut self,
+        rate: MinimumRate,
+        now: Instant,
+        memory_is_scarce: bool,
+    ) -> Option<Option<SlowTransfer>> {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Some(None);
         }
         let transfer = self.expirable.as_ref()?.transfer()?;
         let rate = transfer.phase.rate(rate);
+        let (bytes, awaited) = (transfer.bytes, transfer.waiting_for_client);
         let meter = self.meter.get_or_insert_with(|| RateMeter::new(rate, now));
-        let in_time = meter.check(rate, now, transfer.bytes, transfer.waiting_for_client);
-        (!in_time).then_some(Some(transfer.phase))
+        let (in_time, flag) = if transfer.may_pause && !memory_is_scarce {
+            let in_time = meter.check_pause(rate, now, bytes, awaited);
+            (in_time, "--long-running-pause-timeout")
+        } else {
+            let in_time = meter.check(rate, now, bytes, awaited);
+            (in_time, "--min-transfer-rate")
+        };
+        (!in_time).then_some(Some(SlowTransfer {
+            phase: transfer.phase,
+            bytes,
+            flag,
+        }))
     }
 }
 
@@ -145,6 +182,7 @@ impl Deadlines {
         Arc::new(Self {
             rate: ArcSwap::from_pointee(rate),
             slow_transfers,
+            memory_is_scarce: AtomicBool::new(false),
             entries: Mutex::default(),
         })
     }
@@ -159,6 +197,11 @@ impl Deadlines {
     /// still counts.
     pub(crate) fn set_rate(&self, rate: MinimumRate) {
         self.rate.store(Arc::new(rate));
+    }
+
+    /// Sets whether memory is scarce, from the next check on.
+    pub(crate) fn set_memory_scarce(&self, scarce: bool) {
+        self.memory_is_scarce.store(scarce, Ordering::Relaxed);
     }
 
     /// Registers `expirable`, which expires soon after `deadline`, if it has one, or when its
@@ -183,18 +226,19 @@ impl Deadlines {
     /// Expires every entry that is due by `now`.
     pub(crate) fn expire(&self, now: Instant) {
         let (mut expired, rate) = (Vec::new(), self.rate());
+        let memory_is_scarce = self.memory_is_scarce.load(Ordering::Relaxed);
         for (_, entry) in self.entries().iter_mut() {
-            if let Some(slow) = entry.check(rate, now)
+            if let Some(slow) = entry.check(rate, now, memory_is_scarce)
                 && let Some(expirable) = entry.expirable.take()
             {
                 expired.push((expirable, slow));
             }
         }
         for (expirable, slow) in expired {
-            if let Some(phase) = slow {
-                self.slow_transfers.count(phase);
+            if let Some(slow) = slow {
+                self.slow_transfers.count(slow.phase);
             }
-            expirable.expire();
+            expirable.expire(slow);
         }
     }
 
@@ -224,10 +268,8 @@ impl fmt::Debug for DeadlineGuard {
 
 #[cfg(test)]
 pub(in crate::pipeline) mod tests {
-    use std::sync::atomic::AtomicBool;
     use std::sync::atomic::AtomicU32;
     use std::sync::atomic::AtomicU64;
-    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::clock::Clock;
@@ -243,7 +285,7 @@ pub(in crate::pipeline) mod tests {
     struct ExpireCounter(AtomicU32);
 
     impl Expire for ExpireCounter {
-        fn expire(&self) {
+        fn expire(&self, _: Option<SlowTransfer>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -268,11 +310,12 @@ pub(in crate::pipeline) mod tests {
     struct Download {
         bytes: AtomicU64,
         waiting_for_client: AtomicBool,
+        may_pause: AtomicBool,
         ended: AtomicBool,
     }
 
     impl Expire for Download {
-        fn expire(&self) {
+        fn expire(&self, _: Option<SlowTransfer>) {
             self.ended.store(true, Ordering::Relaxed);
         }
 
@@ -281,6 +324,7 @@ pub(in crate::pipeline) mod tests {
                 phase: TransferPhase::ResponseBody,
                 bytes: self.bytes.load(Ordering::Relaxed),
                 waiting_for_client: self.waiting_for_client.load(Ordering::Relaxed),
+                may_pause: self.may_pause.load(Ordering::Relaxed),
             })
         }
     }
@@ -306,6 +350,25 @@ pub(in crate::pipeline) mod tests {
         overdue.set_rate(MinimumRate::default());
         assert!(!ended_after(604));
         assert!(ended_after(606), "it has stalled for ten seconds in all");
+    }
+
+    #[test]
+    fn a_transfer_that_may_pause_does_so_while_memory_is_not_scarce() {
+        let (overdue, _) = deadlines();
+        let download = Arc::new(Download::default());
+        download.waiting_for_client.store(true, Ordering::Relaxed);
+        download.may_pause.store(true, Ordering::Relaxed);
+        let what: Arc<dyn Expire> = Arc::<Download>::clone(&download);
+        let _entered = overdue.register(None, what);
+        let start = Clock.now();
+        let ended_after = |seconds| {
+            overdue.expire(start + Duration::from_secs(seconds));
+            download.ended.load(Ordering::Relaxed)
+        };
+        assert!(!ended_after(0) && !ended_after(800));
+        overdue.set_memory_scarce(true);
+        assert!(!ended_after(801) && !ended_after(809), "it has its grace");
+        assert!(ended_after(811));
     }
 
     #[test]

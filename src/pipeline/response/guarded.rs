@@ -28,6 +28,7 @@ use http_body::SizeHint;
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::SlowTransfer;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 
@@ -39,8 +40,9 @@ pub(crate) trait BodyGuard: Send + Unpin + 'static {
     fn on_idle(&mut self, cx: &mut Context<'_>);
     /// The body has ended completely.
     fn on_complete(&mut self);
-    /// The body breaks off: at its deadline, or because its source fails.
-    fn on_error(&mut self);
+    /// The body breaks off: at its deadline, because its client is too `slow`, or because its source
+    /// fails.
+    fn on_error(&mut self, slow: Option<SlowTransfer>);
 }
 
 /// When a body is cut off if it has not ended itself. A client that is too slow is cut off in any
@@ -76,6 +78,8 @@ struct SharedBody<B, G> {
     bytes: AtomicU64,
     /// Whether data is available for the client, as far as is known.
     data_available: AtomicBool,
+    /// Whether the client may pause.
+    may_pause: bool,
 }
 
 /// Data is available, whether or not the client reads it. HTTP/2 does not poll a body whose client
@@ -98,10 +102,10 @@ impl<B, G> SharedBody<B, G> {
 }
 
 impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
-    fn expire(&self) {
+    fn expire(&self, slow: Option<SlowTransfer>) {
         let mut inner = self.inner().take();
         if let Some((_, guard)) = &mut inner {
-            guard.on_error();
+            guard.on_error(slow);
         }
         drop(inner); // after the lock: it may wake others
         self.reader_waker.wake();
@@ -112,6 +116,7 @@ impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
             phase: TransferPhase::ResponseBody,
             bytes: self.bytes.load(Ordering::Relaxed),
             waiting_for_client: self.data_available.load(Ordering::Relaxed),
+            may_pause: self.may_pause,
         })
     }
 }
@@ -123,7 +128,7 @@ struct GuardTimeout<B, G> {
 }
 
 impl<B: Send, G: BodyGuard> Expire for GuardTimeout<B, G> {
-    fn expire(&self) {
+    fn expire(&self, _: Option<SlowTransfer>) {
         if let Some((_, guard)) = self.body.inner().as_mut() {
             (self.action)(guard);
         }
@@ -162,6 +167,16 @@ where
     B: Body + Send + 'static,
     G: BodyGuard,
 {
+    /// Whether the client may pause.
+    pub(crate) fn may_pause(&self) -> bool {
+        self.shared.may_pause
+    }
+
+    /// Whether weir may end it at any time, as a watch.
+    pub(crate) const fn may_be_stopped(&self) -> bool {
+        self.stop.is_some()
+    }
+
     /// Changes the guard, if the body still has it.
     pub(crate) fn with_guard(&self, change: impl FnOnce(&mut G)) {
         if let Some((_, guard)) = self.shared.inner().as_mut() {
@@ -183,11 +198,12 @@ where
     }
 
     /// `body` with `guard`, cut off as `lifetime` says, or if its client is too slow for
-    /// `deadlines`.
+    /// `deadlines`, unless it `may_pause`.
     pub(crate) fn new(
         body: B,
         mut guard: G,
         lifetime: BodyLifetime,
+        may_pause: bool,
         deadlines: &Arc<Deadlines>,
     ) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
@@ -200,6 +216,7 @@ where
             reader_waker: AtomicWaker::new(),
             bytes: AtomicU64::new(0),
             data_available: AtomicBool::new(true), // until a poll finds none
+            may_pause,
         });
         let (deadline, stop) = match lifetime {
             BodyLifetime::Deadline(at) => (Some(at), None),
@@ -283,7 +300,7 @@ where
         match &polled {
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
             Some(Ok(_)) => guard.on_complete(),
-            Some(Err(_)) => guard.on_error(),
+            Some(Err(_)) => guard.on_error(None),
             None if this.ended => {} // stopped: the upstream stream is in the middle of its body
             None => guard.on_complete(),
         }

@@ -31,7 +31,7 @@ impl BodyGuard for LoggingGuard {
     fn on_complete(&mut self) {
         self.0.0.lock().push("complete".to_owned());
     }
-    fn on_error(&mut self) {
+    fn on_error(&mut self, _: Option<SlowTransfer>) {
         self.0.0.lock().push("broken".to_owned());
     }
 }
@@ -71,7 +71,13 @@ fn guarded_with<B: Body + Send + 'static>(
     until: BodyLifetime,
 ) -> (GuardedBody<B, LoggingGuard>, EventLog) {
     let log = EventLog::default();
-    let body = GuardedBody::new(body, LoggingGuard(log.clone(), None), until, deadlines);
+    let body = GuardedBody::new(
+        body,
+        LoggingGuard(log.clone(), None),
+        until,
+        false,
+        deadlines,
+    );
     (body, log)
 }
 

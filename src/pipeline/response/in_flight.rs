@@ -17,6 +17,7 @@ use crate::pipeline::response::abandoned::InFlightRequest;
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::SlowTransfer;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::guarded::BodyGuard;
@@ -41,36 +42,47 @@ pub(in crate::pipeline) struct ResponseGuard {
     pub(in crate::pipeline) _drain_guard: Option<DrainGuard>,
 }
 
-/// A request body that is not sent completely, held to the minimum rate.
+/// A request body that is not sent completely, held to the minimum rate or to the longest pause.
 pub(in crate::pipeline) struct MonitoredUpload {
     pub(in crate::pipeline) progress: Arc<BodyProgress>,
     pub(in crate::pipeline) _deadline_guard: DeadlineGuard,
 }
 
 impl MonitoredUpload {
-    /// Holds the body to the minimum rate from now on.
+    /// Holds the body to its limit from now on.
     pub(in crate::pipeline) fn new(
         progress: Arc<BodyProgress>,
+        may_pause: bool,
         deadlines: &Arc<Deadlines>,
     ) -> Self {
-        let expirable: Arc<dyn Expire> = Arc::<BodyProgress>::clone(&progress);
+        let upload = Upload {
+            progress: Arc::clone(&progress),
+            may_pause,
+        };
         Self {
             progress,
-            _deadline_guard: deadlines.register(None, expirable),
+            _deadline_guard: deadlines.register(None, Arc::new(upload)),
         }
     }
 }
 
-impl Expire for BodyProgress {
-    fn expire(&self) {
-        self.stall();
+/// A request body on its way.
+struct Upload {
+    progress: Arc<BodyProgress>,
+    may_pause: bool,
+}
+
+impl Expire for Upload {
+    fn expire(&self, _: Option<SlowTransfer>) {
+        self.progress.stall();
     }
 
     fn transfer(&self) -> Option<Transfer> {
         Some(Transfer {
             phase: TransferPhase::RequestBody,
-            bytes: self.bytes(),
-            waiting_for_client: self.is_awaiting_client(),
+            bytes: self.progress.bytes(),
+            waiting_for_client: self.progress.is_awaiting_client(),
+            may_pause: self.may_pause,
         })
     }
 }
@@ -133,7 +145,10 @@ impl BodyGuard for Box<ResponseGuard> {
         }
     }
 
-    fn on_error(&mut self) {
-        self.trace.record_truncation();
+    fn on_error(&mut self, slow: Option<SlowTransfer>) {
+        match slow {
+            Some(slow) => self.trace.record_slow_transfer(slow.flag, slow.bytes),
+            None => self.trace.record_truncation(),
+        }
     }
 }

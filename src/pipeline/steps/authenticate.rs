@@ -127,6 +127,11 @@ impl AuthenticationStep {
         Ok(authentication)
     }
 
+    /// Whether the request's user is known for certain.
+    pub(in crate::pipeline) fn is_proven(&self, authentication: &Authentication) -> bool {
+        self.authenticator.is_proven(authentication)
+    }
+
     /// Whether the request asks for another protocol.
     pub(in crate::pipeline) fn requested_upgrade(
         &self,

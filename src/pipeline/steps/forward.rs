@@ -82,6 +82,8 @@ pub(in crate::pipeline) struct AdmittedRequest {
     pub(in crate::pipeline) permit: Permit,
     pub(in crate::pipeline) reader: ResponseReader,
     pub(in crate::pipeline) deadline: Option<RequestDeadline>,
+    /// Whether its user is known for certain.
+    pub(in crate::pipeline) is_proven: bool,
     pub(in crate::pipeline) observed_list: Option<ObservedList>,
     pub(in crate::pipeline) drain_guard: Option<DrainGuard>,
 }
@@ -195,6 +197,7 @@ impl ForwardingStep {
             permit,
             reader,
             deadline,
+            is_proven,
             mut observed_list,
             drain_guard,
         } = admitted;
@@ -203,15 +206,25 @@ impl ForwardingStep {
             self.start_in_flight(subject.info, &reader.requester, permit, deadline, is_sent);
         let head_limit =
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
-        let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
+        // What is long-running holds a place and no seat: a known user's has a share of them.
+        let may_pause = is_proven && deadline.is_none();
+        let upload =
+            progress.map(|progress| MonitoredUpload::new(progress, may_pause, &self.deadlines));
         let size = body.size_hint().exact();
-        let context = in_flight.send_context(&reader.requester);
+        let (context, permit) = in_flight.send_context(&reader.requester);
         let sent = {
             // Pinned, since moving such a large future into the timeout takes time.
-            let sent = pin!(self.send(subject.info, request, body, upgrade.as_ref(), context));
-            timeout_at(head_limit.deadline.into(), sent).await
+            let mut sent = pin!(self.send(subject.info, request, body, upgrade.as_ref(), context));
+            match timeout_at(head_limit.deadline.into(), sent.as_mut()).await {
+                Ok(sent) => sent,
+                // It holds a place, of which its user has a share, and from now on no seat.
+                Err(_) if may_pause => {
+                    permit.map(Permit::release_watch_seats);
+                    sent.await
+                }
+                Err(_) => return Err(RequestRejection::Timeout(head_limit.timeout)),
+            }
         };
-        let sent = sent.map_err(|_| RequestRejection::Timeout(head_limit.timeout))?;
         let mut response = sent.map_err(|why| {
             in_flight.record_failure();
             forward_rejection(why, upload.as_ref().map(|upload| &*upload.progress))
@@ -240,14 +253,20 @@ impl ForwardingStep {
             _drain_guard: drain_guard.filter(|_| switched.is_none()), // no drain waits for tunnels
         });
         if let Some(client) = switched {
-            return Ok(start_tunnel(response, client, guard, &self.deadlines));
+            return Ok(start_tunnel(
+                response,
+                client,
+                guard,
+                is_proven,
+                &self.deadlines,
+            ));
         }
         let lifetime = self.body_lifetime(subject.info, deadline);
-        Ok(self.guarded_response(response, guard, lifetime, seats_until, reader))
+        Ok(self.guarded_response(response, guard, lifetime, seats_until, reader, may_pause))
     }
 
     /// The response whose body has this guard. The seats of a watch that is not initialized are
-    /// released at `seats_until`. Its bytes count for `reader`.
+    /// released at `seats_until`. Its bytes count for `reader`, which may pause or not.
     fn guarded_response(
         &self,
         response: Response<ResponseBody>,
@@ -255,11 +274,12 @@ impl ForwardingStep {
         lifetime: BodyLifetime,
         seats_until: Option<Instant>,
         reader: ResponseReader,
+        may_pause: bool,
     ) -> Response<Body> {
         let (mut head, body) = response.into_parts();
         headers::prepare_forwarding(&mut head.headers);
         head.version = Version::HTTP_11; // the client's connection has its own version
-        let body = GuardedBody::new(body, guard, lifetime, &self.deadlines);
+        let body = GuardedBody::new(body, guard, lifetime, may_pause, &self.deadlines);
         if let Some(deadline) = seats_until {
             ResponseGuard::limit_initialization(&body, deadline, &self.deadlines);
         }

@@ -1,6 +1,7 @@
 //! Protocol upgrades: the request and the tunnel.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -15,6 +16,7 @@ use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::SlowTransfer;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::in_flight::ResponseGuard;
@@ -88,6 +90,7 @@ pub(in crate::pipeline) fn start_tunnel(
     mut response: Response<ResponseBody>,
     client: TunnelClient,
     mut guard: Box<ResponseGuard>,
+    may_pause: bool,
     deadlines: &Arc<Deadlines>,
 ) -> Response<Body> {
     let TunnelClient {
@@ -96,15 +99,22 @@ pub(in crate::pipeline) fn start_tunnel(
     } = client;
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
-    let progress = Arc::<TunnelProgress>::default();
-    let expirable: Arc<dyn Expire> = Arc::<TunnelProgress>::clone(&progress);
+    let tunnel = Arc::new(Tunnel {
+        progress: TunnelProgress::default(),
+        may_pause,
+        slow: OnceLock::new(),
+    });
+    let expirable: Arc<dyn Expire> = Arc::<Tunnel>::clone(&tunnel);
     let deadline_guard = deadlines.register(None, expirable);
     tokio::spawn(async move {
         let record_sent = |bytes| guard.trace.record_sent(bytes);
-        let tunnel = upgrade::run_tunnel(connection, upstream, &progress, record_sent);
+        let running = upgrade::run_tunnel(connection, upstream, &tunnel.progress, record_sent);
         tokio::select! {
-            () = tunnel => {}
+            () = running => {}
             () = trust_loss => {}
+        }
+        if let Some(slow) = tunnel.slow.get() {
+            guard.trace.record_slow_transfer(slow.flag, slow.bytes);
         }
         drop((guard, deadline_guard));
     });
@@ -118,16 +128,28 @@ pub(in crate::pipeline) fn start_tunnel(
     response
 }
 
-impl Expire for TunnelProgress {
-    fn expire(&self) {
-        self.shutdown();
+/// A tunnel, as its deadline sees it.
+struct Tunnel {
+    progress: TunnelProgress,
+    may_pause: bool,
+    /// Why it has ended, if its client was too slow.
+    slow: OnceLock<SlowTransfer>,
+}
+
+impl Expire for Tunnel {
+    fn expire(&self, slow: Option<SlowTransfer>) {
+        if let Some(slow) = slow {
+            let _ = self.slow.set(slow); // the first one counts
+        }
+        self.progress.shutdown();
     }
 
     fn transfer(&self) -> Option<Transfer> {
         Some(Transfer {
             phase: TransferPhase::Tunnel,
-            bytes: self.bytes(),
-            waiting_for_client: self.is_write_blocked(),
+            bytes: self.progress.bytes(),
+            waiting_for_client: self.progress.is_write_blocked(),
+            may_pause: self.may_pause,
         })
     }
 }

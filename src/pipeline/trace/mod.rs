@@ -430,6 +430,28 @@ impl Trace {
         }
     }
 
+    /// The client was too slow for the limit that `flag` sets, after `bytes`: its response or
+    /// tunnel is cut off.
+    pub(super) fn record_slow_transfer(&self, flag: &'static str, bytes: u64) {
+        if let TraceState::Responded { series, .. } = &self.state {
+            self.metrics.record_truncation(series);
+        }
+        if let Some(more) = self.metrics.slow_log_limiter.try_log(Clock.now()) {
+            let record = self.record.as_deref().map(|guard| &guard.record);
+            let user = record.and_then(|record| record.user.as_deref());
+            warn!(
+                method = record.map(|record| record.method.as_str()),
+                path = record.map(|record| record.target.path()),
+                user = user.map(|user| &*user.name),
+                client = record.map(|record| tracing::field::display(record.peer)),
+                bytes,
+                flag,
+                more,
+                "a client is cut off that reads too slowly"
+            );
+        }
+    }
+
     /// A watch that requested initial events has sent them.
     pub(super) fn record_watch_list(&self, now: Instant) {
         if let TraceState::Responded { series, .. } = &self.state {

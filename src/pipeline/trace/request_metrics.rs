@@ -111,6 +111,8 @@ pub struct RequestMetrics {
     terminations: IntCounterVec,
     truncated: IntCounterVec,
     pub(in crate::pipeline) truncation_log_limiter: LogLimiter,
+    /// Of the lines about clients that are too slow.
+    pub(in crate::pipeline) slow_log_limiter: LogLimiter,
     upstream_failures: IntCounterVec,
     without_handler: IntCounterVec,
     long_running: IntGaugeVec,
@@ -233,6 +235,7 @@ impl RequestMetrics {
                 &[verb, group, version, resource, subresource, scope],
             ),
             truncation_log_limiter: LogLimiter::default(),
+            slow_log_limiter: LogLimiter::default(),
             upstream_failures: registry.counters(
                 "weir_unanswered_requests_total",
                 "Requests that got 502, 503 or 504 from weir because the API server did not respond, by code and cause (as in the Status).",

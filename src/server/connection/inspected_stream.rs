@@ -265,6 +265,8 @@ pub(in crate::server) struct Http2InspectedStream<S> {
     last_stream_id: Arc<LastStreamId>,
     write_progress: WriteProgress,
     pacing: ReadPacing,
+    /// Called when a client that may pause takes nothing for the first time.
+    on_pause: fn(&S),
 }
 
 /// The highest stream id of an HTTP/2 connection with a complete header block.
@@ -309,14 +311,22 @@ impl<S> Http2InspectedStream<S> {
         last_stream_id: &Arc<LastStreamId>,
         write_progress: WriteProgress,
         pacing: ReadPacing,
+        on_pause: fn(&S),
     ) -> Self {
         Self {
             write_progress,
             pacing,
+            on_pause,
             stream,
             scanner: FrameScanner::new(),
             head_monitor: Arc::clone(head_monitor),
             last_stream_id: Arc::clone(last_stream_id),
+        }
+    }
+
+    fn report_pause(&mut self) {
+        if self.write_progress.begins_pause() {
+            (self.on_pause)(&self.stream);
         }
     }
 
@@ -406,6 +416,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.write_progress.record_write(&polled);
+        self.report_pause();
         polled
     }
 
@@ -416,6 +427,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.write_progress.record_write(&polled);
+        self.report_pause();
         polled
     }
 
@@ -426,6 +438,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
         self.write_progress.record_flush(&polled);
+        self.report_pause();
         polled
     }
 

@@ -57,7 +57,14 @@ fn http2_stream<S>(
     pacing: ReadPacing,
 ) -> Http2InspectedStream<S> {
     let progress = WriteProgress::unobserved();
-    Http2InspectedStream::new(stream, head_monitor, &Arc::default(), progress, pacing)
+    Http2InspectedStream::new(
+        stream,
+        head_monitor,
+        &Arc::default(),
+        progress,
+        pacing,
+        |_| {},
+    )
 }
 
 /// The stream of an HTTP/1.1 connection.

@@ -411,8 +411,14 @@ async fn serve_http2(
     let write_progress = write_progress.with_unread(requests.unread());
     let last_stream = Arc::<LastStreamId>::default();
     let pacing = ReadPacing::with_reset_limit(settings.max_resets_per_second, Clock.now());
-    let stream =
-        Http2InspectedStream::new(stream, head_monitor, &last_stream, write_progress, pacing);
+    let stream = Http2InspectedStream::new(
+        stream,
+        head_monitor,
+        &last_stream,
+        write_progress,
+        pacing,
+        |stream: &TlsStream<TcpIo>| keepalive::allow_pauses(stream.get_ref().0.tcp()),
+    );
     let (stream, coalescer) = coalesce_writes(stream);
     // Boxed, so that it can be dropped with its requests before the connection is closed.
     let mut connection = Box::pin(

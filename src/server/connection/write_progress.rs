@@ -5,6 +5,8 @@
 //! gigabytes. So a connection whose bytes the kernel does not accept must keep to the [minimum
 //! rate](crate::throttling::minimum_rate), whatever the requests are that the bytes belong to.
 //!
+//! A connection with a response whose client may pause (a followed log) may pause as long.
+//!
 //! The grace is twice that of a request, so that a response that is not read ends before its
 //! connection does. A connection is registered only while it has such bytes: until a flush is complete.
 
@@ -21,6 +23,7 @@ use crate::limits::memory_limit::unread_responses::UnreadConnection;
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::SlowTransfer;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
 
@@ -30,13 +33,15 @@ use crate::pipeline::response::deadlines::TransferPhase;
 pub(in crate::server) struct WriteStall {
     /// Accepted by the kernel, or by the buffer of TLS before it, while bytes waited.
     bytes: AtomicU64,
-    /// Whether the connection is still HTTP: a tunnel has a minimum rate of its own.
+    /// Whether the connection is still HTTP: a tunnel has a limit of its own.
     is_awaited: AtomicBool,
+    /// Whether the client may pause, at the last write that did not pass.
+    may_pause: AtomicBool,
     stalled: Notify,
 }
 
 impl Expire for WriteStall {
-    fn expire(&self) {
+    fn expire(&self, _: Option<SlowTransfer>) {
         self.stalled.notify_one();
     }
 
@@ -45,6 +50,7 @@ impl Expire for WriteStall {
             phase: TransferPhase::EndedResponse,
             bytes: self.bytes.load(Ordering::Relaxed),
             waiting_for_client: true,
+            may_pause: self.may_pause.load(Ordering::Relaxed),
         };
         self.is_awaited.load(Ordering::Relaxed).then_some(transfer)
     }
@@ -79,6 +85,16 @@ pub(in crate::server) struct WriteProgress {
     waiting: Option<DeadlineGuard>,
     /// What counts until it is flushed.
     unread: Option<Arc<UnreadConnection>>,
+    /// Whether a client that may stop has taken nothing.
+    pause: Pause,
+}
+
+/// Whether a client that may stop has taken nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    None,
+    Begun,
+    Reported,
 }
 
 impl WriteProgress {
@@ -89,6 +105,7 @@ impl WriteProgress {
             deadlines: Arc::clone(deadlines),
             waiting: None,
             unread: None,
+            pause: Pause::None,
         }
     }
 
@@ -113,7 +130,7 @@ impl WriteProgress {
     /// Records the result of a write.
     pub(in crate::server) fn record_write(&mut self, written: &Poll<io::Result<usize>>) {
         match written {
-            Poll::Pending => self.begin_wait(),
+            Poll::Pending => self.wait(),
             Poll::Ready(Ok(bytes)) if self.waiting.is_some() => {
                 let bytes = u64::try_from(*bytes).unwrap_or(u64::MAX);
                 self.stall.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -125,7 +142,7 @@ impl WriteProgress {
     /// Records the result of a flush.
     pub(in crate::server) fn record_flush(&mut self, flushed: &Poll<io::Result<()>>) {
         match flushed {
-            Poll::Pending => self.begin_wait(),
+            Poll::Pending => self.wait(),
             Poll::Ready(_) => {
                 self.waiting = None;
                 if let Some(unread) = &self.unread {
@@ -135,7 +152,23 @@ impl WriteProgress {
         }
     }
 
-    fn begin_wait(&mut self) {
+    /// Whether a client that may stop takes nothing for the first time.
+    pub(in crate::server) fn begins_pause(&mut self) -> bool {
+        let begins = self.pause == Pause::Begun;
+        if begins {
+            self.pause = Pause::Reported;
+        }
+        begins
+    }
+
+    fn wait(&mut self) {
+        if let Some(unread) = &self.unread {
+            let may_pause = unread.may_pause();
+            self.stall.may_pause.store(may_pause, Ordering::Relaxed);
+            if may_pause && self.pause == Pause::None && unread.may_stop() {
+                self.pause = Pause::Begun;
+            }
+        }
         if self.waiting.is_none() {
             let stall: Arc<dyn Expire> = Arc::<WriteStall>::clone(&self.stall);
             self.waiting = Some(self.deadlines.register(None, stall));
@@ -213,6 +246,29 @@ mod tests {
         assert!(!connection.stalls_within(18, 0));
         connection.progress.record_flush(&Poll::Ready(Ok(())));
         assert!(!connection.stalls_within(100, 0));
+    }
+
+    #[test]
+    fn a_connection_with_a_response_that_may_pause_may_pause_until_its_end_is_flushed() {
+        let mut connection = Fixture::new();
+        let unread = Arc::<UnreadConnection>::default();
+        connection.progress = connection.progress.with_unread(&unread);
+        let watch = unread.begin_pausable(false);
+        connection.progress.record_write(&Poll::Pending);
+        assert!(!connection.progress.begins_pause(), "it restarts");
+        drop(watch);
+        let log = unread.begin_pausable(true);
+        connection.progress.record_write(&Poll::Pending);
+        assert!(connection.progress.begins_pause());
+        connection.progress.record_write(&Poll::Pending);
+        assert!(!connection.progress.begins_pause(), "once");
+        assert!(!connection.stalls_within(1000, 0));
+        drop(log);
+        connection.progress.record_flush(&Poll::Pending);
+        assert!(!connection.stalls_within(700, 0), "its end is not read");
+        connection.progress.record_flush(&Poll::Ready(Ok(())));
+        connection.progress.record_flush(&Poll::Pending);
+        assert!(connection.stalls_within(22, 0));
     }
 
     #[test]

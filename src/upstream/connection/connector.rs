@@ -50,6 +50,16 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// option also bounds keep-alive, which must not close a connection earlier than intended.
 const USER_TIMEOUT: Duration = KEEPALIVE_IDLE.saturating_add(KEEPALIVE_TIMEOUT);
 
+/// What an HTTP/1.1 connection is opened for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Http1Purpose {
+    /// One request after the other.
+    Requests,
+    /// A tunnel, whose far end may take nothing for any time (a command that does not read its
+    /// input): the kernel would take that for a dead path.
+    Tunnel,
+}
+
 /// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
@@ -138,7 +148,8 @@ impl<M: AuthMode> Connector<M> {
     /// # Cancel safety
     /// Dropping the future closes the connection.
     pub(crate) async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
-        self.connect_tls(Arc::clone(&self.tls_any_alpn)).await
+        self.connect_tls(Arc::clone(&self.tls_any_alpn), Some(USER_TIMEOUT))
+            .await
     }
 
     /// Opens a connection that speaks HTTP/1.1.
@@ -148,8 +159,15 @@ impl<M: AuthMode> Connector<M> {
     ///
     /// # Cancel safety
     /// As [`Connector::connect`].
-    pub(crate) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
-        self.connect_tls(Arc::clone(&self.tls_http1))
+    pub(crate) async fn connect_http1(
+        &self,
+        purpose: Http1Purpose,
+    ) -> Result<TlsConnection, ForwardError> {
+        let user_timeout = match purpose {
+            Http1Purpose::Requests => Some(USER_TIMEOUT),
+            Http1Purpose::Tunnel => None,
+        };
+        self.connect_tls(Arc::clone(&self.tls_http1), user_timeout)
             .await
             .map(|(connection, _)| connection)
     }
@@ -157,6 +175,7 @@ impl<M: AuthMode> Connector<M> {
     async fn connect_tls(
         &self,
         tls: Arc<ClientConfig>,
+        user_timeout: Option<Duration>,
     ) -> Result<(TlsConnection, Protocol), ForwardError> {
         let permit = self
             .connection_budget
@@ -164,7 +183,7 @@ impl<M: AuthMode> Connector<M> {
             .map(ConnectionBudget::acquire_connection)
             .transpose()?;
         timeout(CONNECT_TIMEOUT, async {
-            let tcp = self.open_transport(permit).await?;
+            let tcp = self.open_transport(permit, user_timeout).await?;
             let stream = TlsConnector::from(tls)
                 .connect(self.address.server_name.clone(), tcp)
                 .await
@@ -183,15 +202,19 @@ impl<M: AuthMode> Connector<M> {
     async fn open_transport(
         &self,
         permit: Option<ConnectionPermit>,
+        user_timeout: Option<Duration>,
     ) -> Result<Box<dyn IoStream>, ForwardError> {
         match &self.address.proxy {
             None => {
                 let address = &self.address;
                 Ok(Box::new(
-                    dial(&address.authority, address.socket, permit).await?,
+                    dial(&address.authority, address.socket, permit, user_timeout).await?,
                 ))
             }
-            Some(proxy) => connect_via_proxy(proxy, &self.address.authority, permit).await,
+            Some(proxy) => {
+                let target = &self.address.authority;
+                connect_via_proxy(proxy, target, permit, user_timeout).await
+            }
         }
     }
 }
@@ -207,6 +230,7 @@ async fn dial(
     authority: &Authority,
     socket: Option<SocketAddr>,
     permit: Option<ConnectionPermit>,
+    user_timeout: Option<Duration>,
 ) -> Result<TcpIo<Option<ConnectionPermit>>, ForwardError> {
     let host = authority
         .host()
@@ -224,7 +248,7 @@ async fn dial(
         .with_retries(KEEPALIVE_PROBES);
     let options = SockRef::from(&stream);
     let _ = options.set_tcp_keepalive(&keepalive);
-    let _ = options.set_tcp_user_timeout(Some(USER_TIMEOUT));
+    let _ = options.set_tcp_user_timeout(user_timeout);
     Ok(TcpIo::new(stream, permit))
 }
 
@@ -233,8 +257,9 @@ async fn connect_via_proxy(
     proxy: &ProxyAddress,
     target: &Authority,
     permit: Option<ConnectionPermit>,
+    user_timeout: Option<Duration>,
 ) -> Result<Box<dyn IoStream>, ForwardError> {
-    let stream = dial(&proxy.authority, None, permit).await?;
+    let stream = dial(&proxy.authority, None, permit, user_timeout).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| ForwardError::Proxy(Arc::new(error)))?;
@@ -269,10 +294,14 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let authority = "name.invalid:1".parse().unwrap();
-        let stream = dial(&authority, Some(at), None).await.unwrap();
-        let options = SockRef::from(stream.tcp());
-        assert_eq!(options.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
-        assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE_IDLE);
+        for user_timeout in [Some(USER_TIMEOUT), None] {
+            let stream = dial(&authority, Some(at), None, user_timeout)
+                .await
+                .unwrap();
+            let options = SockRef::from(stream.tcp());
+            assert_eq!(options.tcp_user_timeout().unwrap(), user_timeout);
+            assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE_IDLE);
+        }
         assert_eq!(USER_TIMEOUT.as_secs(), 45);
     }
 }

@@ -28,6 +28,7 @@ use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
+use crate::upstream::connection::connector::Http1Purpose;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::forward::send::SendContext;
@@ -62,7 +63,7 @@ impl<M: AuthMode> Pool<M> {
         let slot = budget
             .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;
-        let connection = self.connect_http1(requester).await?;
+        let connection = self.connect_http1(requester, Http1Purpose::Tunnel).await?;
         let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await

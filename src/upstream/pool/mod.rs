@@ -53,6 +53,7 @@ use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::ConnectionPermit;
 use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::connector::Connector;
+use crate::upstream::connection::connector::Http1Purpose;
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::connector::TlsConnection;
 use crate::upstream::connection::error::ForwardError;
@@ -150,10 +151,11 @@ impl<M: AuthMode> Pool<M> {
     pub(in crate::upstream) async fn connect_http1(
         &self,
         requester: &Requester,
+        purpose: Http1Purpose,
     ) -> Result<TlsConnection, ForwardError> {
         let (permits, holder) = (&self.handshake_permits, requester.wait_holder());
         let _permit = permits.acquire(holder, MAX_WAIT, &self.metrics).await?;
-        let opened = self.connector.connect_http1().await;
+        let opened = self.connector.connect_http1(purpose).await;
         self.record_connect(opened.as_ref().map(|_| Protocol::Http1));
         opened
     }
@@ -299,7 +301,9 @@ impl<M: AuthMode> Pool<M> {
         let (pool, generation) = (Arc::clone(self), self.idle.generation());
         tokio::spawn(async move {
             // A failure is counted as every failed connect. The next read tries again.
-            if let Ok(connection) = pool.connect_http1(&Requester::default()).await
+            if let Ok(connection) = pool
+                .connect_http1(&Requester::default(), Http1Purpose::Requests)
+                .await
                 && let Ok(sender) = pool
                     .handshake_http1(connection, generation, permit.flatten())
                     .await
@@ -320,7 +324,9 @@ impl<M: AuthMode> Pool<M> {
             self.reuse_http1(sender)
         } else {
             let generation = self.idle.generation();
-            let connection = self.connect_http1(requester).await?;
+            let connection = self
+                .connect_http1(requester, Http1Purpose::Requests)
+                .await?;
             let sender = self.handshake_http1(connection, generation, None).await?;
             self.new_http1_lease(sender)
         };
