@@ -128,6 +128,72 @@ async fn a_chunked_body_that_grows_too_large_closes_the_connection() {
     upstream.assert_no_request();
 }
 
+/// How often a client sends a body of so many bytes.
+const LARGE_BODIES: [(usize, usize); 3] = [(25, 900_000), (5, 2_500_000), (3, 10_000_000)];
+
+/// A request with a body of zeros.
+fn large_request(length: usize, chunked: bool) -> Vec<u8> {
+    let zeros = vec![b'0'; length];
+    if !chunked {
+        return [
+            post_head(&format!("content-length: {length}")).as_bytes(),
+            &zeros,
+        ]
+        .concat();
+    }
+    let mut request = post_head("transfer-encoding: chunked").into_bytes();
+    for part in zeros.chunks(50_000) {
+        let size = format!("{:x}\r\n", part.len());
+        request.extend([size.as_bytes(), part, b"\r\n"].concat());
+    }
+    request.extend(b"0\r\n\r\n");
+    request
+}
+
+/// Sends each of the large bodies, over a new connection each, and reads when all is written.
+async fn send_all_before_reading(
+    weir: &Weir,
+    chunked: bool,
+    status: u16,
+    mut upstream: Option<&mut FakeUpstream>,
+) {
+    for (times, length) in LARGE_BODIES {
+        let request = large_request(length, chunked);
+        for n in 0..times {
+            let mut wire = weir.raw_http1().await;
+            let context = format!("{n} of {length}, chunked {chunked}");
+            let answering = async {
+                if let Some(upstream) = &mut upstream {
+                    upstream.next_exchange().await.respond(status, "{}").await;
+                }
+            };
+            let (sent, ()) = tokio::join!(wire.writer.send(&request), answering);
+            sent.unwrap_or_else(|why| panic!("{context}: {why:?}"));
+            let (answered, body) = wire.read_response("POST").await;
+            assert_eq!(answered.status, status, "{context}");
+            assert!(!body.is_empty(), "{context}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_writes_all_before_it_reads_receives_an_early_rejection() {
+    let (weir, mut upstream, _held) = full_weir().await;
+    for chunked in [false, true] {
+        send_all_before_reading(&weir, chunked, 429, None).await;
+    }
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_client_that_writes_all_before_it_reads_receives_an_early_response() {
+    for chunked in [false, true] {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address).start().await;
+        send_all_before_reading(&weir, chunked, 403, Some(&mut upstream)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_rejected_request_with_expect_100_continue_sends_no_body() {
     let (weir, mut upstream, _held) = full_weir().await;

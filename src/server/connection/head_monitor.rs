@@ -78,9 +78,9 @@ struct Http1HeadState {
     bytes: usize,
     /// The last bytes that were read, of a head or a body.
     last_bytes: [u8; 3],
-    /// Whether the last request had no body. The last bytes then belong to a new head, unless they
-    /// end one.
-    previous_has_no_body: bool,
+    /// Whether the last request had a body; `None` before the first. Without a body, the last bytes
+    /// belong to a new head, unless they end one.
+    last_has_body: Option<bool>,
 }
 
 impl HeadMonitor {
@@ -227,9 +227,14 @@ impl HeadMonitor {
         self.lock_state().http1.is_expected
     }
 
+    /// Whether the last request had a body.
+    pub(in crate::server) fn http1_has_body(&self) -> bool {
+        self.lock_state().http1.last_has_body == Some(true)
+    }
+
     /// Records that a request has started.
     pub(in crate::server) fn http1_record_request(&self, has_body: bool) {
-        self.lock_state().http1.previous_has_no_body = !has_body;
+        self.lock_state().http1.last_has_body = Some(has_body);
     }
 }
 
@@ -270,7 +275,7 @@ impl Http1HeadState {
             .any(|end| self.last_bytes.ends_with(end));
         self.is_expected = true;
         self.leading_line_breaks = 0;
-        self.bytes = usize::from(self.previous_has_no_body && !at_end);
+        self.bytes = usize::from(self.last_has_body == Some(false) && !at_end);
     }
 }
 

@@ -41,9 +41,6 @@ use crate::server::connection::write_progress::WriteProgress;
 use crate::throttling::poll_budget::HEADER_BYTE_WORK;
 use crate::throttling::read_pacing::ReadPacing;
 
-/// The size of the buffer for bytes that are read and discarded.
-const DISCARD_BUFFER: usize = 4 << 10;
-
 /// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
@@ -121,9 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
         self.poll_write_rejection(cx)
     }
 
-    /// Writes the response, shuts down the write half, and discards what is still read. If a
-    /// connection is closed before all data is read, the kernel resets it, and the client might not
-    /// receive the response.
+    /// Writes the response, and shuts down the write half.
     fn poll_write_rejection(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let aborted = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         while let Some(remaining) = self
@@ -138,21 +133,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
             remaining.drain(..written);
         }
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
-        loop {
-            ready!(self.pacing.poll_ready(cx));
-            let mut discarded = [0; DISCARD_BUFFER];
-            let mut buffer = ReadBuf::new(&mut discarded);
-            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
-            let read = saturating_u64(buffer.filled().len());
-            self.pacing.record_read(read);
-            if buffer.filled().is_empty() {
-                return aborted();
-            }
-        }
+        aborted()
     }
 }
 
 impl<S, H> InspectedStream<S, H> {
+    /// Whether the client may still be sending when HTTP has ended: a body, or more than the head
+    /// that was rejected.
+    pub(in crate::server) fn may_have_unread(&self) -> bool {
+        self.rejection_response.is_some() || self.head_monitor.http1_has_body()
+    }
+
     /// Whether this is the library's response to a head that it cannot parse. While the library
     /// waits for a head and nothing is unwritten, it writes nothing else.
     fn suppress_response(&mut self, written: &[u8]) -> bool {

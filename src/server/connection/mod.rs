@@ -7,7 +7,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `connection_shares` `frame_scanner` `head_monitor` |
+//! | 0 | `connection_shares` `frame_scanner` `head_monitor` `staged_close` |
 //! | 1 | `connection_guard` `idle_timeout` `rare_events` `stream_executor` `write_backpressure` `write_progress` |
 //! | 2 | `inspected_stream` |
 //! | 3 | `close_reason` |
@@ -20,6 +20,7 @@ pub(in crate::server) mod head_monitor;
 pub(in crate::server) mod idle_timeout;
 pub(in crate::server) mod inspected_stream;
 pub(in crate::server) mod rare_events;
+pub(in crate::server) mod staged_close;
 pub(in crate::server) mod stream_executor;
 pub(in crate::server) mod write_backpressure;
 pub(in crate::server) mod write_progress;
@@ -51,6 +52,7 @@ use hyper::server::conn::http1;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -94,6 +96,7 @@ use crate::server::connection::inspected_stream::InspectedStream;
 use crate::server::connection::inspected_stream::LastStreamId;
 use crate::server::connection::rare_events::FirstReady;
 use crate::server::connection::rare_events::poll_with_rare_event;
+use crate::server::connection::staged_close::discard_until_closed;
 use crate::server::connection::stream_executor::StreamExecutor;
 use crate::server::connection::write_backpressure::BackpressureBody;
 use crate::server::connection::write_backpressure::UnwrittenBytes;
@@ -129,8 +132,7 @@ const MAX_HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 /// The window of a stream in bytes: kube-apiserver's for uploads.
 const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
 
-/// How long a client has to read the final response or the GOAWAY of its connection (Go's
-/// `rstAvoidanceDelay` is 0.5 s).
+/// How long a client has to accept the final response or the GOAWAY of its connection.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The largest window that HTTP/2 allows, in bytes.
@@ -350,19 +352,20 @@ async fn serve_http1(
         let violation = pin!(wait_for_http1_violation(peer, monitors));
         first = poll_with_rare_event(Pin::new(&mut connection), violation).await;
     }
-    let end = match first {
-        FirstReady::Main(result) => {
-            let stream = connection.into_parts().map(|parts| parts.io.into_inner());
-            // Boxed, so that a connection does not reserve memory for its stream twice.
-            return Box::pin(finish_http1(peer, context, result, stream)).await;
-        }
-        FirstReady::Rare(end) => end,
-    };
-    record_close(peer, context, end);
-    if matches!(end, ClientCloseReason::IncompleteHead(_)) {
+    let result = match first {
+        FirstReady::Main(result) => result,
         // The stream writes the response when the library reads from it again.
-        let _ = timeout(LINGER_TIMEOUT, Pin::new(&mut connection)).await;
-    }
+        FirstReady::Rare(end @ ClientCloseReason::IncompleteHead(_)) => {
+            match timeout(LINGER_TIMEOUT, Pin::new(&mut connection)).await {
+                Ok(result) => result,
+                Err(_) => return record_close(peer, context, end),
+            }
+        }
+        FirstReady::Rare(end) => return record_close(peer, context, end),
+    };
+    let stream = connection.into_parts().map(|parts| parts.io.into_inner());
+    // Boxed, so that a connection does not reserve memory for its stream twice.
+    Box::pin(finish_http1(peer, context, result, stream)).await;
 }
 
 /// Finishes a connection after the library has. `stream` is `None` if the protocol has changed. The
@@ -384,8 +387,20 @@ async fn finish_http1(
             let rejection = context.pipeline.load().reject_unparsed(peer, why);
             let _ = timeout(LINGER_TIMEOUT, stream.reject(&rejection)).await;
         }
+        if stream.may_have_unread() {
+            close_in_stages(stream).await;
+        }
     }
     log_connection_error(peer, result);
+}
+
+/// Shuts down the write half, and closes the connection when the client had time to read it.
+async fn close_in_stages(mut stream: InspectedStream<TlsStream<TcpIo>>) {
+    // The library has done it, unless reading failed.
+    if let Ok(Ok(())) = timeout(LINGER_TIMEOUT, stream.stream.shutdown()).await {
+        let (tcp, _) = stream.stream.into_inner();
+        discard_until_closed(tcp).await;
+    }
 }
 
 async fn serve_http2(
