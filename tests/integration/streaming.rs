@@ -28,6 +28,16 @@ async fn start_between(
     (weir.alice(client), upstream, weir)
 }
 
+/// As [`start_between`]; weir reads small bodies before it forwards them.
+async fn start_with_body_buffer(
+    client: HttpVersion,
+    upstream: HttpVersion,
+) -> (TestClient, FakeUpstream, Weir) {
+    let upstream = FakeUpstream::preferring(upstream).await;
+    let weir = weir::builder(upstream.address).start().await;
+    (weir.alice(client), upstream, weir)
+}
+
 #[tokio::test]
 async fn the_headers_of_a_quiet_watch_arrive_before_any_byte_of_its_body() {
     for (near, far) in HttpVersion::PAIRS {
@@ -177,6 +187,129 @@ async fn trailers_need_no_announcement_between_http2_sides() {
     exchange.send_head(200, &[]).await;
     exchange.end_with_trailers(&[("grpc-status", "0")]).await;
     assert_eq!(call.response().await.trailers.get("grpc-status"), Some("0"));
+}
+
+/// Names that are no trailers, and that HTTP/2 allows to be sent.
+const NO_TRAILERS: [&str; 16] = [
+    "authorization",
+    "cache-control",
+    "content-encoding",
+    "content-range",
+    "content-type",
+    "expect",
+    "host",
+    "http2-settings",
+    "if-none-match",
+    "max-forwards",
+    "pragma",
+    "proxy-authorization",
+    "range",
+    "realm",
+    "trailer",
+    "www-authenticate",
+];
+
+/// Likewise, and HTTP/2 does not.
+const CONNECTION_TRAILERS: [&str; 6] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The names that must not pass from a peer that speaks `http`.
+fn no_trailers(http: HttpVersion) -> Vec<&'static str> {
+    match http {
+        HttpVersion::Http1 => [&NO_TRAILERS[..], &CONNECTION_TRAILERS].concat(),
+        HttpVersion::Http2 => NO_TRAILERS.to_vec(),
+    }
+}
+
+#[tokio::test]
+async fn trailers_that_are_headers_of_a_message_or_a_connection_pass_in_no_direction() {
+    for (near, far) in HttpVersion::PAIRS {
+        for whole in [false, true] {
+            let (mut client, mut upstream, _weir) = start_with_body_buffer(near, far).await;
+            let names = no_trailers(near);
+            let announced = format!("x-sum, {}", names.join(", "));
+            let request = TestRequest::new("POST", "/api/v1/upload")
+                .header("te", "trailers")
+                .header("trailer", &announced)
+                .streamed();
+            let mut call = client.send(request).await;
+            let mut sent: Vec<_> = names.iter().map(|name| (*name, "x")).collect();
+            sent.push(("x-sum", "sent"));
+            let mut exchange = if whole {
+                call.send("up").await;
+                call.outgoing.end(&sent).await.unwrap();
+                upstream.next_exchange().await
+            } else {
+                call.send(vec![b'u'; 100_000]).await; // more than is read beforehand
+                let exchange = upstream.next_exchange().await;
+                call.outgoing.end(&sent).await.unwrap();
+                exchange
+            };
+            exchange.read_body().await;
+            let passed = &exchange.request_body.trailers.0;
+            assert_eq!(passed.len(), 1, "{near:?} {far:?} {passed:?}");
+            assert_eq!(passed[0], ("x-sum".to_owned(), "sent".to_owned()));
+            exchange.send_head(200, &[("trailer", &announced)]).await;
+            exchange.send("down").await;
+            let mut sent: Vec<_> = no_trailers(far).into_iter().map(|n| (n, "x")).collect();
+            sent.push(("x-sum", "answered"));
+            exchange.end_with_trailers(&sent).await;
+            let passed = call.response().await.trailers.0;
+            assert_eq!(passed.len(), 1, "{near:?} {far:?} {passed:?}");
+            assert_eq!(passed[0], ("x-sum".to_owned(), "answered".to_owned()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_whose_trailers_all_are_dropped_ends() {
+    for (near, far) in HttpVersion::PAIRS {
+        for name in no_trailers(near) {
+            for size in [2, 100_000] {
+                let (mut client, mut upstream, _weir) = start_with_body_buffer(near, far).await;
+                let request = TestRequest::new("POST", "/api/v1/upload")
+                    .header("te", "trailers")
+                    .streamed();
+                let mut call = client.send(request).await;
+                call.send(vec![b'u'; size]).await;
+                call.outgoing.end(&[(name, "x")]).await.unwrap();
+                let mut exchange = upstream.next_exchange().await;
+                assert_eq!(exchange.read_body().await.len(), size, "{name}");
+                exchange.send_head(201, &[("te", "trailers")]).await;
+                exchange.send("down").await;
+                exchange.end_with_trailers(&[("host", "x")]).await;
+                let response = call.response().await;
+                assert_eq!(response.status, 201, "{near:?} {far:?} {name}");
+                assert_eq!(response.text(), "down");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn trailers_with_an_invalid_name_are_a_malformed_body() {
+    for far in HttpVersion::BOTH {
+        for size in [2, 100_000] {
+            let (mut client, mut upstream, _weir) =
+                start_with_body_buffer(HttpVersion::Http1, far).await;
+            let request = TestRequest::new("POST", "/api/v1/upload").streamed();
+            let mut call = client.send(request).await;
+            call.send(vec![b'u'; size]).await;
+            let upload = (size > 2).then_some(upstream.next_exchange());
+            let upload = futures_util::future::OptionFuture::from(upload).await;
+            let _reading = upload.map(|mut exchange| {
+                tokio::spawn(async move { exchange.request_body.read_to_end().await })
+            });
+            call.outgoing.end(&[("x\"sum", "1")]).await.unwrap();
+            assert_eq!(call.response().await.status, 400, "{far:?} {size}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -47,6 +47,7 @@ use crate::upstream::body::progress::BodyProgress;
 use crate::upstream::body::progress::BodyState;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::request_body::classify_error;
+use crate::upstream::headers;
 
 /// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
 pub(crate) const MAX_BODY_SIZE: usize = 3 << 20;
@@ -345,7 +346,7 @@ async fn read_prefix(
                 }
             }
             Err(other) => {
-                trailers = sanitize_trailers(other, identity_headers);
+                trailers = read_trailers(other, identity_headers)?;
                 ended = incoming.is_end_stream();
             }
         }
@@ -386,10 +387,12 @@ async fn next_frame(
     frame.transpose().map_err(|why| client_body_error(&why))
 }
 
-fn sanitize_trailers(frame: Frame<Bytes>, identity_headers: &IdentityHeaders) -> Option<HeaderMap> {
-    let mut trailers = frame.into_trailers().ok()?;
-    identity_headers.remove_from(&mut trailers);
-    Some(trailers)
+fn read_trailers(
+    frame: Frame<Bytes>,
+    identity_headers: &IdentityHeaders,
+) -> Result<Option<HeaderMap>, BodyReadError> {
+    let trailers = frame.into_trailers().unwrap_or_default(); // there is no other kind
+    headers::request_trailers(trailers, identity_headers).map_err(|_| BodyReadError::Malformed)
 }
 
 /// Reads a body to its end. Cancel safety: what was read is lost.
@@ -418,7 +421,7 @@ async fn read_to_end(
                 reserve_capacity(&mut parts, data.len(), &mut reservation)?;
                 parts.extend_from_slice(&data);
             }
-            Err(other) => trailers = sanitize_trailers(other, identity_headers),
+            Err(other) => trailers = read_trailers(other, identity_headers)?,
         }
     }
     Ok(BufferedBody::new(Bytes::from(parts), trailers, reservation))

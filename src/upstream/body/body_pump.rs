@@ -17,7 +17,6 @@ use tokio::task::JoinHandle;
 
 use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::headers;
 
 /// A request body that is being sent. Dropping it stops the task. The stream, if nothing else holds
 /// it, is reset when the runtime next polls the task.
@@ -46,30 +45,29 @@ impl BodyPump {
     }
 }
 
-/// Sends a body as it arrives, as fast as the peer takes it. A body that ends with an error resets
-/// the stream, and so does one with trailers that would cost other requests the connection. If the
-/// peer resets the stream, the response says why.
-async fn send_body(mut body: RequestBody, mut stream: SendStream<Bytes>) {
-    if let Err(PumpStop::BodyError) = pump_frames(&mut body, &mut stream).await {
+/// Sends a body as it arrives, as fast as the peer takes it. Whatever keeps it from being sent in
+/// full resets the stream: the peer would wait for the rest. If the peer has reset it, that changes
+/// nothing, and the response says why.
+async fn send_body(mut body: impl Body<Data = Bytes> + Unpin, mut stream: SendStream<Bytes>) {
+    if pump_frames(&mut body, &mut stream).await.is_err() {
         stream.send_reset(Reason::CANCEL);
     }
 }
 
-enum PumpStop {
-    BodyError,
-    PeerReset,
-}
+/// The body was not sent in full: it broke off, the peer has reset the stream, or the library
+/// refuses a frame.
+struct Unsent;
 
-impl From<h2::Error> for PumpStop {
+impl From<h2::Error> for Unsent {
     fn from(_: h2::Error) -> Self {
-        Self::PeerReset
+        Self
     }
 }
 
 async fn pump_frames(
-    body: &mut RequestBody,
+    body: &mut (impl Body<Data = Bytes> + Unpin),
     stream: &mut SendStream<Bytes>,
-) -> Result<(), PumpStop> {
+) -> Result<(), Unsent> {
     while let Some(frame) = next_frame(body, stream).await? {
         match frame.into_data() {
             Ok(mut data) => {
@@ -85,7 +83,6 @@ async fn pump_frames(
             }
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
-                    headers::validate(&trailers, 0).map_err(|_| PumpStop::BodyError)?;
                     stream.send_trailers(trailers)?;
                     return Ok(());
                 }
@@ -97,21 +94,21 @@ async fn pump_frames(
 
 /// The next frame of the body, unless the peer has reset the stream.
 async fn next_frame(
-    body: &mut RequestBody,
+    body: &mut (impl Body<Data = Bytes> + Unpin),
     stream: &mut SendStream<Bytes>,
-) -> Result<Option<Frame<Bytes>>, PumpStop> {
+) -> Result<Option<Frame<Bytes>>, Unsent> {
     poll_fn(|cx| {
         if stream.poll_reset(cx).is_ready() {
-            return Poll::Ready(Err(PumpStop::PeerReset));
+            return Poll::Ready(Err(Unsent));
         }
         let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
-        Poll::Ready(frame.transpose().map_err(|_| PumpStop::BodyError))
+        Poll::Ready(frame.transpose().map_err(|_| Unsent))
     })
     .await
 }
 
 /// Waits until the peer takes some of `wanted` bytes, and returns how many.
-async fn send_capacity(stream: &mut SendStream<Bytes>, wanted: usize) -> Result<usize, PumpStop> {
+async fn send_capacity(stream: &mut SendStream<Bytes>, wanted: usize) -> Result<usize, Unsent> {
     stream.reserve_capacity(wanted);
     loop {
         let capacity = stream.capacity();
@@ -120,6 +117,102 @@ async fn send_capacity(stream: &mut SendStream<Bytes>, wanted: usize) -> Result<
         }
         poll_fn(|cx| stream.poll_capacity(cx))
             .await
-            .ok_or(PumpStop::PeerReset)??;
+            .ok_or(Unsent)??;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io;
+
+    use http::HeaderMap;
+    use http::HeaderName;
+    use http::HeaderValue;
+    use http::Request;
+
+    use super::*;
+
+    /// Yields these frames. `None` is an error.
+    struct Frames(VecDeque<Option<Frame<Bytes>>>);
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+            let next = self.0.pop_front();
+            Poll::Ready(next.map(|frame| frame.ok_or_else(|| io::Error::other("broken"))))
+        }
+    }
+
+    fn data() -> Option<Frame<Bytes>> {
+        Some(Frame::data(Bytes::from_static(b"up")))
+    }
+
+    fn trailers(name: &'static str, value: &'static str) -> Option<Frame<Bytes>> {
+        let field = (
+            HeaderName::from_static(name),
+            HeaderValue::from_static(value),
+        );
+        Some(Frame::trailers(HeaderMap::from_iter([field])))
+    }
+
+    /// Sends a body of these frames. Returns how its peer sees it end: the reason of a reset.
+    async fn send(frames: impl IntoIterator<Item = Option<Frame<Bytes>>>) -> Result<(), Reason> {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let peer = async {
+            let mut connection = h2::server::handshake(far).await.unwrap();
+            let (request, _respond) = connection.accept().await.unwrap().unwrap();
+            let received = async move {
+                let mut body = request.into_body();
+                while let Some(piece) = body.data().await {
+                    piece.map_err(|why| why.reason().unwrap())?;
+                }
+                let trailers = body.trailers().await;
+                trailers.map(drop).map_err(|why| why.reason().unwrap())
+            };
+            tokio::select! {
+                received = received => received,
+                _ = connection.accept() => unreachable!("there is one request"),
+            }
+        };
+        let body = Frames(frames.into_iter().collect());
+        let sent = async {
+            let (sender, connection) = h2::client::handshake(near).await.unwrap();
+            let stream = async {
+                let request = Request::post("https://upstream/").body(()).unwrap();
+                let mut sender = sender.ready().await.unwrap();
+                // Held: dropping it would reset the stream as well.
+                let (_response, stream) = sender.send_request(request, false).unwrap();
+                send_body(body, stream).await;
+                std::future::pending::<()>().await;
+            };
+            tokio::join!(connection, stream).0.unwrap();
+        };
+        tokio::select! {
+            received = peer => received,
+            () = sent => unreachable!("it waits"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_the_library_refuses_to_send_resets_its_stream() {
+        assert_eq!(send([data(), trailers("x-sum", "1")]).await, Ok(()));
+        for (name, value) in [
+            ("connection", "close"),
+            ("keep-alive", "1"),
+            ("proxy-connection", "close"),
+            ("te", "gzip"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+        ] {
+            let reset = send([data(), trailers(name, value)]).await;
+            assert_eq!(reset, Err(Reason::CANCEL), "{name}");
+        }
+        assert_eq!(send([data(), None]).await, Err(Reason::CANCEL));
     }
 }

@@ -1,7 +1,7 @@
 //! The body of a request to the upstream.
 //!
-//! Frames are forwarded as they arrive; nothing is buffered. Identity headers are removed from a
-//! request's trailers here, since trailers arrive after the headers were cleaned.
+//! Frames are forwarded as they arrive; nothing is buffered. Trailers are cleaned here, since they
+//! arrive after the headers were.
 
 use std::fmt;
 use std::io;
@@ -27,6 +27,8 @@ use crate::upstream::body::progress::BodyProgress;
 use crate::upstream::body::progress::BodyState;
 use crate::upstream::body::progress::COMPLETE;
 use crate::upstream::body::progress::MALFORMED;
+use crate::upstream::headers;
+use crate::upstream::headers::InvalidHeaders;
 
 /// The body of a request to the upstream.
 #[derive(Debug)]
@@ -43,7 +45,7 @@ enum RequestBodyKind {
     Internal(Bytes),
 }
 
-/// A client's body that is streamed; identity headers are removed from its trailers.
+/// A client's body that is streamed.
 #[derive(Debug)]
 struct StreamedBody {
     /// The part that was read beforehand.
@@ -110,6 +112,8 @@ pub(crate) enum RequestBodyError {
     Client(ClientBodyError),
     /// The body was aborted: [`BodyProgress::stall`].
     Stalled,
+    /// Its trailers cannot be forwarded.
+    Trailers(InvalidHeaders),
 }
 
 impl fmt::Display for RequestBodyError {
@@ -117,6 +121,7 @@ impl fmt::Display for RequestBodyError {
         match self {
             Self::Client(error) => error.fmt(f),
             Self::Stalled => write!(f, "the client was too slow"),
+            Self::Trailers(why) => write!(f, "invalid trailers: {why}"),
         }
     }
 }
@@ -126,6 +131,7 @@ impl std::error::Error for RequestBodyError {
         match self {
             Self::Client(error) => Some(error),
             Self::Stalled => None,
+            Self::Trailers(why) => Some(why),
         }
     }
 }
@@ -173,16 +179,22 @@ impl StreamedBody {
             return Poll::Pending;
         };
         Poll::Ready(match polled {
-            Some(Ok(mut frame)) => {
-                progress.record_bytes(frame.data_ref().map_or(0, Bytes::len));
-                if let Some(trailers) = frame.trailers_mut() {
-                    self.identity_headers.remove_from(trailers);
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => {
+                    progress.record_bytes(data.len());
+                    if self.incoming.is_end_stream() {
+                        progress.finish(COMPLETE);
+                    }
+                    Some(Ok(Frame::data(data)))
                 }
-                if self.incoming.is_end_stream() {
-                    progress.finish(COMPLETE);
+                Err(frame) => {
+                    let trailers = frame.into_trailers().unwrap_or_default(); // there is no other kind
+                    let trailers = headers::request_trailers(trailers, &self.identity_headers);
+                    progress.finish(trailers.as_ref().map_or(MALFORMED, |_| COMPLETE));
+                    let trailers = trailers.map_err(RequestBodyError::Trailers).transpose();
+                    trailers.map(|trailers| trailers.map(Frame::trailers))
                 }
-                Some(Ok(frame))
-            }
+            },
             Some(Err(error)) => {
                 let malformed = classify_error(&error) == BodyState::Malformed;
                 progress.finish(if malformed { MALFORMED } else { ABORTED });

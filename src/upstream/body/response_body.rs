@@ -23,6 +23,7 @@ use tokio::time::timeout;
 
 use crate::numeric::saturating_u64;
 use crate::upstream::body::body_pump::BodyPump;
+use crate::upstream::headers;
 
 /// Most bytes that are read of a response that is not needed any more: as cheap as a reset.
 const MAX_DRAIN_BYTES: usize = 64 << 10;
@@ -207,10 +208,21 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
-        match &mut self.0 {
-            ResponseBodyKind::Http1(body) => body.poll_frame(cx).map_err(ResponseBodyError::Http1),
-            ResponseBodyKind::Http2(stream) => {
-                stream.poll_frame(cx).map_err(ResponseBodyError::Http2)
+        loop {
+            let polled = ready!(match &mut self.0 {
+                ResponseBodyKind::Http1(body) =>
+                    body.poll_frame(cx).map_err(ResponseBodyError::Http1),
+                ResponseBodyKind::Http2(stream) => {
+                    stream.poll_frame(cx).map_err(ResponseBodyError::Http2)
+                }
+            });
+            let frame = match polled {
+                Some(Ok(frame)) if frame.is_trailers() => frame,
+                other => return Poll::Ready(other),
+            };
+            let trailers = frame.into_trailers().ok();
+            if let Some(trailers) = trailers.and_then(headers::forwarded_trailers) {
+                return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
             }
         }
     }

@@ -23,11 +23,15 @@ pub(crate) mod auth_mode;
 pub(crate) mod forwarded_for;
 pub(crate) mod request_head;
 
+use std::fmt;
+
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use http::header;
 use memchr::memchr;
+
+use crate::identity::request_header::IdentityHeaders;
 
 pub(crate) use request_head::external_head;
 pub(crate) use request_head::front_proxy_head;
@@ -108,6 +112,58 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     upgrade
 }
 
+/// The trailers of a request that are forwarded. Trailers arrive after the headers were cleaned, so
+/// names of identity headers are removed here, too. `None` if none are left.
+///
+/// # Errors
+/// What is left is invalid or too long.
+pub(crate) fn request_trailers(
+    mut trailers: HeaderMap,
+    identity_headers: &IdentityHeaders,
+) -> Result<Option<HeaderMap>, InvalidHeaders> {
+    identity_headers.remove_from(&mut trailers);
+    let trailers = forwarded_trailers(trailers);
+    trailers
+        .iter()
+        .try_for_each(|trailers| validate(trailers, 0))?;
+    Ok(trailers)
+}
+
+/// The trailers that are forwarded, in both directions and over both versions of HTTP: all but
+/// those that frame a message, concern one connection, or change what was decided by its head (RFC
+/// 9110, 6.5.1). Go's server ignores them on HTTP/1.1 and resets an HTTP/2 stream for them. `None`
+/// if none are left.
+pub(crate) fn forwarded_trailers(mut trailers: HeaderMap) -> Option<HeaderMap> {
+    let names = trailers.keys().filter(|name| !may_be_trailer(name));
+    let names: Vec<HeaderName> = names.cloned().collect(); // without any, it allocates nothing
+    for name in names {
+        trailers.remove(name);
+    }
+    (!trailers.is_empty()).then_some(trailers)
+}
+
+/// Go's `httpguts.ValidTrailerHeader`, without hop-by-hop headers that it does not know.
+fn may_be_trailer(name: &HeaderName) -> bool {
+    let forbidden = matches!(
+        name.as_str(),
+        "authorization"
+            | "cache-control"
+            | "content-encoding"
+            | "content-length"
+            | "content-range"
+            | "content-type"
+            | "expect"
+            | "host"
+            | "max-forwards"
+            | "pragma"
+            | "range"
+            | "realm"
+            | "trailer"
+            | "www-authenticate"
+    );
+    !forbidden && !is_hop_by_hop(name) && !name.as_str().starts_with("if-")
+}
+
 /// Whether `Connection` names `Upgrade`, without which an `Upgrade` header requests nothing.
 fn requests_upgrade(headers: &HeaderMap) -> bool {
     headers
@@ -149,6 +205,17 @@ pub(crate) enum InvalidHeaders {
     /// A name is invalid.
     InvalidName,
 }
+
+impl fmt::Display for InvalidHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooLong => "the headers are too long",
+            Self::InvalidName => "a header's name is invalid",
+        })
+    }
+}
+
+impl std::error::Error for InvalidHeaders {}
 
 /// Most bytes of a request's headers and target, compressed or not: what the API server accepts
 /// (`http.DefaultMaxHeaderBytes`), less room for the headers that weir adds.
