@@ -24,6 +24,8 @@ mod cluster_flowcontrol;
 mod configuration;
 mod connection_pool;
 mod deadlines;
+mod desync;
+mod early_answers;
 mod handover;
 mod handshakes;
 mod headers;

@@ -23,11 +23,13 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::io::ReadsAheadOfDriver;
 use crate::io::TcpIo;
 use crate::upstream::connection::address::ProxyAddress;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connection_budget::ConnectionPermit;
+use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::headers::auth_mode::AuthMode;
@@ -75,7 +77,10 @@ pub(crate) trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
 /// A TLS connection to the upstream.
-pub(crate) type TlsConnection = TokioIo<TlsStream<Box<dyn IoStream>>>;
+pub(crate) type TlsConnection = TokioIo<TlsIo>;
+
+/// The bytes of a TLS connection to the upstream.
+pub(crate) type TlsIo = DeferredWriteErrors<TlsStream<Box<dyn IoStream>>>;
 
 /// Opens the connections of one [`AuthMode`].
 pub(crate) struct Connector<M> {
@@ -183,7 +188,8 @@ impl<M: AuthMode> Connector<M> {
             .map(ConnectionBudget::acquire_connection)
             .transpose()?;
         timeout(CONNECT_TIMEOUT, async {
-            let tcp = self.open_transport(permit, user_timeout).await?;
+            let reads_ahead = ReadsAheadOfDriver::default();
+            let tcp = self.open_transport(permit, user_timeout, &reads_ahead).await?;
             let stream = TlsConnector::from(tls)
                 .connect(self.address.server_name.clone(), tcp)
                 .await
@@ -193,7 +199,10 @@ impl<M: AuthMode> Connector<M> {
                 Some(b"h2") => Protocol::Http2,
                 _ => Protocol::Http1,
             };
-            Ok((TokioIo::new(stream), protocol))
+            if protocol == Protocol::Http1 {
+                reads_ahead.enable(); // no request follows bytes that are there already
+            }
+            Ok((TokioIo::new(DeferredWriteErrors::new(stream)), protocol))
         })
         .await
         .unwrap_or(Err(ForwardError::ConnectTimeout(CONNECT_TIMEOUT)))
@@ -203,17 +212,18 @@ impl<M: AuthMode> Connector<M> {
         &self,
         permit: Option<ConnectionPermit>,
         user_timeout: Option<Duration>,
+        reads_ahead: &ReadsAheadOfDriver,
     ) -> Result<Box<dyn IoStream>, ForwardError> {
-        match &self.address.proxy {
+        let address = &self.address;
+        match &address.proxy {
             None => {
-                let address = &self.address;
-                Ok(Box::new(
-                    dial(&address.authority, address.socket, permit, user_timeout).await?,
-                ))
+                let tcp = dial(&address.authority, address.socket, permit, user_timeout).await?;
+                Ok(Box::new(tcp.read_ahead_of_driver(reads_ahead)))
             }
             Some(proxy) => {
-                let target = &self.address.authority;
-                connect_via_proxy(proxy, target, permit, user_timeout).await
+                let tcp = dial(&proxy.authority, None, permit, user_timeout).await?;
+                let tcp = tcp.read_ahead_of_driver(reads_ahead);
+                connect_via_proxy(tcp, proxy, &address.authority).await
             }
         }
     }
@@ -252,14 +262,12 @@ async fn dial(
     Ok(TcpIo::new(stream, permit))
 }
 
-/// Requests a tunnel to `target` from `proxy`.
+/// Requests a tunnel to `target` from `proxy`, to which `stream` leads.
 async fn connect_via_proxy(
+    stream: TcpIo<Option<ConnectionPermit>>,
     proxy: &ProxyAddress,
     target: &Authority,
-    permit: Option<ConnectionPermit>,
-    user_timeout: Option<Duration>,
 ) -> Result<Box<dyn IoStream>, ForwardError> {
-    let stream = dial(&proxy.authority, None, permit, user_timeout).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| ForwardError::Proxy(Arc::new(error)))?;

@@ -32,14 +32,13 @@ use http_body::Body;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio::time::timeout;
-use tokio_rustls::client::TlsStream;
 
 use crate::clock::Clock;
 use crate::upstream::body::body_pump::BodyPump;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
-use crate::upstream::connection::connector;
 use crate::upstream::connection::connector::TlsConnection;
+use crate::upstream::connection::connector::TlsIo;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http_settings::MAX_STREAMS;
@@ -72,7 +71,7 @@ pub(in crate::upstream) struct Driver {
     pings: Pinger,
 }
 
-type Http2Io = FlushTrackedIo<TlsStream<Box<dyn connector::IoStream>>>;
+type Http2Io = FlushTrackedIo<TlsIo>;
 
 impl Http2Connection {
     /// Begins HTTP/2 on `connection` and waits for the peer's SETTINGS.

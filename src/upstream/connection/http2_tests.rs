@@ -16,6 +16,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::server::TlsStream as ServerTlsStream;
 
 use super::*;
+use crate::upstream::connection::connector::IoStream;
+use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::tls;
 use crate::upstream::tls::tests::self_signed_pair;
 
@@ -33,12 +35,15 @@ async fn tls_pair() -> (TlsConnection, ServerTlsStream<DuplexStream>) {
         .with_single_cert(chain, key)
         .unwrap();
     let (near, far) = tokio::io::duplex(1 << 20);
-    let near: Box<dyn connector::IoStream> = Box::new(near);
+    let near: Box<dyn IoStream> = Box::new(near);
     let client = TlsConnector::from(Arc::new(tls::client_config(roots, None)));
     let name = "localhost".try_into().unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(server));
     let (near, far) = tokio::join!(client.connect(name, near), acceptor.accept(far));
-    (TokioIo::new(near.unwrap()), far.unwrap())
+    (
+        TokioIo::new(DeferredWriteErrors::new(near.unwrap())),
+        far.unwrap(),
+    )
 }
 
 /// The peer of a connection, with the request that it has accepted.

@@ -4,7 +4,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `address` `error` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
+//! | 0 | `address` `deferred_write_errors` `error` `fair_shares` `http_settings` `ping_schedule` `reset_tracker` |
 //! | 1 | `connection_budget` `environment_proxy` |
 //! | 2 | `connector` |
 //! | 3 | `http2` |
@@ -12,6 +12,7 @@
 pub mod address;
 pub mod connection_budget;
 pub(crate) mod connector;
+pub(crate) mod deferred_write_errors;
 pub(crate) mod environment_proxy;
 pub(crate) mod error;
 pub(crate) mod fair_shares;
