@@ -123,17 +123,78 @@ async fn a_stream_in_flight_survives_a_goaway_and_new_requests_go_elsewhere() {
     }
 }
 
+/// What of a request has arrived when the server says that it has not begun.
+#[derive(Clone, Copy, Debug)]
+enum Arrived {
+    Head,
+    Body,
+}
+
+/// How the server says so.
+#[derive(Clone, Copy, Debug)]
+enum NotBegun {
+    GoAway,
+    RefusedStream,
+}
+
 #[tokio::test]
-async fn a_request_whose_body_was_sent_is_not_retried() {
+async fn a_request_that_was_not_begun_is_sent_again_with_its_body_from_memory() {
+    const BODY: &[u8] = &[b'u'; 40_000];
     for near in HttpVersion::BOTH {
-        let (weir, upstream) = start().await;
+        for arrived in [Arrived::Head, Arrived::Body] {
+            for said in [NotBegun::GoAway, NotBegun::RefusedStream] {
+                let (weir, upstream) = start().await;
+                let call = weir.alice(near).send(TestRequest::post(LIST, BODY)).await;
+                let mut server = accept_http2(&upstream).await;
+                let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
+                if matches!(arrived, Arrived::Body) {
+                    assert_eq!(read_data(&mut server).await, BODY);
+                }
+                let mut server = match said {
+                    NotBegun::GoAway => {
+                        server.send(&RawFrame::go_away(0, 0)).await;
+                        accept_http2(&upstream).await
+                    }
+                    NotBegun::RefusedStream => {
+                        server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
+                        server
+                    }
+                };
+                let again = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
+                assert_eq!(read_data(&mut server).await, BODY, "{arrived:?} {said:?}");
+                server.send(&RawFrame::ok(again, true)).await;
+                assert_eq!(call.response().await.status, 200);
+                assert_eq!(weir.metric(RETRIES_METRIC).await, 1.0);
+            }
+        }
+    }
+}
+
+/// The body of the only stream with one.
+async fn read_data(server: &mut RawHttp2) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        let frame = server.next_frame_of_kind(raw_http2::DATA).await;
+        body.extend_from_slice(&frame.payload);
+        if frame.ends_stream() {
+            return body;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_body_is_not_in_memory_is_not_retried() {
+    for near in HttpVersion::BOTH {
+        let upstream = RawUpstream::start().await;
+        let builder = weir::builder(upstream.address).without_body_buffer();
+        let weir = builder.start().await;
         let call = weir.alice(near).send(TestRequest::post(LIST, "{}")).await;
         let mut server = accept_http2(&upstream).await;
         let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         server.next_frame_of_kind(raw_http2::DATA).await;
         server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
         let response = call.response().await;
-        assert!(matches!(response.status, 502 | 503), "{response:?}");
+        assert_eq!(response.status, 503, "{response:?}");
         assert_eq!(weir.metric(RETRIES_METRIC).await, 0.0);
         // The next frame of the stream belongs to the next request.
         let call = weir.alice(near).send(TestRequest::get(LIST)).await;

@@ -196,16 +196,17 @@ async fn a_refused_stream_goes_to_another_server() {
     let mut servers = start_servers::<2>().await;
     let addresses = servers.each_ref().map(|server| server.address);
     let weir = builder(&addresses, RARELY).start().await;
-    let call = weir
-        .alice(HttpVersion::Http2)
-        .send(TestRequest::get(LIST))
-        .await;
-    let (first, exchange) = next_of(&mut servers).await;
-    exchange.reset(Reason::REFUSED_STREAM);
-    let (second, exchange) = next_of(&mut servers).await;
-    assert_ne!(first, second);
-    exchange.respond(200, "{}").await;
-    assert_eq!(call.response().await.status, 200);
+    for request in [TestRequest::get(LIST), TestRequest::post(LIST, "a body")] {
+        let call = weir.alice(HttpVersion::Http2).send(request).await;
+        let (first, mut exchange) = next_of(&mut servers).await;
+        let body = exchange.read_body().await;
+        exchange.reset(Reason::REFUSED_STREAM);
+        let (second, mut exchange) = next_of(&mut servers).await;
+        assert_ne!(first, second);
+        assert_eq!(exchange.read_body().await, body);
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! A request body that was read into memory before the request was decided.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
@@ -9,18 +11,19 @@ use crate::numeric::saturating_u64;
 use crate::throttling::memory_budget::MemoryReservation;
 
 /// A body that was read in full. It is forwarded byte for byte.
-#[derive(Debug)]
+/// A copy shares the memory.
+#[derive(Clone, Debug)]
 pub(crate) struct BufferedBody {
     data: Bytes,
     /// Boxed, since hardly any body has some.
     trailers: Option<Box<HeaderMap>>,
-    /// Held until the body has been sent, or the request dropped.
-    _reservation: MemoryReservation,
+    /// Held until the body has been sent and need not be sent again, or the request is dropped.
+    _reservation: Arc<MemoryReservation>,
 }
 
 impl BufferedBody {
-    /// A body of these bytes, which `reservation` covers, with its trailers, from which identity
-    /// headers have been removed.
+    /// A body of these bytes, which `reservation` covers, with its trailers, which have
+    /// been cleaned.
     #[must_use]
     pub(crate) fn new(
         data: Bytes,
@@ -30,7 +33,7 @@ impl BufferedBody {
         Self {
             data,
             trailers: trailers.map(Box::new),
-            _reservation: reservation,
+            _reservation: Arc::new(reservation),
         }
     }
 

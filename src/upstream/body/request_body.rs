@@ -93,6 +93,18 @@ impl RequestBody {
         Self(RequestBodyKind::Internal(body))
     }
 
+    /// A copy for another attempt, which shares its memory. `None` if it is not all in memory.
+    #[must_use]
+    pub(in crate::upstream) fn duplicate(&self) -> Option<Self> {
+        let copy = match &self.0 {
+            RequestBodyKind::Empty => RequestBodyKind::Empty,
+            RequestBodyKind::Buffered(read) => RequestBodyKind::Buffered(read.clone()),
+            RequestBodyKind::Internal(body) => RequestBodyKind::Internal(body.clone()),
+            RequestBodyKind::Streamed(_) => return None,
+        };
+        Some(Self(copy))
+    }
+
     /// Whether all of it has been received from the client.
     #[must_use]
     pub(crate) fn is_fully_received(&self) -> bool {

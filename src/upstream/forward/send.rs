@@ -2,7 +2,7 @@
 //!
 //! A request is returned for another attempt only if the upstream cannot have executed it. Either it
 //! never left (the connection was closing), or the upstream said so (`REFUSED_STREAM`, or a GOAWAY
-//! that names an earlier stream) and no byte of a body was sent. [`ServerPools`] tries again. So it
+//! that names an earlier stream) and its body is still in memory. [`ServerPools`] tries again. So it
 //! does with a read without a body, if an idle HTTP/1.1 connection ended without a byte of a
 //! response: the API server closed it as the request was sent. Go's client does the same
 //! (`net/http`, `persistConn.shouldRetryRequest`).
@@ -207,8 +207,8 @@ impl<M: AuthMode> Pool<M> {
         body: RequestBody,
         guard: &mut Option<Box<dyn StreamGuard>>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
-        // A refused stream without a body can be opened again; that takes a copy of the head.
-        let spare = body.is_end_stream().then(|| head.duplicate());
+        // A refused stream can be opened again if its body is in memory; that takes a copy.
+        let spare = body.duplicate().map(|body| (head.duplicate(), body));
         let request = head.into_http2(body, self.connector().authority());
         let connection = lease.connection();
         let sent = match http2::send_request(&connection, request) {
@@ -244,7 +244,7 @@ impl<M: AuthMode> Pool<M> {
                 *guard = None;
                 let refused = ForwardError::refused(error);
                 Err(match spare {
-                    Some(head) => AttemptError::not_executed(head, RequestBody::empty(), refused),
+                    Some((head, body)) => AttemptError::not_executed(head, body, refused),
                     None => AttemptError::Final(refused), // a part of its body has been sent
                 })
             }
