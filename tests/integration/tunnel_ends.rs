@@ -110,6 +110,35 @@ async fn an_upstream_that_aborts_ends_the_client_s_side() {
     weir.wait_for_metric(OPEN_METRIC, 0.0).await;
 }
 
+/// The two sides of a tunnel.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Client,
+    Upstream,
+}
+
+#[tokio::test]
+async fn what_was_received_from_a_side_that_aborts_arrives() {
+    const BYTES: usize = 300_000; // more than the peer's socket takes before it reads
+    for aborting in [Side::Client, Side::Upstream] {
+        for _ in 0..10 {
+            let (weir, near, far) = start_with_tunnel().await;
+            let (mut from, mut to) = match aborting {
+                Side::Client => (near, far),
+                Side::Upstream => (far, near),
+            };
+            let marked: Vec<u8> = (0..BYTES).map(|n| u8::try_from(n % 251).unwrap()).collect();
+            from.send(&marked).await;
+            drop(from); // without the end of TLS
+            let received = to.reader.read_exactly(BYTES).await;
+            assert!(received.unwrap() == marked, "{aborting:?}");
+            to.reader.wait_for_close().await;
+            drop(to);
+            weir.wait_for_metric(OPEN_METRIC, 0.0).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_tunnel_end_that_does_not_read_blocks_the_other() {
     const TOTAL_BYTES: usize = 64 << 20;

@@ -7,22 +7,30 @@
 
 use std::io;
 use std::pin::Pin;
+use std::pin::pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
 
+use futures_util::future::Either;
+use futures_util::future::select;
 use http::Response;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt;
 use tokio::io::ReadBuf;
-use tokio::io::copy_bidirectional;
+use tokio::io::copy;
+use tokio::io::sink;
+use tokio::io::split;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
@@ -118,9 +126,14 @@ impl StreamGuard for UpgradeGuard {
     }
 }
 
+/// How long what a client still sends is read after its tunnel has broken: closing a connection
+/// with unread bytes would discard what has been written to it.
+const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Forwards bytes both ways until both sides have ended. A side that only stops sending leaves the
-/// other direction open. `on_written` gets the number of bytes of each write to the client.
-/// `progress` shows whether the client reads, and can end the tunnel.
+/// other direction open. What was received from a side whose connection breaks is forwarded first.
+/// `on_written` gets the number of bytes of each write to the client. `progress` shows whether the
+/// client reads, and can end the tunnel.
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
@@ -133,17 +146,83 @@ pub(crate) async fn run_tunnel(
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
         return; // one side closed before the upgrade was complete
     };
-    let mut client = MeteredStream {
+    let client = MeteredStream {
         stream: TokioIo::new(client),
         progress,
         on_written,
     };
-    let mut upstream = TokioIo::new(upstream);
-    // An error is a broken connection. Dropping both closes them, and nothing more can be sent to
-    // either.
     tokio::select! {
-        _ = copy_bidirectional(&mut client, &mut upstream) => {}
+        () = forward_both_ways(client, TokioIo::new(upstream)) => {}
         () = progress.shutdown.notified() => {}
+    }
+}
+
+async fn forward_both_ways(
+    client: impl AsyncRead + AsyncWrite,
+    upstream: impl AsyncRead + AsyncWrite,
+) {
+    let (mut from_client, mut to_client) = split(client);
+    let (mut from_upstream, mut to_upstream) = split(upstream);
+    let first = {
+        let up = pin!(forward(&mut from_client, &mut to_upstream));
+        let down = pin!(forward(&mut from_upstream, &mut to_client));
+        match select(up, down).await {
+            // To a side that has broken nothing can be sent any more.
+            Either::Left((SourceEnd::Broken, _)) => return,
+            Either::Right((SourceEnd::Broken, _)) => SourceEnd::Broken,
+            Either::Left((SourceEnd::Finished, down)) => down.await,
+            Either::Right((SourceEnd::Finished, up)) => {
+                up.await;
+                SourceEnd::Finished
+            }
+        }
+    };
+    if first == SourceEnd::Broken {
+        let rest = async { copy(&mut from_client, &mut sink()).await };
+        let _ = timeout(CLIENT_DRAIN_TIMEOUT, rest).await;
+    }
+}
+
+/// How one direction of a tunnel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SourceEnd {
+    /// The source has ended, or the target takes no more.
+    Finished,
+    /// The connection of the source is broken.
+    Broken,
+}
+
+/// Forwards what `source` sends until its end, and then ends `target`.
+async fn forward(
+    source: &mut (impl AsyncRead + Unpin),
+    target: &mut (impl AsyncWrite + Unpin),
+) -> SourceEnd {
+    let mut source = EndOnError {
+        source,
+        end: SourceEnd::Finished,
+    };
+    // An error is the target's, which takes no more. What it sends is forwarded to its end.
+    let _ = copy(&mut source, target).await;
+    let _ = target.shutdown().await;
+    source.end
+}
+
+/// A stream whose error is its end: what was read before is still written.
+struct EndOnError<R> {
+    source: R,
+    end: SourceEnd,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for EndOnError<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if ready!(Pin::new(&mut self.source).poll_read(cx, buffer)).is_err() {
+            self.end = SourceEnd::Broken;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
