@@ -432,6 +432,15 @@ impl Exchange {
 
     /// Sends the response head without a body.
     pub(crate) async fn send_head(&mut self, status: u16, headers: &[(&str, &str)]) {
+        self.try_send_head(status, headers).await.unwrap();
+    }
+
+    /// As [`Exchange::send_head`]. Errors are returned.
+    pub(crate) async fn try_send_head(
+        &mut self,
+        status: u16,
+        headers: &[(&str, &str)],
+    ) -> Result<(), UnexpectedEnd> {
         let bodiless = self.request.method == "HEAD" || matches!(status, 204 | 304);
         match &mut self.responder {
             ExchangeResponder::Http1 {
@@ -450,17 +459,18 @@ impl Exchange {
                     head.push_str("transfer-encoding: chunked\r\n");
                 }
                 head.push_str("\r\n");
-                writer.send(head).await.unwrap();
+                writer.send(head).await?;
             }
             ExchangeResponder::Http2(respond, outgoing) => {
                 let mut response = Response::new(());
                 *response.status_mut() = http::StatusCode::from_u16(status).unwrap();
                 *response.headers_mut() = header_map(headers.iter().copied());
-                let stream = respond.send_response(response, bodiless).unwrap();
+                let stream = respond.send_response(response, bodiless)?;
                 *outgoing = Some(SentBody::Http2(stream));
             }
             ExchangeResponder::Http1 { .. } => unreachable!("HTTP/1.1 goes by HTTP/1.1"),
         }
+        Ok(())
     }
 
     /// Sends a chunk of the response body.
@@ -489,9 +499,15 @@ impl Exchange {
     }
 
     /// Ends the response with these trailers.
-    pub(crate) async fn end_with_trailers(mut self, trailers: &[(&str, &str)]) {
-        self.outgoing().end(trailers).await.unwrap();
+    pub(crate) async fn end_with_trailers(self, trailers: &[(&str, &str)]) {
+        self.try_end(trailers).await.unwrap();
+    }
+
+    /// As [`Exchange::end_with_trailers`]. Errors are returned.
+    pub(crate) async fn try_end(mut self, trailers: &[(&str, &str)]) -> Result<(), UnexpectedEnd> {
+        self.outgoing().end(trailers).await?;
         self.return_connection().await;
+        Ok(())
     }
 
     /// Sends a complete response.
