@@ -230,6 +230,14 @@ fn encode_user_part(what: &'static str, text: &str) -> Result<HeaderValue, Unenc
     HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnencodableUser(what))
 }
 
+/// The groups of a user without those of blanks only, which no header carries: without them the user
+/// has fewer rights, and none of another group. The API server also ignores an empty group of a front
+/// proxy.
+fn transmissible_groups(user: &UserInfo) -> impl Iterator<Item = &String> {
+    let groups = user.groups.iter();
+    groups.filter(|group| group.is_empty() || !group.trim_ascii().is_empty())
+}
+
 /// A request in the name of `user`. The client's own credential is removed.
 ///
 /// # Errors
@@ -251,7 +259,7 @@ pub(crate) fn front_proxy_head(
         headers.append(name, encode_user_part("uid", &user.uid)?);
     }
     if let Some(name) = names.group.first() {
-        for group in &user.groups {
+        for group in transmissible_groups(user) {
             headers.append(name, encode_user_part("group", group)?);
         }
     }
@@ -305,10 +313,8 @@ pub(crate) fn impersonation_head(
         headers.insert("impersonate-uid", encode_user_part("uid", &user.uid)?);
     }
     let added = upstream_adds_authenticated(user);
-    for group in user
-        .groups
-        .iter()
-        .filter(|group| !(added && *group == GROUP_AUTHENTICATED))
+    for group in
+        transmissible_groups(user).filter(|group| !(added && *group == GROUP_AUTHENTICATED))
     {
         headers.append("impersonate-group", encode_user_part("group", group)?);
     }
@@ -328,7 +334,7 @@ pub(crate) fn impersonation_head(
 fn upstream_adds_authenticated(user: &UserInfo) -> bool {
     user.name != ANONYMOUS
         && !user.in_group(GROUP_UNAUTHENTICATED)
-        && user.groups.iter().any(|group| group != GROUP_AUTHENTICATED)
+        && transmissible_groups(user).any(|group| group != GROUP_AUTHENTICATED)
 }
 
 /// A user that cannot be written as headers; names the part.

@@ -202,6 +202,35 @@ fn space_around_a_part_of_the_user_is_an_error() {
 }
 
 #[test]
+fn groups_of_blanks_are_left_out_and_none_becomes_another() {
+    let with_groups = |groups: &[&str]| UserInfo {
+        groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+        ..alice()
+    };
+    let values = |headers: &HeaderMap, name: &str| -> Vec<String> {
+        let values = headers.get_all(name).iter();
+        values.map(|v| v.to_str().unwrap().to_owned()).collect()
+    };
+    let names = IdentityHeaders::default();
+    let asserted = |groups: &[&str]| {
+        let head = front_proxy_head(head(&[]), CLIENT, &names, &with_groups(groups)).unwrap();
+        values(&head.parts.headers, "x-remote-group")
+    };
+    let impersonated = |groups: &[&str]| {
+        let user = with_groups(groups);
+        let head = impersonation_head(head(&[]), CLIENT, &names, &user, None).unwrap();
+        values(&head.parts.headers, "impersonate-group")
+    };
+    let groups = ["dev", "", " ", "\t ", "ops"];
+    assert_eq!(asserted(&groups), ["dev", "", "ops"]);
+    assert_eq!(impersonated(&groups), ["dev", "", "ops"]);
+    // A group is named in any case, since the upstream gives others to a user without any.
+    let only_blanks = [" ", GROUP_AUTHENTICATED];
+    assert_eq!(impersonated(&only_blanks), [GROUP_AUTHENTICATED]);
+    assert_eq!(impersonated(&["", GROUP_AUTHENTICATED]), [""]);
+}
+
+#[test]
 fn only_hop_by_hop_headers_are_removed_whatever_connection_names() {
     let (headers, upgrade) = strip(&[
         ("connection", "close, X-Private"),
