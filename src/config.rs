@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
 use crate::api::flowcontrol::Object;
@@ -36,6 +35,7 @@ use crate::shared_limits::server::SharedLimitsConfig;
 use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
+use crate::x509::CertificatePool;
 
 /// The configuration of `weir serve`.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Default for TransferConfig {
 #[derive(Clone, Debug)]
 pub struct IdentityConfig {
     /// `--client-ca-file`.
-    pub client_ca: Option<RootCertStore>,
+    pub client_ca: Option<CertificatePool>,
     /// `--token-auth-file`; empty without it.
     pub tokens: TokenFile,
     /// `--requestheader-*-headers`.
@@ -158,7 +158,7 @@ pub struct ImpersonationConfig {
 #[derive(Clone, Debug)]
 pub struct FrontProxyConfig {
     /// `--requestheader-client-ca-file`.
-    pub ca: RootCertStore,
+    pub ca: CertificatePool,
     /// `--requestheader-allowed-names`.
     pub allowed_names: Vec<String>,
 }
@@ -186,9 +186,9 @@ pub enum IssuerKeys {
     /// Configured keys.
     Configured(KeySet),
     /// The keys at this URL, verified by these roots.
-    Url(String, RootCertStore),
+    Url(String, CertificatePool),
     /// The keys that the discovery document at this URL names, verified by these roots.
-    Discovery(String, RootCertStore),
+    Discovery(String, CertificatePool),
 }
 
 impl Config {

@@ -18,8 +18,8 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `encoding` `in_place` `numeric` `source_network` `tls` (pure) |
-//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `throttling` `write_coalescing` |
+//! | 0 | `encoding` `in_place` `numeric` `source_network` `x509` (pure) |
+//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `throttling` `tls` `write_coalescing` |
 //! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
@@ -76,6 +76,7 @@ pub(crate) mod source_network;
 pub mod throttling;
 pub(crate) mod tls;
 pub(crate) mod write_coalescing;
+pub mod x509;
 
 // A simulated API server
 #[cfg(feature = "playground")]

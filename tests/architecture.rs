@@ -156,6 +156,7 @@ const PURE: &[&str] = &[
     "upstream/loop_detection/cdn_loop.rs",
     "upstream/loop_detection/probes.rs",
     "upstream/requester.rs",
+    "x509",
 ];
 
 const IMPURE: &[&str] = &[

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
 use crate::app::start_error::StartError;
@@ -27,6 +26,7 @@ use crate::identity::transport::UrlFetcher;
 use crate::metrics::Registry;
 use crate::upstream;
 use crate::upstream::forward::external_client::ExternalClient;
+use crate::x509::CertificatePool;
 
 /// What the authenticator needs besides its configuration.
 pub(super) struct AuthDependencies<'a> {
@@ -148,7 +148,7 @@ impl PreparedAuth {
                 },
         } = config;
         let identity_headers = Arc::new(headers);
-        let verifier = |flag: &'static str, roots: RootCertStore| {
+        let verifier = |flag: &'static str, roots: CertificatePool| {
             CertificateVerifier::new(roots, Arc::clone(&dependencies.provider))
                 .map_err(|why| StartError::new(flag, why))
         };

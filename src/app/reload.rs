@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
 use crate::app::admin_listeners::ShownConfig;
@@ -41,12 +40,13 @@ use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::PreparedCredentials;
+use crate::x509::CertificatePool;
 
 /// The configuration in force, as far as a new one is compared with it.
 #[derive(Debug)]
 pub(super) struct InForce {
     /// The CAs of clients and of front proxies.
-    client_ca: Option<RootCertStore>,
+    client_ca: Option<CertificatePool>,
     own_credentials: CredentialSource,
     shutdown: ShutdownConfig,
     request_timeout: Duration,
@@ -84,8 +84,7 @@ impl InForce {
 
     /// Whether the sessions of clients may be resumed: a session contains a client certificate.
     fn has_same_client_ca(&self, other: &Self) -> bool {
-        let roots = |in_force: &Self| in_force.client_ca.as_ref().map(|ca| ca.roots.clone());
-        roots(self) == roots(other)
+        self.client_ca == other.client_ca
     }
 }
 

@@ -20,7 +20,7 @@
 
 pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;
-pub(crate) mod client_certificate;
+pub mod client_certificate;
 mod generational_map;
 pub mod impersonation;
 pub mod jwt;

@@ -7,7 +7,8 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use http::StatusCode;
-use rustls_pki_types::TrustAnchor;
+
+use crate::x509::CertificatePool;
 
 /// A request to the API server.
 #[derive(Clone, Debug)]
@@ -85,5 +86,5 @@ pub(crate) trait UrlFetcher: fmt::Debug + Send + Sync {
     fn get(&self, url: &str) -> RemoteFuture;
 
     /// The roots that verify the servers.
-    fn roots(&self) -> &[TrustAnchor<'static>];
+    fn roots(&self) -> &CertificatePool;
 }

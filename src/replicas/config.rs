@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
+
+use crate::x509::CertificatePool;
 
 /// The most connections at the peer port: for messages and for snapshots one of each replica, and
 /// as many that are being replaced.
@@ -62,7 +63,7 @@ pub(crate) struct PeerTls {
     /// `--peer-cert-file` and `--peer-key-file`: both as a server and as a client.
     pub(crate) certificate: Arc<CertifiedKey>,
     /// `--peer-ca-file`.
-    pub(crate) roots: RootCertStore,
+    pub(crate) roots: CertificatePool,
     /// `--peer-allowed-names`.
     pub(crate) allowed_names: Vec<String>,
 }
@@ -73,7 +74,7 @@ impl PeerTls {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let chain = |tls: &Self| tls.certificate.cert.clone();
         chain(self) == chain(other)
-            && self.roots.roots == other.roots.roots
+            && self.roots == other.roots
             && self.allowed_names == other.allowed_names
     }
 }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use rustls::DistinguishedName;
 use rustls::Error;
-use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::WebPkiSupportedAlgorithms;
@@ -22,6 +21,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
 
 use crate::tls::verify_handshake_signatures;
+use crate::x509::CertificatePool;
 
 /// Cached sessions for TLS 1.2 clients that resume by session id. TLS 1.3 and session tickets need
 /// no cache.
@@ -34,7 +34,7 @@ pub struct ListenerTlsConfig {
     pub certificate: Arc<CertifiedKey>,
     /// The client CA (`--client-ca-file`). With one, clients are asked for a certificate and
     /// receive its subject names.
-    pub client_ca: Option<RootCertStore>,
+    pub client_ca: Option<CertificatePool>,
     /// Whether only TLS 1.3 is accepted (`--tls-min-version=VersionTLS13`).
     pub tls13_only: bool,
 }

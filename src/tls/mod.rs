@@ -2,7 +2,60 @@
 //! certificate verifier that checks the peer's signature of a handshake.
 //!
 //! rustls asks each verifier for it. Every verifier that decides by itself which certificates it
-//! accepts has the same one: what the crypto provider supports.
+//! accepts has the same one: what the crypto provider supports, by keys of certificates that Go accepts.
+
+use rustls::CertificateError;
+use rustls::DigitallySignedStruct;
+use rustls::Error;
+use rustls::PeerMisbehaved;
+use rustls::ProtocolVersion;
+use rustls::SignatureScheme;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls_pki_types::CertificateDer;
+
+use crate::x509::Certificate;
+
+/// Checks the peer's signature of a handshake of this version, by the key of its certificate.
+///
+/// rustls has functions for it, which do not parse every certificate that Go accepts.
+///
+/// # Errors
+/// The signature is not valid, or the certificate cannot be parsed.
+pub(crate) fn verify_handshake_signature(
+    version: ProtocolVersion,
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signature: &DigitallySignedStruct,
+    supported: &WebPkiSupportedAlgorithms,
+) -> Result<HandshakeSignatureValid, Error> {
+    let certificate = Certificate::parse(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    let scheme = signature.scheme;
+    let mut schemes = supported.mapping.iter();
+    let found = schemes.find(|(supported, _)| *supported == scheme);
+    // In TLS 1.3, a scheme has one algorithm, the first, and PKCS #1 is not allowed.
+    let algorithms = match (found, version) {
+        (Some((_, [first, ..])), ProtocolVersion::TLSv1_3) if !is_pkcs1(scheme) => {
+            std::slice::from_ref(first)
+        }
+        (Some((_, all)), ProtocolVersion::TLSv1_2) => *all,
+        _ => return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into()),
+    };
+    certificate
+        .verify_signature(algorithms, message, signature.signature())
+        .map(|()| HandshakeSignatureValid::assertion())
+        .map_err(|_| CertificateError::BadSignature.into())
+}
+
+const fn is_pkcs1(scheme: SignatureScheme) -> bool {
+    matches!(
+        scheme,
+        SignatureScheme::RSA_PKCS1_SHA1
+            | SignatureScheme::RSA_PKCS1_SHA256
+            | SignatureScheme::RSA_PKCS1_SHA384
+            | SignatureScheme::RSA_PKCS1_SHA512
+    )
+}
 
 /// The methods of `ClientCertVerifier` or `ServerCertVerifier` for signatures. The verifier has its
 /// provider's algorithms in the field `algorithms`.
@@ -14,8 +67,15 @@ macro_rules! verify_handshake_signatures {
             certificate: &rustls_pki_types::CertificateDer<'_>,
             signature: &rustls::DigitallySignedStruct,
         ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            let version = rustls::ProtocolVersion::TLSv1_2;
             let algorithms = &self.algorithms;
-            rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+            crate::tls::verify_handshake_signature(
+                version,
+                message,
+                certificate,
+                signature,
+                algorithms,
+            )
         }
 
         fn verify_tls13_signature(
@@ -24,8 +84,15 @@ macro_rules! verify_handshake_signatures {
             certificate: &rustls_pki_types::CertificateDer<'_>,
             signature: &rustls::DigitallySignedStruct,
         ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            let version = rustls::ProtocolVersion::TLSv1_3;
             let algorithms = &self.algorithms;
-            rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+            crate::tls::verify_handshake_signature(
+                version,
+                message,
+                certificate,
+                signature,
+                algorithms,
+            )
         }
 
         fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {

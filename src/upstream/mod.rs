@@ -39,7 +39,6 @@ use std::time::Instant;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
-use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
@@ -66,6 +65,7 @@ use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
+use crate::x509::CertificatePool;
 
 pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;
@@ -80,7 +80,7 @@ pub struct UpstreamConfig {
     /// (`--upstream-endpoint-slices`).
     pub endpoint_slices: bool,
     /// The roots that their certificates are verified against.
-    pub roots: RootCertStore,
+    pub roots: CertificatePool,
     /// The front-proxy certificate and its key, if configured.
     pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections of each pool for short requests (`--upstream-max-connections`).
@@ -100,7 +100,7 @@ impl UpstreamConfig {
     #[must_use]
     pub(crate) fn has_same_servers(&self, other: &Self) -> bool {
         let sources = |config: &Self| (config.servers.clone(), config.endpoint_slices);
-        sources(self) == sources(other) && self.roots.roots == other.roots.roots
+        sources(self) == sources(other) && self.roots == other.roots
     }
 
     /// Whether a server is configured in both, so that both are of one cluster.

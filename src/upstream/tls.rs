@@ -12,23 +12,35 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use rustls::CertificateError;
 use rustls::ClientConfig;
-use rustls::RootCertStore;
+use rustls::OtherError;
 use rustls::client::ResolvesClientCert;
 use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerified;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
+use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::crypto::aws_lc_rs;
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS12;
 use rustls::version::TLS13;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::UnixTime;
 use rustls_pki_types::pem;
 use rustls_pki_types::pem::PemObject;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
 use crate::document::SourceLocation;
+use crate::tls::verify_handshake_signatures;
+use crate::x509::CertificatePool;
+use crate::x509::PathVerifier;
+use crate::x509::Purpose;
+use crate::x509::Reason;
+use crate::x509::VerifyError;
 
 /// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]
@@ -128,12 +140,11 @@ const SYSTEM_ROOTS: &str = "the system's root certificates";
 ///
 /// # Errors
 /// There are none.
-pub(crate) fn load_system_roots() -> Result<RootCertStore, PemError> {
+pub(crate) fn load_system_roots() -> Result<CertificatePool, PemError> {
     let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    // Roots that webpki cannot parse are skipped.
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    if added > 0 {
+    // Like in Go, roots that cannot be parsed are skipped.
+    let roots = CertificatePool::of_parsable(found.certs);
+    if !roots.is_empty() {
         return Ok(roots);
     }
     let why = found.errors.first().map_or_else(
@@ -147,17 +158,11 @@ pub(crate) fn load_system_roots() -> Result<RootCertStore, PemError> {
 ///
 /// # Errors
 /// The text has no certificate, or one that cannot be a root.
-pub fn parse_roots(origin: &str, text: &[u8]) -> Result<RootCertStore, PemError> {
-    let mut roots = RootCertStore::empty();
-    for (n, certificate) in parse_certificates(origin, text)?.into_iter().enumerate() {
-        roots.add(certificate).map_err(|why| {
-            PemError::new(
-                origin,
-                format!("certificate {} cannot be a root: {why}", n + 1),
-            )
-        })?;
-    }
-    Ok(roots)
+pub fn parse_roots(origin: &str, text: &[u8]) -> Result<CertificatePool, PemError> {
+    CertificatePool::new(parse_certificates(origin, text)?).map_err(|(n, why)| {
+        let message = format!("certificate {} cannot be a root: {why}", n + 1);
+        PemError::new(origin, message)
+    })
 }
 
 /// PEM text, and what it is called in errors.
@@ -243,10 +248,12 @@ pub(crate) fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
 /// given. TLS 1.3 and 1.2.
 #[must_use]
 pub(crate) fn client_config(
-    roots: RootCertStore,
+    roots: CertificatePool,
     certificate: Option<Arc<dyn ResolvesClientCert>>,
 ) -> ClientConfig {
-    let builder = client_builder().with_root_certificates(roots);
+    let verifier = Arc::new(ServerVerifier::new(roots));
+    let builder = client_builder().dangerous();
+    let builder = builder.with_custom_certificate_verifier(verifier);
     match certificate {
         None => builder.with_no_client_auth(),
         Some(resolver) => {
@@ -268,6 +275,73 @@ fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier
     ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13, &TLS12])
         .expect("the provider has cipher suites for TLS 1.2 and 1.3")
+}
+
+/// Accepts the certificates that Go's clients accept, as kubectl is one: a server's own certificate
+/// may be in the file of CAs, and may be a CA.
+#[derive(Debug)]
+pub struct ServerVerifier {
+    roots: CertificatePool,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerVerifier {
+    /// Trusts certificates of `roots`, and those that they signed.
+    #[must_use]
+    pub fn new(roots: CertificatePool) -> Self {
+        Self {
+            roots,
+            algorithms: aws_lc_rs::default_provider().signature_verification_algorithms,
+        }
+    }
+}
+
+impl ServerCertVerifier for ServerVerifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verifier = PathVerifier {
+            roots: &self.roots,
+            algorithms: self.algorithms.all,
+            purpose: Purpose::ServerAuth,
+            now: SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs()),
+        };
+        let verified = verifier.verify(leaf, intermediates).map_err(server_error)?;
+        let is_for_server = match server {
+            ServerName::DnsName(name) => verified.leaf.is_for_name(name.as_ref()),
+            ServerName::IpAddress(address) => verified.leaf.is_for_address((*address).into()),
+            _ => false,
+        };
+        if is_for_server {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(CertificateError::NotValidForName.into())
+        }
+    }
+
+    verify_handshake_signatures!();
+}
+
+/// The TLS library's error, for which it has an alert and other modules have advice.
+fn server_error(error: VerifyError) -> CertificateError {
+    match error.reason {
+        Reason::Expired => CertificateError::Expired,
+        Reason::Malformed(_) => CertificateError::BadEncoding,
+        Reason::NotValidYet => CertificateError::NotValidYet,
+        Reason::Signature | Reason::UnknownAuthority => CertificateError::UnknownIssuer,
+        Reason::WrongPurpose => CertificateError::InvalidPurpose,
+        Reason::NameConstraint(_)
+        | Reason::NotAuthorizedToSign
+        | Reason::PolicyRequired
+        | Reason::TooManySignatures
+        | Reason::TooManyIntermediates
+        | Reason::UnknownCriticalExtension => CertificateError::Other(OtherError(Arc::new(error))),
+    }
 }
 
 /// The certificates in a PEM text.

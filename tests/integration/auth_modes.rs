@@ -583,8 +583,8 @@ async fn rejected_unverified_requests_do_not_close_shared_connections() {
                     ca: pki().front_proxy_ca.roots(),
                     allowed_names: vec!["edge".to_owned()],
                 });
-                let mut roots = pki().client_ca.roots();
-                roots.extend(pki().front_proxy_ca.roots().roots);
+                let roots = pki().client_ca.roots();
+                let roots = roots.with(&pki().front_proxy_ca.roots());
                 config.serving.tls.client_ca = Some(roots);
             })
             .start()

@@ -177,8 +177,8 @@ impl PlaygroundCluster {
                     allowed_names: vec!["edge".to_owned()],
                 });
                 // Requested in the handshake, as with the flags.
-                let mut roots = pki().client_ca.roots();
-                roots.extend(pki().front_proxy_ca.roots().roots);
+                let roots = pki().client_ca.roots();
+                let roots = roots.with(&pki().front_proxy_ca.roots());
                 config.serving.tls.client_ca = Some(roots);
                 change(config);
             })

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use rcgen::KeyUsagePurpose;
 use rustls::ClientConfig;
 use rustls::HandshakeKind;
 use rustls::ProtocolVersion;
 use rustls::SupportedProtocolVersion;
 use rustls::version::TLS12;
 use rustls::version::TLS13;
+use rustls_pki_types::CertificateDer;
 use tokio_rustls::TlsConnector;
 
 use crate::support::HttpVersion;
@@ -29,13 +31,25 @@ fn tls_config(
     alpn: &[&[u8]],
     own: Option<&IssuedCertificate>,
 ) -> Arc<ClientConfig> {
+    tls_config_with_chain(version, alpn, own.map(|own| (own, &[][..])))
+}
+
+/// As [`tls_config`], with certificates after the client's own.
+fn tls_config_with_chain(
+    version: &'static SupportedProtocolVersion,
+    alpn: &[&[u8]],
+    own: Option<(&IssuedCertificate, &[CertificateDer<'static>])>,
+) -> Arc<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(certificates::provider())
         .with_protocol_versions(&[version])
         .unwrap()
-        .with_root_certificates(pki().server_ca.roots());
+        .with_root_certificates(pki().server_ca.root_store());
     let mut config = match own {
-        Some(own) => builder
-            .with_client_auth_cert(vec![own.certificate.clone()], own.key())
+        Some((own, rest)) => builder
+            .with_client_auth_cert(
+                [std::slice::from_ref(&own.certificate), rest].concat(),
+                own.key(),
+            )
             .unwrap(),
         None => builder.with_no_client_auth(),
     };
@@ -89,6 +103,42 @@ async fn both_tls_versions_are_served_and_http2_is_preferred() {
         let session = stream.get_ref().1;
         assert_eq!(session.protocol_version(), Some(expected));
         assert_eq!(session.alpn_protocol(), Some(&b"h2"[..]));
+    }
+}
+
+#[tokio::test]
+async fn an_intermediate_that_may_not_sign_certificates_authenticates_no_user() {
+    let (weir, mut upstream) = start().await;
+    for (usage, accepted) in [
+        (KeyUsagePurpose::KeyCertSign, true),
+        (KeyUsagePurpose::DigitalSignature, false),
+        (KeyUsagePurpose::CrlSign, false),
+    ] {
+        let intermediate = pki().client_ca.issue_ca("intermediate", &[usage]);
+        let root = intermediate.issue_client("root", &["system:masters"]);
+        let chain = [intermediate.certificate.clone()];
+        for version in [&TLS12, &TLS13] {
+            let tls = tls_config_with_chain(version, &[b"http/1.1"], Some((&root, &chain)));
+            if accepted {
+                let (user, _) = connect_and_get_user(&weir, &mut upstream, &tls).await;
+                assert_eq!(user.as_deref(), Some("root"));
+                continue;
+            }
+            let mut wire = RawHttp1::new(weir.connect_tls(tls).await);
+            wire.send(TestRequest::get("/api").to_http1()).await;
+            assert_eq!(wire.read_response("GET").await.0.status, 401, "{usage:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_certificate_may_be_a_ca() {
+    let (weir, mut upstream) = start().await;
+    let own = pki().client_ca.issue_client_that_is_a_ca("alice");
+    for version in [&TLS12, &TLS13] {
+        let tls = tls_config(version, &[b"http/1.1"], Some(&own));
+        let (user, _) = connect_and_get_user(&weir, &mut upstream, &tls).await;
+        assert_eq!(user.as_deref(), Some("alice"));
     }
 }
 

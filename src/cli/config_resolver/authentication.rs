@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use rustls::RootCertStore;
-
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::AssertBy;
 use crate::cli::flags::IdentityArgs;
@@ -21,6 +19,7 @@ use crate::identity::jwt::authentication_config::ConfiguredIssuer;
 use crate::identity::jwt::authentication_config::JwksLocation;
 use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::tls;
+use crate::x509::CertificatePool;
 
 const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";
 const SERVICE_ACCOUNT_ISSUER: &str = "service-account-issuer";
@@ -30,14 +29,12 @@ const AUTHENTICATION_CONFIG: &str = "authentication-config";
 const CONFIG: &str = "config";
 
 /// The CAs of which the listener requests certificates: those of clients and of front proxies.
-pub(super) fn client_certificate_roots(identity: &config::IdentityConfig) -> Option<RootCertStore> {
+pub(super) fn client_certificate_roots(
+    identity: &config::IdentityConfig,
+) -> Option<CertificatePool> {
     let proxies = identity.front_proxies.as_ref();
     match (&identity.client_ca, proxies) {
-        (Some(clients), Some(proxies)) => {
-            let mut roots = clients.clone();
-            roots.extend(proxies.ca.roots.iter().cloned());
-            Some(roots)
-        }
+        (Some(clients), Some(proxies)) => Some(clients.with(&proxies.ca)),
         (clients, proxies) => clients
             .clone()
             .or_else(|| proxies.map(|proxies| proxies.ca.clone())),
@@ -169,14 +166,13 @@ impl FlagResolver {
     /// Otherwise any client could assert any user.
     fn check_separate_cas(
         &mut self,
-        client_ca: Option<&RootCertStore>,
+        client_ca: Option<&CertificatePool>,
         proxies: Option<&config::FrontProxyConfig>,
     ) {
         let (Some(clients), Some(proxies)) = (client_ca, proxies) else {
             return;
         };
-        let shared = proxies.ca.roots.iter().any(|ca| clients.roots.contains(ca));
-        if shared && proxies.allowed_names.is_empty() {
+        if clients.intersects(&proxies.ca) && proxies.allowed_names.is_empty() {
             self.add(
                 FRONT_PROXY_CA,
                 "holds a CA of --client-ca-file, so that any client's certificate would make it a front proxy; give \
@@ -319,7 +315,7 @@ impl FlagResolver {
         flag: &str,
         location: &SourceLocation,
         pem: Option<String>,
-    ) -> Option<RootCertStore> {
+    ) -> Option<CertificatePool> {
         const FIELD: &str = "issuer.certificateAuthority";
         let Some(pem) = pem else {
             return self.check(flag, tls::load_system_roots());

@@ -12,6 +12,7 @@ use x509_parser::prelude::GeneralName;
 use x509_parser::prelude::X509Certificate;
 
 use crate::lint::rule::Rule;
+use crate::x509;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -97,8 +98,8 @@ pub(in crate::cli) fn inspect_chain(
     defects
 }
 
-/// The defects of CA certificates. webpki takes every certificate of a root store as a CA that does
-/// not expire; Go does not.
+/// The defects of CA certificates. Like in Go, those with one issue no certificate, but are trusted
+/// themselves.
 pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
     let mut defects = Vec::new();
     for (n, root) in roots.iter().enumerate() {
@@ -112,9 +113,14 @@ pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTim
         {
             defects.push(Defect::Doubtful(rule, why));
         }
-        if !is_ca(&certificate) {
+        let defect = match x509::Certificate::parse(root) {
+            Ok(parsed) => parsed.issuing_defect().map(str::to_owned),
+            Err(why) => Some(why.to_string()),
+        };
+        if let Some(defect) = defect {
             let message = format!(
-                "{name} is not a CA: its basic constraints do not say CA:TRUE; give the certificate that issued it"
+                "{name} is not a CA: {defect}; only this certificate itself is accepted, and none that it signed; give \
+                 the CA"
             );
             defects.push(Defect::Doubtful(Rule::NotACa, message));
         }
@@ -280,6 +286,7 @@ mod tests {
     use rcgen::IsCa;
     use rcgen::Issuer;
     use rcgen::KeyPair;
+    use rcgen::KeyUsagePurpose;
 
     use super::*;
 
@@ -434,6 +441,14 @@ mod tests {
         assert_one(
             &inspect_roots(&[root.clone(), leaf], at(0)),
             "doubtful: certificate 2 (CN=leaf) is not a CA",
+        );
+        let mut own = params("signs data");
+        own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        own.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        assert_one(
+            &inspect_roots(&[issued(&issuer, &own)], at(0)),
+            "doubtful: certificate 1 (CN=signs data) is not a CA: its key usage does not allow to sign certificates; \
+             only this certificate itself is accepted",
         );
         assert_one(
             &inspect_roots(&[root], at(400)),

@@ -6,7 +6,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
 use crate::cli::config_resolver::certificates;
@@ -25,6 +24,7 @@ use crate::lint::rule::Rule;
 use crate::upstream;
 use crate::upstream::tls::PemError;
 use crate::upstream::tls::PemInput;
+use crate::x509::CertificatePool;
 
 /// Resolves the flags, group by group. An error does not end it, so that all are found.
 #[derive(Debug, Default)]
@@ -252,7 +252,7 @@ impl FlagResolver {
         &mut self,
         flag: &str,
         file: &Path,
-    ) -> Option<RootCertStore> {
+    ) -> Option<CertificatePool> {
         let pem = self.read_file(flag, file)?;
         let location = SourceLocation::whole_file(&file.display().to_string());
         self.parse_root_certificates(flag, (&location, ""), &pem)
@@ -264,7 +264,7 @@ impl FlagResolver {
         flag: &str,
         place: (&SourceLocation, &str),
         pem: &[u8],
-    ) -> Option<RootCertStore> {
+    ) -> Option<CertificatePool> {
         match upstream::tls::parse_roots(place.1, pem) {
             Ok(roots) => {
                 let certificates = upstream::tls::parse_certificates(place.1, pem);

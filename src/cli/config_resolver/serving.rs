@@ -4,8 +4,6 @@ use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 
-use rustls::RootCertStore;
-
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::FlagFile;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
@@ -16,6 +14,7 @@ use crate::config;
 use crate::numeric::saturating_usize;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
+use crate::x509::CertificatePool;
 
 /// kube-apiserver's default.
 const UNSPECIFIED_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -26,7 +25,7 @@ impl FlagResolver {
     pub(super) fn resolve_serving(
         &mut self,
         args: ServingArgs,
-        client_ca: Option<RootCertStore>,
+        client_ca: Option<CertificatePool>,
         identity: &IdentityArgs,
         connection_budget: usize,
     ) -> Option<config::ServingConfig> {

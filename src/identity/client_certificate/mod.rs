@@ -25,33 +25,25 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::server::VerifierBuilderError;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::UnixTime;
 use sha2::Digest;
 use sha2::Sha256;
-use webpki::EndEntityCert;
-use webpki::ExtendedKeyUsageValidator;
-use webpki::KeyPurposeId;
-use webpki::KeyPurposeIdIter;
-use webpki::KeyUsage;
-use webpki::RequiredEkuNotFoundContext;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
 
 use crate::api::UserInfo;
 use crate::identity::client_certificate::subject::CertificateSubject;
 use crate::identity::client_certificate::subject::SubjectError;
 use crate::identity::client_certificate::trust::TrustedCertificate;
+use crate::x509::Certificate;
+use crate::x509::CertificatePool;
+use crate::x509::PathVerifier;
+use crate::x509::Purpose;
+use crate::x509::Reason;
+use crate::x509::VerifiedCertificate;
 
 /// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
-
-/// The DER of `id-kp-clientAuth` and `anyExtendedKeyUsage` (RFC 5280, 4.2.1.12).
-const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
-const ANY_PURPOSE: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25, 0]);
 
 /// How long a certificate that has expired or is not valid yet is not verified again. A
 /// verification takes a tenth of a millisecond, and clients send thousands of requests.
@@ -104,7 +96,7 @@ impl fmt::Display for CertificateError {
 pub struct CertificateVerifier {
     /// Cached results carry the id of the verifier that they are from.
     id: VerifierId,
-    roots: RootCertStore,
+    roots: CertificatePool,
     provider: Arc<CryptoProvider>,
 }
 
@@ -129,8 +121,8 @@ impl CertificateVerifier {
     ///
     /// # Errors
     /// `roots` is empty.
-    pub(crate) fn new(
-        roots: RootCertStore,
+    pub fn new(
+        roots: CertificatePool,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, VerifierBuilderError> {
         if roots.is_empty() {
@@ -145,65 +137,57 @@ impl CertificateVerifier {
 
     /// Whether both trust the same CAs.
     fn trusts_same(&self, other: &Self) -> bool {
-        self.roots.roots == other.roots.roots
+        self.roots == other.roots
     }
 
     fn verify(
         &self,
         chain: &[CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<VerifiedCertificate, CachedCertificateError> {
-        let (end_entity, parsed, chain_not_after) = self.verify_chain(chain, wall)?;
-        Ok(VerifiedCertificate {
-            user: Arc::new(user_from_certificate(&parsed, end_entity)?),
-            chain_not_after,
-            not_after: not_after(&parsed),
+    ) -> Result<AuthenticatedCertificate, CachedCertificateError> {
+        let verified = self.verify_chain(chain, wall)?;
+        Ok(AuthenticatedCertificate {
+            user: Arc::new(user_from_certificate(&verified.leaf)?),
+            chain_not_after: verified.not_after,
+            not_after: verified.leaf.not_after(),
         })
     }
 
-    /// Verifies the chain. Returns the client's own certificate, and the time until which the
-    /// result holds.
-    fn verify_chain<'c>(
+    /// Verifies the chain like the x509 authenticator of kube-apiserver: for client authentication,
+    /// with the certificates after the first as intermediates.
+    fn verify_chain(
         &self,
-        chain: &'c [CertificateDer<'static>],
+        chain: &[CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<
-        (&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime),
-        CachedCertificateError,
-    > {
-        let (end_entity, intermediates) = chain
+    ) -> Result<VerifiedCertificate, CachedCertificateError> {
+        let (leaf, intermediates) = chain
             .split_first()
             .ok_or_else(|| CertificateError::Malformed("there is none".to_owned()))?;
-        let since_epoch = wall
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        EndEntityCert::try_from(end_entity)
-            .and_then(|certificate| {
-                let path = certificate.verify_for_usage(
-                    self.provider.signature_verification_algorithms.all,
-                    &self.roots.roots,
-                    intermediates,
-                    UnixTime::since_unix_epoch(since_epoch),
-                    ClientAuthUsage,
-                    None,
-                    None,
-                );
-                path.map(|_| ())
-            })
-            .map_err(|reason| CachedCertificateError {
-                found_at: is_validity_period_error(&reason).then_some(wall),
-                error: CertificateError::Untrusted(reason.to_string()),
-            })?;
-        let parsed = parse_certificate(end_entity)?;
-        let mut chain_not_after = not_after(&parsed);
-        for certificate in intermediates {
-            let end = not_after(&parse_certificate(certificate)?);
-            // An expired intermediate was not needed for the path.
-            if end >= wall {
-                chain_not_after = chain_not_after.min(end);
+        let verifier = PathVerifier {
+            roots: &self.roots,
+            algorithms: self.provider.signature_verification_algorithms.all,
+            purpose: Purpose::ClientAuth,
+            now: wall,
+        };
+        let verified = verifier.verify(leaf, intermediates).map_err(|why| {
+            let is_malformed = matches!(why.reason, Reason::Malformed(_));
+            let as_error: fn(String) -> CertificateError = if is_malformed {
+                CertificateError::Malformed
+            } else {
+                CertificateError::Untrusted
+            };
+            CachedCertificateError {
+                found_at: why.depends_on_time.then_some(wall),
+                error: as_error(why.to_string()),
             }
+        })?;
+        // Go's TLS does not accept other keys of clients.
+        if !verified.leaf.can_sign() {
+            return Err(
+                CertificateError::Malformed("its key makes no signatures".to_owned()).into(),
+            );
         }
-        Ok((end_entity, parsed, chain_not_after))
+        Ok(verified)
     }
 }
 
@@ -279,7 +263,7 @@ pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     /// The last result, shared by the requests of the connection. The lock is not held across an
     /// await.
-    user_outcome: Mutex<CachedOutcome<VerifiedCertificate>>,
+    user_outcome: Mutex<CachedOutcome<AuthenticatedCertificate>>,
     /// The last result for a front proxy certificate, and the time until which it holds.
     front_proxy_outcome: Mutex<CachedOutcome<SystemTime>>,
 }
@@ -342,9 +326,9 @@ impl CachedCertificateError {
 }
 
 #[derive(Clone)]
-struct VerifiedCertificate {
+struct AuthenticatedCertificate {
     user: Arc<UserInfo>,
-    /// The earliest expiry in the chain.
+    /// The earliest expiry in the path to the CA, which is included.
     chain_not_after: SystemTime,
     /// The expiry of the client's own certificate.
     not_after: SystemTime,
@@ -354,7 +338,7 @@ impl PeerCertificate {
     /// The chain of the handshake, with the client's own certificate first. `None` if the client
     /// presented none.
     #[must_use]
-    pub(crate) fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
+    pub fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
         (!chain.is_empty()).then_some(Self {
             chain,
@@ -376,17 +360,16 @@ impl PeerCertificate {
             Some(Err(error)) if error.is_current(wall) => return Err(error.error.clone()),
             Some(_) | None => {}
         }
-        let result =
-            verifier
-                .verify_chain(&self.chain, wall)
-                .and_then(|(_, parsed, chain_not_after)| {
-                    let name = parse_subject(&parsed)?.common_name;
-                    if proxies.allows(&name) {
-                        Ok(chain_not_after)
-                    } else {
-                        Err(CertificateError::NotAllowed(name.into_owned()).into())
-                    }
-                });
+        let result = verifier
+            .verify_chain(&self.chain, wall)
+            .and_then(|verified| {
+                let name = parse_subject(&verified.leaf)?.common_name;
+                if proxies.allows(&name) {
+                    Ok(verified.not_after)
+                } else {
+                    Err(CertificateError::NotAllowed(name.into_owned()).into())
+                }
+            });
         outcome.set(verifier.id, &result);
         result.map(|_| ()).map_err(|error| error.error)
     }
@@ -399,7 +382,11 @@ impl PeerCertificate {
         Some(verified.as_ref().ok()?.not_after)
     }
 
-    pub(super) fn user(
+    /// The user of the certificate, if `verifier` accepts it at `wall`. The last result is kept.
+    ///
+    /// # Errors
+    /// The certificate is not accepted, or its subject names no user.
+    pub fn user(
         &self,
         verifier: &CertificateVerifier,
         wall: SystemTime,
@@ -440,66 +427,17 @@ impl fmt::Debug for PeerCertificate {
     }
 }
 
-/// Whether the certificate has expired or is not valid yet.
-const fn is_validity_period_error(reason: &webpki::Error) -> bool {
-    matches!(
-        reason,
-        webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. }
-    )
-}
-
-/// The accepted extended key usages: client authentication, any, or none given
-/// (`ExtKeyUsageClientAuth` of Go's `crypto/x509`).
-struct ClientAuthUsage;
-
-impl ExtendedKeyUsageValidator for ClientAuthUsage {
-    fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
-        let mut present = Vec::new();
-        for purpose in purposes {
-            let purpose = purpose?;
-            if purpose == CLIENT_AUTH || purpose == ANY_PURPOSE {
-                return Ok(());
-            }
-            present.push(purpose.to_decoded_oid());
-        }
-        if present.is_empty() {
-            return Ok(());
-        }
-        let required = KeyUsage::client_auth();
-        let context = RequiredEkuNotFoundContext { required, present };
-        Err(webpki::Error::RequiredEkuNotFoundContext(context))
-    }
-}
-
-fn parse_certificate<'a>(
-    der: &'a CertificateDer<'_>,
-) -> Result<X509Certificate<'a>, CertificateError> {
-    X509Certificate::from_der(der)
-        .map(|(_, certificate)| certificate)
-        .map_err(|reason| CertificateError::Malformed(reason.to_string()))
-}
-
-fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
-    let seconds = certificate.validity().not_after.timestamp();
-    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
-fn parse_subject<'c>(
-    certificate: &'c X509Certificate<'_>,
-) -> Result<CertificateSubject<'c>, CertificateError> {
-    CertificateSubject::parse(certificate.subject().as_raw())
+fn parse_subject(certificate: &Certificate) -> Result<CertificateSubject<'_>, CertificateError> {
+    CertificateSubject::parse(certificate.subject())
         .map_err(|SubjectError(part)| CertificateError::UnreadableSubject(part))
 }
 
-fn user_from_certificate(
-    certificate: &X509Certificate<'_>,
-    der: &CertificateDer<'_>,
-) -> Result<UserInfo, CertificateError> {
+fn user_from_certificate(certificate: &Certificate) -> Result<UserInfo, CertificateError> {
     let subject = parse_subject(certificate)?;
     if subject.common_name.is_empty() {
         return Err(CertificateError::NoCommonName);
     }
-    let fingerprint = Sha256::digest(der.as_ref());
+    let fingerprint = Sha256::digest(certificate.der());
     let hex: String = fingerprint
         .iter()
         .map(|byte| format!("{byte:02x}"))

@@ -1,31 +1,19 @@
-//! Parses the subject of a client certificate like Go's `crypto/x509`. Pure.
+//! The user that the subject of a client certificate names. Pure.
 //!
 //! kube-apiserver takes the user name from the last common name, and the groups from all
 //! organizations, whatever their string types. If a value were skipped, the certificate would
-//! authenticate another user. Therefore a subject with a value that cannot be read is an error. The
-//! accepted strings are those that all versions of Go read alike (`parseASN1String`, 1.19 to 1.26):
-//! ASCII in a T61String, and no surrogates or noncharacters in a BMPString. The name is parsed here
-//! because the certificate parser stops at an attribute that it cannot read, and drops the rest of
-//! its set.
+//! authenticate another user. Therefore a common name or an organization that is no string is an
+//! error, and one that Go's versions do not read alike: beyond ASCII in a T61String.
 
 use std::borrow::Cow;
+
+use crate::x509::name::parse_name;
 
 /// The DER of object identifiers: 2.5.4.3, 2.5.4.10, and the attribute with the uid,
 /// 1.3.6.1.4.1.57683.2 (feature gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const ORGANIZATION: &[u8] = &[0x55, 4, 10];
 const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
-
-/// DER tags.
-const OBJECT_IDENTIFIER: u8 = 6;
-const UTF8_STRING: u8 = 12;
-const NUMERIC_STRING: u8 = 18;
-const PRINTABLE_STRING: u8 = 19;
-const T61_STRING: u8 = 20;
-const IA5_STRING: u8 = 22;
-const BMP_STRING: u8 = 30;
-const SEQUENCE: u8 = 0x30;
-const SET: u8 = 0x31;
 
 /// The part of a subject that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,23 +36,9 @@ impl<'c> CertificateSubject<'c> {
     /// # Errors
     /// The structure is invalid, or a common name or an organization cannot be read.
     pub(super) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
-        const STRUCTURE: SubjectError = SubjectError("structure");
         let mut subject = Self::default();
-        let (mut sets, []) = read_tagged(name, SEQUENCE).ok_or(STRUCTURE)? else {
-            return Err(STRUCTURE);
-        };
-        while !sets.is_empty() {
-            let (mut set, rest) = read_tagged(sets, SET).ok_or(STRUCTURE)?;
-            sets = rest;
-            while !set.is_empty() {
-                let (attribute, rest) = read_tagged(set, SEQUENCE).ok_or(STRUCTURE)?;
-                set = rest;
-                let (kind, value) = read_tagged(attribute, OBJECT_IDENTIFIER).ok_or(STRUCTURE)?;
-                let (tag, value, []) = read_element(value).ok_or(STRUCTURE)? else {
-                    return Err(STRUCTURE);
-                };
-                subject.add_attribute(kind, decode_string(tag, value))?;
-            }
+        for attribute in parse_name(name).ok_or(SubjectError("structure"))? {
+            subject.add_attribute(attribute.kind, attribute.text())?;
         }
         Ok(subject)
     }
@@ -87,77 +61,18 @@ impl<'c> CertificateSubject<'c> {
     }
 }
 
-/// The contents of the first element of `der`, if it has this tag, and the rest.
-fn read_tagged(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (found, contents, rest) = read_element(der)?;
-    (found == tag).then_some((contents, rest))
-}
-
-/// The tag and the contents of the first element of `der`, and the rest.
-fn read_element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (&tag, rest) = der.split_first().filter(|(tag, _)| **tag & 0x1f != 0x1f)?; // one-byte tags only
-    let (&first, rest) = rest.split_first()?;
-    let (bytes, rest) = match first {
-        0..=0x7f => (&[][..], rest),
-        0x81..=0x83 => rest.split_at_checked(usize::from(first - 0x80))?,
-        _ => return None,
-    };
-    let length = match bytes {
-        [] => usize::from(first),
-        bytes => bytes
-            .iter()
-            .fold(0, |length, byte| (length << 8) | usize::from(*byte)),
-    };
-    let (contents, rest) = rest.split_at_checked(length)?;
-    Some((tag, contents, rest))
-}
-
-/// A string of the types that Go reads. `None` for another type, or for a value that Go's versions
-/// do not read alike.
-fn decode_string(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
-    let read = match tag {
-        UTF8_STRING => true,
-        PRINTABLE_STRING => value.iter().all(|byte| is_printable(*byte)),
-        NUMERIC_STRING => value
-            .iter()
-            .all(|byte| byte.is_ascii_digit() || *byte == b' '),
-        T61_STRING | IA5_STRING => value.is_ascii(),
-        BMP_STRING => return decode_ucs2(value).map(Cow::Owned),
-        _ => false,
-    };
-    str::from_utf8(value)
-        .ok()
-        .filter(|_| read)
-        .map(Cow::Borrowed)
-}
-
-/// Go's `isPrintable`, which accepts `*` and `&`.
-const fn is_printable(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric()
-        || matches!(byte, b'\''..=b')' | b'+'..=b'/' | b' ' | b':' | b'=' | b'?' | b'*' | b'&')
-}
-
-/// Big-endian UCS-2, with an optional terminator, which is dropped.
-fn decode_ucs2(value: &[u8]) -> Option<String> {
-    let value = value
-        .strip_suffix(&[0, 0])
-        .filter(|rest| rest.len() % 2 == 0)
-        .unwrap_or(value);
-    let (units, []) = value.as_chunks::<2>() else {
-        return None;
-    };
-    units
-        .iter()
-        .map(|unit| match u32::from(u16::from_be_bytes(*unit)) {
-            0xfffe | 0xffff | 0xfdd0..=0xfdef => None,
-            point => char::from_u32(point), // `None` for a surrogate
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x509::der::OBJECT_IDENTIFIER;
+    use crate::x509::der::SEQUENCE;
+    use crate::x509::der::SET;
+    use crate::x509::name::BMP_STRING;
+    use crate::x509::name::IA5_STRING;
+    use crate::x509::name::NUMERIC_STRING;
+    use crate::x509::name::PRINTABLE_STRING;
+    use crate::x509::name::T61_STRING;
+    use crate::x509::name::UTF8_STRING;
 
     const T61: u8 = T61_STRING;
     const UNIVERSAL_STRING: u8 = 28;

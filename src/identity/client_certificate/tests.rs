@@ -6,6 +6,7 @@ use rcgen::ExtendedKeyUsagePurpose;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
+use rcgen::KeyUsagePurpose;
 use rcgen::string::BmpString;
 use rcgen::string::TeletexString;
 use rcgen::string::UniversalString;
@@ -37,8 +38,7 @@ fn issue_alice(
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.extended_key_usages.clear();
     let certificate = ca.self_signed(&key).unwrap();
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate.der().clone()).unwrap();
+    let roots = CertificatePool::new([certificate.der()]).unwrap();
     let issuer = Issuer::new(ca, key);
     let authority =
         CertificateVerifier::new(roots, Arc::new(aws_lc_rs::default_provider())).unwrap();
@@ -116,7 +116,7 @@ fn an_expired_extra_certificate_does_not_defeat_the_cache() {
     presented.user(&authority, new_year(2101)).unwrap();
     let (_, outcome) = presented.user_outcome.lock().clone().last.unwrap();
     let expires = outcome.ok().unwrap().chain_not_after;
-    assert!(new_year(2104) < expires && expires < new_year(2106));
+    assert!(new_year(2109) < expires && expires < new_year(2111));
 }
 
 /// A certificate with the parameters of `change`, and a verifier that trusts its issuer.
@@ -291,4 +291,64 @@ async fn a_connection_learns_of_a_removed_ca_in_time_and_others_do_not() {
     tokio::time::timeout(limit, late).await.unwrap();
     tokio::time::timeout(limit, kept).await.unwrap_err();
     tokio::time::timeout(limit, none).await.unwrap_err();
+}
+
+/// Alice's certificate, and a verifier of its issuer, which is valid in these years and has these
+/// usages.
+fn issue_below(
+    years: (i32, i32),
+    usages: &[KeyUsagePurpose],
+) -> (CertificateVerifier, PeerCertificate) {
+    let key = KeyPair::generate().unwrap();
+    let mut ca = params("ca", years);
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.extended_key_usages.clear();
+    ca.key_usages = usages.to_vec();
+    let roots = CertificatePool::new([ca.self_signed(&key).unwrap().der()]).unwrap();
+    let issuer = Issuer::new(ca, key);
+    let own = KeyPair::generate().unwrap();
+    let own = params("alice", (2000, 2200))
+        .signed_by(&own, &issuer)
+        .unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let presented = PeerCertificate::new(Some(&[own.der().clone()])).unwrap();
+    (
+        CertificateVerifier::new(roots, provider).unwrap(),
+        presented,
+    )
+}
+
+#[test]
+fn a_user_ends_with_its_ca_and_begins_with_it() {
+    let (authority, presented) = issue_below((2100, 2110), &[]);
+    let proxies = front_proxies(&authority, &[]);
+    for (year, accepted) in [
+        (2099, false),
+        (2101, true),
+        (2109, true),
+        (2111, false),
+        (2105, true),
+    ] {
+        let at = new_year(year);
+        assert_eq!(presented.user(&authority, at).is_ok(), accepted, "{year}");
+        let front_proxy = presented.verify_front_proxy(&proxies, at);
+        assert_eq!(front_proxy.is_ok(), accepted, "{year}");
+    }
+}
+
+#[test]
+fn a_ca_that_may_not_sign_certificates_authenticates_neither_users_nor_front_proxies() {
+    for (usages, accepted) in [
+        (&[KeyUsagePurpose::KeyCertSign][..], true),
+        (
+            &[KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::CrlSign],
+            false,
+        ),
+    ] {
+        let (authority, presented) = issue_below((2000, 2200), usages);
+        let at = new_year(2101);
+        assert_eq!(presented.user(&authority, at).is_ok(), accepted);
+        let front_proxy = presented.verify_front_proxy(&front_proxies(&authority, &[]), at);
+        assert_eq!(front_proxy.is_ok(), accepted);
+    }
 }

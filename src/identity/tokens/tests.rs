@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,6 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::StatusCode;
-use rustls_pki_types::TrustAnchor;
 use serde_json::Value;
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -31,6 +31,7 @@ use crate::identity::transport::RemoteFuture;
 use crate::identity::transport::RemoteRequest;
 use crate::identity::transport::RemoteResponse;
 use crate::identity::transport::UrlFetcher;
+use crate::x509::CertificatePool;
 
 mod replacement;
 mod signature;
@@ -132,8 +133,9 @@ impl UrlFetcher for Arc<FakeTokenReviewServer> {
         })))
     }
 
-    fn roots(&self) -> &[TrustAnchor<'static>] {
-        &[]
+    fn roots(&self) -> &CertificatePool {
+        static NONE: LazyLock<CertificatePool> = LazyLock::new(CertificatePool::default);
+        &NONE
     }
 }
 

@@ -5,11 +5,12 @@
 //! own. Sessions are not resumed, since a resumed one would outlive a change of the CA or the names.
 
 use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use rustls::ClientConfig;
 use rustls::DistinguishedName;
 use rustls::Error;
-use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::client::Resumption;
 use rustls::client::danger::ServerCertVerified;
@@ -24,14 +25,13 @@ use rustls::version::TLS13;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::ServerName;
 use rustls_pki_types::UnixTime;
-use webpki::EndEntityCert;
-use webpki::KeyUsage;
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
 
 use crate::replicas::config::PeerTls;
 use crate::tls::verify_handshake_signatures;
+use crate::x509::Certificate;
+use crate::x509::CertificatePool;
+use crate::x509::PathVerifier;
+use crate::x509::Purpose;
 
 /// What both sides of a connection use.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl PeerTlsConfigs {
 #[derive(Debug)]
 struct PeerVerifier {
     hints: Vec<DistinguishedName>,
-    roots: RootCertStore,
+    roots: CertificatePool,
     allowed_names: Vec<String>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -94,24 +94,17 @@ impl PeerVerifier {
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-        usage: KeyUsage,
+        purpose: Purpose,
     ) -> Result<(), Error> {
         let refused = |why: String| Error::General(format!("the peer's certificate: {why}"));
-        let certificate = EndEntityCert::try_from(end_entity);
-        let verified = certificate.and_then(|certificate| {
-            let path = certificate.verify_for_usage(
-                self.algorithms.all,
-                &self.roots.roots,
-                intermediates,
-                now,
-                usage,
-                None,
-                None,
-            );
-            path.map(|_| ())
-        });
-        verified.map_err(|why| refused(why.to_string()))?;
-        let names = names(end_entity).map_err(refused)?;
+        let verifier = PathVerifier {
+            roots: &self.roots,
+            algorithms: self.algorithms.all,
+            purpose,
+            now: SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs()),
+        };
+        let verified = verifier.verify(end_entity, intermediates);
+        let names = names(&verified.map_err(|why| refused(why.to_string()))?.leaf);
         if names.iter().any(|name| self.allowed_names.contains(name)) {
             return Ok(());
         }
@@ -124,23 +117,10 @@ impl PeerVerifier {
 }
 
 /// The common name and the DNS names of a certificate.
-fn names(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
-    let (_, certificate) = X509Certificate::from_der(certificate).map_err(|why| why.to_string())?;
-    let common = certificate.subject().iter_common_name();
-    let common = common.filter_map(|name| name.as_str().ok());
-    let mut names: Vec<String> = common.map(str::to_owned).collect();
-    let alternative = certificate
-        .subject_alternative_name()
-        .map_err(|why| why.to_string())?;
-    for name in alternative
-        .iter()
-        .flat_map(|names| &names.value.general_names)
-    {
-        if let GeneralName::DNSName(name) = name {
-            names.push((*name).to_owned());
-        }
-    }
-    Ok(names)
+fn names(certificate: &Certificate) -> Vec<String> {
+    let mut names = certificate.common_names();
+    names.extend_from_slice(certificate.dns_names());
+    names
 }
 
 impl ClientCertVerifier for PeerVerifier {
@@ -154,7 +134,7 @@ impl ClientCertVerifier for PeerVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.verify(end_entity, intermediates, now, KeyUsage::client_auth())?;
+        self.verify(end_entity, intermediates, now, Purpose::ClientAuth)?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -170,7 +150,7 @@ impl ServerCertVerifier for PeerVerifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.verify(end_entity, intermediates, now, KeyUsage::server_auth())?;
+        self.verify(end_entity, intermediates, now, Purpose::ServerAuth)?;
         Ok(ServerCertVerified::assertion())
     }
 

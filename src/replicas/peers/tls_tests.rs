@@ -7,7 +7,7 @@ use rcgen::ExtendedKeyUsagePurpose;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
-use rustls::RootCertStore;
+use rcgen::KeyUsagePurpose;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::sign::CertifiedKey;
@@ -20,20 +20,25 @@ use super::frames::read_frame;
 use super::frames::write_frame;
 use super::tls::PeerTlsConfigs;
 use crate::replicas::config::PeerTls;
+use crate::x509::CertificatePool;
 
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    roots: RootCertStore,
+    roots: CertificatePool,
 }
 
 impl Authority {
     fn new() -> Self {
+        Self::with_usages(&[])
+    }
+
+    fn with_usages(usages: &[KeyUsagePurpose]) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut ca = CertificateParams::default();
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        ca.key_usages = usages.to_vec();
         let certificate = ca.self_signed(&key).unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate.der().clone()).unwrap();
+        let roots = CertificatePool::new([certificate.der()]).unwrap();
         Self {
             issuer: Issuer::new(ca, key),
             roots,
@@ -132,4 +137,15 @@ async fn a_certificate_of_another_ca_or_for_the_other_side_only_is_refused() {
     assert!(accepted.is_err(), "a server's certificate");
     let (connected, _) = exchange(&replica, &client).await;
     assert!(connected.is_err(), "a client's certificate");
+}
+
+#[tokio::test]
+async fn a_peer_ca_that_may_not_sign_certificates_connects_no_replicas() {
+    let authority = Authority::with_usages(&[KeyUsagePurpose::KeyCertSign]);
+    let replica = authority.issue("weir-peer", "weir-peer", &BOTH);
+    assert_eq!(exchange(&replica, &replica).await, (Ok(()), Ok(())));
+    let authority = Authority::with_usages(&[KeyUsagePurpose::CrlSign]);
+    let replica = authority.issue("weir-peer", "weir-peer", &BOTH);
+    let (connected, accepted) = exchange(&replica, &replica).await;
+    assert!(connected.is_err() && accepted.is_err());
 }

@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use http::Uri;
 use http::uri::PathAndQuery;
-use rustls::RootCertStore;
-use rustls_pki_types::TrustAnchor;
 
 use crate::identity::transport::RemoteError;
 use crate::identity::transport::RemoteFuture;
@@ -32,18 +30,19 @@ use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::pool::pool_limits::UpstreamProtocol;
 use crate::upstream::requester::Requester;
 use crate::upstream::tls;
+use crate::x509::CertificatePool;
 
 /// A client for any HTTPS URL.
 #[derive(Clone, Debug)]
 pub(crate) struct ExternalClient {
-    roots: RootCertStore,
+    roots: CertificatePool,
     metrics: Arc<UpstreamMetrics>,
 }
 
 impl ExternalClient {
     /// Trusts servers whose certificates `roots` verify.
     #[must_use]
-    pub(crate) fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
+    pub(crate) fn new(roots: CertificatePool, metrics: Arc<UpstreamMetrics>) -> Self {
         Self { roots, metrics }
     }
 
@@ -90,8 +89,8 @@ impl UrlFetcher for ExternalClient {
         Box::pin(async move { with_timeout(client.fetch(url)).await })
     }
 
-    fn roots(&self) -> &[TrustAnchor<'static>] {
-        &self.roots.roots
+    fn roots(&self) -> &CertificatePool {
+        &self.roots
     }
 }
 
@@ -99,7 +98,7 @@ impl UrlFetcher for ExternalClient {
 #[must_use]
 pub(crate) fn external_pool(
     target: ServerAddress,
-    roots: RootCertStore,
+    roots: CertificatePool,
     metrics: &Arc<UpstreamMetrics>,
 ) -> Arc<Pool<External>> {
     let connector = Connector::new(target, tls::client_config(roots, None), None);

@@ -14,7 +14,6 @@ use std::time::Instant;
 use http::HeaderValue;
 use http::Response;
 use parking_lot::Mutex;
-use rustls::RootCertStore;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
@@ -42,6 +41,7 @@ use crate::upstream::servers::health::ServerFailure;
 use crate::upstream::servers::server_set::ServerList;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::tls;
+use crate::x509::CertificatePool;
 
 /// Attempts for one request. A second failure of this kind in a row happens while an upstream is
 /// being replaced; a third one hardly does.
@@ -98,7 +98,7 @@ struct PoolList<M> {
 
 struct PoolEntry<M> {
     server: Arc<ApiServer>,
-    roots: Arc<RootCertStore>,
+    roots: Arc<CertificatePool>,
     front_proxy: Option<Arc<CertifiedKey>>,
     pool: Arc<Pool<M>>,
 }
@@ -383,7 +383,7 @@ impl<M: AuthMode> ServerPools<M> {
                 Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
             }
         };
-        let tls = tls::client_config(RootCertStore::clone(&list.tls.roots), certificate);
+        let tls = tls::client_config(CertificatePool::clone(&list.tls.roots), certificate);
         let connector = Connector::new(server.address().clone(), tls, settings.budget.clone());
         let metrics = Arc::clone(&settings.metrics);
         Some(PoolEntry {

@@ -1,5 +1,3 @@
-use rustls_pki_types::CertificateDer;
-
 use super::*;
 use crate::metrics::Registry;
 use crate::upstream::UpstreamConfig;
@@ -28,7 +26,7 @@ fn config(hosts: &[&str], front_proxy: Option<&Arc<CertifiedKey>>) -> UpstreamCo
     UpstreamConfig {
         servers: hosts.iter().map(|host| server(host)).collect(),
         endpoint_slices: false,
-        roots: RootCertStore::empty(),
+        roots: CertificatePool::default(),
         front_proxy: front_proxy.cloned(),
         max_http2_connections: 1,
         protocol: UpstreamProtocol::Auto,
@@ -85,8 +83,7 @@ async fn a_changed_configuration_keeps_the_pools_that_it_does_not_concern() {
 
     // Other roots concern all.
     let mut other_roots = config(&["192.0.2.1"], Some(&new));
-    let root = CertificateDer::from(new.cert[0].to_vec());
-    other_roots.roots.add(root).unwrap();
+    other_roots.roots = CertificatePool::new(&new.cert[..1]).unwrap();
     crate::upstream::reconfigure(&servers, &other_roots);
     assert!(!Arc::ptr_eq(&current(&plain)[0], &plain_before[0]));
     assert_eq!(current(&asserting).len(), 1);
@@ -112,8 +109,7 @@ async fn a_replaced_pool_leases_nothing_more_and_returns_the_request() {
     });
     tokio::task::yield_now().await;
     let mut other_roots = before.clone();
-    let root = CertificateDer::from(key().cert[0].to_vec());
-    other_roots.roots.add(root).unwrap();
+    other_roots.roots = CertificatePool::new(&key().cert[..1]).unwrap();
     crate::upstream::reconfigure(&servers, &other_roots);
     assert!(!replaced.is_replaced());
     assert!(!Arc::ptr_eq(&current(&plain)[0], &replaced));

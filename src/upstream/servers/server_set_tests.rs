@@ -8,7 +8,7 @@ fn server(host: &str) -> ServerAddress {
 
 fn tls() -> UpstreamTls {
     UpstreamTls {
-        roots: Arc::new(rustls::RootCertStore::empty()),
+        roots: Arc::new(crate::x509::CertificatePool::default()),
         front_proxy: None,
     }
 }

@@ -5,17 +5,17 @@ use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::servers::api_server::ServerOrigin;
+use crate::x509::CertificatePool;
 
 /// The roots that certificates of API servers are verified against, and the front-proxy
 /// certificate. Pools compare both by pointer.
 #[derive(Clone, Debug)]
 pub(in crate::upstream) struct UpstreamTls {
-    pub(in crate::upstream) roots: Arc<RootCertStore>,
+    pub(in crate::upstream) roots: Arc<CertificatePool>,
     pub(in crate::upstream) front_proxy: Option<Arc<CertifiedKey>>,
 }
 
@@ -23,10 +23,10 @@ impl UpstreamTls {
     /// Takes over what has changed. The rest keeps its pointers.
     pub(in crate::upstream) fn update(
         &mut self,
-        roots: &RootCertStore,
+        roots: &CertificatePool,
         front_proxy: Option<&Arc<CertifiedKey>>,
     ) {
-        if self.roots.roots != roots.roots {
+        if *self.roots != *roots {
             self.roots = Arc::new(roots.clone());
         }
         let chain = |key: &Arc<CertifiedKey>| key.cert.clone();

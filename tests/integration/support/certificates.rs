@@ -11,6 +11,7 @@ use rcgen::ExtendedKeyUsagePurpose;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
+use rcgen::KeyUsagePurpose;
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
@@ -20,6 +21,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::PrivateKeyDer;
+use weir::x509::CertificatePool;
 
 /// All certificates of the tests.
 pub(crate) struct Pki {
@@ -126,6 +128,28 @@ impl TestCa {
         }
     }
 
+    /// A CA below this one, whose key has these usages.
+    pub(crate) fn issue_ca(&self, name: &str, usages: &[KeyUsagePurpose]) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = client_params(name, &[]);
+        params.extended_key_usages.clear();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = usages.to_vec();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Self {
+            certificate: certificate.der().clone(),
+            pem: certificate.pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// As [`Self::issue_client`], a certificate that is a CA.
+    pub(crate) fn issue_client_that_is_a_ca(&self, name: &str) -> IssuedCertificate {
+        let mut params = client_params(name, &[]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        self.issue(&params)
+    }
+
     /// A server certificate for 127.0.0.1.
     pub(crate) fn issue_server(&self) -> IssuedCertificate {
         self.issue_server_named("127.0.0.1")
@@ -172,8 +196,13 @@ impl TestCa {
         self.issue(&params)
     }
 
+    /// A pool that trusts this CA.
+    pub(crate) fn roots(&self) -> CertificatePool {
+        CertificatePool::of_parsable([&self.certificate])
+    }
+
     /// A store that trusts this CA.
-    pub(crate) fn roots(&self) -> RootCertStore {
+    pub(crate) fn root_store(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
         roots
@@ -206,7 +235,7 @@ pub(crate) fn client_tls_config(
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(pki().server_ca.roots());
+        .with_root_certificates(pki().server_ca.root_store());
     let mut config = match certificate {
         Some(issued) => builder
             .with_client_auth_cert(vec![issued.certificate.clone()], issued.key())
@@ -219,7 +248,7 @@ pub(crate) fn client_tls_config(
 
 /// TLS as kube-apiserver serves it: a front proxy's certificate is optional.
 pub(crate) fn upstream_tls_config(alpn: &[&[u8]], own: &IssuedCertificate) -> ServerConfig {
-    let front_proxies = Arc::new(pki().front_proxy_ca.roots());
+    let front_proxies = Arc::new(pki().front_proxy_ca.root_store());
     let verifier = WebPkiClientVerifier::builder_with_provider(front_proxies, provider())
         .allow_unauthenticated()
         .build()

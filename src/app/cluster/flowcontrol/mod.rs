@@ -79,14 +79,11 @@ impl ClusterFlowcontrol {
 /// What the cluster of `upstream` is recognized by.
 fn identity_of(upstream: &UpstreamConfig) -> ClusterIdentity {
     let servers = upstream.servers.iter();
-    let roots = upstream.roots.roots.iter();
+    let roots = upstream.roots.iter();
     ClusterIdentity {
         servers: servers.map(|server| server.authority.to_string()).collect(),
         authorities: roots
-            .map(|root| {
-                let key = root.subject_public_key_info.as_ref();
-                BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(key))
-            })
+            .map(|root| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(root.public_key_info())))
             .collect(),
     }
 }

@@ -12,7 +12,6 @@ mod replicas;
 
 use std::sync::Arc;
 
-use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
 use crate::cli::config_resolver::certificates::CertificateUse;
@@ -30,6 +29,7 @@ use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::tls::Pem;
+use crate::x509::CertificatePool;
 
 impl FlagResolver {
     /// The API server, and the credentials of weir's own calls.
@@ -127,7 +127,7 @@ impl FlagResolver {
         &mut self,
         args: &UpstreamArgs,
         urls: &[String],
-    ) -> Option<(Vec<ServerAddress>, RootCertStore, CredentialSource)> {
+    ) -> Option<(Vec<ServerAddress>, CertificatePool, CredentialSource)> {
         if args.context.is_some() {
             self.add("context", "only together with --kubeconfig");
         }
@@ -162,7 +162,7 @@ impl FlagResolver {
         args: &UpstreamArgs,
         source: &KubeconfigSource,
         urls: &[String],
-    ) -> Option<(Vec<ServerAddress>, RootCertStore, CredentialSource)> {
+    ) -> Option<(Vec<ServerAddress>, CertificatePool, CredentialSource)> {
         if args.upstream_ca_file.is_some() {
             self.add(
                 "upstream-ca-file",
