@@ -7,6 +7,9 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
+use super::printable::is_printable;
+use super::printable::push_go_escape;
+
 /// `text` in double quotes, as `%q` prints a string.
 pub(crate) fn quote(text: &[u8]) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
@@ -26,25 +29,9 @@ pub(crate) fn quote(text: &[u8]) -> String {
 fn push_quoted(quoted: &mut String, c: char) {
     match c {
         '"' | '\\' => quoted.extend(['\\', c]),
-        '\u{7}' => quoted.push_str("\\a"),
-        '\u{8}' => quoted.push_str("\\b"),
-        '\u{c}' => quoted.push_str("\\f"),
-        '\n' => quoted.push_str("\\n"),
-        '\r' => quoted.push_str("\\r"),
-        '\t' => quoted.push_str("\\t"),
-        '\u{b}' => quoted.push_str("\\v"),
-        c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
         c if is_printable(c) => quoted.push(c),
-        c if u32::from(c) < 0x1_0000 => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
-        c => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
+        c => push_go_escape(quoted, c),
     }
-}
-
-/// `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. The
-/// standard library has the same table behind `escape_debug`, though of a later Unicode version; a
-/// preceding letter keeps it from escaping marks.
-fn is_printable(c: char) -> bool {
-    c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
 }
 
 /// `value` as JSON.

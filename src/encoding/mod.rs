@@ -6,6 +6,7 @@
 //! | [`go_text`] | text as Go prints it |
 //! | [`hpack`] | HPACK's header fields, counted |
 //! | [`percent`] | percent-decoding of paths and queries |
+//! | [`printable`] | text without control characters and their like |
 //! | [`protobuf`] | Protobuf's wire format |
 //! | [`yaml`] | YAML in block style, written |
 //!
@@ -13,11 +14,13 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `cbor` `go_text` `hpack` `percent` `protobuf` `yaml` |
+//! | 0 | `cbor` `hpack` `percent` `printable` `protobuf` |
+//! | 1 | `go_text` `yaml` |
 
 pub(crate) mod cbor;
 pub(crate) mod go_text;
 pub(crate) mod hpack;
 pub(crate) mod percent;
+pub(crate) mod printable;
 pub(crate) mod protobuf;
 pub(crate) mod yaml;

@@ -2,16 +2,18 @@
 
 use serde_json::Value;
 
+use super::printable;
+
 /// The longest line of a comment in characters, if its words are not longer.
 const MAX_COMMENT: usize = 100;
 
-/// Lines as comments. Long ones are continued on the next line, indented as they begin. Control
-/// characters are replaced, so that nothing of a line is outside of its comment.
+/// Lines as comments. Long ones are continued on the next line, indented as they begin. What is not
+/// printable is escaped, so that nothing of a line is outside of its comment.
 #[must_use]
 pub(crate) fn comment(lines: &[String]) -> String {
     let mut text = String::new();
     for line in lines {
-        let line = line.replace(char::is_control, "\u{fffd}");
+        let line = printable::escape(line);
         let words = line.trim_start();
         let indent = " ".repeat(line.len() - words.len());
         let mut length = 0;
@@ -76,10 +78,12 @@ fn write_nested(value: &Value, indentation: usize, text: &mut String) {
 }
 
 /// A scalar or an empty collection. Text that is more than a plain word is quoted as in JSON, which
-/// YAML reads alike.
+/// YAML reads alike, and what is not printable is escaped.
 fn scalar(value: &Value) -> String {
-    let plain = value.as_str().filter(|text| is_plain_word(text));
-    plain.map_or_else(|| value.to_string(), str::to_owned)
+    match value.as_str().filter(|text| is_plain_word(text)) {
+        Some(plain) => plain.to_owned(),
+        None => printable::escape_yaml(&value.to_string()).into_owned(),
+    }
 }
 
 /// Whether YAML reads the text as this text without quotes.
@@ -103,7 +107,7 @@ mod tests {
         let text = comment(&["short".to_owned(), long, "a\nb: c".to_owned()]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "# short");
-        assert_eq!(lines.last(), Some(&"# a\u{fffd}b: c"));
+        assert_eq!(lines.last(), Some(&"# a\\nb: c"));
         let wrapped = &lines[1..lines.len() - 1];
         assert!(wrapped.len() > 1, "{text}");
         for line in wrapped {
@@ -124,9 +128,28 @@ mod tests {
             ("1e3", "\"1e3\""),
             ("a b", "\"a b\""),
             ("a\n- b", "\"a\\n- b\""),
+            ("\u{85}\u{2028}", r#""\u0085\u2028""#),
+            ("\u{e0001}\u{1f600}", "\"\\U000e0001\u{1f600}\""),
         ] {
             assert_eq!(scalar(&json!(text)), written);
         }
+    }
+
+    #[test]
+    fn names_stay_in_their_scalars_and_comments() {
+        for name in printable::HOSTILE_NAMES {
+            let value = json!({ name: name, "list": [name, {"nested": name}] });
+            let mut text = comment(&[format!("of {name}"), name.to_owned()]);
+            write_value(&value, 0, &mut text);
+            let is_plain = |c: char| c == '\n' || printable::is_printable(c);
+            assert!(text.chars().all(is_plain), "{text:?}");
+            let of_value = text.lines().filter(|line| !line.starts_with("# "));
+            assert_eq!(of_value.count(), 5, "{text}");
+        }
+    }
+
+    #[test]
+    fn collections_are_written_in_block_style() {
         let mut text = String::new();
         write_value(
             &json!({"a": [], "b": {}, "c": [1, {"d": null}]}),

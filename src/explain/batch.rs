@@ -7,6 +7,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
+use crate::encoding::printable::escape_json;
 use crate::explain::explainer::Explainer;
 use crate::explain::explainer::Explanation;
 use crate::explain::explainer::ResolvedRequest;
@@ -68,7 +69,7 @@ pub fn explain_lines(
             Err(error) => {
                 counts.failed += 1;
                 let line = number;
-                serde_json::to_writer(&mut output, &ErrorLine { line, error })?;
+                write_line(&ErrorLine { line, error }, &mut output)?;
             }
         }
         output.write_all(b"\n")?;
@@ -99,16 +100,21 @@ fn explain_line(
     let now = now.map(|levels| levels.explain(&explanation));
     match now {
         // Without the flattened field, which serde buffers.
-        None => serde_json::to_writer(&mut *output, &explanation)?,
+        None => write_line(&explanation, output)?,
         Some(now) => {
             let line = ExplanationLine {
                 explanation: &explanation,
                 now: Some(now),
             };
-            serde_json::to_writer(&mut *output, &line)?;
+            write_line(&line, output)?;
         }
     }
     Ok(Ok(()))
+}
+
+fn write_line(line: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
+    let text = serde_json::to_string(line)?;
+    output.write_all(escape_json(&text).as_bytes())
 }
 
 /// Reads a line without its end. Of a longer line than allowed, one byte more than allowed. `false`

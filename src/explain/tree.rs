@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::api::UserInfo;
+use crate::encoding::printable::escape;
 use crate::explain::explainer::Explanation;
 use crate::explain::explainer::ResolvedRequest;
 use crate::explain::levels::LevelAtRest;
@@ -34,9 +35,10 @@ struct Branch {
 }
 
 impl Branch {
-    fn new(text: impl Into<String>) -> Self {
+    /// What is not printable is escaped: names of requests, files and objects stay on their line.
+    fn new(text: impl AsRef<str>) -> Self {
         Self {
-            text: text.into(),
+            text: escape(text.as_ref()).into_owned(),
             below: Vec::new(),
         }
     }
@@ -340,23 +342,9 @@ fn outcome(outcome: &Prediction) -> String {
     format!("{verb}{code}: {}", outcome.reason)
 }
 
-/// Text of a request, with control characters escaped.
+/// Text of a request.
 fn shown(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let mut shown = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if letter.is_control() || is_directional(letter) {
-            shown.extend(letter.escape_unicode());
-        } else {
-            shown.push(letter);
-        }
-    }
-    shown
-}
-
-/// Whether a character changes the direction of text, and so its order on a terminal.
-const fn is_directional(letter: char) -> bool {
-    matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Draws a branch: `first` stands before its first line, `rest` before all others.
@@ -436,7 +424,8 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(shown(b"a\x1b[2J\n\xff"), "a\\u{1b}[2J\\u{a}\u{fffd}");
-        assert_eq!(shown("x\u{202e}y é".as_bytes()), "x\\u{202e}y é");
+        let text = |bytes: &[u8]| Branch::new(shown(bytes)).text;
+        assert_eq!(text(b"a\x1b[2J\n\xff"), "a\\x1b[2J\\n\u{fffd}");
+        assert_eq!(text("x\u{202e}y é".as_bytes()), "x\\u202ey é");
     }
 }

@@ -9,6 +9,8 @@ use crate::cli::config_resolver::certificates::CertificateSummary;
 use crate::cli::config_resolver::certificates::date;
 use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::Findings;
+use crate::encoding::printable::escape;
+use crate::encoding::printable::escape_json;
 
 /// How the report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -64,8 +66,11 @@ impl CheckReport {
     pub(in crate::cli) fn render(&self, format: CheckFormat) -> String {
         match format {
             CheckFormat::Text => self.text(),
-            CheckFormat::Json => format!("{}\n", self.json()),
-            CheckFormat::Sarif => format!("{:#}\n", sarif::render(self.findings.iter())),
+            CheckFormat::Json => format!("{}\n", escape_json(&self.json().to_string())),
+            CheckFormat::Sarif => {
+                let text = format!("{:#}\n", sarif::render(self.findings.iter()));
+                escape_json(&text).into_owned()
+            }
         }
     }
 
@@ -110,7 +115,8 @@ impl CheckReport {
             counted(self.findings.errors().count(), "error"),
             counted(self.findings.warnings().count(), "warning")
         ));
-        lines.join("\n") + "\n"
+        let lines = lines.iter().map(|line| escape(line) + "\n");
+        lines.collect()
     }
 
     fn json(&self) -> Value {

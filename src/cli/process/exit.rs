@@ -6,11 +6,14 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::app::ShutdownOutcome;
 use crate::cli::flags::LoggingFormat;
 use crate::clock::Clock;
+use crate::encoding::printable::escape;
+use crate::encoding::printable::escape_json;
 
 /// The exit code of a usage error: a bad flag or a bad file. `clap` and most programs use it.
 pub(in crate::cli) const EXIT_USAGE: u8 = 2;
@@ -34,6 +37,17 @@ pub(in crate::cli) fn print_stdout(bytes: &[u8]) -> ExitCode {
             &format!("cannot write to the standard output: {why}"),
             LoggingFormat::Text,
         ),
+    }
+}
+
+/// A value as one line of JSON for the standard output.
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub(in crate::cli) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
+    match serde_json::to_string(value) {
+        Ok(text) => Ok(escape_json(&text).into_owned() + "\n"),
+        Err(why) => Err(CommandError::Startup(why.to_string())),
     }
 }
 
@@ -79,7 +93,7 @@ pub(in crate::cli) fn exit_with_failure(
 /// Prints a line in the format of the log.
 fn print_error_line(line: &str, format: LoggingFormat) {
     match format {
-        LoggingFormat::Text => eprintln!("weir: {line}"),
+        LoggingFormat::Text => eprintln!("weir: {}", escape(line)),
         LoggingFormat::Json => {
             let now = Timestamp::try_from(Clock.wall()).unwrap_or_default();
             let line = json!({

@@ -1,5 +1,6 @@
 //! Formatting of numbers and names for `weir top`.
 
+use crate::encoding::printable::is_printable;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
 use crate::observe::status::replica_view::ALL_REPLICAS;
@@ -14,17 +15,10 @@ const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇',
 pub(crate) const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";
 
 /// Makes text that a client may have chosen safe for a terminal: replaces characters that move the
-/// cursor or change the direction of the line.
+/// cursor, change the direction of the line, or are not printable at all. Cells keep their width.
 #[must_use]
 pub(crate) fn sanitize(text: &str) -> String {
-    let replace = |c: char| match c {
-        '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}'
-        | '\u{feff}' => '·',
-        c if c.is_control() => '·',
-        c => c,
-    };
+    let replace = |c: char| if is_printable(c) { c } else { '·' };
     text.chars().map(replace).collect()
 }
 

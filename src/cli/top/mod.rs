@@ -50,6 +50,7 @@ use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::model::TopModel;
 use crate::cli::top::view_options::ScrollOffsets;
 use crate::cli::top::view_options::ViewOptions;
+use crate::encoding::printable::escape_json;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::top_talkers::Dimension;
 use crate::observe::top_talkers::UsageMeasure;
@@ -174,7 +175,7 @@ async fn fetch_json(args: &TopArgs) -> Result<String, String> {
     let mut snapshot = client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
     text_table::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
     let text = serde_json::to_string_pretty(&snapshot).map_err(|why| why.to_string())?;
-    Ok(text + "\n")
+    Ok(format!("{}\n", escape_json(&text)))
 }
 
 async fn fetch_table(args: &TopArgs) -> Result<String, String> {

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
+use crate::encoding::printable;
 use crate::flowcontrol::level::DetailColumn;
 use crate::flowcontrol::level::DumpedRequest;
 use crate::request_info::go_duration;
@@ -223,19 +224,7 @@ fn format_table<'c>(
 
 /// Bytes as text on one line.
 fn escape(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    if !text.contains(char::is_control) {
-        return text.into_owned();
-    }
-    let mut escaped = String::new();
-    for c in text.chars() {
-        if c.is_control() {
-            escaped.extend(c.escape_default());
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
+    printable::escape(&String::from_utf8_lossy(bytes)).into_owned()
 }
 
 #[cfg(test)]

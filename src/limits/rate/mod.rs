@@ -19,6 +19,7 @@ pub(crate) mod snapshot;
 pub mod spin_lock;
 pub(crate) mod top_keys;
 
+use crate::encoding::printable::escape;
 use crate::limits::rate::clients::enforcer::ClientLimits;
 use crate::limits::rate::events::enforcer::EventRateLimit;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
@@ -112,6 +113,7 @@ impl RateLimits {
         for (limit, keys) in events.chain(clients) {
             for top in keys {
                 let (n, error) = (top.rejections, top.error);
+                let limit = escape(&limit);
                 lines.push(format!("{limit}\t{n}\t{error}\t{:?}", top.key));
             }
         }

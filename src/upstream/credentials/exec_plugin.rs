@@ -23,6 +23,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::encoding::printable::escape;
 use crate::numeric::saturating_u64;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::credentials::exec_credential::ExecApiVersion;
@@ -326,18 +327,9 @@ impl StderrLog {
     }
 }
 
-/// A line without control characters, which could affect a terminal.
+/// A line for the log.
 fn printable(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line.trim_ascii());
-    text.chars()
-        .map(|c| {
-            if c.is_control() {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        })
-        .collect()
+    escape(&String::from_utf8_lossy(line.trim_ascii())).into_owned()
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::exit::print_stdout;
+use crate::cli::process::exit::to_json;
 use crate::cli::process::logging;
 use crate::cli::process::resolve;
 use crate::cli::top::client;
@@ -161,8 +162,7 @@ fn explain(args: ExplainArgs) -> Result<ExitCode, CommandError> {
                 explanation: &explanation,
                 now,
             };
-            let line = serde_json::to_string(&line);
-            line.map_err(|why| CommandError::Startup(why.to_string()))? + "\n"
+            to_json(&line)?
         }
     };
     Ok(print_stdout(text.as_bytes()))

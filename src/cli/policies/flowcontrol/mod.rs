@@ -21,6 +21,7 @@ use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::exit::print_stdout;
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
+use crate::encoding::printable::escape_json;
 
 /// The objects in force, on the admin listener.
 const OBJECTS_PATH: &str = "/debug/api_priority_and_fairness/objects";
@@ -86,7 +87,7 @@ fn show(args: &ShowArgs) -> Result<String, String> {
 fn render(objects: &Value, format: ShowFormat) -> String {
     match format {
         ShowFormat::Table => table::render(objects),
-        ShowFormat::Json => format!("{objects:#}\n"),
+        ShowFormat::Json => format!("{}\n", escape_json(&format!("{objects:#}"))),
         ShowFormat::Yaml => yaml::render(objects),
     }
 }

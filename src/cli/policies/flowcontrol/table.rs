@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::encoding::printable::escape;
+
 /// The titles of the columns.
 const TITLES: [&str; 4] = ["KIND", "NAME", "ORIGIN", "DETAILS"];
 
@@ -34,7 +36,7 @@ pub(super) fn render(objects: &Value) -> String {
     if at("state") == "failed" {
         text.push_str(&format!(
             "\nThe cluster's objects are not up to date: {}\n",
-            printable(at("message"))
+            escape(at("message"))
         ));
     }
     text
@@ -49,10 +51,10 @@ fn row(object: &Value) -> [String; 4] {
         origin.push_str(&format!(" (replaces {replaced})"));
     }
     [
-        printable(text_at(object, "kind")),
-        printable(text_at(object, "name")),
-        printable(&origin),
-        printable(&details(object)),
+        escape(text_at(object, "kind")).into_owned(),
+        escape(text_at(object, "name")).into_owned(),
+        escape(&origin).into_owned(),
+        escape(&details(object)).into_owned(),
     ]
 }
 
@@ -87,12 +89,6 @@ fn text_at<'v>(value: &'v Value, key: &str) -> &'v str {
     value.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Names of files may have any character: none controls the terminal.
-fn printable(text: &str) -> String {
-    let replace = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(replace).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -123,7 +119,7 @@ FlowSchema                   a        f.yaml:3:1 (replaces cluster)   precedence
 PriorityLevelConfiguration   exempt   built-in                        Exempt, 0 shares
 PriorityLevelConfiguration   b        cluster                         Queue, 30 shares
 
-The cluster's objects are not up to date: gone\u{fffd}[2J
+The cluster's objects are not up to date: gone\\x1b[2J
 "
         );
     }

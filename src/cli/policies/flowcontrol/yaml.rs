@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::encoding::yaml::comment;
 use crate::encoding::yaml::write_value;
 
 /// Renders the response of the admin listener: a document for each object, with its origin in a
@@ -12,8 +13,8 @@ pub(super) fn render(objects: &Value) -> String {
     for object in listed.into_iter().flatten() {
         let at = |key| object.get(key).and_then(Value::as_str);
         let origin = at("location").or_else(|| at("origin")).unwrap_or_default();
-        let origin = origin.replace(char::is_control, "\u{fffd}");
-        text.push_str(&format!("---\n# origin: {origin}\n"));
+        text.push_str("---\n");
+        text.push_str(&comment(&[format!("origin: {origin}")]));
         if let Some(manifest) = object.get("manifest") {
             write_value(manifest, 0, &mut text);
         }
@@ -29,8 +30,32 @@ mod tests {
     use crate::api::flowcontrol;
     use crate::api::flowcontrol::to_manifest;
     use crate::document;
+    use crate::document::Content;
     use crate::document::Diagnostics;
+    use crate::encoding::printable::HOSTILE_NAMES;
     use crate::flowcontrol::bootstrap;
+
+    #[test]
+    fn names_and_origins_stay_in_their_scalars_and_comments() {
+        let listed: Value = HOSTILE_NAMES
+            .iter()
+            .map(|name| json!({"location": name, "manifest": {"kind": name, *name: [name]}}))
+            .collect();
+        let text = render(&json!({"objects": listed}));
+        let mut diagnostics = Diagnostics::default();
+        let documents = document::parse_all("shown", &text, &mut diagnostics);
+        assert_eq!(diagnostics.to_string(), "", "{text}");
+        assert_eq!(documents.len(), HOSTILE_NAMES.len(), "{text}");
+        for (document, name) in documents.iter().zip(HOSTILE_NAMES) {
+            let kind = document.field("kind").and_then(|kind| kind.as_str());
+            assert_eq!(kind, Some(name));
+            let of_name = document.field(name).map(|node| &node.content);
+            let Some(Content::Sequence(items)) = of_name else {
+                panic!("{name:?}: {text}");
+            };
+            assert_eq!(items[0].as_str(), Some(name));
+        }
+    }
 
     #[test]
     fn the_manifests_are_read_as_the_same_objects() {

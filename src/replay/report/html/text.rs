@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::encoding::printable::is_printable;
+
 /// A text as HTML, in elements and in attributes: names that clients chose stay text.
 #[must_use]
 pub(super) fn escape(text: &str) -> String {
@@ -15,14 +17,9 @@ pub(super) fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Characters that would reorder or hide what stands beside them.
-            '\u{0}'..='\u{1f}'
-            | '\u{7f}'..='\u{9f}'
-            | '\u{200e}'
-            | '\u{200f}'
-            | '\u{202a}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}' => escaped.push('\u{fffd}'),
-            other => escaped.push(other),
+            letter if is_printable(letter) => escaped.push(letter),
+            // It would reorder or hide what stands beside it.
+            _ => escaped.push('\u{fffd}'),
         }
     }
     escaped
