@@ -230,6 +230,17 @@ impl LoggedRequest {
         self.rare.as_mut()?.order.as_deref_mut()
     }
 
+    /// Nanoseconds that it waited until it was dispatched. 0 if it was not: a limit rejected it, or its
+    /// client left. A simulation counts waits in the same way.
+    #[must_use]
+    pub(crate) const fn recorded_wait_ns(&self) -> u64 {
+        let left = self.recorded.cancelled && self.service_ns.get().is_none();
+        if self.recorded.rejected || left {
+            return 0;
+        }
+        self.recorded.wait_ns
+    }
+
     /// Removes its place in the order of decisions.
     pub(crate) fn remove_order(&mut self) {
         if let Some(mut rare) = self.rare.take() {
@@ -272,6 +283,35 @@ mod tests {
     fn a_request_is_small() {
         assert_eq!(size_of::<LoggedRequest>(), 72);
         assert_eq!(size_of::<LogItem>(), 72);
+    }
+
+    #[test]
+    fn a_recorded_wait_is_that_of_a_request_that_was_dispatched() {
+        let request = |rejected: bool, cancelled: bool, service_ns: Option<u64>| LoggedRequest {
+            at_us: 0,
+            client: ClientId(0),
+            line: RequestLine::new("GET", b"/").unwrap(),
+            service_ns: service_ns.into(),
+            recorded: RecordedOutcome {
+                wait_ns: 7,
+                rejected,
+                cancelled,
+                ..RecordedOutcome::default()
+            },
+            seats: None,
+            stream: 0,
+            rare: None,
+        };
+        for (rejected, cancelled, service_ns, wait_ns) in [
+            (false, false, Some(1), 7),
+            (false, false, None, 7),
+            (false, true, Some(1), 7),
+            (false, true, None, 0),
+            (true, false, None, 0),
+        ] {
+            let request = request(rejected, cancelled, service_ns);
+            assert_eq!(request.recorded_wait_ns(), wait_ns, "{request:?}");
+        }
     }
 
     #[test]

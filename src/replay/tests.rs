@@ -177,6 +177,67 @@ fn requests_that_match_another_schema_than_was_recorded_are_counted() {
 }
 
 #[test]
+fn waits_are_compared_with_those_of_requests_that_were_dispatched() {
+    let line = |at: u32, rest: &str| {
+        format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"alice",{rest}}}"#)
+            + "\n"
+    };
+    let text = [
+        line(1, r#""service_ms":1"#),
+        line(2, r#""wait_ms":30000,"cancelled":true"#),
+    ]
+    .concat();
+    let report = replay_text(
+        text.as_bytes(),
+        &[policies("today", 30)],
+        ReplayModel::default(),
+    );
+    assert_eq!(report.input.recorded_wait_s, 0.0);
+    assert_eq!(
+        report.changes.winners,
+        [],
+        "its client left, and waited in vain"
+    );
+}
+
+#[test]
+fn a_report_warns_of_clients_that_wait_and_of_a_record_that_began_under_way() {
+    // Four workers without pauses, and an independent client.
+    let line = |at: u32, user: &str, rest: &str| {
+        format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"{user}"{rest}}}"#)
+            + "\n"
+    };
+    let waiting: String = (0..400)
+        .map(|n| line(n * 25, "alice", r#","service_ms":100"#))
+        .collect();
+    let under_way = line(
+        10_000,
+        "bob",
+        r#","service_ms":1,"seats":1,"order":[5,6,5],"adjusted_order":0,"adjusted_ms":3"#,
+    );
+    let seldom: String = (0..400)
+        .map(|n| line(20_000 + n * 1000, "carol", r#","service_ms":10"#))
+        .collect();
+    let shown = |text: &str, clients: ClientBehaviour| {
+        let model = ReplayModel {
+            clients,
+            ..ReplayModel::default()
+        };
+        table::render(&replay_text(
+            text.as_bytes(),
+            &[policies("today", 30)],
+            model,
+        ))
+    };
+    let waits = "WARNING: 400 of 400 requests are of clients that wait for their own requests";
+    assert!(shown(&waiting, ClientBehaviour::Open).contains(waits));
+    assert!(!shown(&waiting, ClientBehaviour::ClosedClientGo).contains("clients that wait"));
+    assert!(!shown(&seldom, ClientBehaviour::Open).contains("WARNING"));
+    let began = "WARNING: the record began while weir was serving";
+    assert!(shown(&(under_way + &seldom), ClientBehaviour::Open).contains(began));
+}
+
+#[test]
 fn a_report_says_when_so_many_requests_are_late_that_it_says_little() {
     let line = |at: u32| {
         format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"alice"}}"#) + "\n"

@@ -92,17 +92,22 @@ impl Object {
     #[must_use]
     pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
         let (own, others) = (self.metadata(), other.metadata());
-        (&own.name, &own.uid) == (&others.name, &others.uid)
-            && match (self, other) {
-                (Self::FlowSchema(a), Self::FlowSchema(b)) => a.spec == b.spec,
-                (Self::PriorityLevelConfiguration(a), Self::PriorityLevelConfiguration(b)) => {
-                    a.spec == b.spec
-                }
-                _ => false,
-            }
+        (&own.name, &own.uid) == (&others.name, &others.uid) && self.has_equal_spec(other)
     }
 
-    pub(super) fn metadata_mut(&mut self) -> &mut ObjectMeta {
+    /// Whether both are of one kind and have the same spec.
+    #[must_use]
+    pub(crate) fn has_equal_spec(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::FlowSchema(a), Self::FlowSchema(b)) => a.spec == b.spec,
+            (Self::PriorityLevelConfiguration(a), Self::PriorityLevelConfiguration(b)) => {
+                a.spec == b.spec
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn metadata_mut(&mut self) -> &mut ObjectMeta {
         match self {
             Self::FlowSchema(schema) => &mut schema.metadata,
             Self::PriorityLevelConfiguration(level) => &mut level.metadata,

@@ -14,7 +14,7 @@ use crate::replay::reader::merge::ReadError;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::reader::merge::read_log;
 use crate::replay::run::ReadSummary;
-use crate::replay::run::classification::ClassificationCheck;
+use crate::replay::run::log_checks::LogChecks;
 use crate::replay::simulation::ReplayedPolicies;
 
 /// The most bytes of requests that are kept: some 400,000 requests.
@@ -80,12 +80,12 @@ impl RepeatableLog {
         max_bytes: usize,
     ) -> Result<Self, RepeatError> {
         let table = Arc::new(ClientTable::default());
-        let mut check = ClassificationCheck::new(Some(policies), &table);
+        let mut check = LogChecks::new(Some(policies), &table);
         let mut kept = Some(Vec::new());
         let mut bytes = 0;
         let counts = read_log(sources, options, &table, &mut |item| {
-            let item = without_order(item);
             check.check(&item);
+            let item = without_order(item);
             bytes += size_of_item(&item);
             match &mut kept {
                 Some(items) if bytes <= max_bytes => items.push(item),
@@ -102,7 +102,7 @@ impl RepeatableLog {
             table,
             summary: ReadSummary {
                 counts,
-                classification: check.report(),
+                checked: check.report(),
             },
             kept,
         })

@@ -13,8 +13,11 @@ use super::tests::trial_model;
 use super::trials::run_one;
 use super::variants::InFlightFlags;
 use crate::api::flowcontrol;
+use crate::api::flowcontrol::Object;
 use crate::document;
 use crate::document::Diagnostics;
+use crate::encoding::printable::HOSTILE_NAMES;
+use crate::encoding::printable::is_printable;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::replay::run::replay;
@@ -150,7 +153,12 @@ fn limits_that_the_log_stays_below_reject_nothing() {
     let file = LogFile::new(&pipeline_log());
     let log = file.read();
     let report = run(&file, MANY);
-    assert_eq!(report.client_limits.len(), 1);
+    let limited: Vec<_> = report.client_limits.iter().collect();
+    let [limited] = &*limited else {
+        panic!("{limited:?}");
+    };
+    let account = limited.pointer("/rules/0/subjects/0/serviceAccount/name");
+    assert_eq!(account, Some(&"runner".into()), "others send too little");
     assert!(report.event_limits.is_some());
     assert_eq!(report.changes.losers, []);
     // The bucket of the rule and its rate are those of the proxy: with less, requests are rejected.
@@ -171,4 +179,119 @@ fn a_suggestion_is_the_golden_one() {
     );
     let json = serde_json::to_string_pretty(&report).unwrap() + "\n";
     assert_golden("suggest.json", &json);
+}
+
+/// The built-in objects as a cluster has them, and one of an operator's own.
+fn exported() -> Vec<Object> {
+    let mut objects = bootstrap::add_missing(Vec::new());
+    for (n, object) in objects.iter_mut().enumerate() {
+        object.metadata_mut().uid = format!("uid-{n}");
+        object.metadata_mut().resource_version = n.to_string();
+    }
+    let mut own = objects
+        .iter()
+        .find(|object| object.metadata().name == "service-accounts")
+        .unwrap()
+        .clone();
+    own.metadata_mut().name = "operators-own".to_owned();
+    own.metadata_mut().annotations.clear();
+    objects.push(own);
+    objects
+}
+
+#[test]
+fn only_objects_that_change_are_to_be_applied() {
+    let mut before = policies("flags", FEW.total());
+    let ConcurrencyPolicy::Fairness { objects, .. } = &mut before.limits.concurrency else {
+        unreachable!("they are fair");
+    };
+    *objects = exported();
+    let settings = KeptSettings::new(FEW);
+    let log = LogFile::new(&pipeline_log()).read();
+    let report = suggest(&log, &before, &settings, trial_model()).unwrap();
+    let names = |objects: &[serde_json::Value]| -> Vec<String> {
+        let name =
+            |object: &serde_json::Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+        objects.iter().map(name).collect()
+    };
+    assert_eq!(
+        names(&report.objects),
+        ["workload-low", "own-ci-runner", "own-ci-runner"]
+    );
+    assert_eq!(names(&report.unchanged), ["operators-own"]);
+    let of_cluster = |object: &&serde_json::Value| {
+        object["metadata"]["annotations"]["apf.kubernetes.io/autoupdate-spec"] == "false"
+    };
+    assert_eq!(report.objects.iter().filter(of_cluster).count(), 1);
+    // weir.yaml still has all objects: the unchanged ones of the configuration, too.
+    let files = output::files(&report, &settings, &|name| format!("/suggested/{name}"));
+    let config = &files.last().unwrap().1;
+    assert!(
+        config.contains(
+            "flowcontrolConfig:\n  - \"/suggested/flowcontrol.yaml\"\n  - \"/suggested/flowcontrol-unchanged.yaml\"\n"
+        ),
+        "{config}"
+    );
+}
+
+/// A user that floods, one of the control plane that does, too, and some others.
+fn flood_log(flooding: &str, own: &str) -> String {
+    let mut lines = Vec::new();
+    let mut request = |at: u32, user: &str| {
+        let user = serde_json::Value::from(user);
+        lines.push((at, format!(
+            r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/namespaces/a/pods/p","user":{user},"groups":["devs","system:authenticated"],"service_ms":3}}"#
+        )));
+    };
+    for n in 0..6000 {
+        request(n * 2, flooding);
+        request(n * 2 + 1, own);
+    }
+    for n in 0..300 {
+        request(n * 40, "alice");
+        request(n * 40, "bob");
+    }
+    lines.sort();
+    lines.into_iter().map(|(_, line)| line + "\n").collect()
+}
+
+#[test]
+fn no_limit_is_another_users_rate_and_none_is_for_the_control_plane() {
+    let file = LogFile::new(&flood_log("flood", "system:kube-controller-manager"));
+    let report = run(&file, MANY);
+    let limits: Vec<_> = report
+        .client_limits
+        .iter()
+        .map(|rule| {
+            let subjects = rule["rules"][0]["subjects"].as_array().unwrap();
+            assert_eq!(subjects.len(), 1, "{rule}");
+            let user = subjects[0]["user"]["name"].as_str().unwrap();
+            (user.to_owned(), rule["requests"]["qps"].as_u64().unwrap())
+        })
+        .collect();
+    let limit = |user: &str, qps| (user.to_owned(), qps);
+    assert_eq!(
+        limits,
+        [limit("flood", 500), limit("alice", 25), limit("bob", 25)]
+    );
+    assert_eq!(report.changes.losers, []);
+}
+
+#[test]
+fn names_stay_in_the_files_of_a_suggestion() {
+    for name in HOSTILE_NAMES {
+        let log = flood_log(name, "carol");
+        let report = run(&LogFile::new(&log), MANY);
+        let settings = KeptSettings::new(MANY);
+        let mut texts = vec![output::render(&report, &settings)];
+        let files = output::files(&report, &settings, &str::to_owned);
+        texts.extend(files.into_iter().map(|(_, text)| text));
+        for text in texts {
+            let is_plain = |c: char| c == '\n' || is_printable(c);
+            assert!(text.chars().all(is_plain), "{name:?}: {text:?}");
+            let mut diagnostics = Diagnostics::default();
+            let _ = document::parse_all("suggested", &text, &mut diagnostics);
+            assert_eq!(diagnostics.to_string(), "", "{text}");
+        }
+    }
 }

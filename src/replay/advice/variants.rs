@@ -135,18 +135,22 @@ pub(crate) fn changed_objects(before: &ReplayedPolicies, after: &ReplayedPolicie
     changed.cloned().map(maintained_by_operator).collect()
 }
 
-fn maintained_by_operator(mut object: Object) -> Object {
-    let metadata = match &mut object {
-        Object::FlowSchema(schema) => &mut schema.metadata,
-        Object::PriorityLevelConfiguration(level) => &mut level.metadata,
-    };
-    metadata.uid.clear();
-    metadata.resource_version.clear();
-    for (name, value) in &mut metadata.annotations {
+fn maintained_by_operator(object: Object) -> Object {
+    let mut object = without_identity(object);
+    for (name, value) in &mut object.metadata_mut().annotations {
         if name == AUTOUPDATE {
             "false".clone_into(value);
         }
     }
+    object
+}
+
+/// The object without what belongs to the one in a cluster, so that it can be applied.
+#[must_use]
+pub(crate) fn without_identity(mut object: Object) -> Object {
+    let metadata = object.metadata_mut();
+    metadata.uid.clear();
+    metadata.resource_version.clear();
     object
 }
 

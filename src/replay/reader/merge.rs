@@ -294,9 +294,7 @@ impl Merge<'_> {
         };
         counts.requests += 1;
         counts.rejected += u64::from(request.recorded.rejected);
-        if !request.recorded.rejected {
-            counts.wait_ns += u128::from(request.recorded.wait_ns);
-        }
+        counts.wait_ns += u128::from(request.recorded_wait_ns());
     }
 
     fn hand_on(&mut self) {

@@ -43,7 +43,7 @@ pub(crate) struct InputReport {
     pub(crate) end_events: u64,
     /// Requests that the log says were rejected.
     pub(crate) recorded_rejected: u64,
-    /// Seconds that requests waited that were not rejected, as far as the log says.
+    /// Seconds that requests waited that were dispatched, as far as the log says.
     pub(crate) recorded_wait_s: f64,
     /// Recorded rejections that were left out, since the simulated clients repeat requests
     /// themselves.
@@ -56,6 +56,29 @@ pub(crate) struct InputReport {
     /// the log does not say which they were, and with max-in-flight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) classification: Option<ClassificationReport>,
+    /// Whether clients wait for their own requests.
+    pub(crate) waiting: WaitingReport,
+    /// Whether weir was serving already when its record began: the seats that were borrowed and the
+    /// requests in queues by then are not known.
+    pub(crate) began_under_way: bool,
+}
+
+/// Requests of which the log says how long they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct WaitingReport {
+    /// How many there are, without long-running ones.
+    pub(crate) requests: u64,
+    /// Those of clients that send the next one when the one before has ended.
+    pub(crate) of_waiting: u64,
+}
+
+impl WaitingReport {
+    /// Whether most requests are of clients that wait for their own requests: a model in which they
+    /// do not predicts rejections that such clients do not see.
+    #[must_use]
+    pub(crate) const fn is_closed_loop(self) -> bool {
+        self.of_waiting > 0 && self.of_waiting >= self.requests - self.of_waiting
+    }
 }
 
 /// Requests whose recorded flow schema is known.
@@ -99,7 +122,24 @@ pub(crate) struct OrderReport {
     pub(crate) latest_by_s: f64,
 }
 
+/// What is doubtful about a record that began while weir was serving.
+pub(crate) const BEGAN_UNDER_WAY: &str = "the record began while weir was serving. It does not say which seats were \
+    borrowed and which requests were in queues by then: the first minute is not to be judged";
+
 impl InputReport {
+    /// Why the model of the clients does not fit the log. `None` if nothing speaks against it.
+    #[must_use]
+    pub(crate) fn unfit_clients(&self, model: &ModelReport) -> Option<String> {
+        let waiting = self.waiting;
+        (waiting.is_closed_loop() && !model.clients.starts_with("closed")).then(|| {
+            format!(
+                "{} of {} requests are of clients that wait for their own requests. --clients closed-client-go fits this \
+                 log: with --clients {} fewer seats reject more than these clients would see",
+                waiting.of_waiting, waiting.requests, model.clients
+            )
+        })
+    }
+
     /// Whether so many requests are replayed late that the results mean little.
     #[must_use]
     pub(crate) const fn is_out_of_order(&self) -> bool {
@@ -232,7 +272,7 @@ pub(crate) struct WaitReport {
 pub(crate) struct RecordedReport {
     /// Requests that were rejected by a limit.
     pub(crate) rejected: u64,
-    /// Seconds that requests waited that were not rejected.
+    /// Seconds that requests waited that were dispatched.
     pub(crate) wait_s: f64,
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::encoding::printable::escape;
+use crate::replay::report::model::BEGAN_UNDER_WAY;
 use crate::replay::report::model::Change;
 use crate::replay::report::model::ChangesReport;
 use crate::replay::report::model::ClosedLoopReport;
@@ -23,7 +25,7 @@ const MAX_NAME: usize = 44;
 pub(crate) fn render(report: &Report) -> String {
     let mut text = String::new();
     write_input(&mut text, &report.input);
-    write_model(&mut text, &report.model);
+    write_model(&mut text, &report.input, &report.model);
     for run in &report.runs {
         write_run(&mut text, run);
     }
@@ -122,6 +124,9 @@ fn write_doubts(text: &mut String, input: &InputReport) {
             );
         }
     }
+    if input.began_under_way {
+        line(text, &format!("WARNING: {BEGAN_UNDER_WAY}"));
+    }
     if let Some(classification) = input.classification
         && classification.different > 0
     {
@@ -136,8 +141,8 @@ fn write_doubts(text: &mut String, input: &InputReport) {
     }
 }
 
-/// The assumptions.
-pub(crate) fn write_model(text: &mut String, model: &ModelReport) {
+/// The assumptions, and whether they fit the log.
+pub(crate) fn write_model(text: &mut String, input: &InputReport, model: &ModelReport) {
     let mut said = format!("clients: {}", model.clients);
     if model.service_time_scale != 1.0 {
         let _ = write!(said, ", service times × {}", model.service_time_scale);
@@ -146,6 +151,9 @@ pub(crate) fn write_model(text: &mut String, model: &ModelReport) {
         let _ = write!(said, ", capacity of {capacity} requests at a time");
     }
     line(text, &said);
+    if let Some(unfit) = input.unfit_clients(model) {
+        line(text, &format!("WARNING: {unfit}"));
+    }
 }
 
 fn write_run(text: &mut String, run: &RunReport) {
@@ -157,7 +165,9 @@ fn write_run(text: &mut String, run: &RunReport) {
     let _ = write!(
         text,
         "\n{}: {}, {} {seats}\n",
-        run.policies, run.limiter, run.seats
+        escape(&run.policies),
+        run.limiter,
+        run.seats
     );
     let mut rows = vec![group_titles("PRIORITY LEVEL")];
     rows.extend(
@@ -257,7 +267,7 @@ fn write_changes(text: &mut String, title: &str, changes: &[Change]) {
     if changes.is_empty() {
         return;
     }
-    let _ = write!(text, "\n{title}\n");
+    let _ = write!(text, "\n{}\n", escape(title));
     let titles = ["USER", "ARRIVED", "REJECTED", "AFTER", "WAITED S", "AFTER"];
     let mut rows: Vec<Vec<String>> = vec![titles.map(str::to_owned).into()];
     for change in changes.iter().take(MAX_ROWS) {
@@ -311,12 +321,9 @@ fn shown(number: f64) -> String {
     }
 }
 
-/// A name without control characters, of bounded length.
+/// A name of bounded length, with what is not printable escaped.
 pub(crate) fn printable(name: &str) -> String {
-    let characters: Vec<char> = name
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect();
+    let characters: Vec<char> = escape(name).chars().collect();
     if characters.len() <= MAX_NAME {
         return characters.into_iter().collect();
     }

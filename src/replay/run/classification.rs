@@ -10,14 +10,14 @@ use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::replay::clients::Client;
 use crate::replay::clients::ClientTable;
-use crate::replay::logged::LogItem;
+use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::ClassificationReport;
 use crate::replay::simulation::ReplayedPolicies;
 use crate::request_info::RequestInfo;
 
 /// Compares the schemas of a configuration with the recorded ones.
 #[derive(Debug)]
-pub(crate) struct ClassificationCheck {
+pub(super) struct ClassificationCheck {
     /// `None` with max-in-flight.
     matcher: Option<Matcher>,
     table: Arc<ClientTable>,
@@ -27,7 +27,7 @@ pub(crate) struct ClassificationCheck {
 
 impl ClassificationCheck {
     /// A check of this configuration, for a log with these clients.
-    pub(crate) fn new(policies: Option<&ReplayedPolicies>, table: &Arc<ClientTable>) -> Self {
+    pub(super) fn new(policies: Option<&ReplayedPolicies>, table: &Arc<ClientTable>) -> Self {
         let concurrency = policies.map(|policies| &policies.limits.concurrency);
         Self {
             matcher: match concurrency {
@@ -40,9 +40,9 @@ impl ClassificationCheck {
         }
     }
 
-    /// Checks an item of the log.
-    pub(crate) fn check(&mut self, item: &LogItem) {
-        let (Some(matcher), LogItem::Request(request)) = (&self.matcher, item) else {
+    /// Checks a request of the log.
+    pub(super) fn check(&mut self, request: &LoggedRequest) {
+        let Some(matcher) = &self.matcher else {
             return;
         };
         let Some(recorded) = request.recorded.flow_schema else {
@@ -67,7 +67,7 @@ impl ClassificationCheck {
     }
 
     /// What was counted. `None` if no schema is recorded.
-    pub(crate) fn report(&self) -> Option<ClassificationReport> {
+    pub(super) fn report(&self) -> Option<ClassificationReport> {
         (self.counts.recorded > 0).then_some(self.counts)
     }
 }

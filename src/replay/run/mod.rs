@@ -4,9 +4,12 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `classification` |
+//! | 0 | `classification` `waiting` |
+//! | 1 | `log_checks` |
 
-pub(crate) mod classification;
+mod classification;
+pub(crate) mod log_checks;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,13 +24,13 @@ use crate::replay::reader::merge::read_log;
 use crate::replay::report::changes::changes_between;
 use crate::replay::report::changes::changes_from_record;
 use crate::replay::report::model::ChangesReport;
-use crate::replay::report::model::ClassificationReport;
 use crate::replay::report::model::InputReport;
 use crate::replay::report::model::ModelReport;
 use crate::replay::report::model::OrderReport;
 use crate::replay::report::model::Report;
 use crate::replay::report::model::SkippedReport;
-use crate::replay::run::classification::ClassificationCheck;
+use crate::replay::run::log_checks::CheckedLog;
+use crate::replay::run::log_checks::LogChecks;
 use crate::replay::simulation::ReplayModel;
 use crate::replay::simulation::ReplayedPolicies;
 use crate::replay::simulation::Simulation;
@@ -39,8 +42,8 @@ use crate::replay::simulation::outcome::format_time;
 pub(crate) struct ReadSummary {
     /// The lines and requests.
     pub(crate) counts: ReadCounts,
-    /// Whether the requests match the recorded flow schemas.
-    pub(crate) classification: Option<ClassificationReport>,
+    /// What the log says about how well it can be replayed.
+    pub(crate) checked: CheckedLog,
 }
 
 /// Replays a log under these configurations, side by side. `base` is any moment.
@@ -59,14 +62,14 @@ pub(crate) fn replay(
         .iter()
         .map(|policies| Simulation::new(policies, model, &table, base))
         .collect();
-    let mut check = ClassificationCheck::new(policies.first(), &table);
+    let mut check = LogChecks::new(policies.first(), &table);
     let counts = read_log(sources, options, &table, &mut |item| {
         check.check(&item);
         offer_to_all(&mut simulations, item);
     })?;
     let read = ReadSummary {
         counts,
-        classification: check.report(),
+        checked: check.report(),
     };
     let outcomes: Vec<SimulationOutcome> =
         simulations.into_iter().map(Simulation::finish).collect();
@@ -153,6 +156,8 @@ fn input_report(
             late: counts.late.count,
             latest_by_s: counts.late.by_us as f64 / 1e6,
         },
-        classification: read.classification,
+        classification: read.checked.classification,
+        waiting: read.checked.waiting,
+        began_under_way: read.checked.began_under_way,
     }
 }

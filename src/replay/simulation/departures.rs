@@ -300,10 +300,9 @@ impl Simulation {
             gave_up: false,
             held: false,
             recorded_rejected: recorded.rejected && !is_retry,
-            recorded_wait_ns: if is_retry || recorded.rejected {
-                0
-            } else {
-                recorded.wait_ns
+            recorded_wait_ns: match is_retry {
+                true => 0,
+                false => request.attempt.request.recorded_wait_ns(),
             },
         }
     }

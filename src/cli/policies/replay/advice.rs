@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::ValueEnum;
-use serde::Serialize;
 
 use crate::cli::flags::ServeArgs;
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::CommandError;
+use crate::cli::process::exit::to_json;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::replay::advice::objective::Objective;
 use crate::replay::advice::repeatable_log::RepeatableLog;
@@ -45,8 +45,8 @@ pub(super) struct AdviceOptions {
     /// the reasons in comments.
     #[arg(long, conflicts_with_all = ["compare", "search"])]
     suggest: bool,
-    /// With --suggest: also write them to this folder, as flowcontrol.yaml, event-rate-limit.yaml and weir.yaml, which names
-    /// the others and can be given to --compare.
+    /// With --suggest: also write them to this folder, as flowcontrol.yaml (what changes, for kubectl apply), event-rate-limit.yaml and
+    /// weir.yaml, which names the others and can be given to --compare.
     #[arg(long, value_name = "DIR", requires = "suggest")]
     suggest_dir: Option<PathBuf>,
 }
@@ -132,7 +132,12 @@ fn render_suggestion(
     let report = suggest(log, advised.policies, &advised.settings, advised.model);
     let report = report.map_err(|why| CommandError::Startup(why.to_string()))?;
     if let Some(folder) = &options.suggest_dir {
-        let path_of = |name: &str| folder.join(name).display().to_string();
+        // A --config file names other files from the folder in which weir runs, so from the root here.
+        let from_root = std::path::absolute(folder).ok();
+        let from_root = from_root.as_deref().and_then(Path::to_str).ok_or_else(|| {
+            CommandError::Usage(format!("--suggest-dir: {} is not UTF-8", folder.display()))
+        })?;
+        let path_of = |name: &str| format!("{from_root}/{name}");
         let files = suggested::files(&report, &advised.settings, &path_of);
         write_files(folder, &files).map_err(CommandError::Startup)?;
     }
@@ -187,10 +192,4 @@ fn render_search(
         ReplayFormat::Yaml => Ok(output::render_yaml(&found)),
         ReplayFormat::Json => to_json(&found),
     }
-}
-
-fn to_json(report: &impl Serialize) -> Result<String, CommandError> {
-    let text = serde_json::to_string(report);
-    text.map(|text| text + "\n")
-        .map_err(|why| CommandError::Startup(why.to_string()))
 }

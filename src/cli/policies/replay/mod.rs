@@ -37,6 +37,7 @@ use crate::cli::policies::replay::advice::Advised;
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::exit::print_stdout;
+use crate::cli::process::exit::to_json;
 use crate::cli::process::logging;
 use crate::cli::process::resolve;
 use crate::clock::Clock;
@@ -194,10 +195,7 @@ fn replay_and_print(
     let text = match options.output {
         ReplayFormat::Table | ReplayFormat::Yaml => table::render(&report),
         ReplayFormat::Html => html::render(&report, &page_origin(&options.files)),
-        ReplayFormat::Json => {
-            let text = serde_json::to_string(&report);
-            text.map_err(|why| CommandError::Startup(why.to_string()))? + "\n"
-        }
+        ReplayFormat::Json => to_json(&report)?,
     };
     Ok(print_stdout(text.as_bytes()))
 }

@@ -4,6 +4,7 @@ use super::model::FoundReport;
 use super::model::ResampledReport;
 use super::model::SearchReport;
 use super::model::SearchTotals;
+use crate::encoding::printable::escape;
 use crate::encoding::yaml::comment;
 use crate::encoding::yaml::write_value;
 use crate::replay::report::table;
@@ -13,7 +14,7 @@ use crate::replay::report::table;
 pub(crate) fn render_table(report: &SearchReport) -> String {
     let mut text = String::new();
     table::write_input(&mut text, &report.input);
-    table::write_model(&mut text, &report.model);
+    table::write_model(&mut text, &report.input, &report.model);
     write_objectives(&mut text, report);
     text.push('\n');
     let Some(found) = &report.found else {
@@ -246,6 +247,6 @@ fn sureness_of_shares(found: &FoundReport, resampled: ResampledReport) -> Vec<St
 }
 
 fn write_line(text: &mut String, line: &str) {
-    text.push_str(line);
+    text.push_str(&escape(line));
     text.push('\n');
 }

@@ -1,6 +1,7 @@
 //! Looks for suggestions, and replays the log under them.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::limits::measure_rates;
 use super::limits::parse_rates;
@@ -11,6 +12,7 @@ use super::own_level::Candidate;
 use super::own_level::OwnLevel;
 use super::own_level::by_level;
 use super::own_level::candidates;
+use super::own_level::is_control_plane;
 use super::own_level::own_level;
 use super::settings::KeptSettings;
 use crate::api::flowcontrol::Object;
@@ -25,6 +27,7 @@ use crate::replay::advice::trials::run_one;
 use crate::replay::advice::trials::run_trials;
 use crate::replay::advice::variants::changed_objects;
 use crate::replay::advice::variants::objects_of;
+use crate::replay::advice::variants::without_identity;
 use crate::replay::reader::merge::ReadError;
 use crate::replay::report::loss::GroupLoss;
 use crate::replay::run::report;
@@ -77,8 +80,15 @@ pub(crate) fn suggest(
     model: TrialModel,
 ) -> Result<SuggestReport, ReadError> {
     let configured = run(log, policies, model)?;
+    let users = control_plane_users(log);
+    let control_plane: BTreeSet<&str> = users.iter().map(String::as_str).collect();
     let mut notes = Vec::new();
-    let (own_levels, mut suggested) = own_levels(log, policies, model, &configured, &mut notes)?;
+    let looked_for = OwnLevelSearch {
+        log,
+        model,
+        control_plane: &control_plane,
+    };
+    let (own_levels, mut suggested) = looked_for.own_levels(policies, &configured, &mut notes)?;
     "suggested".clone_into(&mut suggested.name);
 
     let rates = measure_rates(log, settings.event_groups)?;
@@ -88,7 +98,7 @@ pub(crate) fn suggest(
         .map(|own| (own.name.as_str(), own.user.as_str()))
         .collect();
     let client_limits = if limits.clients.is_empty() {
-        rates.client_limits(&heavy)
+        rates.client_limits(&heavy, &control_plane)
     } else {
         notes.push(
             "The configuration has clientLimits: they are kept, and none are suggested.".to_owned(),
@@ -124,7 +134,8 @@ pub(crate) fn suggest(
         input: replayed.input,
         model: replayed.model,
         own_levels,
-        objects: objects(&suggested),
+        objects: manifests(&changed_objects(policies, &suggested)),
+        unchanged: manifests(&unchanged_objects(policies, &suggested)),
         notes,
         never_reached,
         event_limits,
@@ -149,45 +160,92 @@ fn run(
     })
 }
 
-/// Levels of their own, one after the other, as long as one helps; and the policies with them.
-fn own_levels(
-    log: &RepeatableLog,
-    policies: &ReplayedPolicies,
+/// Where levels of their own are looked for.
+#[derive(Clone, Copy)]
+struct OwnLevelSearch<'l> {
+    log: &'l RepeatableLog,
     model: TrialModel,
-    configured: &UsageRun,
-    notes: &mut Vec<String>,
-) -> Result<(Vec<OwnLevelReport>, ReplayedPolicies), ReadError> {
-    let (mut reports, mut policies) = (Vec::new(), policies.clone());
-    let mut usage = configured.usage.clone();
-    let mut users = by_user(&configured.outcome);
-    while reports.len() < MAX_OWN_LEVELS {
-        let levels = by_level(&usage);
-        let Some((report, better)) =
-            best_own_level(log, &policies, model, &candidates(&levels), &users)?
-        else {
-            break;
-        };
-        reports.push(report);
-        policies = better;
-        let run = run(log, &policies, model)?;
-        (users, usage) = (by_user(&run.outcome), run.usage);
-    }
-    for (name, level) in by_level(&usage) {
-        let is_own = reports.iter().any(|own: &OwnLevelReport| own.name == name);
-        let (rejected, wait_s) = level.loss();
-        if let (Some((user, percent)), false) = (level.harmless(), is_own) {
-            notes.push(format!(
+    control_plane: &'l BTreeSet<&'l str>,
+}
+
+impl OwnLevelSearch<'_> {
+    /// Levels of their own, one after the other, as long as one helps; and the policies with them.
+    fn own_levels(
+        &self,
+        policies: &ReplayedPolicies,
+        configured: &UsageRun,
+        notes: &mut Vec<String>,
+    ) -> Result<(Vec<OwnLevelReport>, ReplayedPolicies), ReadError> {
+        let (mut reports, mut policies) = (Vec::new(), policies.clone());
+        let mut usage = configured.usage.clone();
+        let mut users = by_user(&configured.outcome);
+        while reports.len() < MAX_OWN_LEVELS {
+            let levels = by_level(&usage);
+            let Some((report, better)) =
+                self.best_own_level(&policies, &candidates(&levels, self.control_plane), &users)?
+            else {
+                break;
+            };
+            reports.push(report);
+            policies = better;
+            let run = run(self.log, &policies, self.model)?;
+            (users, usage) = (by_user(&run.outcome), run.usage);
+        }
+        for (name, level) in by_level(&usage) {
+            let is_own = reports.iter().any(|own: &OwnLevelReport| own.name == name);
+            let (rejected, wait_s) = level.loss();
+            if let (Some((user, percent)), false) = (level.harmless(), is_own) {
+                notes.push(format!(
                 "{user} takes {percent:.0} % of the seat-seconds of {name}, and no request of others is rejected or waits \
                  there: no level of its own."
             ));
-        } else if !is_own && (rejected > 0 || wait_s >= 1.0) {
-            notes.push(format!(
+            } else if !is_own && (rejected > 0 || wait_s >= 1.0) {
+                notes.push(format!(
                 "In {name} {rejected} requests are rejected, and requests wait for {wait_s:.1} s together; no level of its \
                  own for a user would help the others by half. More seats may: --search 'rejected(level={name}) = 0'."
             ));
+            }
         }
+        Ok((reports, policies))
     }
-    Ok((reports, policies))
+
+    /// The level of its own that helps most. `None`: none helps enough.
+    fn best_own_level(
+        &self,
+        policies: &ReplayedPolicies,
+        candidates: &[Candidate],
+        before: &BTreeMap<String, GroupLoss>,
+    ) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
+        let mut variants = Vec::new();
+        for candidate in candidates {
+            for part in PARTS {
+                if let Some(own) = own_level(objects_of(policies), candidate, part) {
+                    let with = with_objects(policies, own.objects.clone());
+                    variants.push((candidate, own, with));
+                }
+            }
+        }
+        let trials = variants.iter().map(|(_, _, policies)| Trial {
+            policies,
+            resample: None,
+        });
+        let trials: Vec<Trial<'_>> = trials.collect();
+        let finish = |simulation: Simulation| by_user(&simulation.finish());
+        let outcomes = run_trials(self.log, self.model, &trials, finish)?;
+        drop(trials);
+        let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
+        for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
+            let effect = effect(&candidate.user, before, &after);
+            let lost = crate::numeric::to_f64(candidate.others_rejected) + candidate.others_wait_s;
+            let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
+            // What it costs the user itself counts a little, so that it keeps as much as it can.
+            let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
+            if helps && best.as_ref().is_none_or(|(most, ..)| score > *most) {
+                best = Some((score, own_level_report(candidate, &own, effect), policies));
+            }
+        }
+        Ok(best.map(|(_, report, policies)| (report, policies)))
+    }
 }
 
 /// Says so if one user agent takes most of all seat-seconds.
@@ -207,45 +265,6 @@ fn heavy_user_agent(run: &UsageRun) -> Option<String> {
 
 fn by_user(outcome: &SimulationOutcome) -> BTreeMap<String, GroupLoss> {
     outcome.users.iter().cloned().collect()
-}
-
-/// The level of its own that helps most. `None`: none helps enough.
-fn best_own_level(
-    log: &RepeatableLog,
-    policies: &ReplayedPolicies,
-    model: TrialModel,
-    candidates: &[Candidate],
-    before: &BTreeMap<String, GroupLoss>,
-) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
-    let mut variants = Vec::new();
-    for candidate in candidates {
-        for part in PARTS {
-            if let Some(own) = own_level(objects_of(policies), candidate, part) {
-                let with = with_objects(policies, own.objects.clone());
-                variants.push((candidate, own, with));
-            }
-        }
-    }
-    let trials = variants.iter().map(|(_, _, policies)| Trial {
-        policies,
-        resample: None,
-    });
-    let trials: Vec<Trial<'_>> = trials.collect();
-    let finish = |simulation: Simulation| by_user(&simulation.finish());
-    let outcomes = run_trials(log, model, &trials, finish)?;
-    drop(trials);
-    let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
-    for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
-        let effect = effect(&candidate.user, before, &after);
-        let lost = crate::numeric::to_f64(candidate.others_rejected) + candidate.others_wait_s;
-        let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
-        // What it costs the user itself counts a little, so that it keeps as much as it can.
-        let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
-        if helps && best.as_ref().is_none_or(|(most, ..)| score > *most) {
-            best = Some((score, own_level_report(candidate, &own, effect), policies));
-        }
-    }
-    Ok(best.map(|(_, report, policies)| (report, policies)))
 }
 
 fn effect(
@@ -360,9 +379,30 @@ fn is_built_in_name(object: &Object) -> bool {
     })
 }
 
-/// The objects that are not as kube-apiserver makes them itself.
-fn objects(policies: &ReplayedPolicies) -> Vec<serde_json::Value> {
-    let built_in = with_objects(policies, built_in().cloned().collect());
-    let changed = changed_objects(&built_in, policies);
-    changed.iter().map(to_manifest).collect()
+/// The objects of the configuration that stay as they are and are not as kube-apiserver makes them
+/// itself: weir has those.
+fn unchanged_objects(policies: &ReplayedPolicies, suggested: &ReplayedPolicies) -> Vec<Object> {
+    let changed = changed_objects(policies, suggested);
+    let is_same =
+        |a: &Object, b: &Object| a.kind() == b.kind() && a.metadata().name == b.metadata().name;
+    let kept = objects_of(policies).iter().filter(|object| {
+        let is_changed = changed.iter().any(|changed| is_same(changed, object));
+        let is_built_in = built_in().any(|own| is_same(own, object) && own.has_equal_spec(object));
+        !is_changed && !is_built_in
+    });
+    kept.cloned().map(without_identity).collect()
+}
+
+fn manifests(objects: &[Object]) -> Vec<serde_json::Value> {
+    objects.iter().map(to_manifest).collect()
+}
+
+/// The names of users that belong to the control plane, with any of their groups.
+fn control_plane_users(log: &RepeatableLog) -> BTreeSet<String> {
+    let mut clients = Vec::new();
+    log.table().extend(&mut clients);
+    let own = clients
+        .iter()
+        .filter(|client| is_control_plane(&client.user));
+    own.map(|client| client.user.name.clone()).collect()
 }

@@ -1,11 +1,13 @@
 //! Rate limits that the users of a log stay below.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::json;
 
 use super::model::RateCost;
+use super::own_level::free_name;
 use super::own_level::subject;
 use super::rates::Bucket;
 use super::rates::SecondCounts;
@@ -29,6 +31,13 @@ use crate::request_info::RequestInfo;
 /// The users whose costs are reported.
 const MAX_COSTS: usize = 20;
 
+/// The users that get a limit, besides those with levels of their own: those with most requests. One
+/// that floods is among them, and operators shall understand each rule.
+const MAX_LIMITED: usize = 10;
+
+/// A user with fewer requests in the log gets no limit: its rate on another day is not known.
+const LEAST_REQUESTS: u64 = 100;
+
 /// The rates of a user.
 #[derive(Clone, Debug, Default)]
 struct UserRates {
@@ -41,8 +50,8 @@ struct UserRates {
 struct UserBuckets {
     /// At its own p99.9, with a burst of a second.
     own: Bucket,
-    /// At the greatest p99.9 of all users, without bound.
-    common: Bucket,
+    /// The same, without bound.
+    unbounded: Bucket,
     events: Bucket,
 }
 
@@ -50,7 +59,6 @@ struct UserBuckets {
 #[derive(Debug)]
 pub(super) struct LoggedRates {
     users: Vec<(Arc<str>, UserRates, UserBuckets)>,
-    common_qps: u32,
     event_qps: u32,
     server_events: (SecondCounts, Bucket),
 }
@@ -107,14 +115,13 @@ pub(super) fn measure_rates(
         user.requests.end_second();
         user.events.end_second();
     }
-    let greatest = |rate: fn(&UserRates) -> u32| rates.iter().map(rate).max().unwrap_or_default();
-    let common_qps = greatest(|user| user.requests.p999()).max(1);
-    let event_qps = greatest(|user| user.events.p999()).max(1);
+    let event_rates = rates.iter().map(|user| user.events.p999());
+    let event_qps = event_rates.max().unwrap_or_default().max(1);
     let buckets = rates.iter().map(|user| {
         let own = user.requests.p999().max(1);
         UserBuckets {
             own: Bucket::new(own, own),
-            common: Bucket::unbounded(common_qps),
+            unbounded: Bucket::unbounded(own),
             events: Bucket::unbounded(event_qps),
         }
     });
@@ -123,7 +130,7 @@ pub(super) fn measure_rates(
     each_request(log, events, &mut |user, request, event| {
         if let Some(buckets) = buckets.get_mut(user) {
             buckets.own.take(request.at_us);
-            buckets.common.take(request.at_us);
+            buckets.unbounded.take(request.at_us);
             if event {
                 buckets.events.take(request.at_us);
                 server_bucket.take(request.at_us);
@@ -139,7 +146,6 @@ pub(super) fn measure_rates(
     users.sort_by(|(a, ..), (b, ..)| a.cmp(b));
     Ok(LoggedRates {
         users,
-        common_qps,
         event_qps,
         server_events: (server, server_bucket),
     })
@@ -161,29 +167,37 @@ impl LoggedRates {
         costs
     }
 
-    /// Rules for `clientLimits`: one for each of some users at its own rate, and one for everybody, by
-    /// which no request would have been rejected.
-    pub(super) fn client_limits(&self, heavy: &[(&str, &str)]) -> Vec<Value> {
-        let own = heavy.iter().filter_map(|(name, user)| {
-            let (_, rates, _) = self.users.iter().find(|(other, ..)| **other == **user)?;
+    /// Rules for `clientLimits`, each for one user at its own rate: for `heavy`, names of rules and
+    /// users, with a burst of a second; and for those with most requests, with a burst by which none
+    /// of them would have been rejected. No user's limit is another's rate, and none of
+    /// `control_plane` has one.
+    pub(super) fn client_limits(
+        &self,
+        heavy: &[(&str, &str)],
+        control_plane: &BTreeSet<&str>,
+    ) -> Vec<Value> {
+        let of_heavy = |user: &str| heavy.iter().find(|(_, heavy)| *heavy == user);
+        let own = self.users.iter().filter_map(|(user, rates, _)| {
+            let (name, _) = of_heavy(user)?;
             let qps = rates.requests.p999().max(1);
-            Some(client_rule(
-                name,
-                &[subject_value(&subject(user))],
-                qps,
-                qps,
-            ))
+            Some(client_rule(name, user, qps, qps))
         });
         let mut rules: Vec<Value> = own.collect();
-        let needed = self
-            .users
-            .iter()
-            .map(|(_, _, buckets)| buckets.common.needed());
-        if let Some(burst) = needed.max() {
-            let group = |name: &str| json!({"kind": "Group", "group": {"name": name}});
-            let everybody = ["system:authenticated", "system:unauthenticated"].map(group);
-            let qps = self.common_qps;
-            rules.push(client_rule("each-user", &everybody, qps, burst.max(qps)));
+        let mut names: BTreeSet<String> =
+            heavy.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut others: Vec<_> = self.users.iter().collect();
+        others.retain(|(user, rates, _)| {
+            let is_limited = of_heavy(user).is_some() || control_plane.contains(&**user);
+            !is_limited && rates.requests.total() >= LEAST_REQUESTS
+        });
+        // A stable sort: users of as many requests stay in the order of their names.
+        others.sort_by_key(|(_, rates, _)| std::cmp::Reverse(rates.requests.total()));
+        for (user, rates, buckets) in others.into_iter().take(MAX_LIMITED) {
+            let name = free_name(|name| names.contains(name), user);
+            let qps = rates.requests.p999().max(1);
+            let burst = buckets.unbounded.needed().max(qps);
+            rules.push(client_rule(&name, user, qps, burst));
+            names.insert(name);
         }
         rules
     }
@@ -219,7 +233,7 @@ impl LoggedRates {
 }
 
 /// Everything that a user may request, at this rate. All other limits of the rule are off.
-fn client_rule(name: &str, subjects: &[Value], qps: u32, burst: u32) -> Value {
+fn client_rule(name: &str, user: &str, qps: u32, burst: u32) -> Value {
     json!({
         "name": name,
         "client": "user",
@@ -228,7 +242,7 @@ fn client_rule(name: &str, subjects: &[Value], qps: u32, burst: u32) -> Value {
         "objectBackoff": "off",
         "concurrency": "off",
         "rules": [{
-            "subjects": subjects,
+            "subjects": [subject_value(&subject(user))],
             "resourceRules": [{
                 "verbs": ["*"],
                 "apiGroups": ["*"],

@@ -16,8 +16,10 @@ pub(crate) struct SuggestReport {
     pub(crate) model: ModelReport,
     /// Levels for users of their own.
     pub(crate) own_levels: Vec<OwnLevelReport>,
-    /// The flow schemas and priority levels that are suggested or are not built in, as manifests.
+    /// The flow schemas and priority levels that change or are new, as manifests.
     pub(crate) objects: Vec<Value>,
+    /// Those of the configuration that stay as they are and are not built in, as manifests.
+    pub(crate) unchanged: Vec<Value>,
     /// What is not suggested, and why.
     pub(crate) notes: Vec<String>,
     /// What no request of the log reaches.

@@ -11,12 +11,15 @@ use super::model::UnusedReport;
 use super::settings::KeptSettings;
 use crate::encoding::yaml::comment;
 use crate::encoding::yaml::write_value;
+use crate::replay::report::model::BEGAN_UNDER_WAY;
 
 /// The names of users that a comment lists.
 const MAX_LISTED: usize = 10;
 
-/// The file of FlowSchemas and PriorityLevelConfigurations.
+/// The file of FlowSchemas and PriorityLevelConfigurations that change or are new, to be applied.
 pub(crate) const OBJECTS_FILE: &str = "flowcontrol.yaml";
+/// The file of those that stay as they are, for weir alone.
+pub(crate) const UNCHANGED_FILE: &str = "flowcontrol-unchanged.yaml";
 /// The file of event limits.
 pub(crate) const EVENTS_FILE: &str = "event-rate-limit.yaml";
 /// The `--config` file with the client limits, which names the others.
@@ -35,6 +38,15 @@ pub(crate) fn files(
     let mut files = Vec::new();
     if !report.objects.is_empty() {
         files.push((OBJECTS_FILE, objects_file(report)));
+    }
+    if !report.unchanged.is_empty() {
+        let reason = "Objects of the configuration that stay as they are. They are for weir.yaml: do not apply them.";
+        let mut text = comment(&[reason.to_owned()]);
+        for object in &report.unchanged {
+            text.push_str("---\n");
+            write_value(object, 0, &mut text);
+        }
+        files.push((UNCHANGED_FILE, text));
     }
     if let Some(limits) = &report.event_limits {
         let mut text = comment(&[
@@ -87,8 +99,25 @@ pub(crate) fn summary(report: &SuggestReport) -> Vec<String> {
         ));
     }
     lines.extend(report.notes.iter().cloned());
+    lines.extend(doubts(report));
     lines.extend(never_reached(&report.never_reached));
     lines
+}
+
+/// What makes the result doubtful.
+fn doubts(report: &SuggestReport) -> Vec<String> {
+    let mut doubts: Vec<String> = report
+        .input
+        .unfit_clients(&report.model)
+        .into_iter()
+        .collect();
+    if report.input.began_under_way {
+        doubts.push(BEGAN_UNDER_WAY.to_owned());
+    }
+    doubts
+        .into_iter()
+        .map(|doubt| format!("WARNING: {doubt}"))
+        .collect()
 }
 
 fn own_level_reasons(own: &OwnLevelReport) -> Vec<String> {
@@ -203,20 +232,21 @@ fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<
         let given = settings.given().iter();
         config.extend(given.map(|(name, value)| (name.clone(), value.clone())));
     }
-    for (is_there, key, file) in [
+    let has_objects = !report.objects.is_empty();
+    let has_unchanged = !report.unchanged.is_empty();
+    for (key, file, is_there) in [
+        ("flowcontrolConfig", OBJECTS_FILE, has_objects),
+        ("flowcontrolConfig", UNCHANGED_FILE, has_unchanged),
         (
-            !report.objects.is_empty(),
-            "flowcontrolConfig",
-            OBJECTS_FILE,
-        ),
-        (
-            report.event_limits.is_some(),
             "eventRateLimitConfig",
             EVENTS_FILE,
+            report.event_limits.is_some(),
         ),
     ] {
         if let (true, Some(config)) = (is_there, config.as_object_mut()) {
-            config.insert(key.to_owned(), path_of(file).into());
+            let path = Value::from(path_of(file));
+            let both = config.remove(key).map(|first| json!([first, path]));
+            config.insert(key.to_owned(), both.unwrap_or(path));
         }
     }
     write_value(&config, 0, &mut text);
@@ -230,9 +260,10 @@ fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<
 
 fn rate_reasons(report: &SuggestReport) -> Vec<String> {
     let mut lines = vec![
-        "The rule each-user has the greatest p99.9 of a user's requests in a second, and a burst that the \
-         requests of all users of the log fit into: it would have rejected nothing, and bounds what comes on another day."
+        "Each rule is for one user, at its own p99.9 of the requests in a second, with a burst that its requests of the log \
+         fit into: it would have rejected nothing, and bounds what comes on another day."
             .to_owned(),
+        "Users of the control plane (system:masters, nodes, kube-system, other names of system:) have none.".to_owned(),
     ];
     if !report.own_levels.is_empty() {
         lines.push("Users with a level of their own are limited at their own p99.9, with a burst of a second.".to_owned());

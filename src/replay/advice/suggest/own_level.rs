@@ -1,7 +1,9 @@
 //! A priority level for one user: its objects. Pure.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
+use crate::api::UserInfo;
 use crate::api::flowcontrol::CATCH_ALL;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::api::flowcontrol::FlowSchema;
@@ -32,6 +34,25 @@ const LEAST_LOSS_S: f64 = 0.1;
 
 /// The least precedence that a schema may have, but for `exempt`.
 const LEAST_PRECEDENCE: i32 = 2;
+
+/// Whether a user belongs to the control plane, which no suggestion limits: names of Kubernetes' own,
+/// nodes, administrators, and the controllers of kube-system.
+pub(super) fn is_control_plane(user: &UserInfo) -> bool {
+    const GROUPS: [&str; 3] = [
+        "system:masters",
+        "system:nodes",
+        "system:serviceaccounts:kube-system",
+    ];
+    let account = user.name.strip_prefix(ACCOUNT_PREFIX);
+    let is_own = match account {
+        Some(account) => account.starts_with("kube-system:"),
+        None => user.name.starts_with("system:"),
+    };
+    is_own
+        || GROUPS
+            .iter()
+            .any(|own| user.groups.iter().any(|group| group == own))
+}
 
 /// A user who may get a level of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,11 +146,17 @@ impl LevelUsage<'_> {
 }
 
 /// The users who may get levels of their own: they have a good part of a level in which the requests of
-/// others wait or are rejected.
-pub(super) fn candidates(levels: &BTreeMap<&str, LevelUsage<'_>>) -> Vec<Candidate> {
+/// others wait or are rejected, and are none of `control_plane`.
+pub(super) fn candidates(
+    levels: &BTreeMap<&str, LevelUsage<'_>>,
+    control_plane: &BTreeSet<&str>,
+) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for (name, level) in levels {
         for (user, percent) in level.heaviest() {
+            if control_plane.contains(user) {
+                continue;
+            }
             let (others_rejected, others_wait_s) = level.loss_of_others(user);
             let Some(usage) = level.users.get(user) else {
                 continue; // unreachable: it is one of them
@@ -175,7 +202,8 @@ pub(super) fn own_level(objects: &[Object], candidate: &Candidate, part: i32) ->
         return None;
     }
     limited.nominal_concurrency_shares = shares;
-    let name = free_name(objects, &candidate.user);
+    let is_taken = |name: &str| objects.iter().any(|object| object.metadata().name == name);
+    let name = free_name(is_taken, &candidate.user);
     let metadata = ObjectMeta {
         name: name.clone(),
         ..ObjectMeta::default()
@@ -246,8 +274,9 @@ pub(super) fn subject(user: &str) -> Subject {
     }
 }
 
-/// A name for the objects of a user that no object has: letters, digits and dashes of its name.
-pub(super) fn free_name(objects: &[Object], user: &str) -> String {
+/// A name for the objects or the rule of a user that is not taken: letters, digits and dashes of its
+/// name.
+pub(super) fn free_name(is_taken: impl Fn(&str) -> bool, user: &str) -> String {
     let short = user.strip_prefix(ACCOUNT_PREFIX).unwrap_or(user);
     let lower = short.to_ascii_lowercase();
     let dashed = lower.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
@@ -260,10 +289,9 @@ pub(super) fn free_name(objects: &[Object], user: &str) -> String {
         name.push('-');
         name.push_str(word.get(..left.min(word.len())).unwrap_or_default());
     }
-    let taken = |name: &str| objects.iter().any(|object| object.metadata().name == name);
     let numbered = (2..).map(|n| format!("{name}-{n}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
-    names.find(|name| !taken(name)).unwrap_or(name)
+    names.find(|name| !is_taken(name)).unwrap_or(name)
 }
 
 fn find_schema<'o>(objects: &'o [Object], name: &str) -> Option<&'o FlowSchema> {
@@ -287,7 +315,6 @@ mod tests {
 
     #[test]
     fn names_are_made_of_the_users_and_are_free() {
-        let objects = bootstrap::add_missing(Vec::new());
         for (user, name) in [
             ("alice", "own-alice"),
             ("Alice@example.org", "own-alice-example-org"),
@@ -295,10 +322,41 @@ mod tests {
             ("***", "own"),
             ("ä", "own"),
         ] {
-            assert_eq!(free_name(&objects, user), name);
+            assert_eq!(free_name(|_| false, user), name);
+            let second = free_name(|taken| taken == name, user);
+            assert_eq!(second, format!("{name}-2"));
         }
-        let long = free_name(&objects, &"x-".repeat(200));
+        let long = free_name(|_| false, &"x-".repeat(200));
         assert!(long.len() <= MAX_NAME && !long.ends_with('-'), "{long}");
+    }
+
+    #[test]
+    fn the_control_plane_is_known_by_names_and_groups() {
+        let user = |name: &str, groups: &[&str]| UserInfo {
+            name: name.to_owned(),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            ..UserInfo::default()
+        };
+        for own in [
+            user("system:kube-scheduler", &[]),
+            user("system:node:n1", &["system:nodes"]),
+            user("system:serviceaccount:kube-system:job-controller", &[]),
+            user("system:anonymous", &[]),
+            user("admin", &["system:masters"]),
+            user("n1", &["system:nodes"]),
+        ] {
+            assert!(is_control_plane(&own), "{own:?}");
+        }
+        for other in [
+            user("alice", &["system:authenticated", "devs"]),
+            user(
+                "system:serviceaccount:ci:runner",
+                &["system:serviceaccounts"],
+            ),
+            user("system:serviceaccount:kube-system-tools:a", &[]),
+        ] {
+            assert!(!is_control_plane(&other), "{other:?}");
+        }
     }
 
     #[test]

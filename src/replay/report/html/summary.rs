@@ -8,6 +8,7 @@ use crate::replay::report::html::text::milliseconds;
 use crate::replay::report::html::text::number;
 use crate::replay::report::html::text::percent;
 use crate::replay::report::html::text::section;
+use crate::replay::report::model::BEGAN_UNDER_WAY;
 use crate::replay::report::model::InputReport;
 use crate::replay::report::model::Report;
 use crate::replay::report::model::RunReport;
@@ -116,6 +117,10 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
             count(classification.recorded)
         );
         rows.push(("Flow schemas", schemas));
+    }
+    rows.extend(input.unfit_clients(model).map(|unfit| ("Warning", unfit)));
+    if input.began_under_way {
+        rows.push(("Warning", BEGAN_UNDER_WAY.to_owned()));
     }
     if input.is_out_of_order() {
         let warning = "more than 1 % of the requests are replayed late: the results say little";
