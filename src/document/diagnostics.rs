@@ -5,7 +5,7 @@ use std::fmt;
 use super::node::SourceLocation;
 
 /// The severity of a diagnostic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Severity {
     /// The document cannot be used.
     Error,
@@ -43,12 +43,16 @@ impl fmt::Display for Diagnostic {
 
 /// Errors and warnings in the order in which they were found. Displayed one per line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Diagnostics(Vec<Diagnostic>);
+pub struct Diagnostics {
+    list: Vec<Diagnostic>,
+    error_count: usize,
+}
 
 impl Diagnostics {
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
-        self.0.push(diagnostic);
+        self.error_count += usize::from(diagnostic.severity == Severity::Error);
+        self.list.push(diagnostic);
     }
 
     /// Adds an error.
@@ -90,51 +94,58 @@ impl Diagnostics {
 
     /// The errors.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
-        self.0
+        self.list
             .iter()
             .filter(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
     /// The warnings.
     pub fn warnings(&self) -> impl Iterator<Item = &Diagnostic> {
-        self.0
+        self.list
             .iter()
             .filter(|diagnostic| diagnostic.severity == Severity::Warning)
     }
 
+    /// The number of errors. Takes no longer with many.
+    #[must_use]
+    pub(crate) const fn error_count(&self) -> usize {
+        self.error_count
+    }
+
     /// Whether there is an error.
     #[must_use]
-    pub fn has_errors(&self) -> bool {
-        self.errors().next().is_some()
+    pub const fn has_errors(&self) -> bool {
+        self.error_count > 0
     }
 
     /// Whether there are neither errors nor warnings.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     /// All errors and warnings.
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
-        self.0.iter()
+        self.list.iter()
     }
 
     /// Sorts all but the first `kept` by location, which is the order in which Go's decoders find
     /// them.
     pub(crate) fn sort_from(&mut self, kept: usize) {
-        let added = self.0.get_mut(kept..).unwrap_or_default();
+        let added = self.list.get_mut(kept..).unwrap_or_default();
         added.sort_by_key(|diagnostic| (diagnostic.location.line, diagnostic.location.column));
     }
 
     /// Appends the diagnostics of `others`.
     pub(crate) fn extend(&mut self, others: Self) {
-        self.0.extend(others.0);
+        self.error_count += others.error_count;
+        self.list.extend(others.list);
     }
 }
 
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, diagnostic) in self.0.iter().enumerate() {
+        for (n, diagnostic) in self.list.iter().enumerate() {
             if n > 0 {
                 f.write_str("\n")?;
             }
@@ -151,6 +162,6 @@ impl<'a> IntoIterator for &'a Diagnostics {
     type IntoIter = std::slice::Iter<'a, Diagnostic>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
+        self.list.iter()
     }
 }

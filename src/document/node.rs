@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::scalar::ResolvedScalar;
 
 /// A location in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceLocation {
     /// The name of the file, as shown in diagnostics.
     pub(crate) file: Arc<str>,

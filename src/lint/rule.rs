@@ -12,7 +12,7 @@ use crate::document::UNKNOWN_FIELD;
 macro_rules! rules {
     ($($variant:ident, $severity:ident, $id:literal, $summary:literal, $help:literal;)+) => {
         /// What a finding is about.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Rule {
             $(#[doc = $summary] $variant,)+
         }

@@ -23,81 +23,173 @@ pub(super) fn header_to_text(header: &HeaderValue, max_bytes: usize) -> Cow<'_, 
     }
 }
 
-/// Query parameters whose values are credentials, in lower case. kube-apiserver reads none of them,
-/// but a server behind it (an aggregated API, `proxy` of a Pod or a service) may.
-const SECRET_PARAMETERS: [&str; 7] = [
-    "access_token",
-    "auth_token",
-    "client_secret",
-    "id_token",
+/// Parameters whose values are credentials: letters and digits of their names, in lower case.
+/// kube-apiserver reads none of them, but a server behind it (an aggregated API, `proxy` of a Pod or a
+/// service) may.
+const SECRET_PARAMETERS: [&str; 26] = [
+    "accesskey",
+    "accesstoken",
+    "apikey",
+    "apitoken",
+    "assertion",
+    "auth",
+    "authorization",
+    "authtoken",
+    "bearertoken",
+    "clientassertion",
+    "clientsecret",
+    "code",
+    "credential",
+    "idtoken",
+    "jwt",
+    "passwd",
     "password",
-    "refresh_token",
+    "privatekey",
+    "pwd",
+    "refreshtoken",
+    "secret",
+    "secretkey",
+    "sessiontoken",
+    "sig",
+    "signature",
     "token",
 ];
+
+/// How the parameters of signed addresses begin (`X-Amz-Signature`, `X-Goog-Credential`): what
+/// follows is one of [`SECRET_PARAMETERS`] or `securitytoken`.
+const SIGNED_PREFIXES: [&str; 3] = ["xamz", "xgoog", "xms"];
 
 /// Written in place of a credential.
 const REDACTED: &str = "redacted";
 
-/// Returns a request target with the credentials in its query redacted.
+/// Returns a request target with the credentials in its query, and in parameters of its path
+/// (`/a;token=b/c`), redacted.
 pub(super) fn redact_target(target: &str) -> Cow<'_, str> {
     let Some((path, query)) = target.split_once('?') else {
-        return Cow::Borrowed(target);
+        return redact(target, TextKind::Path);
     };
-    match redact_query(query) {
-        Cow::Borrowed(_) => Cow::Borrowed(target),
-        Cow::Owned(query) => Cow::Owned(format!("{path}?{query}")),
+    match (redact(path, TextKind::Path), redact_query(query)) {
+        (Cow::Borrowed(_), Cow::Borrowed(_)) => Cow::Borrowed(target),
+        (path, query) => Cow::Owned(format!("{path}?{query}")),
     }
 }
 
-/// Returns a query with its credentials redacted. `;` and `?` start a parameter as `&` does, since
-/// some servers parse them so.
+/// Returns a query with its credentials redacted.
 pub(super) fn redact_query(query: &str) -> Cow<'_, str> {
-    let parameters = || query.split_inclusive(['&', ';', '?']);
-    if !parameters().any(|parameter| split_secret(parameter).is_some()) {
-        return Cow::Borrowed(query);
-    }
-    let mut redacted = String::with_capacity(query.len());
-    for parameter in parameters() {
-        match split_secret(parameter) {
-            Some((name, end)) => redacted.extend([name, "=", REDACTED, end]),
-            None => redacted.push_str(parameter),
+    redact(query, TextKind::Query)
+}
+
+/// What a text is, which determines where a parameter begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextKind {
+    /// `;` begins a parameter, and `/` ends it.
+    Path,
+    /// `;` and `?` begin a parameter as `&` does, since some servers parse them so.
+    Query,
+}
+
+impl TextKind {
+    const fn ends(self, byte: u8) -> bool {
+        match self {
+            Self::Path => matches!(byte, b';' | b'/'),
+            Self::Query => matches!(byte, b'&' | b';' | b'?'),
         }
     }
+
+    fn begins(self, byte: u8) -> bool {
+        self.ends(byte) && byte != b'/'
+    }
+}
+
+/// Where a parser of parameters is.
+enum Place {
+    /// In a name that began here.
+    Name(usize),
+    /// In a value that is no credential, or in no parameter.
+    Other,
+    /// In a credential. Whether its `=` was percent-encoded: then an encoded separator ends it.
+    Secret(bool),
+}
+
+/// Separators and `=` count percent-encoded, too: a value may be an address with parameters.
+fn redact(text: &str, kind: TextKind) -> Cow<'_, str> {
+    let (mut redacted, mut copied) = (String::new(), 0);
+    let mut place = match kind {
+        TextKind::Path => Place::Other,
+        TextKind::Query => Place::Name(0),
+    };
+    for Letter { byte, at, end } in letters(text) {
+        let is_encoded = end - at > 1;
+        let in_plain_secret = matches!(place, Place::Secret(false));
+        if kind.ends(byte) && !(in_plain_secret && is_encoded) {
+            if matches!(place, Place::Secret(_)) {
+                copied = at;
+            }
+            place = if kind.begins(byte) {
+                Place::Name(end)
+            } else {
+                Place::Other
+            };
+        } else if let (b'=', Place::Name(from)) = (byte, &place) {
+            place = if is_secret(text.get(*from..at).unwrap_or_default()) {
+                redacted.push_str(text.get(copied..end).unwrap_or_default());
+                redacted.push_str(REDACTED);
+                copied = text.len();
+                Place::Secret(is_encoded)
+            } else {
+                Place::Other
+            };
+        }
+    }
+    if redacted.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    redacted.push_str(text.get(copied..).unwrap_or_default());
     Cow::Owned(redacted)
 }
 
-/// Returns the name of a parameter whose value is a credential, and the text after the value.
-fn split_secret(parameter: &str) -> Option<(&str, &str)> {
-    let (name, value) = parameter.split_once('=')?;
-    let (_, end) = value.split_at(value.trim_end_matches(['&', ';', '?']).len());
-    let matches = |secret: &str| {
-        let decoded =
-            PercentDecodedBytes(name.as_bytes()).map(|letter| letter.to_ascii_lowercase());
-        decoded.eq(secret.bytes())
+/// Whether the value of a parameter of this name is a credential.
+fn is_secret(name: &str) -> bool {
+    let plain = letters(name).map(|letter| letter.byte.to_ascii_lowercase());
+    let plain = plain.filter(u8::is_ascii_alphanumeric);
+    let is = |secret: &str| plain.clone().eq(secret.bytes());
+    let is_signed = |prefix: &&str| {
+        let starts = plain.clone().take(prefix.len()).eq(prefix.bytes());
+        let rest = plain.clone().skip(prefix.len());
+        let mut secrets = SECRET_PARAMETERS.iter().chain(["securitytoken"].iter());
+        starts && secrets.any(|secret| rest.clone().eq(secret.bytes()))
     };
-    SECRET_PARAMETERS
-        .iter()
-        .any(|secret| matches(secret))
-        .then_some((name, end))
+    SECRET_PARAMETERS.iter().any(|secret| is(secret))
+        || SIGNED_PREFIXES.iter().any(|p| is_signed(p))
 }
 
-/// The bytes of a text, percent-decoded where the encoding is valid.
-struct PercentDecodedBytes<'a>(&'a [u8]);
+/// A byte of a text, percent-decoded where the encoding is valid, and where it stands.
+#[derive(Clone, Copy)]
+struct Letter {
+    byte: u8,
+    at: usize,
+    end: usize,
+}
 
-impl Iterator for PercentDecodedBytes<'_> {
-    type Item = u8;
-
-    fn next(&mut self) -> Option<u8> {
-        let (&first, rest) = self.0.split_first()?;
-        let mut after = rest.iter().copied();
+fn letters(text: &str) -> impl Iterator<Item = Letter> + Clone {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let first = *bytes.get(at)?;
+        let mut after = bytes.get(at + 1..).unwrap_or_default().iter().copied();
         let decoded = (first == b'%').then(|| percent::decode_escape(&mut after));
-        let (letter, rest) = match decoded.flatten() {
-            Some(letter) => (letter, rest.get(2..)?),
-            None => (first, rest),
+        let (byte, length) = match decoded.flatten() {
+            Some(byte) => (byte, 3),
+            None => (first, 1),
         };
-        self.0 = rest;
+        let letter = Letter {
+            byte,
+            at,
+            end: at + length,
+        };
+        at += length;
         Some(letter)
-    }
+    })
 }
 
 #[cfg(test)]
@@ -123,6 +215,23 @@ mod tests {
                 "/api?client_secret=redacted&auth_token=redacted&token=redacted",
             ),
             ("/api?token=a&token=b", "/api?token=redacted&token=redacted"),
+            (
+                "/api?secret=a&apikey=b&api_key=c&code=d&Api-Key=e&pwd=f",
+                "/api?secret=redacted&apikey=redacted&api_key=redacted&code=redacted&Api-Key=redacted&pwd=redacted",
+            ),
+            (
+                "/api?X-Amz-Signature=a&X-Amz-Security-Token=b&X-Amz-Date=c",
+                "/api?X-Amz-Signature=redacted&X-Amz-Security-Token=redacted&X-Amz-Date=c",
+            ),
+            (
+                "/api/proxy/a;token=b;v=1/c;access_token=d?x=%2Fy",
+                "/api/proxy/a;token=redacted;v=1/c;access_token=redacted?x=%2Fy",
+            ),
+            ("/a%3Btoken%3Db/c", "/a%3Btoken%3Dredacted/c"),
+            (
+                "/api?next=%2Fx%3Fa%3D1%26token%3Dabc%26b%3D2&token=a%26b%3Dc",
+                "/api?next=%2Fx%3Fa%3D1%26token%3Dredacted%26b%3D2&token=redacted",
+            ),
         ] {
             assert_eq!(redact_target(target), expected);
         }
@@ -135,6 +244,8 @@ mod tests {
             "/api/v1/pods?limit=5&continue=abc",
             "/api?mytoken=abc&token&tokens=abc&%7token=abc&=token",
             "/token=abc?",
+            "/a;v=1/token=abc;/x;tokens=abc",
+            "/api?X-Amz-Date=a&codes=b&decode=c&key=d",
             "/api?",
             "",
         ] {

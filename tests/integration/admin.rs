@@ -333,6 +333,36 @@ async fn a_cross_site_request_cannot_change_the_log_level() {
 }
 
 #[tokio::test]
+async fn a_page_of_another_origin_takes_no_place_at_a_stream() {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    for path in ["/status/events", "/debug/record"] {
+        for (header, code) in [
+            ("sec-fetch-site: cross-site", 403),
+            ("origin: http://example.com", 403),
+            ("origin: null", 403),
+            (
+                "sec-fetch-site: same-origin\r\norigin: http://example.com",
+                403,
+            ),
+            ("origin: http://localhost:6480", 200),
+            ("accept: */*", 200),
+        ] {
+            let mut wire = RawHttp1::new(tokio::net::TcpStream::connect(weir.admin).await.unwrap());
+            wire.send(format!(
+                "GET {path} HTTP/1.1\r\nhost: localhost:6480\r\n{header}\r\n\r\n"
+            ))
+            .await;
+            assert_eq!(
+                wire.read_response_head().await.status,
+                code,
+                "{path} {header}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn unknown_admin_paths_are_a_404() {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;

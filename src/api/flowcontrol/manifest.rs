@@ -37,7 +37,7 @@ pub fn decode<'n>(
                     kind,
                     version,
                 }| {
-        let before = diagnostics.errors().count();
+        let before = diagnostics.error_count();
         let first_new = diagnostics.iter().len();
         let object = Node::decode(node, diagnostics, &path, strictness, |fields| match kind {
             ManifestKind::FlowSchema => Object::FlowSchema(decode_flow_schema(fields)),
@@ -47,7 +47,7 @@ pub fn decode<'n>(
         });
         diagnostics.sort_from(first_new);
         let object = object?;
-        let is_valid = diagnostics.errors().count() == before;
+        let is_valid = diagnostics.error_count() == before;
         is_valid.then_some(Manifest {
             object,
             version,

@@ -1,6 +1,8 @@
 //! What is wrong with a configuration, or surely unwanted in it: flags, settings and the files that
 //! they name. Pure data and its texts.
 
+use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use crate::lint::rule::Rule;
 use crate::upstream::tls::KEY_MISMATCH;
 
 /// What a finding is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::cli) enum FindingSubject {
     /// A flag, or the setting of its name. Without dashes.
     Flag(String),
@@ -45,7 +47,7 @@ impl FindingSubject {
 }
 
 /// An error or a warning.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::cli) struct Finding {
     /// A configuration with an error cannot be used, unless the error is `tolerated`.
     pub(in crate::cli) severity: Severity,
@@ -192,26 +194,36 @@ pub(in crate::cli) const fn severity_name(severity: Severity) -> &'static str {
 /// Errors and warnings in the order in which they were found. Displays the errors that
 /// prevent a start, one a line.
 #[derive(Clone, Debug, Default)]
-pub(in crate::cli) struct Findings(Vec<Finding>);
+pub(in crate::cli) struct Findings {
+    list: Vec<Finding>,
+    /// All of them.
+    seen: HashSet<Finding>,
+    /// The rules and messages of those with a location, by that.
+    at: HashMap<SourceLocation, Vec<(Rule, String)>>,
+}
 
 impl Findings {
     /// Adds a finding, unless the same is there already: a file may be read for several flags.
     pub(in crate::cli) fn push(&mut self, finding: Finding) {
-        if !self.0.contains(&finding) {
-            self.0.push(finding);
+        if !self.seen.insert(finding.clone()) {
+            return;
         }
+        if let Some(location) = &finding.location {
+            let at = self.at.entry(location.clone()).or_default();
+            at.push((finding.rule, finding.message.clone()));
+        }
+        self.list.push(finding);
     }
 
     /// Adds a finding, unless the same place has the same already: for another flag, or because a
     /// start reports it, too.
     pub(in crate::cli) fn push_new(&mut self, finding: Finding) {
-        let is_same = |old: &Finding| {
-            old.location.is_some()
-                && old.location == finding.location
-                && old.rule.is_alike(finding.rule)
-                && (old.message == finding.message || finding.rule == Rule::FlowSchemaDangling)
+        let is_same = |(rule, message): &(Rule, String)| {
+            rule.is_alike(finding.rule)
+                && (*message == finding.message || finding.rule == Rule::FlowSchemaDangling)
         };
-        if !self.0.iter().any(is_same) {
+        let at = finding.location.as_ref().and_then(|at| self.at.get(at));
+        if !at.is_some_and(|there| there.iter().any(is_same)) {
             self.push(finding);
         }
     }
@@ -222,7 +234,7 @@ impl Findings {
             let place = finding.place()?;
             Some((Arc::clone(&place.file), place.line, place.column))
         };
-        self.0.sort_by_cached_key(key);
+        self.list.sort_by_cached_key(key);
     }
 
     /// Leaves out the warnings of these rules.
@@ -230,11 +242,16 @@ impl Findings {
         let kept = |finding: &Finding| {
             finding.severity == Severity::Error || !ignored.contains(&finding.rule)
         };
-        Self(self.0.into_iter().filter(kept).collect())
+        let mut all = Self::default();
+        self.list
+            .into_iter()
+            .filter(kept)
+            .for_each(|finding| all.push(finding));
+        all
     }
 
     pub(in crate::cli) fn iter(&self) -> std::slice::Iter<'_, Finding> {
-        self.0.iter()
+        self.list.iter()
     }
 
     pub(in crate::cli) fn errors(&self) -> impl Iterator<Item = &Finding> {
@@ -247,23 +264,23 @@ impl Findings {
 
     /// What a start logs as warnings: warnings and tolerated errors.
     pub(in crate::cli) fn tolerated(&self) -> impl Iterator<Item = &Finding> {
-        self.0.iter().filter(|finding| !finding.prevents_start())
+        self.list.iter().filter(|finding| !finding.prevents_start())
     }
 
     /// Whether the configuration cannot be used.
     pub(in crate::cli) fn prevent_start(&self) -> bool {
-        self.0.iter().any(Finding::prevents_start)
+        self.list.iter().any(Finding::prevents_start)
     }
 
     /// Whether all errors that prevent a start are keys that belong to another certificate: one
     /// file of each pair may be new already, and the other not yet.
     pub(in crate::cli) fn are_key_mismatches(&self) -> bool {
-        let mut errors = self.0.iter().filter(|finding| finding.prevents_start());
+        let mut errors = self.list.iter().filter(|finding| finding.prevents_start());
         self.prevent_start() && errors.all(|finding| finding.message.starts_with(KEY_MISMATCH))
     }
 
     fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
-        self.0
+        self.list
             .iter()
             .filter(move |finding| finding.severity == severity)
     }
@@ -271,7 +288,7 @@ impl Findings {
 
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errors = self.0.iter().filter(|finding| finding.prevents_start());
+        let errors = self.list.iter().filter(|finding| finding.prevents_start());
         for (n, finding) in errors.enumerate() {
             f.write_str(if n > 0 { "\n" } else { "" })?;
             finding.fmt(f)?;
@@ -285,7 +302,7 @@ impl IntoIterator for Findings {
     type IntoIter = std::vec::IntoIter<Finding>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+        self.list.into_iter()
     }
 }
 
@@ -373,6 +390,31 @@ mod tests {
         );
         assert_eq!(finding.to_string(), "invalid value 'x' for '--workers <N>'");
         assert_eq!(finding.to_json()["flag"], "workers");
+    }
+
+    #[test]
+    fn a_place_has_one_finding_of_a_kind_also_among_many() {
+        let mut findings = Findings::default();
+        let at = |n: u32| Finding {
+            location: Some(location("a.yaml", n, 1)),
+            ..finding()
+        };
+        for n in 0..20_000 {
+            findings.push(at(n));
+        }
+        for n in 0..20_000 {
+            findings.push_new(Finding {
+                field: "other".to_owned(),
+                ..at(n)
+            });
+        }
+        assert_eq!(findings.iter().count(), 20_000);
+        findings.push_new(Finding {
+            message: "another".to_owned(),
+            ..at(7)
+        });
+        findings.sort_by_place();
+        assert_eq!(findings.iter().count(), 20_001);
     }
 
     #[test]

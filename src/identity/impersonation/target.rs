@@ -18,6 +18,7 @@ use http::HeaderValue;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::encoding::go_text;
 use crate::identity::request_header::unescape_extra_key;
 
 const HEADER_PREFIX: &str = "impersonate-";
@@ -288,12 +289,13 @@ impl ImpersonationPermission {
             namespace,
             name,
         } = self;
+        let quote = |text: &str| go_text::quote(text.as_bytes());
         let mut message = (*resource).to_owned();
         if !group.is_empty() {
             message = format!("{message}.{group}");
         }
         if !name.is_empty() {
-            message = format!("{message} {name:?}");
+            message = format!("{message} {}", quote(name));
         }
         let full_resource = if subresource.is_empty() {
             (*resource).to_owned()
@@ -303,10 +305,13 @@ impl ImpersonationPermission {
         let scope = if namespace.is_empty() {
             "at the cluster scope".to_owned()
         } else {
-            format!("in the namespace {namespace:?}")
+            format!("in the namespace {}", quote(namespace))
         };
         message = format!(
-            "{message} is forbidden: User {user:?} cannot impersonate resource {full_resource:?} in API group {group:?} {scope}"
+            "{message} is forbidden: User {} cannot impersonate resource {} in API group {} {scope}",
+            quote(user),
+            quote(&full_resource),
+            quote(group)
         );
         if reason.is_empty() {
             message

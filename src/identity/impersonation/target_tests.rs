@@ -207,6 +207,16 @@ fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
 }
 
 #[test]
+fn names_in_the_forbidden_message_are_quoted_as_go_quotes_them() {
+    let parsed = target(&[("impersonate-user", "a\u{a0}\u{202e}\u{e9}")]);
+    let message = parsed.required_permissions[0].forbidden_message("b\u{7f}\u{e0001}", "");
+    assert_eq!(
+        message,
+        "users \"a\\u00a0\\u202e\u{e9}\" is forbidden: User \"b\\x7f\\U000e0001\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope"
+    );
+}
+
+#[test]
 fn the_forbidden_message_is_the_api_server_s() {
     let parsed = target(&[
         ("impersonate-user", "system:serviceaccount:team:builder"),

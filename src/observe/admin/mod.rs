@@ -390,12 +390,9 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
             .zip(host)
             .is_some_and(|((_, authority), host)| authority.eq_ignore_ascii_case(host))
     };
-    is_cross_site(headers) || !headers.get_all(header::ORIGIN).iter().all(is_own)
-}
-
-fn is_cross_site(headers: &HeaderMap) -> bool {
     let mut sites = headers.get_all("sec-fetch-site").iter();
     sites.any(|site| site != "same-origin" && site != "none")
+        || !headers.get_all(header::ORIGIN).iter().all(is_own)
 }
 
 async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
@@ -468,14 +465,14 @@ fn chosen_replica(query: Option<&str>) -> Result<Option<String>, String> {
     }
 }
 
-/// Responds with the event stream. Requests from pages of other sites are rejected: they could not
+/// Responds with the event stream. Requests from pages of other origins are rejected: they could not
 /// read the stream, but would take a subscriber's permit.
 async fn handle_events(
     status: &Arc<StatusFeed>,
     request: &Request<Incoming>,
     chosen: Option<&str>,
 ) -> Response<AdminBody> {
-    if is_cross_site(request.headers()) {
+    if is_cross_origin(request.headers()) {
         return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
     }
     if request.method() == Method::HEAD {
@@ -494,10 +491,10 @@ async fn handle_events(
     response
 }
 
-/// Responds with the requests that end from now on. Requests from pages of other sites are rejected,
+/// Responds with the requests that end from now on. Requests from pages of other origins are rejected,
 /// as for [`handle_events`].
 fn handle_record(recorder: &Recorder, request: &Request<Incoming>) -> Response<AdminBody> {
-    if is_cross_site(request.headers()) {
+    if is_cross_origin(request.headers()) {
         return response(StatusCode::FORBIDDEN, CROSS_SITE_TEXT);
     }
     if request.method() == Method::HEAD {

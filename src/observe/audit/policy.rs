@@ -139,11 +139,11 @@ impl AuditPolicy {
     /// Parses the policy of a file. `None`, with errors in `diagnostics`, if the file has no valid
     /// policy.
     pub(crate) fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
-        let before = diagnostics.errors().count();
+        let before = diagnostics.error_count();
         let documents = document::parse_all(file, text, diagnostics);
         let mut documents = documents.iter().filter(|document| !document.is_null());
         let Some(document) = documents.next() else {
-            if diagnostics.errors().count() == before {
+            if diagnostics.error_count() == before {
                 let message = format!("a {KIND} ({API_VERSION}) is expected, and nothing is there");
                 diagnostics.report_error(&document::SourceLocation::whole_file(file), "", message);
             }
@@ -154,7 +154,7 @@ impl AuditPolicy {
             diagnostics.report_error(&another.location, "", message);
         }
         let policy = document.decode(diagnostics, "", Strictness::Warn, parse_policy)?;
-        (diagnostics.errors().count() == before).then_some(policy)
+        (diagnostics.error_count() == before).then_some(policy)
     }
 
     /// Returns the decision for a request. `user` is `None` if the request was rejected before

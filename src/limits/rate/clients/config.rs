@@ -19,6 +19,7 @@
 //!
 //! `requests`, `writes`, `objectBackoff` and `concurrency` can be `off`.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::api::flowcontrol;
@@ -127,13 +128,16 @@ pub fn parse_rules(
     diagnostics: &mut Diagnostics,
 ) -> Vec<ClientLimitRule> {
     let value = node.decoder(diagnostics, field, Strictness::Strict);
-    let mut names: Vec<String> = Vec::new();
+    let mut names = HashSet::new();
     let read = |value: ValueDecoder<'_>| value.object(|fields| parse_rule(fields, &mut names));
     let rules = value.list(read).unwrap_or_default();
     rules.into_iter().flatten().collect()
 }
 
-fn parse_rule(fields: &mut MappingDecoder<'_>, names: &mut Vec<String>) -> Option<ClientLimitRule> {
+fn parse_rule(
+    fields: &mut MappingDecoder<'_>,
+    names: &mut HashSet<String>,
+) -> Option<ClientLimitRule> {
     fields.require(&["name", "rules"]);
     let name = fields.string("name").unwrap_or_default();
     let is_set = fields.node("name").is_some();
@@ -141,10 +145,9 @@ fn parse_rule(fields: &mut MappingDecoder<'_>, names: &mut Vec<String>) -> Optio
     if is_set && (name.is_empty() || name.len() > 63 || !name.chars().all(is_allowed)) {
         fields.report_error("name", "expected 1 to 63 letters, digits, -, _ and .");
     }
-    if names.contains(&name) {
+    if !names.insert(name.clone()) {
         fields.report_error("name", format!("another rule is named {name:?}"));
     }
-    names.push(name.clone());
     let r = fields
         .integer("maxReconcileRate", 1..=1_000_000)
         .unwrap_or(DEFAULT_RECONCILE_RATE);

@@ -12,6 +12,7 @@ use crate::document::MappingDecoder;
 use crate::document::Node;
 use crate::document::SourceLocation;
 use crate::document::Strictness;
+use crate::encoding::go_text;
 
 const PLUGIN_NAME: &str = "EventRateLimit";
 
@@ -140,7 +141,7 @@ pub(crate) fn parse_limits(
         "eventratelimit.admission.k8s.io/v1alpha1",
         "eventratelimit.admission.k8s.io/__internal",
     ];
-    let before = diagnostics.errors().count();
+    let before = diagnostics.error_count();
     let limits = node.decode(diagnostics, path, Strictness::Warn, |fields| {
         check_type_meta(fields, VERSIONS, "Configuration");
         fields.mark_known(&["metadata"]);
@@ -151,7 +152,7 @@ pub(crate) fn parse_limits(
         }
         parsed.unwrap_or_default()
     })?;
-    let is_valid = diagnostics.errors().count() == before;
+    let is_valid = diagnostics.error_count() == before;
     is_valid.then(|| limits.into_iter().flatten().collect())
 }
 
@@ -215,8 +216,12 @@ fn parse_limit(
     let (name, qps, burst, cache_size, reserve) = (name?, qps?, burst?, cache_size?, reserve?);
     let limit_type = LimitType::ALL.into_iter().find(|t| t.name() == name);
     if limit_type.is_none() {
-        let names = LimitType::ALL.map(|t| format!("{:?}", t.name())).join(", ");
-        let message = format!("Unsupported value: {name:?}: supported values: {names}");
+        let quote = |text: &str| go_text::quote(text.as_bytes());
+        let names = LimitType::ALL.map(|t| quote(t.name())).join(", ");
+        let message = format!(
+            "Unsupported value: {}: supported values: {names}",
+            quote(&name)
+        );
         fields.report_error("type", message);
     }
     let burst = validate_positive(fields, "burst", burst);
