@@ -30,8 +30,9 @@ const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjec
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
-const FLOWCONTROL_READER: &str = "the ClusterRole weir:flowcontrol of deploy/kubernetes.yaml";
-const ENDPOINT_SLICE_READER: &str = "a Role in the namespace default";
+const FLOWCONTROL_READER: &str = "the ClusterRole weir of deploy/kustomize/base/rbac.yaml";
+const ENDPOINT_SLICE_READER: &str =
+    "the Role of deploy/kustomize/overlays/endpoint-slices/rbac.yaml";
 const LEASE_WRITER: &str = "the Role weir:replicas of deploy/kustomize/base/rbac.yaml";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
 const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups and serviceaccounts, and for * of authentication.k8s.io (RBAC has no userextras/*)";

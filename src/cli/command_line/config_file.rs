@@ -5,6 +5,7 @@
 //! entry.
 
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use clap::Arg;
@@ -23,6 +24,9 @@ use crate::document::Diagnostics;
 use crate::document::Node;
 use crate::document::SourceLocation;
 
+/// Unknown settings for which a similar one is looked for.
+const MAX_HINTS: u32 = 20;
+
 /// The content of a file.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct ConfigFile {
@@ -34,6 +38,9 @@ pub(in crate::cli) struct ConfigFile {
     pub(in crate::cli) file_only: Vec<(String, Value)>,
     /// The warnings of the file.
     pub(in crate::cli) warnings: Diagnostics,
+    /// Whether the file is none with settings, as far as can be read. Then nothing is known about
+    /// what it does not set.
+    pub(in crate::cli) is_unusable: bool,
 }
 
 /// The settings of a file, without those that `typed` has. Adds an error for each entry that is
@@ -45,8 +52,19 @@ pub(in crate::cli) fn read(
     typed: &ArgMatches,
     diagnostics: &mut Diagnostics,
 ) -> ConfigFile {
+    let before = diagnostics.error_count();
     let documents = document::parse_all(file, text, diagnostics);
-    let mut settings = ConfigFile::default();
+    let mut settings = ConfigFile {
+        is_unusable: diagnostics.error_count() > before,
+        ..ConfigFile::default()
+    };
+    if let Some((document, kind)) = documents.iter().find_map(object_kind) {
+        let flag = flag_for(kind);
+        let message = format!("this is a {kind}, not weir's settings: give it with {flag}");
+        diagnostics.report_error(&document.location, "", message);
+        settings.is_unusable = true;
+        return settings;
+    }
     for (n, document) in documents.iter().enumerate() {
         if n > 0 {
             diagnostics.report_error(
@@ -62,13 +80,15 @@ pub(in crate::cli) fn read(
                 "",
                 "settings are expected here, such as securePort: 6443",
             );
+            settings.is_unusable = true;
             continue;
         };
-        let mut seen: Vec<(String, &SourceLocation)> = Vec::new();
+        let mut seen: HashMap<String, &SourceLocation> = HashMap::new();
+        let mut hints = MAX_HINTS;
         for entry in entries {
             let key = entry.name.as_str();
             let name = origin::flag_name(key);
-            if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
+            if let Some(first) = seen.get(&name) {
                 diagnostics.report_error(
                     &entry.location,
                     key,
@@ -76,14 +96,20 @@ pub(in crate::cli) fn read(
                 );
                 continue;
             }
-            seen.push((name.clone(), &entry.location));
+            seen.insert(name.clone(), &entry.location);
             if key == CLIENT_LIMITS || key == AUTHENTICATION {
                 settings
                     .file_only
                     .push((key.to_owned(), origin::node_to_json(&entry.value)));
                 continue; // has no flag: `config_resolver` reads it
             }
-            let flags = entry_flags(key, &name, &entry.value, command, typed, diagnostics);
+            let Some(argument) = argument_of(&name, command) else {
+                let hint = misspelled(&name, command, &mut hints);
+                let message = format!("unknown setting{hint}");
+                diagnostics.report_error(&entry.value.location, key, message);
+                continue;
+            };
+            let flags = entry_flags(key, argument, &entry.value, typed, diagnostics);
             if !flags.is_empty() {
                 settings
                     .locations
@@ -95,25 +121,57 @@ pub(in crate::cli) fn read(
     settings
 }
 
-fn entry_flags(
-    key: &str,
-    name: &str,
-    value: &Node,
-    command: &Command,
-    typed: &ArgMatches,
-    diagnostics: &mut Diagnostics,
-) -> Vec<OsString> {
+/// The document and its kind, if it is an object of Kubernetes' or another configuration.
+fn object_kind(document: &Node) -> Option<(&Node, &str)> {
+    document.field("apiVersion")?;
+    let kind = document.field("kind")?.as_str()?;
+    Some((document, kind))
+}
+
+/// The flag that takes a file of this kind.
+fn flag_for(kind: &str) -> &'static str {
+    match kind {
+        "AdmissionConfiguration" => "--admission-control-config-file",
+        "AuthenticationConfiguration" => "--authentication-config",
+        "Config" => "--kubeconfig",
+        "Configuration" => "--event-rate-limit-config",
+        "FlowSchema"
+        | "FlowSchemaList"
+        | "List"
+        | "PriorityLevelConfiguration"
+        | "PriorityLevelConfigurationList" => "--flowcontrol-config",
+        "Policy" => "--audit-policy-file",
+        "TracingConfiguration" => "--tracing-config-file",
+        _ => "the flag or the tool that is for it",
+    }
+}
+
+/// The flag of this name that a file may set.
+fn argument_of<'c>(name: &str, command: &'c Command) -> Option<&'c Arg> {
     let argument = command
         .get_arguments()
         .find(|a| a.get_long() == Some(name) && name != "config");
-    let Some(argument) =
-        argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
-    else {
-        let closest = closest_flag(name, command);
-        let hint = closest.map_or_else(String::new, |flag| format!("; did you mean {flag}?"));
-        diagnostics.report_error(&value.location, key, format!("unknown setting{hint}"));
-        return Vec::new();
+    argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
+}
+
+/// The flag that may be meant by a name that there is not, for the end of the error. As long as there
+/// are hints left: a file with many unknown settings is none of weir's.
+fn misspelled(name: &str, command: &Command, hints: &mut u32) -> String {
+    let Some(left) = hints.checked_sub(1) else {
+        return String::new();
     };
+    *hints = left;
+    closest_flag(name, command).map_or_else(String::new, |flag| format!("; did you mean {flag}?"))
+}
+
+fn entry_flags(
+    key: &str,
+    argument: &Arg,
+    value: &Node,
+    typed: &ArgMatches,
+    diagnostics: &mut Diagnostics,
+) -> Vec<OsString> {
+    let name = argument.get_long().unwrap_or_default();
     if value.is_null() {
         return Vec::new();
     }
@@ -206,6 +264,41 @@ mod tests {
             (flags, errors.as_str()),
             (vec!["--request-timeout=30s".into()], "")
         );
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_recognized_and_nothing_else_is_said_about_it() {
+        let object =
+            "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: a}\n";
+        for (text, error) in [
+            (
+                object.to_owned(),
+                "weir.yaml:1:1: this is a FlowSchema, not weir's settings: give it with --flowcontrol-config",
+            ),
+            (
+                format!("{object}---\n{object}"),
+                "weir.yaml:1:1: this is a FlowSchema, not weir's settings: give it with --flowcontrol-config",
+            ),
+            (
+                "apiVersion: v1\nkind: Config\n".to_owned(),
+                "weir.yaml:1:1: this is a Config, not weir's settings: give it with --kubeconfig",
+            ),
+        ] {
+            assert_eq!(read(&text, &[]), (Vec::new(), error.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_misspelled_setting_has_a_hint_and_a_file_of_other_settings_has_few() {
+        let lines = |count: u32| -> String {
+            (0..count)
+                .map(|n| format!("maxRequestInflight{n}: 7\n"))
+                .collect()
+        };
+        let hints = |text: &str| text.matches("did you mean").count();
+        assert_eq!(hints(&read(&lines(3), &[]).1), 3);
+        let (_, errors) = read(&lines(1000), &[]);
+        assert_eq!((hints(&errors), errors.lines().count()), (20, 1000));
     }
 
     #[test]

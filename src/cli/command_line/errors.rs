@@ -1,5 +1,6 @@
 //! All errors of a command line and its `--config` file.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
@@ -67,7 +68,10 @@ impl CommandLineErrors {
                 let message = format!("cannot read {name}: {why}");
                 self.findings
                     .push(Finding::new(Severity::Error, config, message));
-                return config_file::ConfigFile::default();
+                return config_file::ConfigFile {
+                    is_unusable: true,
+                    ..config_file::ConfigFile::default()
+                };
             }
         };
         let mut diagnostics = document::Diagnostics::default();
@@ -91,16 +95,21 @@ impl CommandLineErrors {
             Err(findings) => findings,
         };
         let reported = self.findings.clone();
+        // A flag that was left out as invalid may be missed. An error of the `--config` file as a whole
+        // may be found again.
+        let flags: HashSet<&str> = reported
+            .iter()
+            .filter_map(|old| old.subject.flag())
+            .collect();
+        let place = |finding: &Finding| Some((finding.location.clone()?, finding.message.clone()));
+        let places: HashSet<_> = reported.iter().filter_map(place).collect();
         for finding in found {
-            // A flag that was left out as invalid may be missed. An error of the `--config` file as
-            // a whole may be found again.
-            let is_known = |old: &Finding| {
-                (old.subject.flag().is_some() && old.subject.flag() == finding.subject.flag())
-                    || (old.location.is_some()
-                        && old.location == finding.location
-                        && old.message == finding.message)
-            };
-            if !reported.iter().any(is_known) {
+            let is_known = finding
+                .subject
+                .flag()
+                .is_some_and(|flag| flags.contains(flag))
+                || place(&finding).is_some_and(|place| places.contains(&place));
+            if !is_known {
                 self.findings.push(finding);
             }
         }

@@ -158,6 +158,7 @@ pub(super) fn parse(
         .chain(rest)
         .collect();
     let format = logging_format(&all);
+    let is_file_unusable = file.is_unusable;
     let invalid = |errors: CommandLineErrors, clap_error, check| {
         ParseFailure::Invalid(InvalidCommandLine {
             findings: errors.findings,
@@ -190,7 +191,8 @@ pub(super) fn parse(
         return Ok(cli);
     }
     let (serve, check) = cli.command.into_serve_args();
-    if let Some(args) = serve {
+    // What an unusable file does not set may be what it should have set.
+    if let (Some(args), false) = (serve, is_file_unusable) {
         errors.add_resolve_findings(args);
     }
     Err(invalid(errors, clap_errors.pop(), check))
@@ -294,6 +296,27 @@ mod tests {
                 .map(ToString::to_string)
                 .collect(),
         )
+    }
+
+    #[test]
+    fn an_unusable_file_brings_no_errors_about_what_it_does_not_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("weir.yaml");
+        let errors = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let line = ["weir", "serve", "--config", file.to_str().unwrap()];
+            let parsed = parse(line.map(OsString::from).into(), &Arc::default());
+            parsed.err().unwrap().into_lines()
+        };
+        for (text, count) in [
+            ("securePort: [\n", 1),
+            ("- a\n", 1),
+            ("apiVersion: v1\nkind: List\n", 1),
+        ] {
+            assert_eq!(errors(text).len(), count, "{:#?}", errors(text));
+        }
+        let others = errors("securePort: x\n");
+        assert!(others.len() > 1, "{others:#?}");
     }
 
     #[test]

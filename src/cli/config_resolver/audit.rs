@@ -109,15 +109,22 @@ impl FlagResolver {
     fn inspect_log_path(&mut self, flag: &str, path: &Path) {
         let why = if path.is_dir() {
             "it is a folder; a file is expected".to_owned()
-        } else if let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()) {
-            // Folders that are missing are made.
-            match access(existing, Access::WRITE_OK) {
-                Ok(()) if existing == path || existing.is_dir() => return,
-                Ok(()) => format!("{} is not a folder", existing.display()),
-                Err(why) => format!("cannot write to {}: {why}", existing.display()),
-            }
         } else {
-            return; // a relative path: this folder
+            let folder = path.parent().filter(|folder| *folder != Path::new(""));
+            let folder = folder.unwrap_or(Path::new("."));
+            let written = if path.exists() { path } else { folder };
+            if !folder.exists() {
+                format!(
+                    "there is no folder {}: make it, or correct the path",
+                    folder.display()
+                )
+            } else if !folder.is_dir() {
+                format!("{} is not a folder", folder.display())
+            } else if let Err(why) = access(written, Access::WRITE_OK) {
+                format!("cannot write to {}: {why}", written.display())
+            } else {
+                return;
+            }
         };
         self.tolerate(flag, None, format!("{}: {why}", path.display()));
     }
@@ -127,5 +134,38 @@ impl FlagResolver {
         let mut diagnostics = document::Diagnostics::default();
         let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut diagnostics);
         self.merge(POLICY, &diagnostics).then_some(policy)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::cli::flags::environment::Environment;
+
+    #[test]
+    fn a_log_in_a_folder_that_is_missing_is_an_error_of_its_flag() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |path: &Path| {
+            let mut resolver =
+                FlagResolver::new(BTreeMap::new(), Arc::default(), Environment::default());
+            resolver.inspect_log_path(PATH, path);
+            let mut errors = resolver.findings.errors().map(ToString::to_string);
+            errors.next()
+        };
+        let missing = folder.path().join("misspelled/audit.log");
+        assert_eq!(
+            said(&missing),
+            Some(format!(
+                "--audit-log-path: {}: there is no folder {}: make it, or correct the path",
+                missing.display(),
+                folder.path().join("misspelled").display()
+            ))
+        );
+        assert_eq!(said(&folder.path().join("audit.log")), None);
+        assert_eq!(said(Path::new("audit.log")), None);
+        assert!(said(folder.path()).unwrap().contains("it is a folder"));
     }
 }

@@ -83,6 +83,11 @@ impl FlagResolver {
         {
             self.add("state-dir", format!("{} is not a folder", folder.display()));
         }
+        if !reads_cluster && limits.state_dir.is_some() {
+            let why =
+                "no effect: the API server's flow schemas are not read (--flowcontrol-source)";
+            self.warn("state-dir", why);
+        }
         let mut admission = admission?;
         if let AdmissionConfig::Fairness { sources, .. } = &mut admission {
             if reads_cluster {

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 0 | `certificates` `findings` `memory` |
 //! | 1 | `flag_resolver` |
-//! | 2 | `audit` `authentication` `flowcontrol` `rate_limits` `serving` `upstream` |
+//! | 2 | `audit` `authentication` `flowcontrol` `idle_settings` `rate_limits` `serving` `upstream` |
 //! | 3 | `single_file` |
 
 mod audit;
@@ -16,6 +16,7 @@ pub(in crate::cli) mod certificates;
 pub(in crate::cli) mod findings;
 mod flag_resolver;
 pub(in crate::cli) mod flowcontrol;
+mod idle_settings;
 mod memory;
 mod rate_limits;
 mod serving;
@@ -261,6 +262,7 @@ impl FlagResolver {
         let replicas = self.resolve_replicas(&replicas, credentials);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
+        self.warn_about_idle_settings(&origin.given);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, server?);
         let workers = operation.workers.map_or_else(core_count, usize::from);
         let memory_limit = limits.memory_limit.unwrap_or_else(default_memory_limit);

@@ -548,9 +548,9 @@ pub(crate) struct OperationArgs {
     /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub(crate) shutdown_delay_duration: Duration,
-    /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
-    /// their clients come back together.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
+    /// The longest time over which open watches are ended after SIGTERM or a hand-over (200 a second, if that is sooner). 0s ends all
+    /// at once, and their clients come back together.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     pub(crate) shutdown_watch_termination_grace_period: Duration,
     /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: every
     /// client that reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log

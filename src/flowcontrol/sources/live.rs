@@ -275,9 +275,13 @@ impl LiveObjects {
         let effective = sources.merge();
         self.controller
             .configure(now, effective.iter().map(|one| &one.object));
+        let is_same = is_same(&state.effective, &effective);
         self.publish(&mut state, sources, effective);
         let count = state.effective.len();
         drop(state);
+        if is_same {
+            return; // a reload reads the files again, whatever has changed
+        }
         self.changes.with_label_values(&[source]).inc();
         if let Some(suppressed) = self.log.try_log(now) {
             info!(
@@ -328,6 +332,17 @@ impl LiveObjects {
     }
 }
 
+/// Whether the objects are the same, and from the same sources. Their places in files may differ.
+fn is_same(before: &[EffectiveObject], after: &[EffectiveObject]) -> bool {
+    let is_same = |(a, b): (&EffectiveObject, &EffectiveObject)| {
+        a.key() == b.key()
+            && a.object.is_equivalent(&b.object)
+            && a.origin.name() == b.origin.name()
+            && a.replaces == b.replaces
+    };
+    before.len() == after.len() && before.iter().zip(after).all(is_same)
+}
+
 /// Logs flow schemas that are left out and were not before. Those of files are warnings. A schema of
 /// the cluster may arrive before its level, and the API server shows it as dangling itself.
 fn log_missing_levels(effective: &[EffectiveObject], names: &BTreeSet<String>) {
@@ -352,5 +367,36 @@ impl fmt::Debug for LiveObjects {
         f.debug_struct("LiveObjects")
             .field("controller", &self.controller)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::bootstrap;
+
+    #[test]
+    fn objects_that_only_move_in_their_file_are_the_same() {
+        let objects = bootstrap::add_missing(Vec::new());
+        let merged = |line: u32, shares: i32| {
+            let located = objects.iter().cloned().map(|mut object| {
+                if let Object::PriorityLevelConfiguration(level) = &mut object
+                    && let Some(limited) = &mut level.spec.limited
+                {
+                    limited.nominal_concurrency_shares = shares;
+                }
+                let location = SourceLocation {
+                    line,
+                    ..SourceLocation::whole_file("objects.yaml")
+                };
+                (object, location)
+            });
+            FlowcontrolSources::from_files(located.collect()).merge()
+        };
+        assert!(is_same(&merged(1, 7), &merged(2, 7)));
+        assert!(!is_same(&merged(1, 7), &merged(1, 8)));
+        assert!(!is_same(&merged(1, 7), &merged(1, 7)[1..]));
+        let built_in = FlowcontrolSources::from_files(Vec::new()).merge();
+        assert!(!is_same(&merged(1, 7), &built_in));
     }
 }

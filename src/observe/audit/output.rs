@@ -8,7 +8,6 @@
 //! Only the writer's thread calls this module: everything here may block.
 
 use std::fs;
-use std::fs::DirBuilder;
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::io;
@@ -16,7 +15,6 @@ use std::io::Read;
 use std::io::Seek;
 use std::io::SeekFrom;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -34,9 +32,6 @@ use crate::observe::audit::rotation::BackupMaintenance;
 use crate::observe::audit::rotation::FILE_MODE;
 use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::audit::rotation::compressed_path;
-
-/// Only the owner may list the folder of the log.
-const DIR_MODE: u32 = 0o700;
 
 /// Delay after a failed rename, during which the file grows beyond its limit. Retrying sooner would
 /// not remove the cause, and each failure logs a line.
@@ -265,14 +260,9 @@ fn ends_with_line(path: &Path) -> bool {
     last_byte().map_or(true, |last| last == *b"\n")
 }
 
-/// Opens a file for appending, or creates it and its directory.
+/// Opens a file for appending, or creates it. Its folder must be there: one that is made may be a
+/// misspelled one, in which no log is looked for.
 fn open_append(path: &Path) -> io::Result<File> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(DIR_MODE)
-            .create(folder)?;
-    }
     OpenOptions::new()
         .append(true)
         .create(true)
@@ -288,7 +278,7 @@ mod tests {
 
     fn log_file_config(folder: &Path) -> LogFileConfig {
         LogFileConfig {
-            path: folder.join("new/audit.log"),
+            path: folder.join("audit.log"),
             max_size: 20,
             max_backups: 0,
             max_age: Duration::ZERO,
@@ -413,7 +403,6 @@ mod tests {
             max_backups: 2,
             ..log_file_config(folder.path())
         };
-        fs::create_dir_all(config.path.parent().unwrap()).unwrap();
         // Left by a process that was killed while it compressed: the copy is not complete.
         let killed = "audit-2020-01-01T00-00-00.000.log";
         for name in [killed.to_owned(), format!("{killed}.gz")] {
