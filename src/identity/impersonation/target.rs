@@ -60,6 +60,17 @@ pub(crate) struct ImpersonationPermission {
     pub(crate) name: String,
 }
 
+/// How impersonation headers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeaderRules {
+    /// weir decides and asserts the target: headers that a hop may read in another way, or that
+    /// change when encoded again, are invalid.
+    Asserted,
+    /// The headers are forwarded and the API server decides: unknown headers are ignored, and every
+    /// key of an extra value is valid, as there.
+    Forwarded,
+}
+
 /// Why impersonation headers are rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InvalidImpersonation {
@@ -125,6 +136,7 @@ pub(crate) fn is_impersonation_header(name: &HeaderName) -> bool {
 /// [`InvalidImpersonation`] if the headers are invalid or ambiguous.
 pub(crate) fn impersonation_target(
     headers: &HeaderMap,
+    rules: HeaderRules,
 ) -> Result<Option<ImpersonationTarget>, InvalidImpersonation> {
     let mut user = UserInfo::default();
     let mut has_extra = false;
@@ -135,13 +147,16 @@ pub(crate) fn impersonation_target(
             GROUP_HEADER => user.groups = all_values(headers, name)?,
             other => {
                 let Some(key) = other.strip_prefix(EXTRA_PREFIX) else {
+                    if rules == HeaderRules::Forwarded {
+                        continue;
+                    }
                     return Err(InvalidImpersonation::UnknownHeader(name.clone()));
                 };
                 if user.extra.len() > MAX_PERMISSIONS {
                     return Err(InvalidImpersonation::TooMany);
                 }
                 has_extra = true;
-                let key = parse_extra_key(key)
+                let key = parse_extra_key(key, rules)
                     .ok_or_else(|| InvalidImpersonation::InvalidExtraKey(name.clone()))?;
                 let values = all_values(headers, name)?;
                 match user.extra.iter_mut().find(|(existing, _)| *existing == key) {
@@ -201,9 +216,12 @@ fn header_text(value: &HeaderValue) -> Option<String> {
     (text.trim_ascii() == text).then(|| text.to_owned())
 }
 
-/// Accepts only keys that stay the same when encoded and decoded again.
-fn parse_extra_key(escaped: &str) -> Option<String> {
+/// A key that weir asserts has to stay the same when encoded and decoded again.
+fn parse_extra_key(escaped: &str, rules: HeaderRules) -> Option<String> {
     let key = unescape_extra_key(escaped);
+    if rules == HeaderRules::Forwarded {
+        return Some(key);
+    }
     let clean = !key.is_empty()
         && !key.contains('%')
         && !key.bytes().any(|byte| byte.is_ascii_uppercase())

@@ -14,7 +14,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 fn parse(
     pairs: &[(&'static str, &str)],
 ) -> Result<Option<ImpersonationTarget>, InvalidImpersonation> {
-    impersonation_target(&headers(pairs))
+    impersonation_target(&headers(pairs), HeaderRules::Asserted)
 }
 
 fn target(pairs: &[(&'static str, &str)]) -> ImpersonationTarget {
@@ -187,9 +187,44 @@ fn ambiguous_headers_are_rejected() {
     let mut bytes = headers(&[]);
     bytes.append(USER_HEADER, HeaderValue::from_bytes(b"caf\xe9").unwrap());
     assert!(matches!(
-        impersonation_target(&bytes),
+        impersonation_target(&bytes, HeaderRules::Asserted),
         Err(InvalidImpersonation::InvalidValue(_))
     ));
+}
+
+#[test]
+fn forwarded_headers_are_read_as_the_api_server_reads_them() {
+    let read = |other: (&'static str, &str)| {
+        let headers = headers(&[("impersonate-user", "carol"), other]);
+        impersonation_target(&headers, HeaderRules::Forwarded)
+            .unwrap()
+            .unwrap()
+    };
+    for name in [
+        "impersonate-",
+        "impersonate-users",
+        "impersonate_group",
+        "impersonate-extra_scopes",
+    ] {
+        let parsed = read((name, "system:masters"));
+        assert_eq!(permissions(&parsed), ["/users/ /carol"], "{name}");
+        assert_eq!(parsed.user.groups, ["system:authenticated"], "{name}");
+    }
+    for (name, key) in [
+        ("impersonate-extra-", ""),
+        ("impersonate-extra-%41", "A"),
+        ("impersonate-extra-a%", "a%"),
+        ("impersonate-extra-a%zz", "a%zz"),
+        ("impersonate-extra-a%0a", "a\n"),
+    ] {
+        let parsed = read((name, "b"));
+        assert_eq!(parsed.user.extra, [(key.to_owned(), vec!["b".to_owned()])]);
+        let required = format!("authentication.k8s.io/userextras/{key} /b");
+        assert_eq!(permissions(&parsed), ["/users/ /carol", &*required]);
+    }
+    let alone = headers(&[("impersonate_user", "admin")]);
+    let parsed = impersonation_target(&alone, HeaderRules::Forwarded);
+    assert_eq!(parsed, Ok(None), "no impersonation");
 }
 
 #[test]
@@ -199,7 +234,8 @@ fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
         for n in 0..groups {
             headers.append(GROUP_HEADER, HeaderValue::from(n));
         }
-        impersonation_target(&headers).map(|parsed| parsed.unwrap().required_permissions.len())
+        impersonation_target(&headers, HeaderRules::Asserted)
+            .map(|parsed| parsed.unwrap().required_permissions.len())
     };
     assert_eq!(with(MAX_PERMISSIONS - 1), Ok(MAX_PERMISSIONS));
     assert_eq!(with(MAX_PERMISSIONS), Err(InvalidImpersonation::TooMany));

@@ -19,6 +19,7 @@ use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestCredential;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
+use crate::identity::impersonation::target::HeaderRules;
 use crate::identity::impersonation::target::ImpersonationTarget;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::Peer;
@@ -146,7 +147,13 @@ impl ImpersonationStep {
         headers: &HeaderMap,
         is_asserted: bool,
     ) -> Result<Option<Arc<UserInfo>>, ImpersonationError> {
-        let target = target::impersonation_target(headers).map_err(ImpersonationError::Invalid)?;
+        let rules = if is_asserted {
+            HeaderRules::Asserted
+        } else {
+            HeaderRules::Forwarded
+        };
+        let target =
+            target::impersonation_target(headers, rules).map_err(ImpersonationError::Invalid)?;
         let Some(ImpersonationTarget {
             user,
             required_permissions: permissions,

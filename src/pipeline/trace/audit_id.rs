@@ -13,6 +13,7 @@ use http::StatusCode;
 
 use crate::api::UserInfo;
 use crate::identity::impersonation::target;
+use crate::identity::impersonation::target::HeaderRules;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::upstream::headers::AUDIT_ID;
 
@@ -52,7 +53,9 @@ impl AuditContext {
     /// Sets the id in the forwarded headers; the connection's own have been removed.
     pub(super) fn propagate(&mut self, headers: &mut HeaderMap) {
         headers.insert(AUDIT_ID, self.id.clone());
-        let target = target::impersonation_target(headers).ok().flatten();
+        let target = target::impersonation_target(headers, HeaderRules::Forwarded)
+            .ok()
+            .flatten();
         self.impersonation_target = target.map(|target| target.user);
     }
 
