@@ -72,6 +72,13 @@ pub(crate) fn bearer_credential<'a>(
     }
 }
 
+/// Whether a request with `headers` and the protocol of its `Upgrade` carries a bearer token, good or
+/// bad, that the API server reads only with that `Upgrade`.
+#[must_use]
+pub(crate) fn has_websocket_token(headers: &HeaderMap, upgrade: &HeaderValue) -> bool {
+    is_websocket(upgrade) && subprotocol_token(headers) != BearerCredential::None
+}
+
 /// `wsstream.IsWebSocketRequest`, for a valid upgrade. Go's `strings.EqualFold` folds two letters
 /// outside of ASCII to ASCII letters.
 fn is_websocket(protocol: &HeaderValue) -> bool {

@@ -35,6 +35,7 @@ use http::Response;
 use http::request;
 use hyper::body::Incoming;
 
+use crate::identity::bearer_token::has_websocket_token;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::in_place;
@@ -148,7 +149,9 @@ impl Pipeline {
             self.arrival.check_loop_and_readiness(received, &info)?;
             let deadline = deadline?;
             let asserted = self.authentication.asserted_user(received, arrival.wall);
-            let upgrade = take_upgrade(&mut head, peer).filter(|_| info.is_resource_request());
+            let upgrade = take_upgrade(&mut head, peer).filter(|upgrade| {
+                info.is_resource_request() || has_websocket_token(&head.headers, &upgrade.protocol)
+            });
             self.arrival.propagate_trace(&mut head.headers, trace);
             let received = ReceivedHead { peer, head: &head };
             let auth = self

@@ -318,6 +318,56 @@ async fn a_token_in_a_websocket_protocol_is_removed_for_a_certificate() {
     assert_eq!(protocols, "v5.channel.k8s.io, v4.channel.k8s.io");
 }
 
+/// The API server reads such a token only with the `Upgrade`.
+#[tokio::test]
+async fn a_token_in_a_websocket_protocol_keeps_its_upgrade_on_every_path() {
+    const TOKEN: &str = "base64url.bearer.authorization.k8s.io.c2VjcmV0";
+    let (weir, mut upstream) = start().await;
+    for (protocols, keeps_upgrade) in [
+        (format!("{TOKEN}, v5.channel.k8s.io"), true),
+        (
+            "base64url.bearer.authorization.k8s.io.!, b".to_owned(),
+            true,
+        ),
+        ("v5.channel.k8s.io".to_owned(), false),
+    ] {
+        for path in ["/version", "/apis", "/healthz/etcd"] {
+            let request = TestRequest::get(path)
+                .header("connection", "Upgrade")
+                .header("upgrade", "WebSocket")
+                .header("sec-websocket-protocol", &protocols);
+            let mut near = weir.raw_http1().await;
+            near.send(request.to_http1()).await;
+            let exchange = upstream.next_exchange().await;
+            let headers = &exchange.request.headers;
+            assert_eq!(
+                headers.get("upgrade").is_some(),
+                keeps_upgrade,
+                "{protocols}"
+            );
+            assert_eq!(headers.all("sec-websocket-protocol"), [&*protocols]);
+            assert_eq!(headers.get("authorization"), None);
+            exchange.respond(200, "{}").await;
+            let (answered, body) = near.read_response("GET").await;
+            assert_eq!((answered.status, &*body), (200, &b"{}"[..]), "{path}");
+        }
+    }
+    // Of a certificate's request the token is no credential.
+    let request = TestRequest::get("/version")
+        .header("connection", "Upgrade")
+        .header("upgrade", "websocket")
+        .header(
+            "sec-websocket-protocol",
+            &format!("{TOKEN}, v5.channel.k8s.io"),
+        );
+    let mut near = weir.raw_http1_with_certificate(Some(&pki().alice)).await;
+    near.send(request.to_http1()).await;
+    let exchange = upstream.next_exchange().await;
+    assert_eq!(auth_mode(&exchange).2, Some("alice"));
+    let headers = &exchange.request.headers;
+    assert_eq!(headers.all("sec-websocket-protocol"), ["v5.channel.k8s.io"]);
+}
+
 #[tokio::test]
 async fn an_upgrade_is_rejected_like_any_request() {
     let upstream = FakeUpstream::start().await;
