@@ -30,7 +30,23 @@ impl Status {
     /// Encodes the Status as JSON with a trailing newline, as kube-apiserver writes it.
     #[must_use]
     pub(crate) fn to_json(&self) -> Bytes {
-        let json = json::JsonStatus {
+        // A struct of strings and numbers always serializes.
+        let mut text = serde_json::to_vec(&self.json()).unwrap_or_default();
+        text.push(b'\n');
+        text.into()
+    }
+
+    /// Encodes the Status as indented JSON, which kube-apiserver writes without a newline at its
+    /// end.
+    #[must_use]
+    pub(crate) fn to_indented_json(&self) -> Bytes {
+        serde_json::to_vec_pretty(&self.json())
+            .unwrap_or_default()
+            .into()
+    }
+
+    fn json(&self) -> json::JsonStatus<'_> {
+        json::JsonStatus {
             kind: "Status",
             api_version: "v1",
             metadata: json::JsonListMeta {},
@@ -45,11 +61,7 @@ impl Status {
                 retry_after_seconds: self.retry_after_seconds,
             }),
             code: self.code,
-        };
-        // A struct of strings and numbers always serializes.
-        let mut text = serde_json::to_vec(&json).unwrap_or_default();
-        text.push(b'\n');
-        text.into()
+        }
     }
 
     /// Encodes the Status as `application/vnd.kubernetes.protobuf`: the magic, then

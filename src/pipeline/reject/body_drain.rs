@@ -110,7 +110,7 @@ pub(in crate::pipeline) struct RejectionContext {
 impl RejectionContext {
     pub(in crate::pipeline) fn from_request(head: &request::Parts, body: &Incoming) -> Self {
         Self {
-            encoding: StatusEncoding::from_accept(head.headers.get(header::ACCEPT)),
+            encoding: StatusEncoding::from_request(head),
             is_head: head.method == Method::HEAD,
             is_http1: head.version < Version::HTTP_2,
             has_body: !body.is_end_stream(),

@@ -13,6 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderValue;
 use http::StatusCode;
+use http::header;
+use http::request;
 
 use crate::api::Status;
 use crate::identity::AuthenticationError;
@@ -23,6 +25,7 @@ use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::trace::outcome::RejectionFacts;
+use crate::request_info::Query;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MAX_HEADER_BYTES;
@@ -485,22 +488,45 @@ pub(in crate::pipeline) const PROTOBUF: &str = "application/vnd.kubernetes.proto
 pub(crate) enum StatusEncoding {
     /// JSON.
     Json,
+    /// JSON, indented where kube-apiserver indents it.
+    PrettyJson,
     /// Kubernetes' protobuf.
     Protobuf,
 }
 
 impl StatusEncoding {
-    /// The encoding for this `Accept`: protobuf if it is accepted and nothing that JSON would
-    /// satisfy is.
+    /// The encoding for a request with this head: protobuf if it is accepted and nothing that JSON
+    /// would satisfy is.
     #[must_use]
-    pub(crate) fn from_accept(accept: Option<&HeaderValue>) -> Self {
-        if wants_protobuf(accept) {
+    pub(crate) fn from_request(head: &request::Parts) -> Self {
+        if wants_protobuf(head.headers.get(header::ACCEPT)) {
             Self::Protobuf
+        } else if wants_indentation(head) {
+            Self::PrettyJson
         } else {
             Self::Json
         }
     }
 }
+
+/// `negotiation.isPrettyPrint`: on request, and for command line tools and browsers.
+fn wants_indentation(head: &request::Parts) -> bool {
+    let query = head.uri.query().unwrap_or_default().as_bytes();
+    match Query::new(query).first("pretty") {
+        Some(pretty) if !pretty.is_empty() => TRUE_TEXTS.contains(&&*pretty),
+        Some(_) | None => head.headers.get(header::USER_AGENT).is_some_and(|agent| {
+            INDENTED_AGENTS
+                .iter()
+                .any(|of| agent.as_bytes().starts_with(of))
+        }),
+    }
+}
+
+/// What `strconv.ParseBool` takes for true.
+const TRUE_TEXTS: [&[u8]; 6] = [b"1", b"t", b"T", b"TRUE", b"true", b"True"];
+
+/// The user agents that get indented JSON.
+const INDENTED_AGENTS: [&[u8]; 3] = [b"curl", b"Wget", b"Mozilla/5.0"];
 
 fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
     let mut protobuf = false;

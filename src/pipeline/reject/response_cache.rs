@@ -85,7 +85,7 @@ impl RejectionResponseCache {
             return self.limit_response(rejection, encoding, paced_retry_after, unix_second);
         }
         match rejection.status() {
-            Ok(status) => EncodedStatus::new(&status, rejection.code()).to_response(encoding),
+            Ok(status) => status_response(&status, rejection.code(), encoding),
             Err(text) => build_response(rejection.code(), common_headers(PLAIN_TEXT), text),
         }
     }
@@ -203,11 +203,37 @@ impl EncodedStatus {
 
     fn to_response(&self, encoding: StatusEncoding) -> Response<Body> {
         let (headers, body) = match encoding {
-            StatusEncoding::Json => &self.json,
+            StatusEncoding::Json | StatusEncoding::PrettyJson => &self.json,
             StatusEncoding::Protobuf => &self.protobuf,
         };
         build_response(self.code, headers.clone(), body.clone())
     }
+}
+
+/// The response with a Status that no limit has caused. kube-apiserver itself sends 400 and 401
+/// (`responsewriters.ErrorNegotiated`); those have its form.
+fn status_response(status: &Status, code: StatusCode, encoding: StatusEncoding) -> Response<Body> {
+    let mut encoded = EncodedStatus::new(status, code);
+    if !matches!(code, StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED) {
+        return encoded.to_response(encoding);
+    }
+    for headers in encoded.headers_mut() {
+        headers.remove(header::X_CONTENT_TYPE_OPTIONS);
+    }
+    match encoding {
+        StatusEncoding::PrettyJson => {
+            let body = status.to_indented_json();
+            let length = HeaderValue::from(body.len());
+            encoded.json.0.insert(header::CONTENT_LENGTH, length);
+            encoded.json.1 = body;
+        }
+        // The group version of the request has no Status in protobuf.
+        StatusEncoding::Protobuf if code == StatusCode::UNAUTHORIZED => {
+            return encoded.to_response(StatusEncoding::Json);
+        }
+        StatusEncoding::Protobuf | StatusEncoding::Json => {}
+    }
+    encoded.to_response(encoding)
 }
 
 fn common_headers(content_type: HeaderValue) -> HeaderMap {
@@ -294,6 +320,55 @@ mod tests {
         }
         assert_eq!(cache.entries.len(), 1, "one for each kind");
         assert!(date(784_111_779).is_sensitive(), "not to be indexed");
+    }
+
+    #[tokio::test]
+    async fn a_400_or_a_401_has_the_form_of_kube_apiserver_s() {
+        let denied = "a timeout".to_owned();
+        for (rejection, encoding, content_type, beginning) in [
+            (
+                RequestRejection::BadRequest(denied.clone()),
+                StatusEncoding::Json,
+                "application/json",
+                "{\"kind\":",
+            ),
+            (
+                RequestRejection::BadRequest(denied.clone()),
+                StatusEncoding::PrettyJson,
+                "application/json",
+                "{\n  \"kind\": ",
+            ),
+            (
+                RequestRejection::BadRequest(denied),
+                StatusEncoding::Protobuf,
+                PROTOBUF,
+                "k8s\0",
+            ),
+            (
+                RequestRejection::NoFrontProxyCertificate,
+                StatusEncoding::PrettyJson,
+                "application/json",
+                "{\n  \"kind\": ",
+            ),
+            (
+                RequestRejection::NoFrontProxyCertificate,
+                StatusEncoding::Protobuf,
+                "application/json",
+                "{\"kind\":",
+            ),
+        ] {
+            let response = RejectionResponseCache::default().respond(&rejection, encoding);
+            let headers = response.headers().clone();
+            assert_eq!(headers[header::CONTENT_TYPE], content_type);
+            assert!(!headers.contains_key(header::X_CONTENT_TYPE_OPTIONS));
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(headers[header::CONTENT_LENGTH], body.len().to_string());
+            assert!(
+                body.starts_with(beginning.as_bytes()),
+                "{rejection:?} {encoding:?}"
+            );
+            assert_eq!(body.ends_with(b"}"), encoding == StatusEncoding::PrettyJson);
+        }
     }
 
     #[test]
