@@ -11,6 +11,7 @@ use criterion::Criterion;
 use criterion::Throughput;
 use criterion::criterion_group;
 use criterion::criterion_main;
+use http::HeaderMap;
 use http::StatusCode;
 use weir::clock::Clock;
 use weir::metrics::Registry;
@@ -32,7 +33,7 @@ fn record_request(metrics: &Arc<RequestMetrics>, target: &str) {
         info: &info,
     };
     let mut trace = Trace::start(Arc::clone(metrics), Clock.now());
-    trace.record_response(subject, StatusCode::OK, None);
+    trace.record_response(subject, StatusCode::OK, &HeaderMap::new(), None);
 }
 
 fn scrape(criterion: &mut Criterion) {
@@ -69,7 +70,7 @@ fn request_metrics(criterion: &mut Criterion) {
     criterion.bench_function("metrics of a request", |bench| {
         bench.iter_batched(
             || Trace::start(Arc::clone(&metrics), Clock.now()),
-            |mut trace| trace.record_response(subject, StatusCode::OK, None),
+            |mut trace| trace.record_response(subject, StatusCode::OK, &HeaderMap::new(), None),
             BatchSize::SmallInput,
         );
     });

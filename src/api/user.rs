@@ -55,6 +55,13 @@ impl UserInfo {
         }
     }
 
+    /// Whether it is a user of [`unverified`](Self::unverified), rather than an authenticated one of
+    /// that name.
+    #[must_use]
+    pub(crate) fn is_unverified(&self) -> bool {
+        self.name == ANONYMOUS && !self.uid.is_empty() && self.groups == [GROUP_UNAUTHENTICATED]
+    }
+
     /// Whether kube-apiserver treats the user as anonymous (`isAnonymousUser` of its authentication
     /// filter, Kubernetes 1.36) and closes the HTTP/2 connection of the request; independent of the
     /// method that authenticated the user.
@@ -67,7 +74,7 @@ impl UserInfo {
     /// [`unverified`](Self::unverified).
     #[must_use]
     pub(crate) fn distinguisher(&self) -> &str {
-        if self.name == ANONYMOUS && !self.uid.is_empty() {
+        if self.is_unverified() {
             &self.uid
         } else {
             &self.name

@@ -1,6 +1,7 @@
 //! Text in the exact form of Go: quoted strings (`strconv`), and the strings of `encoding/json`, so
 //! that tools that search for bytes find them. Pure.
 
+use std::borrow::Cow;
 use std::io;
 
 use serde::Serialize;
@@ -122,6 +123,14 @@ pub(crate) fn replace_invalid_utf8(text: &[u8]) -> Vec<u8> {
     let mut valid = Vec::with_capacity(text.len());
     push_lossy(&mut valid, text);
     valid
+}
+
+/// `text` as a string, in which each byte that is not UTF-8 becomes its own U+FFFD, as in Go.
+pub(crate) fn lossy(text: &[u8]) -> Cow<'_, str> {
+    match str::from_utf8(text) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => Cow::Owned(String::from_utf8(replace_invalid_utf8(text)).unwrap_or_default()),
+    }
 }
 
 fn push_char(text: &mut Vec<u8>, c: char) {

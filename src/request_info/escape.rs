@@ -1,13 +1,14 @@
 //! Paths as Go's `net/url` prints them.
 //!
-//! Everything works on bytes: a path need not be UTF-8. Encoding is for error messages only and
+//! Everything works on bytes: a path need not be UTF-8. Encoding is for messages and logs only, and
 //! allocates.
 
 use std::borrow::Cow;
 
 /// The path as `URL.EscapedPath` prints it: as received, unless it contains a byte that Go would
 /// have escaped. In that case the whole of `decoded` is escaped again.
-pub(super) fn escaped_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
+#[must_use]
+pub(crate) fn escaped_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
     let accepted = |b: u8| is_unescaped_in_path(b) || b"!'()*[]%".contains(&b);
     if raw.iter().all(|&b| accepted(b)) {
         return Cow::Borrowed(raw);

@@ -37,14 +37,15 @@ impl MetricLabels {
 impl MetricLabels {
     /// The labels of a request that a handler has answered: the route determines verb and scope
     /// (`InstrumentRouteFunc`), where filters guess them from the request. A list of one name is a
-    /// list, and `/watch/` before the resource is a watch.
+    /// list, and `/watch/` before the resource is a watch. Custom resources have no routes: their
+    /// handler guesses as filters do (`crdHandler.ServeHTTP`).
     #[must_use]
     pub(crate) fn for_route(self, info: &RequestInfo<'_>) -> Self {
         let collection = matches!(
             info.verb(),
             Verb::List | Verb::Watch | Verb::DeleteCollection
         );
-        if !info.is_resource_request() || !collection {
+        if !info.is_resource_request() || !collection || !is_built_in_group(info.api_group()) {
             return self;
         }
         let watches = has_watch_prefix(info);
@@ -66,6 +67,49 @@ impl MetricLabels {
             ..self
         }
     }
+}
+
+/// The API groups of kube-apiserver 1.36's own resources.
+const BUILT_IN_GROUPS: [&str; 23] = [
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+    "storagemigration.k8s.io",
+];
+
+/// Whether the API group is kube-apiserver's own. Others belong to custom resources or to aggregated
+/// API servers.
+#[must_use]
+pub(crate) fn is_built_in_group(group: &[u8]) -> bool {
+    BUILT_IN_GROUPS.iter().any(|name| name.as_bytes() == group)
+}
+
+/// Whether upstream measures the size of such a response (`MonitorRequest`): of routes that get or
+/// list, not of those that watch. The route of a built-in list also serves its watches.
+#[must_use]
+pub(crate) fn measures_response_size(labels: MetricLabels, info: &RequestInfo<'_>) -> bool {
+    let is_watch_route = has_watch_prefix(info)
+        || *info.verb() == Verb::Watch && !is_built_in_group(info.api_group());
+    matches!(labels.verb, "GET" | "LIST" | "WATCH") && !is_watch_route
 }
 
 /// Whether the path is of the deprecated watches: `/api/v1/watch/…`, `/apis/GROUP/VERSION/watch/…`.

@@ -36,9 +36,12 @@ mod target;
 mod tests;
 mod verb;
 
+pub(crate) use escape::escaped_path;
 pub use info::RequestInfo;
 pub use info::TargetError;
 pub use metric_labels::MetricLabels;
+pub(crate) use metric_labels::is_built_in_group;
+pub(crate) use metric_labels::measures_response_size;
 pub(crate) use query::Query;
 pub(crate) use request_kind::RequestKind;
 #[cfg(test)]

@@ -60,15 +60,12 @@ impl TokenFile {
             if token.is_empty() {
                 continue;
             }
-            let groups = record.get(3).unwrap_or_default();
+            // An empty column is one group without a name, as in `tokenfile.NewCSV`.
+            let groups = record.get(3).map(|groups| groups.split(','));
             let user = UserInfo {
                 name: name.to_owned(),
                 uid: uid.to_owned(),
-                groups: groups
-                    .split(',')
-                    .filter(|g| !g.is_empty())
-                    .map(str::to_owned)
-                    .collect(),
+                groups: groups.into_iter().flatten().map(str::to_owned).collect(),
                 extra: Vec::new(),
             };
             let user = (Arc::new(user.with_authenticated_group()), None);

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use http::Method;
+use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
 use crate::encoding::go_text;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::observe::audit::policy::AuditLevel;
@@ -25,6 +25,8 @@ use crate::observe::audit::policy::AuditStage;
 use crate::observe::client_text::redact_target;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+use crate::request_info::escaped_path;
 use crate::request_info::go_duration;
 
 /// Longest user agent in bytes (`audit/request.go`).
@@ -132,10 +134,10 @@ impl AuditEntry {
         let Ok(info) = RequestInfo::parse(self.method.as_str(), target) else {
             return (0, AuditLevel::None); // unreachable: the request was parsed before
         };
-        let config = policy.evaluate(&info, self.user.as_deref());
+        let config = policy.evaluate(&info, self.audited_user(&info));
         let mut count = 0;
         for stage in self
-            .stages()
+            .stages(&info)
             .iter()
             .filter(|stage| config.includes(**stage))
         {
@@ -151,12 +153,39 @@ impl AuditEntry {
         self.phase == AuditPhase::RequestEnded
     }
 
+    /// Whether upstream's filters reject the request before they authenticate it. One event reports
+    /// that, without a user (`WithFailedAuthenticationAudit`, `withFailedRequestAudit`).
+    fn failed_before_audit(&self, info: &RequestInfo<'_>) -> bool {
+        // A server behind a Pod, a Service or a node has its own 401.
+        let connects = self.long_running && *info.verb() != Verb::Watch;
+        match self.outcome {
+            RequestOutcome::Failed(StatusCode::UNAUTHORIZED) => true,
+            RequestOutcome::Responded(StatusCode::UNAUTHORIZED) => !connects,
+            RequestOutcome::Failed(StatusCode::BAD_REQUEST) => self.user.is_none(),
+            _ => false,
+        }
+    }
+
+    fn audited_user(&self, info: &RequestInfo<'_>) -> Option<&UserInfo> {
+        self.user
+            .as_deref()
+            .filter(|_| !self.failed_before_audit(info))
+    }
+
     /// Returns the stages that the request has passed since its previous entry.
-    fn stages(&self) -> &'static [AuditStage] {
+    fn stages(&self, info: &RequestInfo<'_>) -> &'static [AuditStage] {
         use AuditStage::Panic;
         use AuditStage::RequestReceived;
         use AuditStage::ResponseComplete;
         use AuditStage::ResponseStarted;
+        if self.failed_before_audit(info) {
+            return match (self.phase, self.response_started) {
+                (AuditPhase::RequestEnded, true) => &[],
+                (AuditPhase::ResponseStarted, _) | (AuditPhase::RequestEnded, false) => {
+                    &[ResponseStarted]
+                }
+            };
+        }
         let panicked = self.outcome == RequestOutcome::Panicked;
         match (self.phase, self.response_started, self.long_running) {
             (AuditPhase::ResponseStarted, _, _) => &[RequestReceived, ResponseStarted],
@@ -186,13 +215,12 @@ impl AuditEntry {
             kind: "Event",
             api_version: "audit.k8s.io/v1",
             level: level.name(),
-            audit_id: String::from_utf8_lossy(&self.id),
+            audit_id: go_text::lossy(&self.id),
             stage: stage.name(),
-            request_uri: redact_target(&self.target),
+            request_uri: self.request_uri(info),
             verb: info.verb().as_str(),
             user: self
-                .user
-                .as_deref()
+                .audited_user(info)
                 .map_or_else(AuditUser::default, AuditUser::from_authenticated_user),
             impersonated_user: self
                 .impersonated
@@ -200,7 +228,7 @@ impl AuditEntry {
                 .filter(|_| !at_arrival)
                 .map(AuditUser::from_user_info),
             source_ips: self.source_ips(),
-            user_agent: String::from_utf8_lossy(&self.user_agent),
+            user_agent: go_text::lossy(&self.user_agent),
             object_ref: info
                 .is_resource_request()
                 .then(|| ObjectReference::from_request_info(info)),
@@ -217,6 +245,18 @@ impl AuditEntry {
                 self.annotations()
             },
         }
+    }
+
+    /// Returns the target as Go prints it (`URL.RequestURI`), without credentials in its query.
+    fn request_uri(&self, info: &RequestInfo<'_>) -> Cow<'_, str> {
+        let target = redact_target(&self.target);
+        let end = target.find('?').unwrap_or(target.len());
+        let (path, query) = target.split_at(end);
+        let escaped = match escaped_path(path.as_bytes(), info.path()) {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(escaped) => Some(format!("{}{query}", go_text::lossy(&escaped))),
+        };
+        escaped.map_or(target, Cow::Owned)
     }
 
     /// Returns the forwarded addresses, then the peer's (`net.SourceIPs`).
@@ -330,9 +370,9 @@ impl<'a> AuditUser<'a> {
     }
 
     /// Leaves out the uid of an unauthenticated user: weir sets it only to identify the flow.
-    fn from_authenticated_user(user: &'a UserInfo) -> Self {
-        let mut user = Self::from_user_info(user);
-        if user.username == ANONYMOUS {
+    fn from_authenticated_user(authenticated: &'a UserInfo) -> Self {
+        let mut user = Self::from_user_info(authenticated);
+        if authenticated.is_unverified() {
             user.uid = "";
         }
         user
@@ -359,12 +399,12 @@ struct ObjectReference<'a> {
 impl<'a> ObjectReference<'a> {
     fn from_request_info(info: &'a RequestInfo<'_>) -> Self {
         Self {
-            resource: String::from_utf8_lossy(info.resource()),
-            namespace: String::from_utf8_lossy(info.namespace()),
-            name: String::from_utf8_lossy(info.name()),
-            api_group: String::from_utf8_lossy(info.api_group()),
-            api_version: String::from_utf8_lossy(info.api_version()),
-            subresource: String::from_utf8_lossy(info.subresource()),
+            resource: go_text::lossy(info.resource()),
+            namespace: go_text::lossy(info.namespace()),
+            name: go_text::lossy(info.name()),
+            api_group: go_text::lossy(info.api_group()),
+            api_version: go_text::lossy(info.api_version()),
+            subresource: go_text::lossy(info.subresource()),
         }
     }
 }

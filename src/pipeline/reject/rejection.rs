@@ -289,6 +289,30 @@ impl RequestRejection {
         None
     }
 
+    /// Whether kube-apiserver would answer before its limits, by a filter that counts nothing.
+    const fn is_filter_response(&self) -> bool {
+        match self {
+            Self::BadRequest(_)
+            | Self::Connect
+            | Self::HeadTimeout
+            | Self::HeadersTooLong
+            | Self::Impersonation(_)
+            | Self::InvalidHead(_)
+            | Self::NoFrontProxyCertificate
+            | Self::RequestInfo(_)
+            | Self::Unauthenticated(_)
+            | Self::UnencodableUser(_) => true,
+            Self::Body(_)
+            | Self::Forward(_)
+            | Self::HeadBudgetExhausted
+            | Self::Limit(_)
+            | Self::Loop(_)
+            | Self::NotReady
+            | Self::Panic
+            | Self::Timeout(_) => false,
+        }
+    }
+
     /// What a trace records of the rejection.
     pub(in crate::pipeline) fn facts(&self) -> RejectionFacts<'_> {
         RejectionFacts {
@@ -298,7 +322,7 @@ impl RequestRejection {
             upstream_failure_cause: self.upstream_failure_cause(),
             is_termination: self.is_termination(),
             is_client_abort: self.is_client_abort(),
-            is_impersonation: matches!(self, Self::Impersonation(_)),
+            is_filter_response: self.is_filter_response(),
         }
     }
 

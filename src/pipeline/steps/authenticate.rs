@@ -89,9 +89,9 @@ impl AuthenticationStep {
         let took = |at: Instant| at.saturating_duration_since(started);
         let stages = &self.metrics.stages;
         let authentication = match outcome.await? {
-            Ok(authentication)
-                if authentication.credential == RequestCredential::UnverifiedToken =>
-            {
+            // Upstream, an error. What is no bearer token authenticates nobody, and succeeds as
+            // anonymous.
+            Ok(authentication) if authentication.user.is_unverified() => {
                 stages.record_unauthenticated(took(authentication.authenticated_at));
                 authentication
             }

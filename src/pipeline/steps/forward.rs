@@ -175,14 +175,6 @@ impl ForwardingStep {
         ResponseReader::new(requester, &self.memory_limit, reserved)
     }
 
-    /// Records what the headers of a response say, before weir's own are added.
-    fn observe_response_headers(&self, now: Instant, headers: &HeaderMap, trace: &mut Trace) {
-        trace.record_response_headers(headers);
-        if let (Some(drift), Some(decision)) = (&self.drift, trace.decision()) {
-            drift.check(now, decision, headers);
-        }
-    }
-
     /// Sends the request and returns the response of the API server.
     pub(in crate::pipeline) async fn forward(
         &self,
@@ -230,8 +222,11 @@ impl ForwardingStep {
             forward_rejection(why, upload.as_ref().map(|upload| &*upload.progress))
         })?;
         let switched = tunnel_client(response.status(), upgrade)?;
-        let responded_at = trace.record_response(subject, response.status(), size);
-        self.observe_response_headers(responded_at, response.headers(), trace);
+        let responded_at =
+            trace.record_response(subject, response.status(), response.headers(), size);
+        if let (Some(drift), Some(decision)) = (&self.drift, trace.decision()) {
+            drift.check(responded_at, decision, response.headers());
+        }
         self.builder.record_feedback(response.status(), feedback);
         in_flight.record_response(responded_at, response.status());
         let mut watch = None;

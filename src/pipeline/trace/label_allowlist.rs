@@ -1,6 +1,14 @@
 //! The values that may be labels before the API server has shown that they exist.
 
+use http::HeaderMap;
+use http::StatusCode;
+use http::header;
+
 use crate::request_info::RequestInfo;
+use crate::request_info::is_built_in_group;
+
+/// kube-apiserver's name for itself in these metrics.
+pub(in crate::pipeline) const COMPONENT: &str = "apiserver";
 
 /// The label value of everything unknown.
 pub(in crate::pipeline) const OTHER: &str = "other";
@@ -40,23 +48,6 @@ const BUILT_IN_RESOURCES: [&str; 30] = [
     "tokenreviews",
 ];
 
-/// The API groups of these resources. A client can make up groups with the same suffix.
-const BUILT_IN_GROUPS: [&str; 13] = [
-    "",
-    "apiextensions.k8s.io",
-    "apps",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "coordination.k8s.io",
-    "discovery.k8s.io",
-    "events.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-    "networking.k8s.io",
-    "policy",
-];
-
 /// Non-resource paths that may be a label, where upstream has the path as `subresource`.
 const ALLOWED_PATHS: [&str; 9] = [
     "/api",
@@ -70,18 +61,31 @@ const ALLOWED_PATHS: [&str; 9] = [
     "/version",
 ];
 
-/// The `subresource` label of paths with their own handler in kube-apiserver, with an empty
-/// `component` (`InstrumentHandlerFunc`, 1.36: `healthz.InstallPathHandler`, the aggregator's
-/// `openapiv3`).
-const HANDLER_LABELS: [(&str, &str); 4] = [
+/// The labels of a handler that counts the requests of a non-resource path
+/// (`InstrumentHandlerFunc`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::pipeline) struct HandlerLabels {
+    pub(in crate::pipeline) subresource: &'static str,
+    pub(in crate::pipeline) component: &'static str,
+}
+
+/// Paths with such a handler in kube-apiserver 1.36: `healthz.InstallPathHandler` and the
+/// aggregator's `openapiv3`.
+const HANDLER_PATHS: [(&str, &str); 4] = [
     ("/healthz", "/healthz"),
     ("/livez", "/livez"),
     ("/readyz", "/readyz"),
     ("/openapi/v3", "openapi/v3"),
 ];
 
-/// The label of the documents below that path.
-const OPENAPI_DOCUMENT_LABEL: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
+/// The documents below that path.
+const OPENAPI_DOCUMENTS: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
+
+/// Paths of discovery. Only its aggregated form has such a handler (`resourceDiscoveryManager`).
+const DISCOVERY_PATHS: [&str; 2] = ["/api", "/apis"];
+
+/// A parameter of the media type of aggregated discovery.
+const AGGREGATED_DISCOVERY: &[u8] = b"as=APIGroupDiscoveryList";
 
 /// Whether every API server has this resource.
 pub(in crate::pipeline) fn is_built_in(info: &RequestInfo<'_>) -> bool {
@@ -104,10 +108,7 @@ pub(in crate::pipeline) fn is_built_in(info: &RequestInfo<'_>) -> bool {
     ]
     .contains(&info.subresource());
     let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
-    let group = BUILT_IN_GROUPS
-        .iter()
-        .any(|name| name.as_bytes() == info.api_group());
-    resource && subresource && version && group
+    resource && subresource && version && is_built_in_group(info.api_group())
 }
 
 /// The path, if every API server has it; else `other`.
@@ -119,16 +120,38 @@ pub(in crate::pipeline) fn path_label(info: &RequestInfo<'_>) -> &'static str {
         .unwrap_or(OTHER)
 }
 
-/// The handler's label for the path, if the handler counts its requests itself.
-pub(in crate::pipeline) fn handler_label(info: &RequestInfo<'_>) -> Option<&'static str> {
+/// The labels of the handler that has sent a response with this code and these headers, if it is a
+/// handler of a non-resource path that counts its requests.
+pub(in crate::pipeline) fn handler_labels(
+    info: &RequestInfo<'_>,
+    code: StatusCode,
+    headers: &HeaderMap,
+) -> Option<HandlerLabels> {
     if info.is_resource_request() {
         return None;
     }
     let path = info.path();
-    let (below, document) = OPENAPI_DOCUMENT_LABEL;
-    HANDLER_LABELS
+    let (below, document) = OPENAPI_DOCUMENTS;
+    let by_path = HANDLER_PATHS
         .iter()
         .find(|(handled, _)| handled.as_bytes() == path)
         .map(|(_, label)| *label)
         .or_else(|| path.starts_with(below.as_bytes()).then_some(document))
+        .map(|subresource| HandlerLabels {
+            subresource,
+            component: "",
+        });
+    by_path.or_else(|| {
+        let is_aggregated = code == StatusCode::NOT_MODIFIED
+            || headers.get(header::CONTENT_TYPE).is_some_and(|of| {
+                memchr::memmem::find(of.as_bytes(), AGGREGATED_DISCOVERY).is_some()
+            });
+        DISCOVERY_PATHS
+            .into_iter()
+            .find(|root| root.as_bytes() == path && is_aggregated)
+            .map(|subresource| HandlerLabels {
+                subresource,
+                component: COMPONENT,
+            })
+    })
 }

@@ -31,7 +31,6 @@ use std::time::SystemTime;
 
 use http::HeaderMap;
 use http::StatusCode;
-use http::header;
 use tracing::warn;
 
 use crate::api::UserInfo;
@@ -42,18 +41,21 @@ use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::Permit;
 use crate::metrics::GaugeGuard;
 use crate::pipeline::trace::audit_id::AuditContext;
-use crate::pipeline::trace::label_allowlist::handler_label;
+use crate::pipeline::trace::label_allowlist::handler_labels;
 use crate::pipeline::trace::outcome::HandlerReached;
 use crate::pipeline::trace::outcome::RejectionFacts;
+use crate::pipeline::trace::outcome::is_plain_error;
 use crate::pipeline::trace::record::ArrivalTime;
 use crate::pipeline::trace::record::RecordGuard;
 use crate::pipeline::trace::record::USUAL_LENGTH;
+use crate::pipeline::trace::request_metrics::MeasuredBody;
 use crate::pipeline::trace::request_metrics::RequestEnd;
 use crate::pipeline::trace::request_series::RequestSeries;
 use crate::pipeline::trace::request_series::Responder;
 use crate::pipeline::trace::stage_metrics::RequestStage;
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::trace::trace_context::TraceContext;
+use crate::request_info::measures_response_size;
 use crate::throttling::memory_budget::MemoryBudget;
 use crate::throttling::memory_budget::MemoryReservation;
 
@@ -97,6 +99,9 @@ enum TraceState {
         counts: HandlerReached,
         /// Counts a long-running request as open.
         open: Option<GaugeGuard>,
+        body: Option<MeasuredBody>,
+        /// Whether the size of the response is measured.
+        measures_response: bool,
     },
 }
 
@@ -294,17 +299,19 @@ impl Trace {
         }
     }
 
-    /// The upstream has started to respond to a request whose body has this many bytes, if that is
-    /// known. Returns the time.
+    /// The upstream has started to respond with this code and these headers to a request whose body
+    /// has this many bytes, if that is known. Returns the time.
     pub fn record_response(
         &mut self,
         subject: MetricSubject<'_>,
         code: StatusCode,
+        headers: &HeaderMap,
         body: Option<u64>,
     ) -> Instant {
+        let info = subject.info;
         let subject = MetricSubject {
-            labels: subject.labels.for_route(subject.info),
-            ..subject
+            labels: subject.labels.for_route(info),
+            info,
         };
         let now = Clock.now();
         self.times.responded = Some(now);
@@ -312,48 +319,38 @@ impl Trace {
             context.responded_at = Some(now);
         }
         self.metrics.record_upstream_response(code);
+        // The API server's own limits reject in plain text (`tooManyRequests`). What a disruption
+        // budget or an admission plugin refuses is a Status.
+        if code == StatusCode::TOO_MANY_REQUESTS && is_plain_error(code, headers) {
+            self.metrics.upstream_limit_rejections.inc();
+        }
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
-        let counts = HandlerReached::from_code(code);
-        let reached = code != StatusCode::NOT_FOUND || handler_label(subject.info).is_some();
-        let by = if counts == HandlerReached::Yes && reached {
-            Responder::Handler { exists }
-        } else {
-            Responder::NoHandler
+        let labels = handler_labels(info, code, headers);
+        let counts = HandlerReached::of_response(info, labels.is_some(), code, headers);
+        let by = match counts {
+            HandlerReached::No => Responder::NoHandler,
+            // Shown to be a handler's only by its body.
+            HandlerReached::UnlessFilterText(_) if code == StatusCode::FORBIDDEN => {
+                Responder::NoHandler
+            }
+            HandlerReached::Yes | HandlerReached::UnlessFilterText(_) => {
+                Responder::Handler { exists, labels }
+            }
         };
         let series = self.metrics.series(subject, by);
-        let open = (exists && subject.info.long_running())
-            .then(|| self.metrics.track_long_running(&series, subject.info));
-        if let Some(size) = body.filter(|_| by != Responder::NoHandler) {
-            self.metrics.record_body_size(&series, subject.info, size);
-        }
+        let is_open = exists && info.long_running() && by != Responder::NoHandler;
         self.state = TraceState::Responded {
+            open: is_open.then(|| self.metrics.track_long_running(&series, info)),
             series,
             code,
             counts,
-            open,
+            body: body.and_then(|size| MeasuredBody::of_request(info, size)),
+            measures_response: measures_response_size(subject.labels, info),
         };
         if let Some(guard) = &mut self.record {
             guard.record_response(code);
         }
         now
-    }
-
-    /// Records these headers of the response. In plain text, a 404 is that of a path without a
-    /// route, and a 429 that of the API server's own limits (`tooManyRequests`); what a disruption
-    /// budget or an admission plugin refuses is a Status.
-    pub(super) fn record_response_headers(&mut self, headers: &HeaderMap) {
-        let TraceState::Responded { code, counts, .. } = &mut self.state else {
-            return;
-        };
-        let content_type = headers.get(header::CONTENT_TYPE);
-        if !content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/plain")) {
-            return;
-        }
-        match *code {
-            StatusCode::NOT_FOUND => *counts = HandlerReached::No,
-            StatusCode::TOO_MANY_REQUESTS => self.metrics.upstream_limit_rejections.inc(),
-            _ => {}
-        }
     }
 
     /// Inspects a part of the response body.
@@ -382,26 +379,22 @@ impl Trace {
         if let Some(cause) = rejection.upstream_failure_cause {
             self.metrics.record_upstream_failure(code, cause);
         }
-        let by = match HandlerReached::from_code(code) {
+        let counts = HandlerReached::of_rejection(rejection);
+        let by = match counts {
             HandlerReached::Yes => Responder::Filter,
-            HandlerReached::No | HandlerReached::UnlessAuthorizerDenied(_) => Responder::NoHandler,
+            HandlerReached::No | HandlerReached::UnlessFilterText(_) => Responder::NoHandler,
         };
         let series = self.metrics.series(subject, by);
         if rejection.is_termination {
             self.metrics.record_termination(&series, subject.info, code);
         }
-        let denied = rejection.is_impersonation;
         self.state = TraceState::Responded {
             series,
             code,
-            counts: match HandlerReached::from_code(code) {
-                HandlerReached::No => HandlerReached::No,
-                HandlerReached::UnlessAuthorizerDenied(_) if denied => HandlerReached::No,
-                HandlerReached::UnlessAuthorizerDenied(_) | HandlerReached::Yes => {
-                    HandlerReached::Yes
-                }
-            },
+            counts,
             open: None,
+            body: None,
+            measures_response: false,
         };
     }
 
@@ -460,13 +453,19 @@ impl Trace {
         }
     }
 
-    fn record_end(&self, series: &RequestSeries, now: Instant, open: bool) {
+    fn record_end(
+        &self,
+        series: &RequestSeries,
+        now: Instant,
+        open: bool,
+        measures_response: bool,
+    ) {
         self.metrics.record_end(
             series,
             RequestEnd {
                 duration: now.saturating_duration_since(self.arrived_at),
                 queue_wait: self.times.queue_wait,
-                sent_bytes: self.times.responded.map(|_| self.sent_bytes),
+                sent_bytes: measures_response.then_some(self.sent_bytes),
             },
         );
         self.record_stages(now, open);
@@ -512,18 +511,26 @@ impl Drop for Trace {
                 None => self.metrics.aborted.inc(),
             },
             TraceState::Unclassified => {}
-            TraceState::Responded { code, counts, .. } if !counts.reached() => {
+            TraceState::Responded { code, counts, .. } if !counts.reached(*code) => {
                 self.metrics.record_without_handler(*code);
                 self.record_stages(now, false);
             }
             TraceState::Responded {
-                series, code, open, ..
+                series,
+                code,
+                open,
+                body,
+                measures_response,
+                ..
             } => {
                 self.metrics.record_request(series, *code);
+                if let Some(body) = body {
+                    self.metrics.record_body_size(series, *body);
+                }
                 // Upstream observes no duration of what its filters reject: the handlers behind
                 // them do that.
                 if *code != StatusCode::TOO_MANY_REQUESTS {
-                    self.record_end(series, now, open.is_some());
+                    self.record_end(series, now, open.is_some(), *measures_response);
                 }
             }
         }

@@ -1,9 +1,13 @@
 //! The outcome of a request, and which responses kube-apiserver counts as requests of a handler.
 //! Pure.
 
+use http::HeaderMap;
 use http::StatusCode;
+use http::header;
 
 use crate::limits::Rejection;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,56 +52,132 @@ pub(in crate::pipeline) struct RejectionFacts<'a> {
     pub(in crate::pipeline) is_termination: bool,
     /// The client ended the request, so no response is received.
     pub(in crate::pipeline) is_client_abort: bool,
-    /// weir rejects the impersonation.
-    pub(in crate::pipeline) is_impersonation: bool,
+    /// The response stands in for one of kube-apiserver's filters, which it does not count.
+    pub(in crate::pipeline) is_filter_response: bool,
 }
 
-/// Whether kube-apiserver counts the response in `apiserver_request_*`. It does not count what ends
-/// before a handler (`InstrumentRouteFunc`) is reached: 401, the authorizer's 403, 404 without a
-/// route, 405, 415. An unauthenticated client can cause any number of these, for anything that it
-/// makes up.
+/// Whether kube-apiserver counts the response in `apiserver_request_*`. It counts where a handler
+/// ends (`InstrumentRouteFunc`, `InstrumentHandlerFunc`) and where a limit drops a request
+/// (`RecordDroppedRequest`), and nothing that ends in another filter or in the choice of a route.
+/// An unauthenticated client can cause any number of these, for anything that it makes up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum HandlerReached {
     Yes,
     No,
-    /// A 403 whose body starts with these bytes. The authorizer names a user in its own way, which
-    /// an admission plugin (quota, PodSecurity) does not.
-    UnlessAuthorizerDenied(Vec<u8>),
+    /// Unless the body, which begins with these bytes, is a filter's ([`FILTER_TEXTS`]).
+    UnlessFilterText(Vec<u8>),
 }
 
-/// How many bytes of a 403's body are inspected: the authorizer's Status has its message there, in
-/// any encoding.
+/// How many bytes of a body are inspected: a Status has its message there, in any encoding.
 const INSPECTED_PREFIX: usize = 1024;
 
+/// Part of the message by which a filter's response is recognized.
+const FILTER_TEXTS: [(StatusCode, &[u8]); 7] = [
+    // `withRequestDeadline`
+    (
+        StatusCode::BAD_REQUEST,
+        b"invalid timeout specified in the request URL",
+    ),
+    // `impersonation.buildImpersonationRequests`
+    (
+        StatusCode::BAD_REQUEST,
+        b" without impersonating a user name",
+    ),
+    // `Unauthorized`; the 401 of a server behind a Pod, a Service or a node has another body.
+    (StatusCode::UNAUTHORIZED, br#""reason":"Unauthorized""#),
+    // `responsewriters.Forbidden`: `… is forbidden: User "NAME" cannot …`. The authorizer names a
+    // user in its own way, which an admission plugin (quota, PodSecurity) does not.
+    (StatusCode::FORBIDDEN, b" forbidden: User "),
+    // `withRetryAfter`
+    (
+        StatusCode::TOO_MANY_REQUESTS,
+        b"The apiserver is shutting down",
+    ),
+    // `withWaitGroup`
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        b"apiserver is shutting down",
+    ),
+    // `routes.Handler` before all paths are installed
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        b"before all known HTTP paths have been installed",
+    ),
+];
+
 impl HandlerReached {
-    /// As far as the code shows.
-    pub(in crate::pipeline) fn from_code(code: StatusCode) -> Self {
+    /// Of a response of the API server, as far as its head shows. `has_handler` says whether the
+    /// path of a non-resource request has a handler that counts.
+    pub(in crate::pipeline) fn of_response(
+        info: &RequestInfo<'_>,
+        has_handler: bool,
+        code: StatusCode,
+        headers: &HeaderMap,
+    ) -> Self {
+        let inspected = || {
+            let has_texts = FILTER_TEXTS.iter().any(|(of, _)| *of == code);
+            if has_texts {
+                Self::UnlessFilterText(Vec::new())
+            } else {
+                Self::Yes
+            }
+        };
+        // What the server behind a connection answers has come through a handler, whatever it is.
+        let connects =
+            info.is_resource_request() && info.long_running() && *info.verb() != Verb::Watch;
         match code {
-            StatusCode::UNAUTHORIZED
-            | StatusCode::METHOD_NOT_ALLOWED
-            | StatusCode::UNSUPPORTED_MEDIA_TYPE => Self::No,
-            StatusCode::FORBIDDEN => Self::UnlessAuthorizerDenied(Vec::new()),
-            _ => Self::Yes,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN => inspected(),
+            _ if connects => inspected(),
+            StatusCode::UNAUTHORIZED => Self::No,
+            _ if !info.is_resource_request() => {
+                if has_handler {
+                    inspected()
+                } else {
+                    Self::No
+                }
+            }
+            StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_ACCEPTABLE => Self::No,
+            // Handlers answer with a Status. The time-out filter writes one without a type, and the
+            // handler below it counts its end.
+            StatusCode::GATEWAY_TIMEOUT => Self::Yes,
+            _ if is_plain_error(code, headers) => Self::No,
+            _ => inspected(),
+        }
+    }
+
+    /// Of weir's own response. Its 401 and 403 are a filter's in any case.
+    pub(in crate::pipeline) const fn of_rejection(rejection: &RejectionFacts<'_>) -> Self {
+        if rejection.is_filter_response {
+            Self::No
+        } else {
+            Self::Yes
         }
     }
 
     /// Inspects a part of the body.
     pub(in crate::pipeline) fn inspect(&mut self, data: &[u8]) {
-        if let Self::UnlessAuthorizerDenied(seen) = self {
+        if let Self::UnlessFilterText(seen) = self {
             let room = INSPECTED_PREFIX.saturating_sub(seen.len());
             seen.extend_from_slice(data.get(..room).unwrap_or(data));
         }
     }
 
-    /// Whether a handler was reached, at the end of the body.
-    pub(in crate::pipeline) fn reached(&self) -> bool {
+    /// Whether a handler was reached, at the end of the body of a response with this code.
+    pub(in crate::pipeline) fn reached(&self, code: StatusCode) -> bool {
         match self {
             Self::Yes => true,
             Self::No => false,
-            // `responsewriters.Forbidden`: `… is forbidden: User "NAME" cannot …`.
-            Self::UnlessAuthorizerDenied(seen) => {
-                memchr::memmem::find(seen, b" forbidden: User ").is_none()
-            }
+            Self::UnlessFilterText(seen) => !FILTER_TEXTS
+                .iter()
+                .any(|(of, text)| *of == code && memchr::memmem::find(seen, text).is_some()),
         }
     }
+}
+
+/// Whether it is an error in plain text: of a filter, of no route, of a panic, or of the aggregator.
+pub(in crate::pipeline) fn is_plain_error(code: StatusCode, headers: &HeaderMap) -> bool {
+    let is_plain = headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|content_type| content_type.as_bytes().starts_with(b"text/plain"));
+    is_plain && (code.is_client_error() || code.is_server_error())
 }

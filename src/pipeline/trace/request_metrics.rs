@@ -19,8 +19,8 @@ use crate::hash_keys::SharedHashKeyMap;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
 use crate::numeric::to_f64;
+use crate::pipeline::trace::label_allowlist::COMPONENT;
 use crate::pipeline::trace::label_allowlist::OTHER;
-use crate::pipeline::trace::label_allowlist::handler_label;
 use crate::pipeline::trace::label_allowlist::is_built_in;
 use crate::pipeline::trace::malformed_metrics::MalformedRequestMetrics;
 use crate::pipeline::trace::record::Record;
@@ -101,9 +101,6 @@ const VERBS_WITH_BODY: [(Verb, &str); 5] = [
 /// it, every request is `other`.
 const MAX_SERIES: usize = 4096;
 
-/// kube-apiserver's name for itself in these metrics.
-const COMPONENT: &str = "apiserver";
-
 /// The metrics of requests.
 pub struct RequestMetrics {
     total: IntCounterVec,
@@ -144,8 +141,28 @@ pub(in crate::pipeline) struct RequestEnd {
     pub(in crate::pipeline) duration: Duration,
     /// Of that, in a queue of priority and fairness.
     pub(in crate::pipeline) queue_wait: Duration,
-    /// The bytes of the API server's response body; `None` if weir responded.
+    /// The bytes of the API server's response body, if its size is measured; `None` if weir
+    /// responded.
     pub(in crate::pipeline) sent_bytes: Option<u64>,
+}
+
+/// A request body whose size is measured.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pipeline) struct MeasuredBody {
+    /// The label.
+    verb: &'static str,
+    /// In bytes.
+    size: u64,
+}
+
+impl MeasuredBody {
+    /// The body of this size; `None` if bodies of such requests are not measured.
+    pub(in crate::pipeline) fn of_request(info: &RequestInfo<'_>, size: u64) -> Option<Self> {
+        let (_, verb) = VERBS_WITH_BODY
+            .iter()
+            .find(|(verb, _)| verb == info.verb())?;
+        (info.is_resource_request() && !info.long_running()).then_some(Self { verb, size })
+    }
 }
 
 impl RequestHistograms {
@@ -243,7 +260,7 @@ impl RequestMetrics {
             ),
             without_handler: registry.counters(
                 "weir_requests_without_handler_total",
-                "Requests that are not in apiserver_request_*, as kube-apiserver does not count them either, by code: 401, 403 of the authorizer, 404 of no route, 405, 415.",
+                "Requests that are not in apiserver_request_*, as kube-apiserver does not count them either, by code: discovery and other paths without a handler that counts, what other filters than limits reject (400, 401, 403), 404 and 503 in plain text, 405, 406.",
                 &["code"],
             ),
             long_running: registry.gauges(
@@ -287,7 +304,7 @@ impl RequestMetrics {
         ];
         let handler = match responder {
             Responder::Filter | Responder::NoHandler => None,
-            Responder::Handler { .. } => handler_label(info),
+            Responder::Handler { labels, .. } => labels,
         };
         let key = HashKey::of(&self.secret, (common, names, handler));
         if let Some(series) = self.series.get(&key) {
@@ -295,7 +312,8 @@ impl RequestMetrics {
         }
         // A request without a verb has no handler: a success is then the CORS filter's, which does
         // not authenticate.
-        let exists = responder == Responder::Handler { exists: true } && *info.verb() != Verb::None;
+        let exists = matches!(responder, Responder::Handler { exists: true, .. })
+            && *info.verb() != Verb::None;
         let is_known = !info.is_resource_request() || exists || is_built_in(info);
         if !is_known || self.series.len() >= MAX_SERIES {
             return Arc::new(RequestSeries::new([
@@ -316,9 +334,9 @@ impl RequestMetrics {
             &*group,
             &*version,
             &*resource,
-            handler.unwrap_or(&*subresource),
+            handler.map_or(&*subresource, |labels| labels.subresource),
             common.scope,
-            handler.map_or(COMPONENT, |_| ""),
+            handler.map_or(COMPONENT, |labels| labels.component),
         ];
         let series = Arc::new(RequestSeries::new(values));
         // A series that was not shown to exist is not kept.
@@ -396,9 +414,7 @@ impl RequestMetrics {
                 })
                 .observe(without_queue.as_secs_f64());
         }
-        if let Some(sent) = end.sent_bytes
-            && matches!(verb, "GET" | "LIST" | "WATCH")
-        {
+        if let Some(sent) = end.sent_bytes {
             series
                 .response_size
                 .get_or_init(|| {
@@ -414,15 +430,8 @@ impl RequestMetrics {
     pub(in crate::pipeline) fn record_body_size(
         &self,
         series: &RequestSeries,
-        info: &RequestInfo<'_>,
-        size: u64,
+        MeasuredBody { verb, size }: MeasuredBody,
     ) {
-        let Some((_, verb)) = VERBS_WITH_BODY.iter().find(|(verb, _)| verb == info.verb()) else {
-            return;
-        };
-        if !info.is_resource_request() || info.long_running() {
-            return;
-        }
         let resolve = || {
             let [_, _, group, _, resource, ..] = series.labels();
             self.histograms

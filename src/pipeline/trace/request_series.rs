@@ -10,6 +10,7 @@ use prometheus::Histogram;
 use prometheus::IntCounter;
 use prometheus::IntGauge;
 
+use crate::pipeline::trace::label_allowlist::HandlerLabels;
 use crate::pipeline::trace::label_allowlist::path_label;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
@@ -53,7 +54,11 @@ pub(in crate::pipeline) enum Responder {
     /// weir itself, as kube-apiserver's filters do.
     Filter,
     /// The API server, and whether its response shows that the requested object exists.
-    Handler { exists: bool },
+    Handler {
+        exists: bool,
+        /// The labels of the handler of a non-resource path.
+        labels: Option<HandlerLabels>,
+    },
     /// The API server, or weir in its place, before a handler that counts was reached: see
     /// [`HandlerReached`](crate::pipeline::trace::outcome::HandlerReached).
     NoHandler,

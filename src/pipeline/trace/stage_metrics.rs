@@ -119,7 +119,7 @@ impl StageMetrics {
         );
         let attempts = registry.counters(
             "authentication_attempts",
-            "[ALPHA] Authentication attempts by result: success, or failure for a token that weir cannot verify but the API server still may.",
+            "[ALPHA] Authentication attempts by result: success, or error for an invalid certificate and for a token that weir cannot verify but the API server still may.",
             &["result"],
         );
         let durations = registry.sparse_histograms(
@@ -146,7 +146,7 @@ impl StageMetrics {
         };
         Self {
             succeeded: attempt("success"),
-            failed: attempt("failure"),
+            failed: attempt("error"),
             users: USER_CLASSES.map(|user| users.with_label_values(&[user])),
             expiration: registry.histogram(
                 "apiserver_client_certificate_expiration_seconds",

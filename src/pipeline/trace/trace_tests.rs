@@ -10,6 +10,7 @@ use crate::pipeline::connection::peer::HoldState;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::reject::rejection::BodyReadError;
+use crate::pipeline::reject::rejection::ImpersonationError;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::record::RequestObserver;
@@ -36,7 +37,7 @@ fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bo
     let mut trace = Trace::start(Arc::clone(metrics), Clock.now());
     let code = StatusCode::from_u16(code).unwrap();
     if answered {
-        trace.record_response(subject, code, None);
+        trace.record_response(subject, code, &HeaderMap::new(), None);
     } else {
         let rejection = Rejection::MaxInFlight {
             kind: RequestKind::ReadOnly,
@@ -66,38 +67,47 @@ fn a_rejection_has_the_labels_of_a_built_in_resource_from_the_start() {
     assert!(!text.contains("request_duration_seconds_count{"), "{text}");
 }
 
+/// The end of a request with this response of the API server.
+fn answered(
+    metrics: &Arc<RequestMetrics>,
+    (method, target): (&str, &str),
+    code: u16,
+    content_type: &'static str,
+    body: &[u8],
+) {
+    let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+    let subject = MetricSubject {
+        labels: MetricLabels::from_request(method, &info, None),
+        info: &info,
+    };
+    let content_type = http::HeaderValue::from_static(content_type);
+    let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, content_type)]);
+    let code = StatusCode::from_u16(code).unwrap();
+    let mut trace = Trace::start(Arc::clone(metrics), Clock.now());
+    trace.record_response(subject, code, &headers, Some(9));
+    for part in body.chunks(10) {
+        trace.inspect_body(part);
+    }
+}
+
+const JSON: &str = "application/json";
+const PLAIN: &str = "text/plain; charset=utf-8";
+
 #[test]
 fn requests_without_a_handler_have_one_series_per_code() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let authorizer = br#"{"kind":"Status","message":"pods is forbidden: User \"system:anonymous\" cannot list"}"#;
-    let quota = br#"{"kind":"Status","message":"pods \"x\" is forbidden: exceeded quota"}"#;
-    let answer = |target: &str, code: u16, body: &[u8], plain: bool| {
-        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        let subject = MetricSubject {
-            labels: MetricLabels::from_request("GET", &info, None),
-            info: &info,
-        };
-        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
-        trace.record_response(subject, StatusCode::from_u16(code).unwrap(), Some(9));
-        if plain {
-            let plain = http::HeaderValue::from_static("text/plain; charset=utf-8");
-            trace.record_response_headers(&HeaderMap::from_iter([(header::CONTENT_TYPE, plain)]));
-        }
-        for part in body.chunks(10) {
-            trace.inspect_body(part);
-        }
-    };
     for n in 0..5000 {
         let target = format!("/apis/g{n}.k8s.io/v1/namespaces/n{n}/pods/p/s{n}");
-        for (code, body, plain) in [
-            (401, &b""[..], false),
-            (403, authorizer, false),
-            (404, b"404 page not found", true),
-            (405, b"", false),
-            (415, b"", false),
+        for (code, content_type, body) in [
+            (401, JSON, &b""[..]),
+            (403, JSON, authorizer),
+            (404, PLAIN, b"404 page not found"),
+            (405, JSON, b""),
+            (406, JSON, b""),
         ] {
-            answer(&target, code, body, plain);
+            answered(&metrics, ("GET", &target), code, content_type, body);
         }
     }
     let text = registry.render();
@@ -105,21 +115,186 @@ fn requests_without_a_handler_have_one_series_per_code() {
         !text.contains("apiserver_request_total{"),
         "nothing of it is there"
     );
-    for code in [401, 403, 404, 405, 415] {
+    for code in [401, 403, 404, 405, 406] {
         let line = format!("weir_requests_without_handler_total{{code=\"{code}\"}} 5000\n");
         assert!(text.contains(&line), "{line}");
     }
     let lines = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(lines < 200, "{lines}");
-    // Responses of handlers, and of admission plugins behind the authorizer, count.
-    answer("/api/v1/namespaces/a/pods/x", 403, quota, false);
-    answer("/api/v1/namespaces/a/pods/x", 404, b"{}", false);
-    let text = registry.render();
-    for code in [403, 404] {
-        let series = format!(
-            "apiserver_request_total{{code=\"{code}\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"pods\""
-        );
-        assert!(text.contains(&series), "{series}: {text}");
+}
+
+/// A response and whether kube-apiserver counts it in `apiserver_request_*`.
+type CountedRow = (
+    (&'static str, &'static str),
+    u16,
+    &'static str,
+    &'static str,
+    bool,
+);
+
+const POD: &str = "/api/v1/namespaces/a/pods/x";
+const PODS: &str = "/api/v1/namespaces/a/pods";
+const PROXIED: &str = "/api/v1/namespaces/a/services/x/proxy/login";
+
+/// By status and origin: the filter chain, the choice of a route, a handler.
+#[rustfmt::skip]
+const COUNTED: &[CountedRow] = &[
+    // The filter chain.
+    (("GET", "/api/v1/namespaces/a/pods?timeout=abc"), 400, JSON, r#"{"message":"invalid timeout specified in the request URL - time: invalid duration \"abc\""}"#, false),
+    (("GET", PODS), 400, JSON, r#"{"message":"requested groups, a uid or extra values without impersonating a user name"}"#, false),
+    (("GET", PODS), 401, JSON, r#"{"kind":"Status","message":"Unauthorized","reason":"Unauthorized"}"#, false),
+    (("GET", PODS), 403, JSON, r#"{"message":"pods is forbidden: User \"alice\" cannot list"}"#, false),
+    (("GET", PODS), 429, PLAIN, "Too many requests, please try again later.\n", true),
+    (("GET", "/version"), 429, PLAIN, "Too many requests, please try again later.\n", true),
+    (("GET", PODS), 429, PLAIN, "The apiserver is shutting down, please try again later.\n", false),
+    (("GET", PODS), 500, PLAIN, "Internal Server Error: \"/api/v1/namespaces/a/pods\": no", false),
+    (("GET", PODS), 500, PLAIN, "This request caused apiserver to panic. Look in the logs for details.\n", false),
+    (("GET", PODS), 503, JSON, r#"{"message":"apiserver is shutting down"}"#, false),
+    (("GET", PODS), 504, PLAIN, r#"{"message":"Timeout: request did not complete within the allotted timeout"}"#, true),
+    // The choice of a route, and the aggregator.
+    (("GET", "/apis/none/v1/things"), 404, PLAIN, "404 page not found\n", false),
+    (("GET", PODS), 503, JSON, r#"{"message":"the request has been made before all known HTTP paths have been installed, please try again"}"#, false),
+    (("PUT", PODS), 405, JSON, r#"{"message":"the server does not allow this method on the requested resource"}"#, false),
+    (("GET", PODS), 406, JSON, r#"{"message":"406: Not Acceptable"}"#, false),
+    (("GET", "/apis/metrics.k8s.io/v1beta1/nodes"), 503, PLAIN, "service unavailable\n", false),
+    // Handlers of resources.
+    (("GET", POD), 200, JSON, "{}", true),
+    (("GET", POD), 304, JSON, "", true),
+    (("POST", PODS), 400, JSON, r#"{"message":"the object provided is unrecognized"}"#, true),
+    (("POST", PODS), 403, JSON, r#"{"message":"pods \"x\" is forbidden: exceeded quota"}"#, true),
+    (("GET", POD), 404, JSON, r#"{"message":"pods \"x\" not found"}"#, true),
+    (("POST", PODS), 409, JSON, r#"{"message":"pods \"x\" already exists"}"#, true),
+    (("POST", PODS), 413, JSON, r#"{"message":"Request entity too large: limit is 3145728"}"#, true),
+    (("POST", PODS), 415, JSON, r#"{"message":"the body of the request was in an unknown format"}"#, true),
+    (("PATCH", POD), 415, JSON, r#"{"message":"the body of the request was in an unknown format"}"#, true),
+    (("POST", PODS), 422, JSON, r#"{"message":"Pod \"x\" is invalid"}"#, true),
+    (("POST", "/api/v1/namespaces/a/pods/x/eviction"), 429, JSON, r#"{"message":"Cannot evict pod"}"#, true),
+    (("GET", PODS), 500, JSON, r#"{"message":"etcdserver: request timed out"}"#, true),
+    // What a proxied server answers.
+    (("GET", PROXIED), 401, PLAIN, "log in", true),
+    (("GET", PROXIED), 401, JSON, r#"{"kind":"Status","message":"Unauthorized","reason":"Unauthorized"}"#, false),
+    (("GET", PROXIED), 404, PLAIN, "404 page not found\n", true),
+    (("GET", PROXIED), 405, PLAIN, "", true),
+    (("GET", PROXIED), 503, PLAIN, "service unavailable\n", true),
+    // Paths that name no resource.
+    (("GET", "/healthz"), 200, PLAIN, "ok", true),
+    (("GET", "/readyz"), 500, PLAIN, "[-]etcd failed", true),
+    (("GET", "/healthz/etcd"), 200, PLAIN, "ok", false),
+    (("GET", "/openapi/v3"), 200, JSON, "{}", true),
+    (("GET", "/openapi/v3/apis/apps/v1"), 200, JSON, "{}", true),
+    (("GET", "/api"), 200, JSON, "{}", false),
+    (("GET", "/apis"), 200, JSON, "{}", false),
+    (("GET", "/apis"), 200, "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", "{}", true),
+    (("GET", "/api/v1"), 200, JSON, "{}", false),
+    (("GET", "/apis/apps/v1"), 200, JSON, "{}", false),
+    (("GET", "/version"), 200, JSON, "{}", false),
+    (("GET", "/openapi/v2"), 200, JSON, "{}", false),
+    (("GET", "/openid/v1/jwks"), 200, JSON, "{}", false),
+    (("GET", "/.well-known/openid-configuration"), 200, JSON, "{}", false),
+    (("GET", "/metrics"), 200, PLAIN, "", false),
+    (("GET", "/debug/pprof/heap"), 200, JSON, "", false),
+    (("GET", "/statusz"), 200, PLAIN, "", false),
+    (("GET", "/nope"), 404, PLAIN, "404 page not found\n", false),
+];
+
+#[test]
+fn a_response_counts_as_a_request_if_kube_apiserver_counts_it() {
+    for (request, code, content_type, body, counts) in COUNTED {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        answered(&metrics, *request, *code, content_type, body.as_bytes());
+        let text = registry.render();
+        let counted = text.contains("apiserver_request_total{");
+        assert_eq!(counted, *counts, "{request:?} {code} {content_type} {body}");
+        let not_counted = format!("weir_requests_without_handler_total{{code=\"{code}\"}} 1");
+        assert_eq!(text.contains(&not_counted), !counts, "{request:?} {code}");
+        for family in [
+            "apiserver_request_duration_seconds_count{",
+            "apiserver_request_sli_duration_seconds_count{",
+            "apiserver_response_sizes_count{",
+            "apiserver_request_body_size_bytes_count{",
+        ] {
+            assert!(*counts || !text.contains(family), "{request:?} {family}");
+        }
+    }
+}
+
+#[test]
+fn a_response_of_weir_in_place_of_a_filter_is_not_counted() {
+    for (rejection, counts) in [
+        (RequestRejection::BadRequest("a timeout".to_owned()), false),
+        (
+            RequestRejection::Impersonation(ImpersonationError::Denied("no".to_owned())),
+            false,
+        ),
+        (RequestRejection::NoFrontProxyCertificate, false),
+        (RequestRejection::Timeout(Duration::from_secs(1)), true),
+        (RequestRejection::Body(BodyReadError::TooLarge(1)), true),
+    ] {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        let info = RequestInfo::parse("GET", PODS.as_bytes()).unwrap();
+        let subject = MetricSubject {
+            labels: MetricLabels::from_request("GET", &info, None),
+            info: &info,
+        };
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.record_rejection(subject, &rejection.facts(), &HeaderMap::new());
+        drop(trace);
+        let counted = registry.render().contains("apiserver_request_total{");
+        assert_eq!(counted, counts, "{rejection:?}");
+    }
+}
+
+#[test]
+fn custom_resources_have_the_labels_of_their_request_and_built_in_ones_of_their_route() {
+    let one = "fieldSelector=metadata.name%3Dx";
+    for (target, verb, scope, has_size) in [
+        (
+            format!("/apis/example.com/v1/namespaces/a/widgets?{one}"),
+            "GET",
+            "resource",
+            true,
+        ),
+        (
+            format!("/apis/example.com/v1/namespaces/a/widgets?watch=1&{one}"),
+            "WATCH",
+            "resource",
+            false,
+        ),
+        (
+            "/apis/example.com/v1/widgets?watch=1".to_owned(),
+            "WATCH",
+            "cluster",
+            false,
+        ),
+        (
+            "/apis/example.com/v1/widgets".to_owned(),
+            "LIST",
+            "cluster",
+            true,
+        ),
+        (
+            format!("/api/v1/namespaces/a/pods?{one}"),
+            "LIST",
+            "namespace",
+            true,
+        ),
+        ("/api/v1/pods?watch=1".to_owned(), "WATCH", "cluster", true),
+        ("/api/v1/watch/pods".to_owned(), "WATCH", "cluster", false),
+    ] {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        answered(&metrics, ("GET", &target), 200, JSON, b"");
+        let text = registry.render();
+        let total = text
+            .lines()
+            .find(|line| line.starts_with("apiserver_request_total{"));
+        let labels = [format!("verb=\"{verb}\""), format!("scope=\"{scope}\"")];
+        let has_labels = |line: &str| labels.iter().all(|label| line.contains(label));
+        assert!(total.is_some_and(has_labels), "{target}: {text}");
+        let sizes = text.contains("apiserver_response_sizes_count{");
+        assert_eq!(sizes, has_size, "{target}");
     }
 }
 
@@ -169,7 +344,7 @@ fn a_response_before_authentication_confirms_no_resource() {
             info: &info,
         };
         let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
-        trace.record_response(subject, StatusCode::NO_CONTENT, None);
+        trace.record_response(subject, StatusCode::NO_CONTENT, &HeaderMap::new(), None);
     }
     let text = registry.render();
     assert!(text.contains("resource=\"widgets\""), "{text}");
@@ -220,7 +395,7 @@ async fn a_response_is_measured_with_and_without_its_queue_wait() {
         tokio::time::advance(Duration::from_secs(12)).await;
         trace.times.admitted = Clock.now();
         tokio::time::advance(Duration::from_secs(3)).await;
-        trace.record_response(subject, StatusCode::OK, None);
+        trace.record_response(subject, StatusCode::OK, &HeaderMap::new(), None);
         tokio::time::advance(Duration::from_secs(5)).await;
         trace.record_sent(2500);
         trace.record_sent(500);
@@ -284,7 +459,7 @@ fn request_bodies_are_measured_by_their_content_length() {
             info: &info,
         };
         let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
-        trace.record_response(subject, StatusCode::OK, size);
+        trace.record_response(subject, StatusCode::OK, &HeaderMap::new(), size);
     }
     let name = "apiserver_request_body_size_bytes";
     let sum = |resource, verb| {
@@ -377,7 +552,6 @@ fn instrumented_paths_have_their_handler_labels_and_rejections_do_not() {
         ("/readyz", 429, false),
         ("/openapi/v3", 200, true),
         ("/openapi/v3/apis/made.up/v1", 404, true),
-        ("/version", 200, true),
     ] {
         trace_of(&metrics, target, code, answered);
     }
@@ -394,7 +568,6 @@ fn instrumented_paths_have_their_handler_labels_and_rejections_do_not() {
         total("429", "apiserver", ""),
         total("200", "", "openapi/v3"),
         total("404", "", "openapi/v3/"),
-        total("200", "apiserver", ""),
     ] {
         assert!(text.contains(&line), "{line} in {text}");
     }
@@ -413,6 +586,7 @@ fn an_open_watch_is_counted_while_it_is_open() {
             info: &info,
         },
         StatusCode::OK,
+        &HeaderMap::new(),
         None,
     );
     let series = "apiserver_longrunning_requests{component=\"apiserver\",group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"WATCH\",version=\"v1\"}";

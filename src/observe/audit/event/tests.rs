@@ -1,6 +1,7 @@
 //! Tests of events against those of kube-apiserver.
 
 use serde_json::Value;
+use serde_json::json;
 
 use super::*;
 
@@ -133,6 +134,85 @@ fn each_stage_is_written_once_wherever_a_request_ends() {
     assert_eq!(events.len(), 2);
     assert_eq!(events[1]["stage"], "Panic");
     assert_eq!(events[1]["responseStatus"]["code"], 500);
+}
+
+#[test]
+fn a_request_that_fails_before_it_is_authenticated_is_one_event_without_a_user() {
+    let unauthorized = RequestOutcome::Responded(StatusCode::UNAUTHORIZED);
+    for (entry, outcome) in [
+        (sample_entry(), unauthorized),
+        (watch_entry(), unauthorized),
+        (
+            sample_entry(),
+            RequestOutcome::Failed(StatusCode::UNAUTHORIZED),
+        ),
+        (
+            AuditEntry {
+                user: None,
+                ..sample_entry()
+            },
+            RequestOutcome::Failed(StatusCode::BAD_REQUEST), // ?timeout=abc
+        ),
+    ] {
+        let mut entry = AuditEntry { outcome, ..entry };
+        let events = all_events(&entry);
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(events[0]["stage"], "ResponseStarted");
+        assert_eq!(events[0]["user"], json!({}));
+        assert_eq!(
+            events[0]["responseStatus"]["code"],
+            outcome.code().unwrap().as_u16()
+        );
+        if entry.long_running {
+            (entry.phase, entry.response_started) = (AuditPhase::RequestEnded, true);
+            assert_eq!(all_events(&entry).len(), 0, "no end of its own");
+        }
+    }
+    let mut proxied = entry_from_event(&serde_json::from_str(KUBE_APISERVER_EVENTS[0]).unwrap());
+    proxied.outcome = unauthorized;
+    assert_eq!(stages(&proxied), ["RequestReceived", "ResponseStarted"]);
+}
+
+#[test]
+fn texts_are_printed_as_go_prints_them() {
+    let mut entry = sample_entry();
+    entry.user_agent = b"a\xe2\x82b".as_slice().into();
+    for (target, printed) in [
+        (
+            "/api/v1/namespaces/\u{fc}?x=\u{fc}",
+            "/api/v1/namespaces/%C3%BC?x=\u{fc}",
+        ),
+        ("/api/v1/namespaces/a%2fb", "/api/v1/namespaces/a%2fb"),
+        ("/x%2fy|?token=a", "/x/y%7C?token=redacted"),
+    ] {
+        entry.target = target.into();
+        let event = all_events(&entry).pop().unwrap();
+        assert_eq!(event["requestURI"], printed);
+        assert_eq!(event["userAgent"], "a\u{fffd}\u{fffd}b");
+    }
+}
+
+#[test]
+fn only_the_uid_that_weir_gives_an_unauthenticated_user_is_left_out() {
+    let named = |groups: &[&str]| UserInfo {
+        name: "system:anonymous".to_owned(),
+        uid: "u-1".to_owned(),
+        groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+        extra: Vec::new(),
+    };
+    for (user, uid) in [
+        (named(&["dev", ""]), json!("u-1")),
+        (
+            UserInfo::unverified("network:10.0.0.0/24".to_owned()),
+            Value::Null,
+        ),
+    ] {
+        let entry = AuditEntry {
+            user: Some(Arc::new(user)),
+            ..sample_entry()
+        };
+        assert_eq!(all_events(&entry)[0]["user"]["uid"], uid);
+    }
 }
 
 #[test]
