@@ -67,3 +67,4 @@ mod tunnel_ends;
 mod upgrades;
 mod upstream_failures;
 mod upstream_protocol;
+mod watch_seats;

@@ -609,8 +609,7 @@ async fn events_cost_upstream_s_default_before_any_list() {
 #[tokio::test]
 async fn an_annotation_in_an_object_does_not_end_the_initial_events() {
     let mut harness = SeatsHarness::start().await;
-    let target =
-        "/api/v1/configmaps?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let target = "/api/v1/configmaps?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let series = r#"apiserver_flowcontrol_current_executing_seats{flow_schema="devs",priority_level="wide"}"#;
     let mut call = harness.client.send(TestRequest::get(target)).await;
     let mut exchange = harness.upstream.next_exchange().await;

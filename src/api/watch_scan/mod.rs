@@ -70,6 +70,22 @@ impl WatchScan {
         self.totals().events
     }
 
+    /// The length of the object of the last event that has ended, in bytes.
+    #[must_use]
+    pub(crate) fn last_object(&self) -> Option<u64> {
+        self.totals().last_object
+    }
+
+    /// Whether no event is incomplete.
+    #[must_use]
+    pub(crate) fn is_between_events(&self) -> bool {
+        match &self.decoder {
+            WatchDecoder::Cbor(walker, _) => walker.is_between_documents(),
+            WatchDecoder::Json(walker, _) => walker.is_between_documents(),
+            WatchDecoder::Protobuf(scan) => scan.is_between_events(),
+        }
+    }
+
     /// Whether the stream is malformed.
     #[must_use]
     pub(crate) fn is_malformed(&self) -> bool {

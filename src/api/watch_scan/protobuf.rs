@@ -96,6 +96,10 @@ impl ProtobufWatchScan {
         self.totals
     }
 
+    pub(super) const fn is_between_events(&self) -> bool {
+        matches!(self.state, ProtobufWatchState::FrameLength(_, 4))
+    }
+
     pub(super) const fn is_malformed(&self) -> bool {
         matches!(self.state, ProtobufWatchState::Malformed)
     }

@@ -20,6 +20,8 @@ pub(crate) struct InitialEvents {
 pub(super) struct WatchTotals {
     pub(super) events: InitialEvents,
     pub(super) initial_events_ended: bool,
+    /// The length of the object of the last event, in bytes.
+    pub(super) last_object: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +51,7 @@ impl WatchTotals {
         ends_initial_events: bool,
         bytes: u64,
     ) {
+        self.last_object = Some(bytes);
         match event {
             WatchEventType::Added if !self.initial_events_ended => {
                 self.events.objects = self.events.objects.saturating_add(1);

@@ -23,6 +23,7 @@ use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::guarded::BodyGuard;
 use crate::pipeline::response::guarded::GuardedBody;
 use crate::pipeline::response::list_observer::ListObserver;
+use crate::pipeline::response::watch_init::InitializationEnd;
 use crate::pipeline::response::watch_init::WatchInitialization;
 use crate::pipeline::trace::Trace;
 use crate::upstream::body::progress::BodyProgress;
@@ -33,7 +34,7 @@ use crate::upstream::body::progress::BodyState;
 pub(in crate::pipeline) struct ResponseGuard {
     pub(in crate::pipeline) trace: Trace,
     pub(in crate::pipeline) in_flight: InFlightRequest,
-    /// Of a watch that keeps its seats until it is initialized.
+    /// Of a watch whose initial events are observed: it may hold seats until they have ended.
     pub(in crate::pipeline) watch: Option<Box<WatchInitialization>>,
     /// The request body, if the response may have come before its end.
     pub(in crate::pipeline) upload: Option<MonitoredUpload>,
@@ -106,9 +107,16 @@ impl ResponseGuard {
         });
     }
 
-    fn end_initialization(&mut self) {
-        self.watch = None;
-        self.in_flight.release_watch_seats();
+    fn end_initialization(&mut self, end: InitializationEnd) {
+        if end.seats {
+            self.in_flight.release_watch_seats();
+        }
+        if end.bookmark {
+            self.trace.record_watch_list(Clock.now());
+        }
+        if end.observation {
+            self.watch = None;
+        }
     }
 }
 
@@ -117,11 +125,9 @@ impl BodyGuard for Box<ResponseGuard> {
     fn on_data(&mut self, data: &[u8]) {
         self.trace.record_sent(data.len());
         self.trace.inspect_body(data);
-        if let Some(watch) = &mut self.watch
-            && watch.feed(data)
-        {
-            self.end_initialization();
-            self.trace.record_watch_list(Clock.now());
+        if let Some(watch) = &mut self.watch {
+            let end = watch.feed(data);
+            self.end_initialization(end);
         }
         if let Some(list) = &mut self.list {
             list.feed(data);
@@ -129,10 +135,9 @@ impl BodyGuard for Box<ResponseGuard> {
     }
 
     fn on_idle(&mut self, cx: &mut Context<'_>) {
-        if let Some(watch) = &mut self.watch
-            && watch.poll_idle(cx)
-        {
-            self.end_initialization();
+        if let Some(watch) = &mut self.watch {
+            let end = watch.poll_idle(cx);
+            self.end_initialization(end);
         }
     }
 

@@ -63,6 +63,17 @@ pub(in crate::pipeline) enum InitialEventsEnd {
     Idle,
 }
 
+/// The object of the last event of a watch so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pipeline) enum LastObject {
+    /// An event has begun and not ended.
+    Incomplete,
+    /// The last event has ended. Its object has this many bytes.
+    Complete(u64),
+    /// No event has begun, or the stream cannot be read.
+    Unknown,
+}
+
 impl ObservedList {
     /// The list of this request, unless its response shows nothing. A list of a part of the objects
     /// only shows their size, if it is unknown.
@@ -142,11 +153,10 @@ impl InitialEventsObserver {
         }
     }
 
-    /// Starts scanning the events if they are to be recorded, or if the `mark` (the bookmark) is
-    /// needed.
-    pub(in crate::pipeline) fn with_scan(mut self, needs_bookmark: bool) -> Self {
+    /// Starts scanning the events if they are to be recorded, or if their ends are needed.
+    pub(in crate::pipeline) fn with_scan(mut self, needs_ends: bool) -> Self {
         if let Some((coding, gzip)) = self.coding
-            && (needs_bookmark || self.observed_list.is_some())
+            && (needs_ends || self.observed_list.is_some())
         {
             self.scan = Some(Box::new(WatchScan::new(coding)));
             self.gunzip = gzip.then(|| Box::new(Gunzip::new(MAX_INFLATED_EVENT_BYTES)));
@@ -165,6 +175,23 @@ impl InitialEventsObserver {
             Some(gunzip) => gunzip.feed(data, |piece| has_bookmark |= scan.feed(piece)),
         }
         has_bookmark
+    }
+
+    /// Whether the initial events are recorded at their end.
+    pub(in crate::pipeline) const fn is_recording(&self) -> bool {
+        self.scan.is_some() && self.observed_list.is_some()
+    }
+
+    /// The object of the last event.
+    pub(in crate::pipeline) fn last_object(&self) -> LastObject {
+        match &self.scan {
+            Some(scan) if !scan.is_malformed() => match scan.last_object() {
+                _ if !scan.is_between_events() => LastObject::Incomplete,
+                Some(bytes) => LastObject::Complete(bytes),
+                None => LastObject::Unknown,
+            },
+            Some(_) | None => LastObject::Unknown,
+        }
     }
 
     /// Records the initial events at their end.

@@ -1,57 +1,120 @@
 //! Detects when a watch has sent its initial events: it releases its seats then.
+//!
+//! kube-apiserver releases them once its watch cache has queued the initial events
+//! (`cacheWatcher.processInterval`, `utilflowcontrol.WatchInitialized`), which is not visible from
+//! outside. What is visible depends on the request ([`SeatsEnd`]).
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
+use http::Response;
+use http::Version;
 use tokio::time::Sleep;
 
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::list_observer::InitialEventsEnd;
 use crate::pipeline::response::list_observer::InitialEventsObserver;
+use crate::pipeline::response::list_observer::LastObject;
 use crate::request_info::RequestInfo;
 
-/// A watch without an end-of-initial-events bookmark counts as initialized when no data has arrived
-/// for this long: several times what kube-apiserver needs between two events that are at hand.
+/// The initial events have ended for certain when no data has arrived for this long: many times
+/// what kube-apiserver needs between two events that are at hand. Seats are held for as long only
+/// in the middle of an event.
 const INITIAL_EVENTS_IDLE: Duration = Duration::from_millis(100);
+
+/// How long a watch without data holds its seats: as long as the response head took, within these
+/// bounds. A healthy server sends the head in one to three milliseconds, and events that are at
+/// hand follow each other faster.
+const MIN_SILENCE: Duration = Duration::from_micros(500);
+const MAX_SILENCE: Duration = Duration::from_millis(5);
+
+/// An event in Go's write buffer (`http2responseWriter`, 4 KiB; HTTP/1.1: 2 KiB) is sent only if
+/// the server flushes it, which it does when no further event is queued (`WatchServer.HandleHTTP`).
+/// A larger event passes the buffer by.
+const HTTP2_WRITE_BUFFER: u64 = 4096;
+const HTTP1_WRITE_BUFFER: u64 = 2048;
+
+/// Of the bytes of an event, those around its object.
+const EVENT_ENVELOPE: u64 = 64;
 
 /// A watch releases its seats after this time at the latest, whatever its stream contains.
 pub(in crate::pipeline) const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A watch that has not sent all of its initial events.
+/// A watch whose initial events are observed: until its seats are released, or longer if the events
+/// are recorded.
 pub(in crate::pipeline) struct WatchInitialization {
-    signal: InitializationSignal,
+    /// `None` once the seats are released.
+    seats_end: Option<SeatsEnd>,
+    ends_with_bookmark: bool,
     observer: InitialEventsObserver,
+    /// Of the current silence.
+    timer: Option<Pin<Box<Sleep>>>,
     /// Of the time-out that releases the seats when the initialization takes too long.
     timeout_guard: Option<DeadlineGuard>,
 }
 
-/// What shows that a watch is initialized. (`apf_filter.go` waits for a signal of the watch cache,
-/// which is not visible from outside.)
-enum InitializationSignal {
-    /// The bookmark at the end of the initial events.
-    Bookmark,
-    /// A time without data, since the last data.
-    Idle(Option<Pin<Box<Sleep>>>),
+/// What has ended with the data or the silence that was observed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InitializationEnd {
+    /// The seats are to be released.
+    pub(super) seats: bool,
+    /// The bookmark has arrived.
+    pub(super) bookmark: bool,
+    /// Nothing is left to be observed.
+    pub(super) observation: bool,
 }
 
-impl InitializationSignal {
-    /// `None` if the response head is the signal.
-    fn of_watch(info: &RequestInfo<'_>) -> Option<Self> {
+/// What releases the seats of a watch with a successful response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SeatsEnd {
+    /// The bookmark at the end of the initial events.
+    Bookmark,
+    /// A silence.
+    Silence {
+        /// How long it is.
+        length: Duration,
+        /// The last object before it may have this many bytes to end the initial events at once.
+        flushed_object: u64,
+    },
+}
+
+/// The parameters of a watch that decide about its initial events.
+struct WatchForm {
+    starts_with_objects: bool,
+    ends_with_bookmark: bool,
+    /// The watch cache queues the initial events before, or as soon as, it sends the head.
+    is_ready_with_head: bool,
+    /// Objects are selected: the server may need time between two events.
+    selects: bool,
+}
+
+impl WatchForm {
+    /// Follows `watchCache.getAllEventsSinceLocked` and
+    /// `Cacher.setInitialEventsEndBookmarkIfRequested`.
+    fn of_watch(info: &RequestInfo<'_>) -> Self {
         let query = info.query();
-        if query
-            .first("sendInitialEvents")
-            .is_some_and(|value| is_true(&value))
-        {
-            Some(Self::Bookmark)
-        } else if query
-            .first("resourceVersion")
-            .is_none_or(|version| matches!(&*version, b"" | b"0"))
-        {
-            Some(Self::Idle(None))
-        } else {
-            None
+        let flag = |name| query.first(name).map(|value| is_true(&value));
+        let requested = flag("sendInitialEvents");
+        let starts_with_objects = requested.unwrap_or_else(|| {
+            query
+                .first("resourceVersion")
+                .is_none_or(|version| version.iter().all(|digit| *digit == b'0'))
+        });
+        // At most one object fits into the queue of any watch. Without a namespace, the name may be
+        // that of objects in several.
+        let is_single = !info.name().is_empty() && !info.namespace().is_empty();
+        // Events have no watch cache, and etcd's watcher signals at once (`etcd3.watchChan.run`).
+        let is_uncached =
+            info.resource() == b"events" && matches!(info.api_group(), b"" | b"events.k8s.io");
+        let has = |name| query.first(name).is_some_and(|value| !value.is_empty());
+        Self {
+            starts_with_objects,
+            ends_with_bookmark: requested == Some(true)
+                && flag("allowWatchBookmarks") == Some(true),
+            is_ready_with_head: !starts_with_objects || is_single || is_uncached,
+            selects: has("labelSelector") || has("fieldSelector"),
         }
     }
 }
@@ -62,61 +125,123 @@ fn is_true(value: &[u8]) -> bool {
 }
 
 impl WatchInitialization {
-    /// The initialization of a watch that has been admitted and has a successful response; `None`
-    /// if it is initialized with the response's head, or if nothing depends on its end.
-    pub(in crate::pipeline) fn start(
+    /// The initialization of a watch that has been admitted and has a successful response, whose
+    /// head took this long; `None` if it ends with the head, or if nothing depends on its end.
+    pub(in crate::pipeline) fn start<B>(
         info: &RequestInfo<'_>,
+        response: &Response<B>,
         events: InitialEventsObserver,
+        head_took: Duration,
         holds_concurrency: bool,
     ) -> Option<Box<Self>> {
-        let signal = InitializationSignal::of_watch(info)?;
+        let form = WatchForm::of_watch(info);
+        if !form.starts_with_objects {
+            return None;
+        }
+        let seats_end = if form.is_ready_with_head || !holds_concurrency {
+            None
+        } else if form.ends_with_bookmark {
+            Some(SeatsEnd::Bookmark)
+        } else {
+            let buffer = match response.version() {
+                Version::HTTP_2 => HTTP2_WRITE_BUFFER,
+                _ => HTTP1_WRITE_BUFFER,
+            };
+            Some(SeatsEnd::Silence {
+                length: head_took.clamp(MIN_SILENCE, MAX_SILENCE),
+                flushed_object: if form.selects {
+                    0
+                } else {
+                    buffer.saturating_sub(EVENT_ENVELOPE)
+                },
+            })
+        };
         // The bookmark is detected in any case: the time until it arrives is measured.
-        let by_bookmark = matches!(signal, InitializationSignal::Bookmark);
-        (holds_concurrency || by_bookmark).then(|| {
+        let needs_scan = seats_end.is_some() || form.ends_with_bookmark;
+        let observer = events.with_scan(needs_scan);
+        (needs_scan || observer.is_recording()).then(|| {
             Box::new(Self {
-                signal,
-                observer: events.with_scan(by_bookmark),
+                seats_end,
+                ends_with_bookmark: form.ends_with_bookmark,
+                observer,
+                timer: None,
                 timeout_guard: None,
             })
         })
     }
 
-    /// Keeps the guard of the time-out until the end of the initialization.
+    /// Whether the watch still holds its seats.
+    pub(in crate::pipeline) const fn holds_seats(&self) -> bool {
+        self.seats_end.is_some()
+    }
+
+    /// Keeps the guard of the time-out until the seats are released.
     pub(in crate::pipeline) fn set_timeout_guard(&mut self, timeout_guard: DeadlineGuard) {
         self.timeout_guard = Some(timeout_guard);
     }
 
-    /// Observes these bytes. Returns whether they complete the bookmark, and with it the
-    /// initialization.
-    pub(super) fn feed(&mut self, data: &[u8]) -> bool {
-        let has_bookmark = self.observer.feed(data);
-        match &mut self.signal {
-            InitializationSignal::Bookmark if has_bookmark => {
-                self.finish(InitialEventsEnd::Bookmark);
-                return true;
+    /// Observes these bytes.
+    pub(super) fn feed(&mut self, data: &[u8]) -> InitializationEnd {
+        self.timer = None;
+        if !(self.observer.feed(data) && self.ends_with_bookmark) {
+            return InitializationEnd::default();
+        }
+        self.observer.finish(InitialEventsEnd::Bookmark);
+        InitializationEnd {
+            seats: self.release_seats(),
+            bookmark: true,
+            observation: true,
+        }
+    }
+
+    /// Polled while there is no data.
+    pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>) -> InitializationEnd {
+        let mut end = InitializationEnd::default();
+        while !end.observation && self.poll_silence(cx) {
+            if self.release_seats() {
+                end.seats = true;
+                end.observation = !self.ends_with_bookmark && !self.observer.is_recording();
+            } else {
+                self.observer.finish(InitialEventsEnd::Idle);
+                end.observation = true;
             }
-            InitializationSignal::Idle(timer) => *timer = None,
-            InitializationSignal::Bookmark => {}
         }
-        false
+        end
     }
 
-    /// Polled while there is no data. Returns whether there has been none for so long that the
-    /// watch is initialized.
-    pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>) -> bool {
-        let InitializationSignal::Idle(timer) = &mut self.signal else {
-            return false;
+    /// Polls whether the silence is long enough for the next step.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> bool {
+        let silence = match self.seats_end {
+            Some(SeatsEnd::Silence {
+                length,
+                flushed_object,
+            }) => match self.observer.last_object() {
+                LastObject::Complete(bytes) if bytes <= flushed_object => return true,
+                LastObject::Complete(_) | LastObject::Unknown => length,
+                LastObject::Incomplete => INITIAL_EVENTS_IDLE, // the server is still writing
+            },
+            // However long that takes.
+            Some(SeatsEnd::Bookmark) => return false,
+            None if self.ends_with_bookmark => return false,
+            None => INITIAL_EVENTS_IDLE,
         };
-        let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(INITIAL_EVENTS_IDLE)));
-        let is_idle = timer.as_mut().poll(cx).is_ready();
-        if is_idle {
-            self.finish(InitialEventsEnd::Idle);
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(silence)));
+        let is_over = timer.as_mut().poll(cx).is_ready();
+        if is_over {
+            self.timer = None;
         }
-        is_idle
+        is_over
     }
 
-    fn finish(&mut self, end: InitialEventsEnd) {
-        self.observer.finish(end);
+    /// Returns whether the watch has held seats until now.
+    fn release_seats(&mut self) -> bool {
         drop(self.timeout_guard.take());
+        self.seats_end.take().is_some()
     }
 }
+
+#[cfg(test)]
+#[path = "watch_init_tests.rs"]
+mod tests;

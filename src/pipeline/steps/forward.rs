@@ -230,12 +230,15 @@ impl ForwardingStep {
         self.builder.record_feedback(response.status(), feedback);
         in_flight.record_response(responded_at, response.status());
         let mut watch = None;
+        let head_took = responded_at.saturating_duration_since(in_flight.admitted_at());
         if let Some(permit) = in_flight.permit_mut() {
             permit.record_response(response.status().as_u16());
             self.annotate(response.headers_mut(), permit, trace);
-            watch = release_at_response(subject.info, &response, &mut observed_list, permit);
+            let list = observed_list.take_if(|_| *subject.info.verb() == Verb::Watch);
+            watch = release_at_response(subject.info, &response, list, head_took, permit);
         }
-        let seats_until = watch.as_ref().map(|_| Clock.now() + INITIALIZATION_TIMEOUT);
+        let holds_seats = watch.as_ref().is_some_and(|watch| watch.holds_seats());
+        let seats_until = holds_seats.then(|| Clock.now() + INITIALIZATION_TIMEOUT);
         in_flight.keep_watch_seats_until(seats_until);
         let list = self.list_observer(subject.info, observed_list, &response);
         let guard = in_place::boxed(|| ResponseGuard {
@@ -389,11 +392,12 @@ impl ForwardingStep {
 
 /// Releases what the permit holds no longer once the response has started. A tunnel has no deadline
 /// and holds no seat: it runs as long as a long-running request, whatever the request was. A watch
-/// holds its seats until it is initialized: until what is returned ends.
+/// holds its seats until it is initialized: as long as what is returned says.
 fn release_at_response<B>(
     info: &RequestInfo<'_>,
     response: &Response<B>,
-    observed_list: &mut Option<ObservedList>,
+    observed_list: Option<ObservedList>,
+    head_took: Duration,
     permit: &mut Permit,
 ) -> Option<Box<WatchInitialization>> {
     let status = response.status();
@@ -403,14 +407,17 @@ fn release_at_response<B>(
         }
         return None;
     }
-    let observed_list = observed_list.take();
     let initialization = if status.is_success() {
         let events = InitialEventsObserver::for_response(response, observed_list);
-        WatchInitialization::start(info, events, permit.holds_concurrency())
+        let holds_concurrency = permit.holds_concurrency();
+        WatchInitialization::start(info, response, events, head_took, holds_concurrency)
     } else {
         None
     };
-    if initialization.is_none() {
+    if !initialization
+        .as_ref()
+        .is_some_and(|watch| watch.holds_seats())
+    {
         permit.release_watch_seats();
     }
     initialization
