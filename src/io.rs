@@ -90,10 +90,8 @@ impl<K> TcpIo<K> {
                 buffer.advance(length);
                 Poll::Ready(Ok(()))
             }
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Poll::Pending,
-                _ => Poll::Ready(Err(error)),
-            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
         }
     }
 

@@ -54,8 +54,8 @@ async fn a_connection_with_unasked_bytes_serves_no_further_request() {
             for next in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
                 let upstream = RawUpstream::start().await;
                 let weir = start(upstream.address, UpstreamProtocol::Http1).await;
-                let call = weir.alice(HttpVersion::Http1).send(TestRequest::get(LIST));
-                let call = call.await;
+                let mut client = weir.alice(HttpVersion::Http1);
+                let call = client.send(TestRequest::get(LIST)).await;
                 let io = upstream.accept_trusted(HttpVersion::Http1).await;
                 let mut first = RawHttp1::new(io);
                 first.read_request_head().await;
@@ -77,7 +77,7 @@ async fn a_connection_with_unasked_bytes_serves_no_further_request() {
                 if matches!(surplus, Surplus::Later) {
                     first.send(SURPLUS).await;
                 }
-                let call = weir.alice(HttpVersion::Http1).send(next.clone()).await;
+                let call = client.send(next.clone()).await;
                 let io = upstream.accept_trusted(HttpVersion::Http1).await;
                 let mut second = RawHttp1::new(io);
                 second.read_request_head().await;

@@ -189,7 +189,9 @@ impl<M: AuthMode> Connector<M> {
             .transpose()?;
         timeout(CONNECT_TIMEOUT, async {
             let reads_ahead = ReadsAheadOfDriver::default();
-            let tcp = self.open_transport(permit, user_timeout, &reads_ahead).await?;
+            let tcp = self
+                .open_transport(permit, user_timeout, &reads_ahead)
+                .await?;
             let stream = TlsConnector::from(tls)
                 .connect(self.address.server_name.clone(), tcp)
                 .await
