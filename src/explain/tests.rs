@@ -310,7 +310,7 @@ fn a_tree_has_every_part_and_fits_a_terminal() {
     for part in [
         "├─ request: list pods, namespace ns (core/v1)",
         "│  └─ read-only, not long-running",
-        "├─ user: alice\\u{1b}[2J",
+        "├─ user: alice\\x1b[2J",
         "│  ├─ exempt: no subject is this user",
         "│  ├─ global-default: matches",
         "│  └─ lost: left out, its priority level does not exist",

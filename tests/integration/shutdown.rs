@@ -196,7 +196,11 @@ async fn an_in_flight_request_finishes_and_its_connection_closes_last() {
 
 #[tokio::test]
 async fn watches_end_cleanly_within_the_grace_period() {
-    for flags in [&["--shutdown-watch-termination-grace-period=2s"][..], &[]] {
+    for flags in [
+        &["--shutdown-watch-termination-grace-period=2s"][..],
+        &["--shutdown-watch-termination-grace-period=0s"],
+        &[],
+    ] {
         let (mut weir, mut upstream) = start(flags).await;
         let mut clients = [
             weir.alice(HttpVersion::Http1),
@@ -316,7 +320,8 @@ async fn startup_raises_and_logs_the_open_file_limit() {
 
 #[tokio::test]
 async fn a_watch_that_must_be_aborted_makes_the_exit_code_nonzero() {
-    let (mut weir, mut upstream) = start(&[]).await;
+    // In a longer grace period the minimum transfer rate ends it.
+    let (mut weir, mut upstream) = start(&["--shutdown-watch-termination-grace-period=0s"]).await;
     let mut call = weir
         .alice(HttpVersion::Http1)
         .send(TestRequest::get(WATCH))

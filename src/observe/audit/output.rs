@@ -8,6 +8,7 @@
 //! Only the writer's thread calls this module: everything here may block.
 
 use std::fs;
+use std::fs::DirBuilder;
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::io;
@@ -15,6 +16,7 @@ use std::io::Read;
 use std::io::Seek;
 use std::io::SeekFrom;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -32,6 +34,9 @@ use crate::observe::audit::rotation::BackupMaintenance;
 use crate::observe::audit::rotation::FILE_MODE;
 use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::audit::rotation::compressed_path;
+
+/// Only the owner may list the folder of the log.
+const DIR_MODE: u32 = 0o700;
 
 /// Delay after a failed rename, during which the file grows beyond its limit. Retrying sooner would
 /// not remove the cause, and each failure logs a line.
@@ -140,7 +145,15 @@ pub(super) struct RotatingFile {
 }
 
 impl RotatingFile {
+    /// The folder must be there: one that is made may be misspelled, and no log is looked for in it.
+    /// One that is removed later is made again.
     fn open(config: LogFileConfig) -> io::Result<Self> {
+        let folder = config.path.parent();
+        let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            let why = format!("there is no folder {}", folder.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
         let file = open_append(&config.path)?;
         let size = file.metadata()?.len();
         let opened = Self {
@@ -260,9 +273,14 @@ fn ends_with_line(path: &Path) -> bool {
     last_byte().map_or(true, |last| last == *b"\n")
 }
 
-/// Opens a file for appending, or creates it. Its folder must be there: one that is made may be a
-/// misspelled one, in which no log is looked for.
+/// Opens a file for appending, or creates it and its folder.
 fn open_append(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(DIR_MODE)
+            .create(folder)?;
+    }
     OpenOptions::new()
         .append(true)
         .create(true)
@@ -569,6 +587,22 @@ mod tests {
         drop(AuditOutput::open(config.clone()).unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&config.path), 0o600);
-        assert_eq!(mode(config.path.parent().unwrap()), 0o700);
+        let folder = config.path.parent().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+        drop(open_append(&config.path).unwrap());
+        assert_eq!(mode(folder), 0o700);
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_at_the_start_is_an_error_and_is_not_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("misspelled");
+        let config = LogFileConfig {
+            path: missing.join("audit.log"),
+            ..log_file_config(folder.path())
+        };
+        let why = AuditOutput::open(config).err().unwrap().to_string();
+        assert_eq!(why, format!("there is no folder {}", missing.display()));
+        assert!(!missing.exists());
     }
 }

@@ -279,8 +279,9 @@ fn no_limit_is_another_users_rate_and_none_is_for_the_control_plane() {
 
 #[test]
 fn names_stay_in_the_files_of_a_suggestion() {
-    for name in HOSTILE_NAMES {
-        let log = flood_log(name, "carol");
+    // Two of the names in a log: a suggestion lists those with most requests.
+    for names in HOSTILE_NAMES.chunks(2) {
+        let log = flood_log(names[0], names[names.len() - 1]);
         let report = run(&LogFile::new(&log), MANY);
         let settings = KeptSettings::new(MANY);
         let mut texts = vec![output::render(&report, &settings)];
@@ -288,7 +289,7 @@ fn names_stay_in_the_files_of_a_suggestion() {
         texts.extend(files.into_iter().map(|(_, text)| text));
         for text in texts {
             let is_plain = |c: char| c == '\n' || is_printable(c);
-            assert!(text.chars().all(is_plain), "{name:?}: {text:?}");
+            assert!(text.chars().all(is_plain), "{names:?}: {text:?}");
             let mut diagnostics = Diagnostics::default();
             let _ = document::parse_all("suggested", &text, &mut diagnostics);
             assert_eq!(diagnostics.to_string(), "", "{text}");

@@ -102,7 +102,7 @@ async fn the_error_of_a_failed_plugin_has_its_last_stderr_line_and_its_hint() {
     plugin.install_hint = Some("ask the platform team\n".to_owned());
     assert_eq!(
         failure(&plugin).await,
-        "the credential plugin \"/bin/sh\" failed (exit status: 3); it said: run \u{fffd}[1mlogin first; \
+        "the credential plugin \"/bin/sh\" failed (exit status: 3); it said: run \\x1b[1mlogin first; \
          its installHint: ask the platform team"
     );
     plugin.command = dir.path().join("missing");
