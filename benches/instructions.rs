@@ -248,6 +248,7 @@ fn upstream_config() -> UpstreamConfig {
         max_connections: 1024,
         instance_id: InstanceId::from_bytes([1; 16]),
         probe_interval: Duration::from_secs(2),
+        ready_first: false,
     }
 }
 

@@ -332,6 +332,7 @@ impl OwnCalls {
         let probe = self.new_probe(settings, upstream);
         let health = probe.as_ref().map(|probe| Arc::clone(&probe.health));
         self.readiness.set_front_proxy(health);
+        self.servers.front_proxy_trust().set_probed(probe.is_some());
         self.probe.start(probe.map(FrontProxyProbe::run));
     }
 
@@ -352,7 +353,6 @@ impl OwnCalls {
         Some(FrontProxyProbe {
             pools: upstream::front_proxy_pools(upstream, &self.servers, &self.metrics)?,
             headers: Arc::new(settings.identity_headers.clone()),
-            metrics: Arc::clone(&self.metrics),
             health: FrontProxyHealth::register(&self.registry),
             interval,
         })

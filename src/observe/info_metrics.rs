@@ -47,7 +47,7 @@ impl InfoMetrics {
             .set(1);
         let ready = IntGauge::new(
             "weir_ready",
-            "0 while weir shuts down, while the API server does not answer /readyz (probed every two seconds), while that probe loops back to weir itself, or while the API server does not accept weir's front-proxy certificate; 1 otherwise.",
+            "0 while weir shuts down, while the API server does not answer /readyz (probed every two seconds), or while that probe loops back to weir itself; 1 otherwise.",
         );
         let opts = prometheus::Opts::new(
             "weir_certificate_expiration_timestamp_seconds",

@@ -10,7 +10,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `loop_detection` `requester` `tls` |
+//! | 0 | `front_proxy_trust` `loop_detection` `requester` `tls` |
 //! | 1 | `credentials` `headers` |
 //! | 2 | `body` |
 //! | 3 | `connection` |
@@ -22,6 +22,7 @@ pub mod body;
 pub mod connection;
 pub mod credentials;
 pub(crate) mod forward;
+pub(crate) mod front_proxy_trust;
 pub(crate) mod headers;
 pub(crate) mod kubeconfig;
 pub mod loop_detection;
@@ -31,6 +32,7 @@ pub(crate) mod servers;
 pub mod tls;
 
 use parking_lot::Mutex;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::time::Duration;
@@ -71,6 +73,9 @@ pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;
 pub use pool::pool_limits::UpstreamProtocol;
 
+/// Longest time that a 401 to weir's own credential waits for a probe with it.
+const CREDENTIAL_PATIENCE: Duration = Duration::from_secs(2);
+
 /// The API servers, and what weir presents to them.
 #[derive(Clone, Debug)]
 pub struct UpstreamConfig {
@@ -91,8 +96,11 @@ pub struct UpstreamConfig {
     pub max_connections: usize,
     /// The id that requests list in `CDN-Loop`.
     pub instance_id: InstanceId,
-    /// The interval of probes where there are several servers. No flag.
+    /// The interval of probes. No flag.
     pub probe_interval: Duration,
+    /// Whether a server gets no request before its `/readyz` has passed, at the start and after an
+    /// outage, for which a single server is probed, too. No flag.
+    pub ready_first: bool,
 }
 
 impl UpstreamConfig {
@@ -158,6 +166,7 @@ pub fn server_set(config: &UpstreamConfig, registry: &Registry) -> Arc<ServerSet
     ServerSet::new(
         &config.servers,
         config.endpoint_slices,
+        config.ready_first,
         config.tls(),
         registry,
     )
@@ -328,16 +337,18 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, ForwardError> {
         let response = match request {
             UpstreamRequest::FrontProxy(head) => {
-                let response = self.front_proxy.send(head, body, class, context).await;
-                response.inspect(|response| self.metrics.record_assertion(response.status()))
+                let sent = self.front_proxy.send(head, body, class, context);
+                self.send_asserted(sent).await
             }
             UpstreamRequest::FrontProxyAnonymous(head) => {
-                let pools = &self.front_proxy;
-                pools.send(head, body, class.dedicated(), context).await
+                let class = class.dedicated();
+                let sent = self.front_proxy.send(head, body, class, context);
+                self.send_asserted(sent).await
             }
             UpstreamRequest::Impersonating(head) => {
                 let pools = self.refreshed_impersonation_pools()?;
-                pools.send(head, body, class, context).await
+                let response = pools.send(head, body, class, context).await;
+                self.check_impersonation(response).await
             }
             UpstreamRequest::PassThrough(head) => {
                 self.pass_through.send(head, body, class, context).await
@@ -363,11 +374,13 @@ impl Upstream {
         let response = match request {
             UpstreamRequest::FrontProxy(head) | UpstreamRequest::FrontProxyAnonymous(head) => {
                 let pools = &self.front_proxy;
-                pools.send_upgrade(head, body, protocol, context).await
+                let sent = pools.send_upgrade(head, body, protocol, context);
+                self.send_asserted(sent).await
             }
             UpstreamRequest::Impersonating(head) => {
                 let pools = self.refreshed_impersonation_pools()?;
-                pools.send_upgrade(head, body, protocol, context).await
+                let response = pools.send_upgrade(head, body, protocol, context).await;
+                self.check_impersonation(response).await
             }
             UpstreamRequest::PassThrough(head) => {
                 let pools = &self.pass_through;
@@ -379,6 +392,40 @@ impl Upstream {
             }
         };
         response.inspect_err(|error| self.metrics.failures.record(error, Clock.now()))
+    }
+
+    /// The response to a request that weir asserts by its certificate. Fails if the API server does
+    /// not accept the certificate: its 401 or 403 is not the client's.
+    async fn send_asserted(
+        &self,
+        sent: impl Future<Output = Result<Response<ResponseBody>, ForwardError>>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        let trust = self.servers.front_proxy_trust();
+        if let Some(why) = trust.standing_rejection() {
+            return Err(ForwardError::FrontProxy(why));
+        }
+        let response = sent.await?;
+        match trust.rejection(response.status()).await {
+            Some(why) => Err(ForwardError::FrontProxy(why)),
+            None => Ok(response),
+        }
+    }
+
+    /// The response to a request that impersonates. Fails if the API server answers 401 to weir's
+    /// own credential, as the next probe shows: an API server behind it can answer 401, too.
+    async fn check_impersonation(
+        &self,
+        response: Result<Response<ResponseBody>, ForwardError>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        let response = response?;
+        if response.status() == StatusCode::UNAUTHORIZED
+            && let Some(own) = &self.impersonating
+            && self.servers.wait_for_probe(CREDENTIAL_PATIENCE).await
+            && own.credentials.health().is_err()
+        {
+            return Err(ForwardError::OwnCredentialRejected);
+        }
+        Ok(response)
     }
 
     /// Closes connections that have been idle for 45 s.

@@ -445,7 +445,7 @@ async fn rights_that_the_cluster_s_flow_schemas_and_endpoint_slices_need_are_ask
             DENIED,
             true,
             &[
-                "{apiGroups: [flowcontrol.apiserver.k8s.io], resources: [flowschemas, prioritylevelconfigurations], verbs: [get, list, watch]}",
+                "{apiGroups: [flowcontrol.apiserver.k8s.io], resources: [flowschemas, prioritylevelconfigurations], verbs: [list, watch]}",
                 "{apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}",
             ][..],
         ),

@@ -493,6 +493,99 @@ async fn missing_permissions_are_tried_again_and_found() {
     assert_eq!(weir.metric(cluster).await, 19.0);
 }
 
+/// weir in front of an upstream whose `/readyz` answers 200, which waits for an hour after it was
+/// denied a right.
+async fn start_patient() -> (FakeUpstream, Weir) {
+    let upstream = FakeUpstream::start().await.expose_flowcontrol();
+    upstream.answer_readyz(200);
+    let weir = weir::builder(upstream.address)
+        .own_token("t")
+        .with(|config| {
+            config.admission = cluster_source(None);
+            if let AdmissionConfig::Fairness { sources, .. } = &mut config.admission
+                && let Some(cluster) = &mut sources.cluster
+            {
+                cluster.retry_after_denial = Duration::from_secs(3600);
+            }
+            config.upstream.ready_first = true;
+            config.upstream.probe_interval = Duration::from_millis(20);
+        })
+        .start()
+        .await;
+    (upstream, weir)
+}
+
+#[tokio::test]
+async fn a_403_at_the_start_is_tried_again_in_seconds() {
+    let (mut upstream, weir) = start_patient().await;
+    for _ in 0..6 {
+        upstream.next_exchange().await.respond(403, "{}").await;
+    }
+    let _watches = open_watches(&mut upstream).await;
+    weir.wait_for_metric(SYNCED, 1.0).await;
+}
+
+#[tokio::test]
+async fn a_403_after_an_outage_is_tried_again_in_seconds() {
+    let (mut upstream, weir) = start_patient().await;
+    let watches = open_watches(&mut upstream).await;
+    weir.wait_for_metric(SYNCED, 1.0).await;
+    let place = upstream.reservation.clone();
+    drop((watches, upstream));
+    weir.wait_for_metric(SYNCED, 0.0).await;
+    let mut upstream = FakeUpstream::restart_at(place).await.expose_flowcontrol();
+    upstream.answer_readyz(500);
+    let healthy = format!(
+        "weir_upstream_server_healthy{{server=\"{}\"}}",
+        upstream.address
+    );
+    let not_ready = format!(
+        "weir_upstream_server_probes_total{{result=\"not-ready\",server=\"{}\"}}",
+        upstream.address
+    );
+    while weir.metric(&not_ready).await < 20.0 {}
+    upstream.assert_no_request();
+    assert_eq!(weir.metric(&healthy).await, 0.0);
+    upstream.answer_readyz(200);
+    for _ in 0..4 {
+        upstream.next_exchange().await.respond(403, "{}").await;
+    }
+    let _watches = open_watches(&mut upstream).await;
+    weir.wait_for_metric(SYNCED, 1.0).await;
+}
+
+#[tokio::test]
+async fn a_403_of_a_server_that_is_not_ready_is_no_missing_right() {
+    let (mut upstream, weir) = start_patient().await;
+    let mut watches = open_watches(&mut upstream).await;
+    weir.wait_for_metric(SYNCED, 1.0).await;
+    upstream.answer_readyz(500);
+    let healthy = format!(
+        "weir_upstream_server_healthy{{server=\"{}\"}}",
+        upstream.address
+    );
+    weir.wait_for_metric(&healthy, 0.0).await;
+    watches.remove(0).reset(h2::Reason::INTERNAL_ERROR);
+    for _ in 0..4 {
+        upstream.next_exchange().await.respond(403, "{}").await;
+    }
+    let report = weir.get_admin("/readyz?verbose").await;
+    let line = "[-]flowcontrol-source failed, readiness not affected: list ";
+    assert!(report.text().contains(line), "{}", report.text());
+    upstream.answer_readyz(200);
+    while watches.len() < 2 {
+        let mut exchange = upstream.next_exchange().await;
+        let target = exchange.request.target.clone();
+        if target.contains("watch=1") {
+            exchange.send_head(200, &[]).await;
+            watches.push(exchange);
+        } else {
+            exchange.respond(200, list_for(&target, "v1")).await;
+        }
+    }
+    weir.wait_for_metric(SYNCED, 1.0).await;
+}
+
 #[tokio::test]
 async fn a_watch_whose_version_is_too_old_leads_to_a_new_list() {
     let (mut upstream, weir) = start_controlled().await;

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
+use crate::support::eventually;
 use crate::support::fake_upstream::Exchange;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::fake_upstream::RawUpstream;
@@ -59,6 +60,15 @@ async fn serve(files: ConfigDir) -> WeirProcess {
 
 /// weir's own request to the upstream, answered.
 async fn readiness_probe(weir: &WeirProcess, upstream: &mut FakeUpstream) -> Exchange {
+    // The probes at the start are over: only one comes now.
+    eventually("the server to be ready", async || {
+        let metrics = weir.get_admin("/metrics").await;
+        let mut lines = metrics.text().lines();
+        let ready =
+            |line: &str| line.starts_with("weir_upstream_server_healthy{") && line.ends_with(" 1");
+        lines.any(ready).then_some(())
+    })
+    .await;
     upstream.expose_readyz(true);
     let (report, exchange) = tokio::join!(weir.get_admin("/readyz"), async {
         let mut exchange = upstream.next_exchange().await;
@@ -192,7 +202,10 @@ async fn the_upstream_is_verified_by_its_tls_server_name() {
                 .unwrap(),
         );
         let head = wire.read_request_head().await;
-        if head.self_check_response().is_none() && !head.is_readiness_probe() {
+        if head.is_readiness_probe() {
+            wire.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+                .await;
+        } else if head.self_check_response().is_none() {
             assert_eq!(head.authority, upstream.address.to_string());
             break wire;
         }

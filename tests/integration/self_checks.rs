@@ -12,6 +12,7 @@ use crate::kubeconfig::kubeconfig_flags;
 use crate::kubeconfig::kubeconfig_yaml;
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
+use crate::support::client::FullResponse;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::ConfigDir;
@@ -19,6 +20,7 @@ use crate::support::process::WeirProcess;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
+const LIST: &str = "/api/v1/pods";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const PROBE_USER: &str = "weir:front-proxy-probe";
 const ACCEPTED_METRIC: &str = "weir_front_proxy_accepted";
@@ -66,7 +68,7 @@ async fn wait_for_probes(weir: &Weir, result: &str) {
 }
 
 #[tokio::test]
-async fn a_rejected_front_proxy_certificate_fails_readiness_until_accepted() {
+async fn a_rejected_front_proxy_certificate_concerns_only_clients_with_certificates() {
     let (weir, code) = start_probing().await;
     wait_for_probes(&weir, "accepted").await;
     let report = weir.get_admin("/readyz").await;
@@ -75,14 +77,110 @@ async fn a_rejected_front_proxy_certificate_fails_readiness_until_accepted() {
     code.store(401, Ordering::SeqCst);
     weir.wait_for_metric(ACCEPTED_METRIC, 0.0).await;
     let report = weir.get_admin("/readyz").await;
-    assert_eq!(report.status, 500);
-    let line =
-        "[-]front-proxy failed: the API server does not accept weir's front-proxy certificate";
+    assert_eq!(report.status, 200);
+    let line = "[-]front-proxy failed, readiness not affected: the API server does not accept weir's front-proxy certificate";
     assert!(report.text().contains(line), "{}", report.text());
-    assert_eq!(weir.metric("weir_ready").await, 0.0);
+    assert_eq!(weir.metric("weir_ready").await, 1.0);
+    for http in HttpVersion::BOTH {
+        assert_eq!(weir.alice(http).get(LIST).await.status, 200);
+        let response = weir.with_certificate(http, &pki().alice).get(LIST).await;
+        assert_weirs_own(&response, "weir/front-proxy");
+    }
     code.store(201, Ordering::SeqCst);
     weir.wait_for_metric(ACCEPTED_METRIC, 1.0).await;
+    let mut client = weir.with_certificate(HttpVersion::Http2, &pki().alice);
+    assert_eq!(client.get(LIST).await.status, 200);
+}
+
+/// Fails unless the response is a 503 for a trouble of weir's own.
+fn assert_weirs_own(response: &FullResponse, cause: &str) {
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert_eq!(response.headers.get("retry-after"), Some("1"));
+    assert_eq!(response.kube_status().cause, cause);
+}
+
+#[tokio::test]
+async fn a_denial_for_weirs_front_proxy_certificate_never_reaches_a_client() {
+    const FORBIDDEN: &str = r#"{"kind":"Status","message":"selfsubjectreviews.authentication.k8s.io is forbidden: User \"system:anonymous\" cannot create resource"}"#;
+    for (code, body) in [(401, "{}"), (403, FORBIDDEN)] {
+        let mut upstream = FakeUpstream::start().await.expose_self_checks();
+        let weir = weir::builder(upstream.address)
+            .with(|config| config.admin.self_check_interval = Some(Duration::from_secs(3600)))
+            .start()
+            .await;
+        // Nothing is known of the certificate when the first client comes.
+        upstream.next_exchange().await.respond(503, "{}").await;
+        weir.wait_for_metric("weir_front_proxy_probes_total{result=\"unknown\"}", 1.0)
+            .await;
+        tokio::spawn(async move {
+            loop {
+                upstream.next_exchange().await.respond(code, body).await;
+            }
+        });
+        for http in HttpVersion::BOTH {
+            for request in [TestRequest::get(LIST), TestRequest::post(LIST, "{}")] {
+                let mut client = weir.with_certificate(http, &pki().alice);
+                assert_weirs_own(&client.request(request).await, "weir/front-proxy");
+            }
+            let response = weir.alice(http).get(LIST).await;
+            assert_eq!(response.status, code, "the server's answer to a token");
+        }
+        let exec = TestRequest::get("/api/v1/namespaces/a/pods/b/exec?command=sh")
+            .header("connection", "Upgrade")
+            .header("upgrade", "websocket");
+        let mut client = weir.with_certificate(HttpVersion::Http1, &pki().alice);
+        assert_weirs_own(&client.request(exec).await, "weir/front-proxy");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_front_proxy_certificate_is_not_presented() {
+    let mut upstream = FakeUpstream::start().await;
+    let expired = pki().client_ca.issue_expired_client("front-proxy-client");
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.upstream.front_proxy = Some(expired.certified_key()))
+        .start()
+        .await;
+    for http in HttpVersion::BOTH {
+        let response = weir.with_certificate(http, &pki().alice).get(LIST).await;
+        assert_weirs_own(&response, "weir/front-proxy");
+        assert!(response.text().contains("it has expired"));
+        upstream.assert_no_request();
+        let mut client = weir.alice(http);
+        let call = client.send(TestRequest::get(LIST)).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
     assert_eq!(weir.get_admin("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_401_to_weirs_own_credential_never_reaches_an_impersonated_client() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.answer_readyz(200);
+    let weir = weir::builder(upstream.address)
+        .own_token("weirs-own")
+        .with(|config| {
+            config.assert_by_impersonation = true;
+            config.upstream.ready_first = true;
+            config.upstream.probe_interval = Duration::from_millis(20);
+        })
+        .start()
+        .await;
+    for http in HttpVersion::BOTH {
+        for (probe, passed) in [(200, true), (401, false), (200, true)] {
+            upstream.answer_readyz(probe);
+            let mut client = weir.with_certificate(http, &pki().alice);
+            let call = client.send(TestRequest::get(LIST)).await;
+            upstream.next_exchange().await.respond(401, "{}").await;
+            let response = call.response().await;
+            if passed {
+                assert_eq!(response.status, 401, "of a server behind the API server");
+            } else {
+                assert_weirs_own(&response, "weir/own-credentials");
+            }
+        }
+    }
 }
 
 #[tokio::test]
@@ -97,28 +195,26 @@ async fn inconclusive_probes_do_not_fail_readiness() {
 }
 
 #[tokio::test]
-async fn a_401_to_an_asserted_request_triggers_a_probe_and_decides_nothing() {
+async fn a_401_to_an_asserted_request_triggers_a_probe_which_decides() {
     for http in HttpVersion::BOTH {
         let mut upstream = FakeUpstream::start().await.expose_self_checks();
         let weir = weir::builder(upstream.address)
             .with(|config| config.admin.self_check_interval = Some(Duration::from_secs(3600)))
             .start()
             .await;
-        let first = upstream.next_exchange().await;
-        let good = first.request.self_check_response().unwrap();
-        first.respond(201, good.clone()).await;
-        weir.wait_for_metric("weir_front_proxy_probes_total{result=\"accepted\"}", 1.0)
-            .await;
-        let mut client = weir.with_certificate(http, &pki().alice);
-        for n in 0..4 {
-            let call = client.send(TestRequest::get("/api/v1/pods")).await;
-            upstream.next_exchange().await.respond(401, "{}").await;
-            assert_eq!(call.response().await.status, 401);
-            if n == 0 {
-                let next = upstream.next_exchange().await;
-                assert_eq!(next.request.target, REVIEW);
-                next.respond(201, good.clone()).await;
+        tokio::spawn(async move {
+            loop {
+                let exchange = upstream.next_exchange().await;
+                match exchange.request.self_check_response() {
+                    Some(accepted) => exchange.respond(201, accepted).await,
+                    None => exchange.respond(401, "{}").await,
+                }
             }
+        });
+        let mut client = weir.with_certificate(http, &pki().alice);
+        let accepted = "weir_front_proxy_probes_total{result=\"accepted\"}";
+        while weir.metric(accepted).await < 2.0 {
+            assert_eq!(client.get(LIST).await.status, 401);
         }
         assert_eq!(weir.metric(ACCEPTED_METRIC).await, 1.0);
     }

@@ -19,6 +19,7 @@ use crate::support::eventually;
 use crate::support::fake_upstream::Exchange;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::fake_upstream::ReservedAddress;
+use crate::support::for_each_protocol_pair;
 use crate::support::weir;
 use crate::support::weir::ROOT;
 use crate::support::weir::Weir;
@@ -31,11 +32,18 @@ const WATCH: &str = "/api/v1/pods?watch=1";
 /// No probe but the first, and those that failed requests ask for.
 const RARELY: Duration = Duration::from_secs(3600);
 
+/// The interval of probes that a test waits for.
+const OFTEN: Duration = Duration::from_millis(20);
+
+/// Requests that hold a seat.
+const IN_FLIGHT: &str = "apiserver_current_inflight_requests{request_kind=\"readOnly\"}";
+
 /// weir in front of several servers.
 fn builder(servers: &[SocketAddr], probe_interval: Duration) -> WeirBuilder {
     weir::builder(servers[0]).with(|config| {
         config.upstream.servers = servers.iter().map(|at| server_address(*at)).collect();
         config.upstream.probe_interval = probe_interval;
+        config.upstream.ready_first = true;
     })
 }
 
@@ -268,13 +276,243 @@ async fn a_server_that_is_not_ready_gets_no_request_and_weir_is_ready_while_one_
 async fn requests_still_go_to_servers_of_which_none_is_ready() {
     let servers = start_servers::<2>().await;
     let addresses = servers.each_ref().map(|server| server.address);
+    let weir = builder(&addresses, OFTEN).start().await;
     servers.iter().for_each(|server| server.answer_readyz(500));
-    let weir = builder(&addresses, RARELY).start().await;
-    assert_eq!(weir.metric(&healthy(addresses[0])).await, 0.0);
+    for address in addresses {
+        weir.wait_for_metric(&healthy(address), 0.0).await;
+    }
     let _counts = servers.map(spawn_responder);
     for _ in 0..20 {
         get_list(&weir, 200).await;
     }
+}
+
+/// Fails unless a list gets 503 because the API server is not ready.
+async fn assert_not_ready(weir: &Weir) {
+    for target in [LIST, WATCH] {
+        let response = weir.alice(HttpVersion::Http2).get(target).await;
+        assert_eq!(response.status, 503, "{}", response.text());
+        assert_eq!(response.headers.get("retry-after"), Some("1"));
+        assert_eq!(response.kube_status().cause, "weir/upstream-not-ready");
+    }
+}
+
+#[tokio::test]
+async fn a_server_gets_no_request_before_its_readyz_has_passed_once() {
+    for code in [500, 503] {
+        let [mut server] = start_servers::<1>().await;
+        server.answer_readyz(code);
+        let weir = builder(&[server.address], OFTEN).start().await;
+        assert_not_ready(&weir).await;
+        assert_eq!(weir.metric(&healthy(server.address)).await, 0.0);
+        assert_eq!(weir.get_admin("/readyz").await.status, 500);
+        for path in ["/livez", "/healthz/ping"] {
+            let call = weir
+                .alice(HttpVersion::Http2)
+                .send(TestRequest::get(path))
+                .await;
+            server.next_exchange().await.respond(200, "ok").await;
+            assert_eq!(call.response().await.status, 200, "{path}");
+        }
+        let response = weir.alice(HttpVersion::Http2).get("/readyz").await;
+        assert_eq!(response.status, code, "the server's own answer");
+        server.assert_no_request();
+        server.answer_readyz(200);
+        weir.wait_for_metric(&healthy(server.address), 1.0).await;
+        let _count = spawn_responder(server);
+        get_list(&weir, 200).await;
+        eventually("weir to be ready", async || {
+            (weir.get_admin("/readyz").await.status == 200).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn any_answer_of_readyz_but_a_failure_counts_as_passed() {
+    for code in [401, 403, 404, 429] {
+        let [server] = start_servers::<1>().await;
+        server.answer_readyz(code);
+        let weir = builder(&[server.address], OFTEN).start().await;
+        let _count = spawn_responder(server);
+        get_list(&weir, 200).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_at_the_start_waits_for_the_first_probe() {
+    let mut server = FakeUpstream::start().await;
+    let started = builder(&[server.address], RARELY).limits(10, 10).start();
+    server.expose_readyz(true);
+    let (weir, probe) = tokio::join!(started, server.next_exchange());
+    server.expose_readyz(false);
+    assert_eq!(probe.request.target, "/readyz");
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::get(LIST))
+        .await;
+    weir.wait_for_metric(IN_FLIGHT, 1.0).await;
+    server.assert_no_request();
+    probe.respond(200, "ok").await;
+    server.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn after_an_outage_a_server_gets_no_request_before_its_readyz_has_passed() {
+    let [server] = start_servers::<1>().await;
+    let weir = builder(&[server.address], OFTEN).start().await;
+    let place = server.reservation.clone();
+    weir.wait_for_metric(&healthy(place.address), 1.0).await;
+    drop(server);
+    let response = weir.alice(HttpVersion::Http2).get(LIST).await;
+    assert_eq!(response.status, 503);
+    assert_eq!(response.kube_status().cause, "weir/upstream-connect");
+    let mut server = FakeUpstream::restart_at(place).await;
+    server.answer_readyz(500);
+    eventually("the server to answer", async || {
+        let response = weir.alice(HttpVersion::Http2).get(LIST).await;
+        (response.kube_status().cause == "weir/upstream-not-ready").then_some(())
+    })
+    .await;
+    assert_not_ready(&weir).await;
+    server.assert_no_request();
+    server.answer_readyz(200);
+    let _count = spawn_responder(server);
+    get_list(&weir, 200).await; // at once
+}
+
+#[tokio::test]
+async fn a_server_whose_readyz_fails_later_is_used_while_there_is_no_other() {
+    let [server] = start_servers::<1>().await;
+    let address = server.address;
+    let weir = builder(&[address], OFTEN).start().await;
+    weir.wait_for_metric(&healthy(address), 1.0).await;
+    server.answer_readyz(500);
+    weir.wait_for_metric(&healthy(address), 0.0).await;
+    let probes =
+        format!("weir_upstream_server_probes_total{{result=\"not-ready\",server=\"{address}\"}}");
+    let _count = spawn_responder(server);
+    let before = weir.metric(&probes).await;
+    while weir.metric(&probes).await < before + 20.0 {
+        get_list(&weir, 200).await;
+    }
+    assert_eq!(weir.get_admin("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_server_that_boots_gets_nothing_while_the_only_other_one_shuts_down() {
+    let [first, mut second] = start_servers::<2>().await;
+    second.answer_readyz(500);
+    let addresses = [first.address, second.address];
+    let weir = builder(&addresses, OFTEN).start().await;
+    first.answer_readyz(500);
+    weir.wait_for_metric(&healthy(addresses[0]), 0.0).await;
+    let count = spawn_responder(first);
+    for _ in 0..20 {
+        get_list(&weir, 200).await;
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 20);
+    second.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_read_that_a_hung_server_does_not_answer_goes_to_another_once() {
+    for_each_protocol_pair(async |near, far| {
+        let mut servers = [
+            FakeUpstream::preferring(far).await,
+            FakeUpstream::preferring(far).await,
+        ];
+        let addresses = servers.each_ref().map(|server| server.address);
+        let weir = builder(&addresses, OFTEN).start().await;
+        let mut client = weir.alice(near);
+        let call = client.send(TestRequest::get(LIST)).await;
+        let (hung, mut held) = next_of(&mut servers).await;
+        servers[hung].hold_probes();
+        let again = servers[1 - hung].next_exchange().await;
+        held.wait_for_cancel().await;
+        assert_eq!(again.request.target, LIST);
+        assert_eq!(again.request.headers.all("authorization").len(), 1);
+        again.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+        servers.iter_mut().for_each(FakeUpstream::assert_no_request);
+        assert_eq!(
+            weir.metric("weir_upstream_retries_elsewhere_total").await,
+            1.0
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_write_stays_on_a_hung_server_and_new_requests_go_to_another() {
+    let mut servers = start_servers::<2>().await;
+    let addresses = servers.each_ref().map(|server| server.address);
+    let weir = builder(&addresses, OFTEN).start().await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::post(LIST, "{}")).await;
+    let (hung, held) = next_of(&mut servers).await;
+    servers[hung].hold_probes();
+    eventually("the server to count as hung", async || {
+        let status = weir.get_admin("/status.json").await;
+        status.text().contains("no answer for ").then_some(())
+    })
+    .await;
+    servers.iter_mut().for_each(FakeUpstream::assert_no_request);
+    let [first, second] = servers;
+    let (mut silent, other) = match hung {
+        0 => (first, second),
+        _ => (second, first),
+    };
+    let count = spawn_responder(other);
+    for _ in 0..20 {
+        get_list(&weir, 200).await;
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 20);
+    silent.assert_no_request();
+    held.respond(201, "{}").await;
+    assert_eq!(call.response().await.status, 201);
+}
+
+#[tokio::test]
+async fn no_request_is_doubled_while_all_servers_are_silent() {
+    for_each_protocol_pair(async |near, far| {
+        let mut servers = [
+            FakeUpstream::preferring(far).await,
+            FakeUpstream::preferring(far).await,
+        ];
+        let addresses = servers.each_ref().map(|server| server.address);
+        let weir = builder(&addresses, OFTEN).start().await;
+        servers.iter().for_each(FakeUpstream::hold_probes);
+        let mut client = weir.alice(near);
+        let call = client.send(TestRequest::get(LIST)).await;
+        let (_, held) = next_of(&mut servers).await;
+        let silent = Stopwatch::start();
+        while silent.elapsed() < Duration::from_secs(5) {
+            assert_eq!(weir.get_admin("/livez").await.status, 200);
+            servers.iter_mut().for_each(FakeUpstream::assert_no_request);
+        }
+        held.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_slow_read_of_a_server_that_answers_its_probes_is_not_doubled() {
+    let mut servers = start_servers::<2>().await;
+    let addresses = servers.each_ref().map(|server| server.address);
+    let weir = builder(&addresses, RARELY).start().await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get(LIST)).await;
+    let (_, held) = next_of(&mut servers).await;
+    let slow = Stopwatch::start();
+    while slow.elapsed() < Duration::from_secs(4) {
+        assert_eq!(weir.get_admin("/livez").await.status, 200);
+        servers.iter_mut().for_each(FakeUpstream::assert_no_request);
+    }
+    held.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `flowcontrol` `object_counts` |
+//! | 0 | `denials` |
+//! | 1 | `flowcontrol` `object_counts` |
 
+mod denials;
 pub(super) mod flowcontrol;
 pub(super) mod object_counts;

@@ -122,6 +122,7 @@ impl OnlineCheck<'_> {
             let single = UpstreamConfig {
                 servers: vec![server.clone()],
                 endpoint_slices: false,
+                ready_first: false,
                 ..config.upstream.clone()
             };
             let servers = upstream::server_set(&single, &Registry::new());
@@ -142,7 +143,6 @@ impl OnlineCheck<'_> {
         let probe = probe.map(|pools| FrontProxyProbe {
             pools,
             headers: Arc::<IdentityHeaders>::new(config.identity.headers),
-            metrics: Arc::clone(&metrics),
             health: FrontProxyHealth::register(&registry),
             interval: TIME_LIMIT,
         });

@@ -68,7 +68,7 @@ impl ClusterResource {
 #[must_use]
 pub(crate) fn rbac_rule() -> String {
     let [levels, schemas] = ClusterResource::ALL.map(ClusterResource::plural);
-    format!("{{apiGroups: [{GROUP}], resources: [{schemas}, {levels}], verbs: [get, list, watch]}}")
+    format!("{{apiGroups: [{GROUP}], resources: [{schemas}, {levels}], verbs: [list, watch]}}")
 }
 
 /// The response to a list.

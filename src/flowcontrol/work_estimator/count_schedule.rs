@@ -28,6 +28,9 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 const LISTED_TTL: Duration = Duration::from_secs(10 * 60);
 /// The time for which a review is valid, whatever its result.
 const REVIEW_TTL: Duration = Duration::from_secs(10 * 60);
+/// The wait after a first denial: an API server that has just started denies what it allows a few
+/// seconds later.
+const FIRST_DENIAL_TTL: Duration = Duration::from_secs(10);
 /// A resource whose list has no count is tried again after this time.
 const UNCOUNTABLE_RETRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// The first wait after a failure of a resource. Each further failure doubles it.
@@ -150,6 +153,8 @@ struct ScheduleEntry {
     due: Instant,
     allowed_until: Option<Instant>,
     failures: u32,
+    /// Whether the last review, or the last list, was denied.
+    is_denied: bool,
 }
 
 /// The resources that are listed through weir, and the state of their calls.
@@ -161,6 +166,8 @@ pub(crate) struct CountSchedule {
     not_before: Instant,
     /// Consecutive failures of any resource.
     failures: u32,
+    /// Whether the API server served no review the last time.
+    lacks_reviews: bool,
     /// A reused buffer for one key.
     key: Vec<u8>,
 }
@@ -173,6 +180,7 @@ impl CountSchedule {
             entries: HashMap::new(),
             not_before: now,
             failures: 0,
+            lacks_reviews: false,
             key: Vec::new(),
         }
     }
@@ -201,6 +209,7 @@ impl CountSchedule {
             due: now,
             allowed_until: None,
             failures: 0,
+            is_denied: false,
         };
         self.entries.insert(self.key.as_slice().into(), entry);
         true
@@ -243,12 +252,13 @@ impl CountSchedule {
                 self.failures = self.failures.saturating_add(1);
                 backoff(self.failures, INITIAL_GLOBAL_BACKOFF, MAX_GLOBAL_BACKOFF)
             }
-            CountOutcome::NoReviews => REVIEW_TTL,
+            CountOutcome::NoReviews => denial_ttl(std::mem::replace(&mut self.lacks_reviews, true)),
             CountOutcome::Allowed
             | CountOutcome::Denied
             | CountOutcome::Counted
             | CountOutcome::Uncountable => {
                 self.failures = 0;
+                self.lacks_reviews = false;
                 Duration::ZERO
             }
         };
@@ -268,9 +278,12 @@ impl CountSchedule {
             CountOutcome::Allowed => entry.allowed_until = Some(now + REVIEW_TTL),
             CountOutcome::Denied | CountOutcome::NoReviews => {
                 entry.allowed_until = None;
-                entry.due = now + REVIEW_TTL;
+                entry.due = now + denial_ttl(std::mem::replace(&mut entry.is_denied, true));
             }
-            CountOutcome::Counted => entry.due = now,
+            CountOutcome::Counted => {
+                entry.is_denied = false;
+                entry.due = now;
+            }
             CountOutcome::Uncountable => entry.due = now + UNCOUNTABLE_RETRY_INTERVAL,
             CountOutcome::Failed => {
                 entry.due = now + backoff(entry.failures, INITIAL_BACKOFF, MAX_BACKOFF);
@@ -293,6 +306,15 @@ impl CountSchedule {
         if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.entries.remove(&oldest);
         }
+    }
+}
+
+/// The wait after a denial, by whether it repeats.
+const fn denial_ttl(repeats: bool) -> Duration {
+    if repeats {
+        REVIEW_TTL
+    } else {
+        FIRST_DENIAL_TTL
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Only responses to weir's own probes decide. An API server behind kube-apiserver's proxy can
 //! respond 401 to a client's request at will; such a response only advances the next probe, at most
-//! once in `RETRY_INTERVAL`. A response that does not depend on the certificate (no connection,
+//! once a second ([`FrontProxyTrust`]). A response that does not depend on the certificate (no connection,
 //! 429, 5xx) changes nothing.
 
 use parking_lot::Mutex;
@@ -34,10 +34,12 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
-use crate::upstream;
+use crate::upstream::ForwardError;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::forward::server_pools::ServerPools;
+use crate::upstream::front_proxy_trust::ACCEPTED_TTL;
+use crate::upstream::front_proxy_trust::FrontProxyTrust;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::FrontProxy;
 use crate::upstream::headers::forwarded_for::ClientAddress;
@@ -58,10 +60,11 @@ const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"Se
 /// What the API server requires of the certificate.
 pub(crate) const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";
 
-/// Rejected probes without an accepted one between them after which `/readyz` fails.
+/// Rejected probes without an accepted one between them after which requests that assert a user are
+/// not sent any more.
 const FAILURE_THRESHOLD: u32 = 3;
 
-/// Interval of probes after a rejected probe, or after a client's request got a 401.
+/// Interval of probes after a rejected probe.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Longest time of a probe.
@@ -190,7 +193,7 @@ impl FrontProxyHealth {
         })
     }
 
-    /// Returns the reason if readiness fails.
+    /// Returns the reason if requests that assert a user get 503.
     #[must_use]
     pub(crate) fn failure(&self) -> Option<String> {
         let state = self.lock_state();
@@ -203,7 +206,7 @@ impl FrontProxyHealth {
     }
 
     /// Counts and logs a probe. Returns whether the next one is due after [`RETRY_INTERVAL`].
-    fn record(&self, outcome: FrontProxyProbeOutcome) -> bool {
+    fn record(&self, outcome: FrontProxyProbeOutcome, trust: &FrontProxyTrust) -> bool {
         let result = match &outcome {
             FrontProxyProbeOutcome::Accepted => "accepted",
             FrontProxyProbeOutcome::Rejected(_) => "refused",
@@ -212,14 +215,23 @@ impl FrontProxyHealth {
         self.probes.with_label_values(&[result]).inc();
         let mut state = self.lock_state();
         let first = state.rejected_probes == 0;
+        let is_accepted = outcome == FrontProxyProbeOutcome::Accepted;
+        let is_rejected = matches!(outcome, FrontProxyProbeOutcome::Rejected(_));
         let change = state.record(outcome);
+        if is_accepted {
+            trust.record_accepted(Clock.now());
+        } else if is_rejected {
+            trust.record_rejected(&state.why, state.is_failing());
+        } else {
+            trust.record_unknown();
+        }
         self.accepted.set((!state.is_failing()).into());
         let why = &state.why;
         match change {
             Some(FrontProxyChange::Failed) => error!(
                 why,
-                "the API server does not accept weir's front-proxy certificate: clients with certificates get 401, \
-                 and /readyz fails. {REQUIREMENTS}"
+                "the API server does not accept weir's front-proxy certificate: clients with certificates get 503. \
+                 {REQUIREMENTS}"
             ),
             Some(FrontProxyChange::Recovered) => {
                 info!("the API server accepts weir's front-proxy certificate again");
@@ -247,8 +259,6 @@ pub(crate) struct FrontProxyProbe {
     pub(crate) pools: Arc<ServerPools<FrontProxy>>,
     /// The headers that carry the user.
     pub(crate) headers: Arc<IdentityHeaders>,
-    /// Reports clients' requests that got a 401.
-    pub(crate) metrics: Arc<upstream::UpstreamMetrics>,
     /// The state that results are recorded in.
     pub(crate) health: Arc<FrontProxyHealth>,
     /// Interval of probes after an accepted one.
@@ -263,7 +273,10 @@ impl FrontProxyProbe {
     pub(crate) async fn run(self) {
         let retry_interval = RETRY_INTERVAL.min(self.interval);
         let mut last_advanced: Option<Instant> = None;
+        let mut ready = self.pools.servers().ready_events();
+        let trust = self.pools.servers().front_proxy_trust();
         loop {
+            ready.mark_unchanged();
             let outcome = timeout(PROBE_TIMEOUT, self.probe()).await;
             let timed_out = || {
                 FrontProxyProbeOutcome::Unknown(format!(
@@ -271,21 +284,20 @@ impl FrontProxyProbe {
                     PROBE_TIMEOUT.as_secs()
                 ))
             };
-            let is_rejected = self.health.record(outcome.unwrap_or_else(|_| timed_out()));
-            if is_rejected {
+            let outcome = outcome.unwrap_or_else(|_| timed_out());
+            if self.health.record(outcome, trust) {
                 tokio::time::sleep(retry_interval).await;
                 continue;
             }
-            let unauthorized = timeout(
-                self.interval,
-                self.metrics.wait_for_unauthorized_assertion(),
-            )
-            .await;
-            if unauthorized.is_ok() {
-                if let Some(last) = last_advanced {
-                    tokio::time::sleep_until((last + retry_interval).into()).await;
+            tokio::select! {
+                () = tokio::time::sleep(self.interval) => {}
+                Ok(()) = ready.changed() => {} // it may have been started with other flags
+                () = trust.wait_for_probe_request() => {
+                    if let Some(last) = last_advanced {
+                        tokio::time::sleep_until((last + ACCEPTED_TTL).into()).await;
+                    }
+                    last_advanced = Some(Clock.now());
                 }
-                last_advanced = Some(Clock.now());
             }
         }
     }
@@ -337,6 +349,9 @@ impl FrontProxyProbe {
             .await
         {
             Ok(response) => response,
+            Err(ForwardError::FrontProxy(why)) => {
+                return FrontProxyProbeOutcome::Rejected(why.to_string());
+            }
             Err(why) => return FrontProxyProbeOutcome::Unknown(why.to_string()),
         };
         let code = response.status();

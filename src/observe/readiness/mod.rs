@@ -200,9 +200,14 @@ impl Readiness {
         self.shared_limits.store(status);
     }
 
-    /// The lines of checks that do not affect readiness.
+    /// The lines of checks that do not affect readiness: requests that they do not concern are
+    /// served.
     fn warnings(&self) -> String {
         let mut checks = Vec::new();
+        if self.front_proxy.load().is_some() {
+            let failure = self.front_proxy_failure();
+            checks.push(("front-proxy", failure.map_or(Ok(()), Err)));
+        }
         if self.own_credentials.is_configured() {
             // Requests with tokens that need no review still succeed.
             checks.push(("own-credential", self.own_credentials.health()));
@@ -251,7 +256,7 @@ impl Readiness {
         } else {
             Err("weir is shutting down".to_owned())
         };
-        let mut checks = vec![
+        let checks = [
             ("shutdown", shutdown),
             ("upstream", self.last_result()),
             (
@@ -259,10 +264,6 @@ impl Readiness {
                 self.loop_detector.readiness_failure().map_or(Ok(()), Err),
             ),
         ];
-        if self.front_proxy.load().is_some() {
-            let failure = self.front_proxy_failure();
-            checks.push(("front-proxy", failure.map_or(Ok(()), Err)));
-        }
         let ready = checks.iter().all(|(_, check)| check.is_ok());
         let mut text = String::new();
         for (name, check) in checks {
@@ -312,7 +313,7 @@ impl Readiness {
     /// Adds a line for each of several API servers: one that is ready is enough.
     fn push_servers(&self, text: &mut String) {
         let servers = self.upstream.servers();
-        if servers.readiness().is_none() {
+        if !servers.has_choice() {
             return;
         }
         for server in servers.states(Clock.now()) {
@@ -332,7 +333,7 @@ impl Readiness {
         let shutting_down = !self.drain.is_ready();
         let front_proxy_failure = self.front_proxy_failure();
         let loop_failure = self.loop_detector.readiness_failure();
-        let others_pass = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
+        let others_pass = loop_failure.is_none() && !shutting_down;
         let probes = self.probes.lock();
         let age = probes.age(now);
         let upstream_failure = probes.failure(now);
@@ -356,11 +357,8 @@ impl Readiness {
     pub(crate) fn last_known_ready(&self) -> bool {
         let last = self.probes.lock().last.clone();
         let failed = last.is_some_and(|(_, result)| result.is_err());
-        let checks = [
-            self.front_proxy_failure(),
-            self.loop_detector.readiness_failure(),
-        ];
-        self.drain.is_ready() && !failed && checks.iter().all(Option::is_none)
+        let is_looping = self.loop_detector.readiness_failure().is_some();
+        self.drain.is_ready() && !failed && !is_looping
     }
 
     /// Probes the API server in a task of its own, unless the last probe ended less than `max_age`
@@ -400,7 +398,7 @@ impl Readiness {
             probes.waiting_since = Some(started);
         }
         let result = match self.upstream.servers().readiness() {
-            Some(result) => result, // several servers have probes of their own
+            Some(result) => result, // by the probes of the servers
             None => timeout(PROBE_TIMEOUT, self.probe_upstream())
                 .await
                 .unwrap_or_else(|_| {

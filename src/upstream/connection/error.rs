@@ -22,10 +22,16 @@ pub(crate) enum ForwardError {
     ConnectTimeout(Duration),
     /// weir's own credential has expired.
     NoCredential(Arc<CredentialExpired>),
+    /// The API server does not accept weir's front-proxy certificate, or it has expired.
+    FrontProxy(Arc<str>),
+    /// The API server answers 401 to weir's own credential.
+    OwnCredentialRejected,
     /// The budget of this many connections has none left for such a request.
     ConnectionLimit(usize),
     /// No address leads to an API server: each leads to a weir, or was not probed yet.
     NoServer,
+    /// The API server has just started, or weir has, and its `/readyz` has not passed.
+    NotReady(Arc<str>),
     /// No stream came free within this time.
     StreamTimeout(Duration),
     /// This user or network holds its share of the slots for such requests.
@@ -55,6 +61,19 @@ impl ForwardError {
         Self::Refused(Arc::new(error))
     }
 
+    pub(crate) fn not_ready(why: impl fmt::Display) -> Self {
+        Self::NotReady(why.to_string().into())
+    }
+
+    /// The error as the result of a probe.
+    #[must_use]
+    pub(crate) fn probe_failure(&self) -> String {
+        if let Self::NotReady(why) = self {
+            return why.to_string();
+        }
+        self.to_string()
+    }
+
     /// The value of the cause in the client's Status, and of `reason` in the log.
     #[must_use]
     pub(crate) const fn label(&self) -> &'static str {
@@ -62,8 +81,10 @@ impl ForwardError {
             Self::Closed => "weir/upstream-closed",
             Self::Connect(_) => "weir/upstream-connect",
             Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
-            Self::NoCredential(_) => "weir/own-credentials",
+            Self::FrontProxy(_) => "weir/front-proxy",
+            Self::NoCredential(_) | Self::OwnCredentialRejected => "weir/own-credentials",
             Self::NoServer => "weir/upstream-no-server",
+            Self::NotReady(_) => "weir/upstream-not-ready",
             Self::Proxy(_) | Self::ProxyRejected(_) => "weir/upstream-proxy",
             Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
@@ -82,8 +103,11 @@ impl ForwardError {
             Self::Closed
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
+            | Self::FrontProxy(_)
             | Self::NoCredential(_)
             | Self::NoServer
+            | Self::NotReady(_)
+            | Self::OwnCredentialRejected
             | Self::ConnectionLimit(_)
             | Self::StreamTimeout(_)
             | Self::Proxy(_)
@@ -122,8 +146,16 @@ impl fmt::Display for ForwardError {
             Self::Closed => write!(f, "the connection was closing"),
             Self::Connect(why) => write!(f, "cannot connect: {why}"),
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
+            Self::FrontProxy(why) => write!(
+                f,
+                "it does not accept the front-proxy certificate by which weir asserts users: {why}"
+            ),
             Self::NoCredential(why) => why.fmt(f),
+            Self::OwnCredentialRejected => {
+                f.write_str("it answers 401 to weir's own credential, which asserts users")
+            }
             Self::NoServer => f.write_str("no address is known to lead to an API server"),
+            Self::NotReady(why) => write!(f, "it is not ready yet: {why}"),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
             Self::ProxyRejected(status) => {
                 write!(f, "the HTTP proxy rejected the tunnel: {status}")

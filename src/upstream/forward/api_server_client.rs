@@ -15,6 +15,7 @@ use http::StatusCode;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::identity::transport::ApiTransport;
@@ -60,6 +61,18 @@ impl ApiServerClient {
             pools,
             credentials: own,
         }
+    }
+
+    /// Whether an API server has passed its last probe, or needs none.
+    #[must_use]
+    pub(crate) fn is_server_ready(&self) -> bool {
+        self.pools.servers().is_ready()
+    }
+
+    /// Reports each time that an API server becomes ready.
+    #[must_use]
+    pub(crate) fn ready_events(&self) -> watch::Receiver<u64> {
+        self.pools.servers().ready_events()
     }
 
     /// Sends GET for `target`, with `accept` in `Accept` if given. A 200 response is passed to

@@ -283,7 +283,7 @@ impl<M: AuthMode> Pool<M> {
 }
 
 /// Whether a request with this method changes nothing.
-fn is_safe(method: &Method) -> bool {
+pub(super) fn is_safe(method: &Method) -> bool {
     [Method::GET, Method::HEAD, Method::OPTIONS].contains(method)
 }
 

@@ -5,19 +5,25 @@
 //! Dropping a future here cancels the request.
 
 use std::error::Error;
+use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 use std::time::Instant;
+use std::time::SystemTime;
 
 use http::HeaderValue;
 use http::Response;
+use http_body::Body;
 use parking_lot::Mutex;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
+use tokio::time::timeout;
 
+use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
@@ -27,6 +33,7 @@ use crate::upstream::forward::send::AttemptError;
 use crate::upstream::forward::send::Outgoing;
 use crate::upstream::forward::send::SendAttempt;
 use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::send::is_safe;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
@@ -38,6 +45,7 @@ use crate::upstream::pool::retry_budget::RetryBudget;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::balancer::Candidate;
 use crate::upstream::servers::health::ServerFailure;
+use crate::upstream::servers::server_set::RequestTraits;
 use crate::upstream::servers::server_set::ServerList;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::tls;
@@ -54,6 +62,19 @@ const MAX_CLOSING_CONNECTIONS: usize = 64;
 /// Longest wait for a connection to a server while another one can be tried: enough for a lost
 /// packet.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A request without a response for this long is checked: its server may hang.
+const FIRST_HANG_CHECK: Duration = Duration::from_secs(1);
+
+/// The interval of further checks.
+const HANG_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Longest wait of a request for the first probe of a server that has just started, or of one that
+/// weir has just started in front of.
+const GATE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Paths of health checks, and of the single checks below them.
+const HEALTH_PATHS: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
 /// The certificate that connections present.
 #[derive(Clone, Debug)]
@@ -100,6 +121,8 @@ struct PoolEntry<M> {
     server: Arc<ApiServer>,
     roots: Arc<CertificatePool>,
     front_proxy: Option<Arc<CertifiedKey>>,
+    /// When the front-proxy certificate expires, if it is presented.
+    expires: Option<SystemTime>,
     pool: Arc<Pool<M>>,
 }
 
@@ -173,25 +196,81 @@ impl<M: AuthMode> ServerPools<M> {
         mut context: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
         self.retry_budget.deposit();
+        let kind = RequestTraits {
+            long_running: class.is_long_running(),
+            is_health_check: is_health_check(head.path()),
+        };
         head.append_cdn_loop(&self.settings.instance_id);
         let mut request = Outgoing { head, body };
         let mut tries = Tries::default();
         loop {
-            let choice = self.choose(class.is_long_running(), &tries.tried)?;
+            let choice = self.choose_when_ready(kind, &tries.tried).await?;
             let attempt = SendAttempt {
                 class,
                 counted: Some(choice.server.count_request(class.is_long_running())),
                 patience: choice.has_alternative.then_some(PATIENCE),
             };
-            let failed = match choice.pool.attempt(request, attempt, &mut context).await {
-                Ok(response) => {
+            let spare = self.spare(&request, &tries);
+            choice.server.answers().record_request(Clock.now());
+            let sent = choice.pool.attempt(request, attempt, &mut context);
+            let sent = match &spare {
+                Some(_) => self.unless_hung(&choice.server, sent).await,
+                None => Some(sent.await),
+            };
+            let failed = match (sent, spare) {
+                (Some(Ok(response)), _) => {
                     self.servers.record_success(&choice.server);
                     return Ok(response);
                 }
-                Err(failed) => failed,
+                (Some(Err(failed)), _) => failed,
+                (None, spare) => {
+                    *context.guard = None; // ends it there
+                    *context.sent_at = None;
+                    let head = spare.ok_or(ForwardError::Closed)?;
+                    let body = RequestBody::empty();
+                    request = Outgoing { head, body };
+                    let list = self.servers.list();
+                    tries
+                        .tried
+                        .extend(list.unanswering(&choice.server, Clock.now()));
+                    tries.has_left_hung = true;
+                    self.servers.metrics().retries_elsewhere.inc();
+                    continue;
+                }
             };
             self.record_failure(&choice.server, &failed);
             request = self.next_request(failed, choice, &mut tries)?;
+        }
+    }
+
+    /// A copy of a read without a body, which can be sent to another server once if this one hangs.
+    fn spare(&self, request: &Outgoing<M>, tries: &Tries) -> Option<RequestHead<M>> {
+        let can_repeat = self.servers.list().has_choice()
+            && !tries.has_left_hung
+            && is_safe(request.head.method())
+            && request.body.is_end_stream();
+        can_repeat.then(|| request.head.duplicate())
+    }
+
+    /// Waits for the response. `None` if the server hangs: no byte of the response has come, another
+    /// server answers, and the retry budget allows to send the request there.
+    async fn unless_hung<T>(
+        &self,
+        server: &Arc<ApiServer>,
+        sent: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut sent = pin!(sent);
+        let started = Clock.now();
+        let mut wait = FIRST_HANG_CHECK;
+        loop {
+            if let Ok(response) = timeout(wait, &mut sent).await {
+                return Some(response);
+            }
+            wait = HANG_CHECK_INTERVAL;
+            let is_hung = self.servers.list().is_hung(server, started, Clock.now());
+            if is_hung && self.retry_budget.try_withdraw() {
+                return None;
+            }
         }
     }
 
@@ -210,9 +289,13 @@ impl<M: AuthMode> ServerPools<M> {
         protocol: HeaderValue,
         context: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
+        let kind = RequestTraits {
+            long_running: true,
+            is_health_check: is_health_check(head.path()),
+        };
         let mut tried = Vec::new();
         let (choice, connection) = loop {
-            let choice = self.choose(true, &tried)?;
+            let choice = self.choose_when_ready(kind, &tried).await?;
             let counted = choice.server.count_request(true);
             match choice.pool.open_upgrade(context.requester, counted).await {
                 Ok(connection) => break (choice, connection),
@@ -303,16 +386,35 @@ impl<M: AuthMode> ServerPools<M> {
             | ForwardError::StreamTimeout(_)
             | ForwardError::TooManyWaiting(_) => server.request_probe(),
             ForwardError::ConnectionLimit(_)
+            | ForwardError::FrontProxy(_)
             | ForwardError::NoCredential(_)
             | ForwardError::NoServer
+            | ForwardError::NotReady(_)
+            | ForwardError::OwnCredentialRejected
             | ForwardError::ShareExceeded(_)
             | ForwardError::UnexpectedUpgrade => {}
         }
     }
 
+    /// Chooses a server. If the only ones left have to pass their `/readyz` first, waits for a probe.
+    async fn choose_when_ready(
+        &self,
+        kind: RequestTraits,
+        tried: &[Arc<ApiServer>],
+    ) -> Result<Choice<M>, ForwardError> {
+        let deadline = match self.choose(kind, tried) {
+            Err(ForwardError::NoServer) if self.servers.list().has_gated() => {
+                Clock.now() + GATE_PATIENCE
+            }
+            chosen => return chosen,
+        };
+        self.servers.wait_for_gates(deadline).await?;
+        self.choose(kind, tried)
+    }
+
     fn choose(
         &self,
-        long_running: bool,
+        kind: RequestTraits,
         tried: &[Arc<ApiServer>],
     ) -> Result<Choice<M>, ForwardError> {
         let mut pools = self.pools.lock();
@@ -321,9 +423,12 @@ impl<M: AuthMode> ServerPools<M> {
         let PoolList {
             pools, candidates, ..
         } = &mut *pools;
-        let pick = list.pick(long_running, tried, candidates, fastrand::f64);
+        let pick = list.pick(kind, tried, candidates, fastrand::f64);
         let pick = pick.ok_or(ForwardError::NoServer)?;
         let entry = pools.get(pick.index).ok_or(ForwardError::NoServer)?;
+        if entry.expires.is_some_and(|end| end <= Clock.coarse_wall()) {
+            return Err(ForwardError::FrontProxy("it has expired".into()));
+        }
         Ok(Choice {
             server: Arc::clone(&entry.server),
             pool: Arc::clone(&entry.pool),
@@ -375,11 +480,13 @@ impl<M: AuthMode> ServerPools<M> {
     /// `None` where the mode needs a certificate that is not configured.
     fn new_entry(&self, server: &Arc<ApiServer>, list: &ServerList) -> Option<PoolEntry<M>> {
         let settings = &self.settings;
+        let mut expires = None;
         let certificate: Option<Arc<dyn ResolvesClientCert>> = match &settings.certificate {
             PresentedCertificate::None => None,
             PresentedCertificate::Own(resolver) => Some(Arc::clone(resolver)),
             PresentedCertificate::FrontProxy => {
                 let key = self.front_proxy(list)?;
+                expires = tls::expiry(key);
                 Some(Arc::new(SingleCertAndKey::from(Arc::clone(key))))
             }
         };
@@ -390,6 +497,7 @@ impl<M: AuthMode> ServerPools<M> {
             server: Arc::clone(server),
             roots: Arc::clone(&list.tls.roots),
             front_proxy: self.front_proxy(list).cloned(),
+            expires,
             pool: Pool::new(connector, Arc::clone(&settings.limits), metrics),
         })
     }
@@ -432,6 +540,16 @@ struct Tries {
     tried: Vec<Arc<ApiServer>>,
     attempts: usize,
     closing: usize,
+    /// Whether it was taken from a server that hangs, which happens once.
+    has_left_hung: bool,
+}
+
+/// Whether a request asks for the health of the server.
+fn is_health_check(path: &str) -> bool {
+    HEALTH_PATHS.iter().any(|health| {
+        let rest = path.strip_prefix(health);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    })
 }
 
 /// Whether another server may have a connection although this one has none.
@@ -447,8 +565,11 @@ const fn is_server_specific(error: &ForwardError) -> bool {
         | ForwardError::Tls(_)
         | ForwardError::TooManyWaiting(_) => true,
         ForwardError::ConnectionLimit(_)
+        | ForwardError::FrontProxy(_)
         | ForwardError::NoCredential(_)
         | ForwardError::NoServer
+        | ForwardError::NotReady(_)
+        | ForwardError::OwnCredentialRejected
         | ForwardError::Reset(_)
         | ForwardError::ShareExceeded(_)
         | ForwardError::UnexpectedUpgrade => false,

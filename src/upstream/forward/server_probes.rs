@@ -1,5 +1,4 @@
-//! Probes of `/readyz` where there are several API servers: each every two seconds, and at once
-//! after a failed request.
+//! Probes of the API servers' `/readyz`: each every two seconds, and at once after a failed request.
 //!
 //! A probe shows, too, whether a weir answers: each weir adds its ID to answers to probes of weirs.
 
@@ -8,6 +7,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use http::HeaderValue;
 use http::Method;
 use http::Response;
 use http::StatusCode;
@@ -16,6 +16,7 @@ use http_body_util::BodyExt;
 use http_body_util::Limited;
 use tokio::time::timeout;
 
+use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
@@ -32,7 +33,6 @@ use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ApiServer;
-use crate::upstream::servers::health::Availability;
 use crate::upstream::servers::health::ProbeOutcome;
 use crate::upstream::servers::health::WeirServer;
 
@@ -62,13 +62,13 @@ pub(crate) struct ServerProbes {
 }
 
 impl ServerProbes {
-    /// Probes each server once, if there are several.
+    /// Probes each of several servers once.
     ///
     /// # Cancel safety
     /// Probes in progress are not counted.
     pub(crate) async fn run_once(&self) {
         let list = self.pools.servers().list().clone();
-        if list.is_probed() {
+        if list.has_choice() {
             join_all(list.servers.iter().map(|server| self.probe(server))).await;
         }
     }
@@ -100,26 +100,26 @@ impl ServerProbes {
     }
 
     async fn run_server(self: Arc<Self>, server: Arc<ApiServer>) {
-        if server.availability() != Availability::Unverified {
-            self.wait_until_due(&server).await; // it has just been probed
+        if server.probes() > 0 {
+            self.wait_until_due(&server, self.interval).await; // it has just been probed
         }
         while !server.is_removed() {
             if self.pools.servers().list().is_probed() {
                 let responds = self.probe(&server).await;
                 tokio::time::sleep(MIN_INTERVAL.min(self.interval)).await;
-                if !responds {
+                if !responds || server.is_gated(Clock.now()) {
                     // A server that is back gets requests soon.
-                    tokio::time::sleep(self.interval / 4).await;
+                    self.wait_until_due(&server, self.interval / 4).await;
                     continue;
                 }
             }
-            self.wait_until_due(&server).await;
+            self.wait_until_due(&server, self.interval).await;
         }
     }
 
     /// Waits until the next probe is due, or requested.
-    async fn wait_until_due(&self, server: &ApiServer) {
-        let wait = self.interval.mul_f64(fastrand::f64().mul_add(0.2, 0.9));
+    async fn wait_until_due(&self, server: &ApiServer, interval: Duration) {
+        let wait = interval.mul_f64(fastrand::f64().mul_add(0.2, 0.9));
         let _ = timeout(wait, server.wait_for_probe_request()).await;
     }
 
@@ -128,6 +128,7 @@ impl ServerProbes {
         if server.is_own() {
             return true;
         }
+        server.answers().record_request(Clock.now());
         let outcome = timeout(PROBE_TIMEOUT, self.send_probe(server)).await;
         let outcome = outcome.unwrap_or_else(|_| {
             // The connection may be stuck while the server is well: the next probe has another.
@@ -146,7 +147,7 @@ impl ServerProbes {
 
     async fn send_probe(&self, server: &Arc<ApiServer>) -> ProbeOutcome {
         let Some(pool) = self.pools.pool_of(server) else {
-            return ProbeOutcome::Unreachable("it was removed".to_owned());
+            return ProbeOutcome::NoResponse("it was removed".to_owned());
         };
         let authorization = self.credentials.authorization().unwrap_or_default();
         let path = PathAndQuery::from_static("/readyz");
@@ -176,8 +177,10 @@ impl ServerProbes {
             .count_internal_request(code, Method::GET.as_str());
         let response = match result.map_err(AttemptError::into_error) {
             Ok(response) => response,
-            Err(error) => return failure(&error),
+            Err(error) => return failure(error),
         };
+        // Any other code: the credential is accepted, or is none.
+        self.credentials.record_response(response.status());
         let outcome = self.classify(&response);
         // The body is read to its end, so that the connection can be reused.
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
@@ -190,25 +193,34 @@ impl ServerProbes {
     }
 
     fn classify(&self, response: &Response<ResponseBody>) -> ProbeOutcome {
+        let is_verified = self.pools.servers().list().is_verified();
         match response.headers().get(cdn_loop::INSTANCE) {
-            Some(id) if id.as_bytes() == self.loop_detector.instance_id().as_bytes() => {
-                ProbeOutcome::Weir(WeirServer::OwnProbe)
-            }
+            // A single server may be another weir. A loop has a check of its own.
+            Some(id) if !is_verified && self.is_own_id(id) => ProbeOutcome::Ready,
+            Some(_) if !is_verified => classify_status(response.status()),
+            Some(id) if self.is_own_id(id) => ProbeOutcome::Weir(WeirServer::OwnProbe),
             Some(_) => ProbeOutcome::Weir(WeirServer::Peer),
             None => classify_status(response.status()),
         }
     }
+
+    fn is_own_id(&self, id: &HeaderValue) -> bool {
+        id.as_bytes() == self.loop_detector.instance_id().as_bytes()
+    }
 }
 
 /// A single connection that breaks is no sign that the server is gone: the next one shows it.
-fn failure(error: &ForwardError) -> ProbeOutcome {
+fn failure(error: ForwardError) -> ProbeOutcome {
     if matches!(
         error,
-        ForwardError::ConnectTimeout(_) | ForwardError::Reset(_) | ForwardError::StreamTimeout(_)
+        ForwardError::Connect(_)
+            | ForwardError::Proxy(_)
+            | ForwardError::ProxyRejected(_)
+            | ForwardError::Tls(_)
     ) {
-        ProbeOutcome::NoResponse(error.to_string())
+        ProbeOutcome::Unreachable(error)
     } else {
-        ProbeOutcome::Unreachable(error.to_string())
+        ProbeOutcome::NoResponse(error.to_string())
     }
 }
 
@@ -234,9 +246,9 @@ mod tests {
     #[test]
     fn a_connection_that_breaks_during_a_probe_is_not_a_server_that_cannot_be_reached() {
         let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
-        let broken = failure(&ForwardError::reset(refused()));
+        let broken = failure(ForwardError::reset(refused()));
         assert!(matches!(broken, ProbeOutcome::NoResponse(_)));
-        let unreachable = failure(&ForwardError::Connect(Arc::new(refused())));
+        let unreachable = failure(ForwardError::Connect(Arc::new(refused())));
         assert!(matches!(unreachable, ProbeOutcome::Unreachable(_)));
     }
 
@@ -255,7 +267,7 @@ mod tests {
             (508, false),
         ] {
             let outcome = classify_status(StatusCode::from_u16(code).unwrap());
-            assert_eq!(outcome == ProbeOutcome::Ready, ready, "{code}");
+            assert_eq!(matches!(outcome, ProbeOutcome::Ready), ready, "{code}");
         }
     }
 }

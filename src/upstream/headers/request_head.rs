@@ -68,6 +68,11 @@ impl<M: AuthMode> RequestHead<M> {
         &self.parts.method
     }
 
+    /// The path.
+    pub(in crate::upstream) fn path(&self) -> &str {
+        self.parts.uri.path()
+    }
+
     /// A copy, for another attempt.
     pub(in crate::upstream) fn duplicate(&self) -> Self {
         let mut parts = http::Request::new(()).into_parts().0;

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::StatusCode;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGaugeVec;
 use prometheus::proto::MetricFamily;
-use tokio::sync::Notify;
 
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
@@ -28,7 +26,6 @@ pub struct UpstreamMetrics {
     pub(in crate::upstream) stream_waits: IntCounter,
     pub(in crate::upstream) failures: FailureStats,
     pub(in crate::upstream) internal_requests: IntCounterVec,
-    unauthorized_assertions: Notify,
 }
 
 impl UpstreamMetrics {
@@ -55,28 +52,12 @@ impl UpstreamMetrics {
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
             ),
             failures: FailureStats::default(),
-            unauthorized_assertions: Notify::new(),
             internal_requests: registry.counters(
                 "rest_client_requests_total",
                 "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> without a response.",
                 &["code", "host", "method"],
             ),
         })
-    }
-
-    pub(in crate::upstream) fn record_assertion(&self, code: StatusCode) {
-        if code == StatusCode::UNAUTHORIZED {
-            self.unauthorized_assertions.notify_one();
-        }
-    }
-
-    /// Waits until the API server answers 401 to a request that asserts a user. A 401 since the
-    /// last wait ends the wait at once.
-    ///
-    /// # Cancel safety
-    /// No 401 is lost: it ends the next wait.
-    pub(crate) async fn wait_for_unauthorized_assertion(&self) {
-        self.unauthorized_assertions.notified().await;
     }
 
     /// Requests of clients that got no response.

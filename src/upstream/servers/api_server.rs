@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::connection::error::ForwardError;
+use crate::upstream::servers::answer_times::AnswerTimes;
+use crate::upstream::servers::answer_times::RECENT_ANSWER;
 use crate::upstream::servers::health::Availability;
 use crate::upstream::servers::health::Health;
 use crate::upstream::servers::health::HealthChange;
@@ -41,6 +44,12 @@ pub(crate) struct ApiServer {
     health: Mutex<Health>,
     /// A copy of the availability that requests read without the lock.
     availability: AtomicAvailability,
+    /// A copy of the time until which it has to pass its probe first, in milliseconds after the base;
+    /// 0 if it has not.
+    gated_until: AtomicU64,
+    /// The probes so far.
+    probes: AtomicU64,
+    answers: AnswerTimes,
     /// Whether requests have failed since the last response.
     has_failures: AtomicBool,
     /// Whether the last connection or exchange succeeded.
@@ -66,6 +75,9 @@ impl ApiServer {
         let server = Self {
             series: metrics.server(&label),
             availability: AtomicAvailability::new(base),
+            gated_until: AtomicU64::new(0),
+            probes: AtomicU64::new(0),
+            answers: AnswerTimes::new(base),
             health: Mutex::new(health),
             has_failures: AtomicBool::new(false),
             is_reachable: AtomicBool::new(true),
@@ -75,9 +87,7 @@ impl ApiServer {
             address,
             label,
         };
-        server
-            .availability
-            .store(server.health.lock().availability());
+        server.copy_health(&server.health.lock());
         Arc::new(server)
     }
 
@@ -120,20 +130,54 @@ impl ApiServer {
     }
 
     /// Whether its last probe passed, or none was needed.
-    pub(in crate::upstream) fn is_ready(&self) -> bool {
-        matches!(
+    pub(in crate::upstream) fn is_ready(&self, now: Instant) -> bool {
+        let is_ready = matches!(
             self.availability(),
             Availability::Always | Availability::From(_)
-        )
+        );
+        is_ready && !self.is_gated(now)
     }
 
     pub(in crate::upstream) fn availability(&self) -> Availability {
         self.availability.load()
     }
 
+    /// Whether it gets no requests at `now` because its `/readyz` has to pass first.
+    pub(in crate::upstream) fn is_gated(&self, now: Instant) -> bool {
+        let until = self.gated_until.load(Ordering::Acquire);
+        until > 0 && now < self.availability.base + Duration::from_millis(until)
+    }
+
+    /// Why a request is not sent while the server is gated.
+    pub(in crate::upstream) fn gate_error(&self) -> ForwardError {
+        let failure = self.health.lock().probe_failure().cloned();
+        failure.unwrap_or_else(|| ForwardError::not_ready("its /readyz was not answered yet"))
+    }
+
+    /// When it answered last, and since when requests wait for it.
+    pub(in crate::upstream) const fn answers(&self) -> &AnswerTimes {
+        &self.answers
+    }
+
+    /// The probes so far.
+    pub(in crate::upstream) fn probes(&self) -> u64 {
+        self.probes.load(Ordering::Acquire)
+    }
+
+    /// Makes the health visible without the lock.
+    fn copy_health(&self, health: &Health) {
+        self.availability.store(health.availability());
+        let until = health.gated_until().map_or(0, |until| {
+            let since = until.saturating_duration_since(self.availability.base);
+            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        });
+        self.gated_until.store(until, Ordering::Release);
+    }
+
     /// Why the last probe failed, if it did.
     pub(in crate::upstream) fn probe_failure(&self) -> Option<String> {
-        self.health.lock().probe_failure().map(str::to_owned)
+        let health = self.health.lock();
+        health.probe_failure().map(ForwardError::probe_failure)
     }
 
     pub(in crate::upstream) fn is_ejected(&self, now: Instant) -> bool {
@@ -191,9 +235,13 @@ impl ApiServer {
         let mut health = self.health.lock();
         if health.is_unreachable_after(failure) {
             self.is_reachable.store(false, Ordering::Release);
+            // A server that answers others is overloaded at most: the probe decides.
+            if !self.answers.answered_within(RECENT_ANSWER, now) {
+                health.record_outage(now);
+            }
         }
         let change = health.record_failure(failure, now, may_eject);
-        self.availability.store(health.availability());
+        self.copy_health(&health);
         drop(health);
         self.request_probe();
         if matches!(change, Some(HealthChange::Ejected(_))) {
@@ -211,9 +259,13 @@ impl ApiServer {
         self.series.record_probe(&outcome);
         self.series.set_refused(outcome.weir());
         let responds = outcome.is_response();
+        if responds {
+            self.answers.record_answer(now);
+        }
         let mut health = self.health.lock();
         let change = health.record_probe(outcome, now);
-        self.availability.store(health.availability());
+        self.copy_health(&health);
+        self.probes.fetch_add(1, Ordering::AcqRel);
         // A single probe without a response in time is not recorded as a failed one.
         let failed = health.probe_failure().is_some();
         drop(health);
@@ -228,16 +280,22 @@ impl ApiServer {
     pub(in crate::upstream) fn refuse(&self, weir: WeirServer) {
         self.is_own
             .store(weir == WeirServer::OwnAddress, Ordering::Release);
-        *self.health.lock() = Health::refused(weir);
-        self.availability.store(Availability::Refused);
+        let mut health = self.health.lock();
+        *health = Health::refused(weir);
+        self.copy_health(&health);
+        drop(health);
         self.series.set_refused(Some(weir));
         self.series.healthy.set(0);
     }
 
     /// Sets the gauge to the health at `now`: an ejection ends without an event.
     pub(in crate::upstream) fn publish_health(&self, now: Instant) {
-        let available = self.availability().share(now).is_some();
-        self.series.healthy.set(available.into());
+        self.series.healthy.set(self.is_available(now).into());
+    }
+
+    /// Whether it gets its share of the requests at `now`, or a part of it.
+    pub(in crate::upstream) fn is_available(&self, now: Instant) -> bool {
+        self.availability().share(now).is_some() && !self.is_gated(now)
     }
 
     pub(in crate::upstream) fn is_reachable(&self) -> bool {

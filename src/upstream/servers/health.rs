@@ -1,7 +1,8 @@
 //! Whether a server gets requests: by its probes, by the requests that failed on it, and whether it
 //! is weir itself. Pure.
 //!
-//! - A server whose `/readyz` fails gets none until it passes (active probes).
+//! - A server whose `/readyz` fails gets none until it passes (active probes). After weir's start
+//!   and after an outage it has to pass first ([`readiness_gate`](super::readiness_gate)).
 //! - A server on which requests fail one after the other is *ejected* for a while, twice as long
 //!   each time (passive). A passed probe ends an ejection for failed connections. Broken connections
 //!   can have a cause that no probe shows, so that ejection lasts its time.
@@ -10,6 +11,9 @@
 use std::fmt;
 use std::time::Duration;
 use std::time::Instant;
+
+use crate::upstream::connection::error::ForwardError;
+use crate::upstream::servers::readiness_gate::ReadinessGate;
 
 /// Failures to connect in a row that eject a server.
 const CONNECT_FAILURES: u32 = 3;
@@ -41,14 +45,14 @@ pub(in crate::upstream) const SLOW_START: Duration = Duration::from_secs(10);
 const FIRST_SHARE: f64 = 0.1;
 
 /// The result of a probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(in crate::upstream) enum ProbeOutcome {
     /// The server is ready.
     Ready,
     /// It responds, and is not ready.
     NotReady(String),
     /// It cannot be reached.
-    Unreachable(String),
+    Unreachable(ForwardError),
     /// There was no response in time, or the connection broke.
     NoResponse(String),
     /// A weir responds.
@@ -176,7 +180,9 @@ fn slow_start_share(since: Duration) -> f64 {
 pub(in crate::upstream) struct Health {
     availability: Availability,
     /// Why the last probe failed.
-    probe_failure: Option<String>,
+    probe_failure: Option<ForwardError>,
+    /// `None` if it gets requests before a probe has passed.
+    gate: Option<ReadinessGate>,
     missed_probes: u32,
     connect_failures: u32,
     broken_connections: u32,
@@ -201,6 +207,7 @@ impl Health {
                 Availability::Always
             },
             probe_failure: None,
+            gate: None,
             missed_probes: 0,
             connect_failures: 0,
             broken_connections: 0,
@@ -208,11 +215,20 @@ impl Health {
         }
     }
 
+    /// The same, and it gets no request before its `/readyz` has passed, at the start and after an
+    /// outage.
+    pub(in crate::upstream) fn with_gate(self, now: Instant) -> Self {
+        Self {
+            gate: Some(ReadinessGate::closed(now)),
+            ..self
+        }
+    }
+
     /// A server that is never used.
     pub(in crate::upstream) fn refused(weir: WeirServer) -> Self {
         Self {
             availability: Availability::Refused,
-            probe_failure: Some(weir.to_string()),
+            probe_failure: Some(ForwardError::not_ready(weir)),
             ..Self::new(true)
         }
     }
@@ -222,8 +238,14 @@ impl Health {
     }
 
     /// Why the last probe failed, if it did.
-    pub(in crate::upstream) fn probe_failure(&self) -> Option<&str> {
-        self.probe_failure.as_deref()
+    pub(in crate::upstream) const fn probe_failure(&self) -> Option<&ForwardError> {
+        self.probe_failure.as_ref()
+    }
+
+    /// Until when it gets no requests because its `/readyz` has to pass first; the time may have
+    /// passed.
+    pub(in crate::upstream) fn gated_until(&self) -> Option<Instant> {
+        self.gate.and_then(ReadinessGate::closed_until)
     }
 
     /// Whether it is ejected at `now`.
@@ -241,10 +263,16 @@ impl Health {
             ProbeOutcome::Ready => self.record_ready(now),
             ProbeOutcome::NotReady(why) => {
                 self.missed_probes = 0;
-                self.record_not_ready(why, true)
+                if let Some(gate) = &mut self.gate {
+                    gate.record_not_ready(now);
+                }
+                self.record_not_ready(ForwardError::not_ready(why), true)
             }
             ProbeOutcome::Unreachable(why) => {
                 self.missed_probes = 0;
+                if let Some(gate) = &mut self.gate {
+                    gate.record_unreachable(now);
+                }
                 self.record_not_ready(why, false)
             }
             ProbeOutcome::NoResponse(why) => {
@@ -252,12 +280,15 @@ impl Health {
                 if self.missed_probes < MISSED_PROBES {
                     return None;
                 }
-                self.record_not_ready(why, false)
+                self.record_not_ready(ForwardError::not_ready(why), false)
             }
             ProbeOutcome::Weir(weir) => {
                 let known = self.availability == Availability::Refused;
                 self.availability = Availability::Refused;
-                self.probe_failure = Some(weir.to_string());
+                if let Some(gate) = &mut self.gate {
+                    gate.record_ready(); // it gets no requests anyway
+                }
+                self.probe_failure = Some(ForwardError::not_ready(weir));
                 (!known).then_some(HealthChange::Refused(weir))
             }
         }
@@ -267,6 +298,10 @@ impl Health {
         self.missed_probes = 0;
         self.probe_failure = None;
         self.connect_failures = 0;
+        let was_gated = self.gated_until().is_some_and(|until| now < until);
+        if let Some(gate) = &mut self.gate {
+            gate.record_ready();
+        }
         let ejection = self.ejection.filter(|ejection| now < ejection.until);
         let (availability, change) = match (self.availability, ejection) {
             (_, Some(ejection)) if ejection.cause == ServerFailure::BrokenConnection => {
@@ -281,16 +316,17 @@ impl Health {
             (Availability::NotReady | Availability::Unverified | Availability::Refused, None) => {
                 (Availability::From(now), Some(HealthChange::Ready))
             }
-            (unchanged, None) => (unchanged, None),
+            (unchanged, None) => (unchanged, was_gated.then_some(HealthChange::Ready)),
         };
         self.availability = availability;
         change
     }
 
     /// `responds`: something that is no weir.
-    fn record_not_ready(&mut self, why: String, responds: bool) -> Option<HealthChange> {
+    fn record_not_ready(&mut self, why: ForwardError, responds: bool) -> Option<HealthChange> {
         let was_ready = self.probe_failure.is_none();
-        self.probe_failure = Some(why.clone());
+        let text = why.probe_failure();
+        self.probe_failure = Some(why);
         let may_be_weir = matches!(
             self.availability,
             Availability::Unverified | Availability::Refused
@@ -298,7 +334,7 @@ impl Health {
         if responds || !may_be_weir {
             self.availability = Availability::NotReady;
         }
-        was_ready.then_some(HealthChange::NotReady(why))
+        was_ready.then_some(HealthChange::NotReady(text))
     }
 
     /// Whether the server counts as unreachable after another such failure: if it cannot be connected
@@ -309,6 +345,13 @@ impl Health {
             ServerFailure::BrokenConnection => {
                 self.broken_connections.saturating_add(1) >= UNREACHABLE_CONNECTIONS
             }
+        }
+    }
+
+    /// Records that a request found the server unreachable, and that it has answered nothing lately.
+    pub(in crate::upstream) fn record_outage(&mut self, now: Instant) {
+        if let Some(gate) = &mut self.gate {
+            gate.record_failure(now);
         }
     }
 

@@ -139,7 +139,7 @@ fn an_unverified_server_gets_nothing_before_it_has_answered() {
     let now = Clock.now();
     let mut health = Health::new(true);
     assert_eq!(health.availability().share(now), None);
-    health.record_probe(ProbeOutcome::Unreachable("no".to_owned()), now);
+    health.record_probe(ProbeOutcome::Unreachable(ForwardError::Closed), now);
     assert_eq!(health.availability(), Availability::Unverified);
     health.record_probe(not_ready(), now);
     assert_eq!(health.availability(), Availability::NotReady);
@@ -155,7 +155,7 @@ fn a_weir_is_refused_until_something_else_answers() {
     let change = health.record_probe(weir.clone(), now);
     assert_eq!(change, Some(HealthChange::Refused(WeirServer::Peer)));
     assert_eq!(health.record_probe(weir, now), None);
-    health.record_probe(ProbeOutcome::Unreachable("no".to_owned()), now);
+    health.record_probe(ProbeOutcome::Unreachable(ForwardError::Closed), now);
     assert_eq!(health.availability(), Availability::Refused);
     let change = health.record_probe(ProbeOutcome::Ready, now);
     assert_eq!(change, Some(HealthChange::Ready));

@@ -75,7 +75,7 @@ impl UpstreamServerMetrics {
             ),
             healthy: registry.gauges(
                 "weir_upstream_server_healthy",
-                "1 while the API server gets its share of the requests; 0 while its probe fails, while it is ejected, and if it is refused because a weir answers there.",
+                "1 while the API server gets its share of the requests; 0 while its probe fails, before it has passed one, while it is ejected, and if it is refused because a weir answers there.",
                 &["server"],
             ),
             ejections: registry.counters(
@@ -85,7 +85,7 @@ impl UpstreamServerMetrics {
             ),
             probes: registry.counters(
                 "weir_upstream_server_probes_total",
-                "Probes of the API server's /readyz by result: ready, not-ready, unreachable, no-response, or weir if a weir answers. A single API server is not probed this way.",
+                "Probes of the API server's /readyz by result: ready, not-ready, unreachable, no-response, or weir if a weir answers.",
                 &["server", "result"],
             ),
             refused: registry.gauges(

@@ -7,18 +7,21 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `balancer` `health` `own_address` `recovery` |
-//! | 1 | `metrics` |
-//! | 2 | `api_server` |
-//! | 3 | `sources` |
-//! | 4 | `server_set` |
-//! | 5 | `resolver` |
+//! | 0 | `answer_times` `balancer` `own_address` `readiness_gate` `recovery` |
+//! | 1 | `health` |
+//! | 2 | `metrics` |
+//! | 3 | `api_server` |
+//! | 4 | `sources` |
+//! | 5 | `server_set` |
+//! | 6 | `resolver` |
 
+mod answer_times;
 pub(crate) mod api_server;
 pub(in crate::upstream) mod balancer;
 pub(in crate::upstream) mod health;
 pub(in crate::upstream) mod metrics;
 mod own_address;
+mod readiness_gate;
 mod recovery;
 pub(crate) mod resolver;
 pub(crate) mod server_set;

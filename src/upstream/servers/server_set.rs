@@ -13,6 +13,8 @@ use arc_swap::Guard;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::error;
 use tracing::info;
 use tracing::warn;
@@ -20,7 +22,10 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::connection::error::ForwardError;
+use crate::upstream::front_proxy_trust::FrontProxyTrust;
 use crate::upstream::requester::SlotHolder;
+use crate::upstream::servers::answer_times::RECENT_ANSWER;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::api_server::ServerOrigin;
 use crate::upstream::servers::balancer;
@@ -41,6 +46,13 @@ use crate::upstream::servers::sources::FormerSource;
 use crate::upstream::servers::sources::Sources;
 use crate::upstream::servers::sources::UpstreamTls;
 
+/// A server that answers nothing for this long gets no request while another one answers, and a
+/// probe.
+const SUSPICIOUS_SILENCE: Duration = Duration::from_millis(500);
+
+/// A server that answers nothing for this long while another one answers hangs.
+const HANG_TIME: Duration = Duration::from_secs(2);
+
 /// Most servers that one request is tried on.
 const MAX_TRIED: usize = 3;
 
@@ -54,6 +66,12 @@ pub struct ServerSet {
     /// Whether watches and lists wait for their turn; read without the lock.
     is_recovering: AtomicBool,
     version: watch::Sender<u64>,
+    /// Counts the probes of all servers.
+    probed: watch::Sender<u64>,
+    /// Counts the times that a server became ready.
+    ready_events: watch::Sender<u64>,
+    /// Whether they accept weir's front-proxy certificate.
+    front_proxy_trust: Arc<FrontProxyTrust>,
     resolve_request: Notify,
     metrics: UpstreamServerMetrics,
     /// Times of health are kept relative to it.
@@ -66,6 +84,8 @@ struct SetState {
     tls: UpstreamTls,
     /// The listener for clients, once it is bound.
     listener: Option<SocketAddr>,
+    /// Whether new servers get no request before their `/readyz` has passed.
+    ready_first: bool,
 }
 
 /// The servers at one time.
@@ -79,8 +99,19 @@ pub(crate) struct ServerList {
     pub(in crate::upstream) tls: UpstreamTls,
     /// Whether servers are checked for being a weir.
     verify: bool,
+    /// Whether a single server is probed, too.
+    probes_single: bool,
     /// Whether the address of one has vanished from its source.
     has_former: bool,
+}
+
+/// What the choice of a server depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) struct RequestTraits {
+    /// Short and long-running requests are balanced apart.
+    pub(in crate::upstream) long_running: bool,
+    /// A health check of a server shows its state, and goes to one that is not ready, too.
+    pub(in crate::upstream) is_health_check: bool,
 }
 
 /// The choice for a request.
@@ -93,10 +124,12 @@ pub(in crate::upstream) struct Pick {
 }
 
 impl ServerSet {
-    /// The servers at `configured`. Registers their metrics.
+    /// The servers at `configured`. If `ready_first`, each gets no request before its `/readyz` has
+    /// passed. Registers their metrics.
     pub(in crate::upstream) fn new(
         configured: &[ServerAddress],
         follows_slices: bool,
+        ready_first: bool,
         tls: UpstreamTls,
         registry: &Registry,
     ) -> Arc<Self> {
@@ -108,16 +141,21 @@ impl ServerSet {
                 origins: Vec::new(),
                 tls: tls.clone(),
                 verify: false,
+                probes_single: ready_first,
                 has_former: false,
             }),
             state: Mutex::new(SetState {
                 sources: Sources::new(configured, follows_slices),
                 tls,
                 listener: None,
+                ready_first,
             }),
             recovery: Mutex::default(),
             is_recovering: AtomicBool::new(false),
             version: watch::Sender::new(0),
+            probed: watch::Sender::new(0),
+            ready_events: watch::Sender::new(0),
+            front_proxy_trust: Arc::default(),
             resolve_request: Notify::new(),
             metrics: UpstreamServerMetrics::register(registry),
             base: now,
@@ -131,11 +169,99 @@ impl ServerSet {
         self.list.load()
     }
 
-    /// Whether weir can use a server, or why none. `None` for a single server, which is not probed.
+    /// Whether weir can use a server, or why none. `None` for a single server, unless probes have
+    /// shown that it does not get requests yet.
     #[must_use]
     pub(crate) fn readiness(&self) -> Option<Result<(), String>> {
-        let list = self.list();
-        list.is_probed().then(|| list.readiness())
+        let (list, now) = (self.list(), Clock.now());
+        if list.has_choice() {
+            return Some(list.readiness(now));
+        }
+        let is_closed = |server: &&Arc<ApiServer>| server.is_gated(now) && server.probes() > 0;
+        let closed = list.servers.iter().find(is_closed);
+        closed.map(|server| Err(server.gate_error().to_string()))
+    }
+
+    /// Whether requests are balanced over several servers.
+    #[must_use]
+    pub(crate) fn has_choice(&self) -> bool {
+        self.list().has_choice()
+    }
+
+    /// Whether a server has passed its last probe, or needs none.
+    #[must_use]
+    pub(crate) fn is_ready(&self) -> bool {
+        let now = Clock.now();
+        self.list()
+            .servers
+            .iter()
+            .any(|server| server.is_ready(now))
+    }
+
+    /// Whether the servers accept weir's front-proxy certificate.
+    #[must_use]
+    pub(crate) const fn front_proxy_trust(&self) -> &Arc<FrontProxyTrust> {
+        &self.front_proxy_trust
+    }
+
+    /// Waits for the next probe of a server, for at most this time. Returns whether there was one.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(in crate::upstream) async fn wait_for_probe(&self, patience: Duration) -> bool {
+        let mut probed = self.probed.subscribe();
+        let list = Arc::clone(&self.list());
+        if !list.is_probed() {
+            return false;
+        }
+        list.servers
+            .iter()
+            .for_each(|server| server.request_probe());
+        timeout(patience, probed.changed()).await.is_ok()
+    }
+
+    /// Reports each time that a server becomes ready.
+    #[must_use]
+    pub(crate) fn ready_events(&self) -> watch::Receiver<u64> {
+        self.ready_events.subscribe()
+    }
+
+    /// Waits until the servers that have to pass their `/readyz` first have been probed once more,
+    /// or one of them may get requests, or until `deadline`.
+    ///
+    /// # Errors
+    /// None may get requests: what the last probe of one has shown.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(in crate::upstream) async fn wait_for_gates(
+        &self,
+        deadline: Instant,
+    ) -> Result<(), ForwardError> {
+        let mut probed = self.probed.subscribe();
+        let (list, now) = (Arc::clone(&self.list()), Clock.now());
+        let is_gated = |server: &&Arc<ApiServer>| server.is_gated(now);
+        let gated = list.servers.iter().filter(is_gated);
+        let gated: Vec<_> = gated.map(|server| (server, server.probes())).collect();
+        gated.iter().for_each(|(server, _)| server.request_probe());
+        if gated.is_empty() {
+            return Ok(());
+        }
+        loop {
+            let late = timeout_at(deadline.into(), probed.changed()).await.is_err();
+            let now = Clock.now();
+            if gated.iter().any(|(server, _)| !server.is_gated(now)) {
+                return Ok(());
+            }
+            if late
+                || gated
+                    .iter()
+                    .all(|(server, before)| server.probes() > *before)
+            {
+                let first = gated.first();
+                return Err(first.map_or(ForwardError::NoServer, |(server, _)| server.gate_error()));
+            }
+        }
     }
 
     /// The state of each server at `now`.
@@ -213,7 +339,7 @@ impl ServerSet {
         let mut servers = Vec::with_capacity(targets.servers.len());
         let mut origins = Vec::with_capacity(targets.servers.len());
         for (address, origin) in targets.servers {
-            servers.push(self.server_at(address, &before, targets.verify));
+            servers.push(self.server_at(address, &before, targets.verify, state.ready_first));
             origins.push(origin);
         }
         if targets.verify {
@@ -242,6 +368,7 @@ impl ServerSet {
             origins,
             tls: state.tls.clone(),
             verify: targets.verify,
+            probes_single: state.ready_first,
             has_former: targets.has_former,
         }));
         self.version.send_replace(version);
@@ -253,6 +380,7 @@ impl ServerSet {
         address: ServerAddress,
         before: &ServerList,
         verify: bool,
+        ready_first: bool,
     ) -> Arc<ApiServer> {
         let mut known = before.servers.iter();
         if let Some(known) = known.find(|known| *known.address() == address) {
@@ -262,12 +390,19 @@ impl ServerSet {
         let known = known.find(|known| verify && sources::is_same(known.address(), &address));
         match known {
             Some(known) => known.renamed(address, &self.metrics),
-            None => ApiServer::new(address, Health::new(verify), &self.metrics, self.base),
+            None => {
+                let mut health = Health::new(verify);
+                if ready_first {
+                    health = health.with_gate(Clock.now());
+                }
+                ApiServer::new(address, health, &self.metrics, self.base)
+            }
         }
     }
 
     /// Records a response of `server` to a request.
     pub(in crate::upstream) fn record_success(&self, server: &ApiServer) {
+        server.answers().record_answer(Clock.now());
         if server.record_success() {
             self.record_up(Clock.now());
         }
@@ -293,6 +428,10 @@ impl ServerSet {
         let responds = outcome.is_response() && !matches!(outcome, ProbeOutcome::Weir(_));
         let change = server.record_probe(outcome, now);
         log_change(server, change.as_ref());
+        self.probed.send_modify(|probes| *probes += 1);
+        if change == Some(HealthChange::Ready) {
+            self.ready_events.send_modify(|events| *events += 1);
+        }
         if responds {
             server.record_success();
             self.record_up(now);
@@ -365,42 +504,65 @@ impl ServerSet {
 }
 
 impl ServerList {
-    /// Whether there are several servers, so that they are probed.
+    /// Whether the servers are probed.
     pub(in crate::upstream) const fn is_probed(&self) -> bool {
+        self.has_choice() || self.probes_single
+    }
+
+    /// Whether there are several servers to choose from.
+    pub(in crate::upstream) const fn has_choice(&self) -> bool {
         self.servers.len() > 1 || self.verify
+    }
+
+    /// Whether servers that are a weir are refused.
+    pub(in crate::upstream) const fn is_verified(&self) -> bool {
+        self.verify
+    }
+
+    /// Whether a server gets no requests because its `/readyz` has to pass first.
+    pub(in crate::upstream) fn has_gated(&self) -> bool {
+        let now = Clock.now();
+        self.servers.iter().any(|server| server.is_gated(now))
     }
 
     /// Chooses the server of a request that `tried` have failed.
     pub(in crate::upstream) fn pick(
         &self,
-        long_running: bool,
+        request: RequestTraits,
         tried: &[Arc<ApiServer>],
         candidates: &mut Vec<Candidate>,
         mut random: impl FnMut() -> f64,
     ) -> Option<Pick> {
-        if !self.is_probed() {
-            return (!self.servers.is_empty()).then_some(Pick {
+        let now = Clock.now();
+        let is_open = |server: &ApiServer| request.is_health_check || !server.is_gated(now);
+        if !self.has_choice() {
+            let only = self.servers.first().filter(|server| is_open(server));
+            return only.map(|_| Pick {
                 index: 0,
                 has_alternative: false,
             });
         }
-        let now = Clock.now();
         let untried =
             |server: &Arc<ApiServer>| !tried.iter().any(|other| Arc::ptr_eq(other, server));
         for tier in Tier::ALL {
             candidates.clear();
             for (index, (server, origin)) in self.with_origins().enumerate() {
                 if untried(server)
+                    && is_open(server)
                     && let Some(share) = tier.share(server, origin, now)
                 {
-                    let load = server.in_flight(long_running);
+                    let load = server.in_flight(request.long_running);
                     candidates.push(Candidate { index, load, share });
                 }
             }
+            self.drop_silent(candidates, now);
             if let Some(index) = balancer::choose(candidates, &mut random) {
                 let others = self.with_origins().enumerate();
                 let mut others = others.filter(|(other, (server, origin))| {
-                    *other != index && untried(server) && server.is_usable(*origin)
+                    *other != index
+                        && untried(server)
+                        && is_open(server)
+                        && server.is_usable(*origin)
                 });
                 return Some(Pick {
                     index,
@@ -411,9 +573,66 @@ impl ServerList {
         None
     }
 
+    /// Drops the candidates that have answered nothing for a moment in which another one has
+    /// answered. A probe shows whether they answer at all.
+    fn drop_silent(&self, candidates: &mut Vec<Candidate>, now: Instant) {
+        let answers = |of: &Candidate| self.servers.get(of.index).map(|server| server.answers());
+        let is_silent = |candidate: &Candidate| {
+            let silence = answers(candidate).map_or(Duration::ZERO, |answers| answers.silence(now));
+            let answered = |other: &Arc<ApiServer>| other.answers().answered_within(silence, now);
+            silence >= SUSPICIOUS_SILENCE && self.servers.iter().any(answered)
+        };
+        if candidates.len() < 2 || !candidates.iter().any(is_silent) {
+            return;
+        }
+        candidates.retain(|candidate| {
+            let is_silent = is_silent(candidate);
+            if let (true, Some(server)) = (is_silent, self.servers.get(candidate.index)) {
+                server.request_probe();
+            }
+            !is_silent
+        });
+    }
+
+    /// Whether `server` hangs, on which a request waits since `sent`, and another server answers.
+    /// Where that is not known, requests probes.
+    pub(in crate::upstream) fn is_hung(
+        &self,
+        server: &Arc<ApiServer>,
+        sent: Instant,
+        now: Instant,
+    ) -> bool {
+        if server.answers().answered_within(RECENT_ANSWER, now) {
+            return false;
+        }
+        for unknown in self.servers.iter().filter(|other| !is_recent(other, now)) {
+            unknown.request_probe();
+        }
+        let has_other = || {
+            let mut others = self.servers.iter();
+            others.any(|other| {
+                !Arc::ptr_eq(other, server) && other.is_ready(now) && is_recent(other, now)
+            })
+        };
+        now.saturating_duration_since(sent) >= HANG_TIME
+            && !server.answers().answered_within(HANG_TIME, now)
+            && has_other()
+    }
+
+    /// The servers that do not get a request which `hung` has not answered.
+    pub(in crate::upstream) fn unanswering(
+        &self,
+        hung: &Arc<ApiServer>,
+        now: Instant,
+    ) -> Vec<Arc<ApiServer>> {
+        let is_excluded =
+            |server: &&Arc<ApiServer>| Arc::ptr_eq(server, hung) || !is_recent(server, now);
+        self.servers.iter().filter(is_excluded).cloned().collect()
+    }
+
     /// Whether weir can use a server, or why none.
-    pub(in crate::upstream) fn readiness(&self) -> Result<(), String> {
-        if self.servers.iter().any(|server| server.is_ready()) {
+    fn readiness(&self, now: Instant) -> Result<(), String> {
+        if self.servers.iter().any(|server| server.is_ready(now)) {
             return Ok(());
         }
         Err(format!(
@@ -436,12 +655,17 @@ impl ServerList {
     /// one of them is ready, those of a name when they no longer respond and another server is
     /// ready. Servers that were not verified are given up at once. Returns whether there were any.
     fn prune_former(&self, sources: &mut Sources) -> bool {
+        let now = Clock.now();
         let socket = |server: &ApiServer| sources::socket_of(server.address());
-        let mut ready = self.with_origins().filter(|(server, _)| server.is_ready());
+        let mut ready = self
+            .with_origins()
+            .filter(|(server, _)| server.is_ready(now));
         let is_current = |origin| origin != ServerOrigin::FormerAddress;
         let is_discovered = |server| socket(server).is_some_and(|at| sources.is_discovered(&at));
         let has_discovered = ready.any(|(server, _)| is_discovered(server));
-        let mut ready = self.with_origins().filter(|(server, _)| server.is_ready());
+        let mut ready = self
+            .with_origins()
+            .filter(|(server, _)| server.is_ready(now));
         let has_current = ready.any(|(_, origin)| is_current(origin));
         sources.prune_former(|address, source| {
             let mut servers = self.servers.iter();
@@ -459,9 +683,14 @@ impl ServerList {
     pub(in crate::upstream) fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
         let servers = self.servers.iter();
         servers
-            .map(|server| ServerSnapshot::of(server, now))
+            .map(|server| ServerSnapshot::of(server, now, self.has_choice()))
             .collect()
     }
+}
+
+/// Whether it has answered a moment ago.
+fn is_recent(server: &ApiServer, now: Instant) -> bool {
+    server.answers().answered_within(RECENT_ANSWER, now)
 }
 
 /// Which servers are chosen from. The next tier is used where the one before has none.
@@ -521,21 +750,31 @@ pub(crate) struct ServerSnapshot {
 }
 
 impl ServerSnapshot {
-    fn of(server: &ApiServer, now: Instant) -> Self {
+    fn of(server: &ApiServer, now: Instant, has_others: bool) -> Self {
         let availability = server.availability();
-        let why = server.probe_failure().or_else(|| match availability {
-            Availability::Unverified => Some("not probed yet".to_owned()),
-            Availability::From(from) if now < from => {
-                Some("ejected: requests failed on it".to_owned())
+        let silence = server.answers().silence(now);
+        let is_silent = has_others && silence >= HANG_TIME;
+        let why = server.probe_failure().or_else(|| {
+            if server.is_gated(now) {
+                return Some(server.gate_error().probe_failure());
             }
-            Availability::Always
-            | Availability::From(_)
-            | Availability::NotReady
-            | Availability::Refused => None,
+            if is_silent {
+                return Some(format!("no answer for {} s", silence.as_secs()));
+            }
+            match availability {
+                Availability::Unverified => Some("not probed yet".to_owned()),
+                Availability::From(from) if now < from => {
+                    Some("ejected: requests failed on it".to_owned())
+                }
+                Availability::Always
+                | Availability::From(_)
+                | Availability::NotReady
+                | Availability::Refused => None,
+            }
         });
         Self {
             address: server.label().to_owned(),
-            healthy: availability.share(now).is_some(),
+            healthy: server.is_available(now) && !is_silent,
             why,
             refused: availability == Availability::Refused,
             in_flight: server.in_flight(false),
@@ -565,7 +804,9 @@ fn log_change(server: &ApiServer, change: Option<&HealthChange>) {
         Some(HealthChange::NotReady(why)) => {
             warn!(
                 server,
-                why, "the API server is not ready: it gets no requests while another one is"
+                why,
+                "the API server is not ready: it gets no requests while another one is, and after a start or an \
+                 outage none for a minute at most"
             );
         }
         Some(HealthChange::Ejected(time)) => warn!(

@@ -1,6 +1,12 @@
 use super::*;
 use crate::upstream::connection::address;
 
+/// A short request.
+const SHORT: RequestTraits = RequestTraits {
+    long_running: false,
+    is_health_check: false,
+};
+
 fn server(host: &str) -> ServerAddress {
     let (authority, name) = address::parse_server(&format!("https://{host}")).unwrap();
     ServerAddress::new(authority, name)
@@ -15,7 +21,7 @@ fn tls() -> UpstreamTls {
 
 fn set(hosts: &[&str]) -> Arc<ServerSet> {
     let servers: Vec<_> = hosts.iter().map(|host| server(host)).collect();
-    ServerSet::new(&servers, false, tls(), &Registry::new())
+    ServerSet::new(&servers, false, false, tls(), &Registry::new())
 }
 
 /// Three servers that have passed their probes long ago.
@@ -35,7 +41,7 @@ fn picks(set: &ServerSet, tried: &[Arc<ApiServer>]) -> Vec<usize> {
     let mut counts = vec![0; list.servers.len()];
     let mut candidates = Vec::new();
     for _ in 0..3_000 {
-        if let Some(pick) = list.pick(false, tried, &mut candidates, || random.f64()) {
+        if let Some(pick) = list.pick(SHORT, tried, &mut candidates, || random.f64()) {
             counts[pick.index] += 1;
         }
     }
@@ -43,7 +49,7 @@ fn picks(set: &ServerSet, tried: &[Arc<ApiServer>]) -> Vec<usize> {
 }
 
 fn slices_set(host: &str) -> Arc<ServerSet> {
-    ServerSet::new(&[server(host)], true, tls(), &Registry::new())
+    ServerSet::new(&[server(host)], true, false, tls(), &Registry::new())
 }
 
 fn sockets(list: &[&str]) -> Vec<SocketAddr> {
@@ -151,7 +157,12 @@ async fn health_stays_with_an_address_wherever_it_comes_from() {
     let both = [server("192.0.2.1:443"), server("192.0.2.2:443")];
     set.reconfigure(&both, false, &tls());
     assert!(second.is_removed(), "its requests have another name");
-    assert!(set.list().servers.iter().all(|server| server.is_ready()));
+    assert!(
+        set.list()
+            .servers
+            .iter()
+            .all(|server| server.is_ready(Clock.now()))
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +198,7 @@ async fn addresses_that_vanish_from_a_name_are_the_last_ones_while_they_respond(
     assert_eq!(labels(&set), labels_now, "no answer changes nothing");
     pass(&set, "192.0.2.3:443");
     assert_eq!(picks(&set, &[]), [3_000, 0, 0]);
-    let gone = || ProbeOutcome::Unreachable("refused".to_owned());
+    let gone = || ProbeOutcome::Unreachable(ForwardError::Closed);
     probe(&set, "192.0.2.3:443", gone());
     assert_eq!(picks(&set, &[]), [0, 0, 3_000], "it still responds");
     pass(&set, "192.0.2.3:443");
@@ -232,12 +243,12 @@ async fn a_server_that_is_not_ready_gets_nothing_unless_all_are() {
     let servers = set.list().servers.clone();
     set.record_probe(&servers[1], not_ready());
     assert_eq!(picks(&set, &[])[1], 0);
-    assert_eq!(set.list().readiness(), Ok(()));
+    assert_eq!(set.list().readiness(Clock.now()), Ok(()));
     set.record_probe(&servers[0], not_ready());
     assert_eq!(picks(&set, &[]), [0, 0, 3_000]);
     set.record_probe(&servers[2], not_ready());
     assert!(picks(&set, &[]).iter().all(|n| *n > 900), "all of them");
-    assert!(set.list().readiness().is_err());
+    assert!(set.list().readiness(Clock.now()).is_err());
     set.record_probe(&servers[2], ProbeOutcome::Ready);
     assert_eq!(picks(&set, &[]), [0, 0, 3_000], "at once");
 }
@@ -249,7 +260,7 @@ async fn a_second_try_goes_elsewhere_and_a_third_is_the_last() {
     assert_eq!(picks(&set, &servers[..1])[0], 0);
     let mut candidates = Vec::new();
     let mut alternative = |tried: &[Arc<ApiServer>]| {
-        let pick = set.list().pick(false, tried, &mut candidates, || 0.0);
+        let pick = set.list().pick(SHORT, tried, &mut candidates, || 0.0);
         pick.map(|pick| pick.has_alternative)
     };
     assert_eq!(alternative(&[]), Some(true));
@@ -276,7 +287,7 @@ async fn a_weir_is_never_used_even_where_all_others_are_down() {
     let servers = set.list().servers.clone();
     set.record_probe(&servers[0], ProbeOutcome::Weir(WeirServer::Peer));
     for server in &servers[1..] {
-        set.record_probe(server, ProbeOutcome::Unreachable("refused".to_owned()));
+        set.record_probe(server, ProbeOutcome::Unreachable(ForwardError::Closed));
     }
     assert_eq!(picks(&set, &[])[0], 0);
     let states = set.list().states(Clock.now());
@@ -339,4 +350,117 @@ async fn an_outage_of_all_servers_is_followed_by_a_pace() {
     assert!(waits[99] > Duration::from_millis(500), "{waits:?}");
     tokio::time::advance(Duration::from_secs(15)).await;
     assert_eq!(turn(&set), Duration::ZERO);
+}
+
+/// Servers that have to pass their `/readyz` first.
+fn gated_set(hosts: &[&str]) -> Arc<ServerSet> {
+    let servers: Vec<_> = hosts.iter().map(|host| server(host)).collect();
+    ServerSet::new(&servers, false, true, tls(), &Registry::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_to_pass_its_readyz_gets_health_checks_only_for_a_minute() {
+    for hosts in [&["192.0.2.1"][..], &["192.0.2.1", "192.0.2.2"]] {
+        let set = gated_set(hosts);
+        let total = || picks(&set, &[]).iter().sum::<usize>();
+        let health_check = RequestTraits {
+            is_health_check: true,
+            ..SHORT
+        };
+        assert_eq!(total(), 0, "no probe yet");
+        assert!(!set.is_ready());
+        for host in labels(&set) {
+            probe(&set, &host, ProbeOutcome::NotReady("500".to_owned()));
+        }
+        assert_eq!(total(), 0);
+        let picked = set.list().pick(health_check, &[], &mut Vec::new(), || 0.0);
+        assert!(picked.is_some());
+        tokio::time::advance(Duration::from_millis(59_999)).await;
+        assert_eq!(total(), 0);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(total(), 3_000, "it may serve all the same");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_probe_of_a_server_that_has_to_pass() {
+    let set = gated_set(&["192.0.2.1"]);
+    let mut events = set.ready_events();
+    let only = Arc::clone(&set.list().servers[0]);
+    let probes = async |outcome: ProbeOutcome| {
+        only.wait_for_probe_request().await;
+        set.record_probe(&only, outcome);
+    };
+    let wait = async || {
+        let deadline = Clock.now() + Duration::from_secs(2);
+        set.wait_for_gates(deadline).await
+    };
+    let not_ready = ProbeOutcome::NotReady("500".to_owned());
+    let (waited, ()) = tokio::join!(wait(), probes(not_ready));
+    assert!(matches!(waited, Err(ForwardError::NotReady(_))));
+    assert!(!events.has_changed().unwrap());
+    let (waited, ()) = tokio::join!(wait(), probes(ProbeOutcome::Ready));
+    assert!(waited.is_ok());
+    assert!(events.has_changed().unwrap());
+    events.mark_unchanged();
+    set.record_failure(&only, ServerFailure::Connect);
+    assert!(!only.is_gated(Clock.now()), "it has just answered");
+    tokio::time::advance(Duration::from_secs(2)).await;
+    set.record_failure(&only, ServerFailure::Connect);
+    let before = Clock.now();
+    assert!(wait().await.is_err(), "no probe ends");
+    assert_eq!(Clock.now() - before, Duration::from_secs(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_hangs_if_it_is_silent_for_two_seconds_and_another_has_just_answered() {
+    // When the server answered last, when the other one did, and when the request was sent: all in
+    // milliseconds before now.
+    for (server, other, sent, hangs) in [
+        (2_001, 500, 2_000, true),
+        (9_000, 1_000, 9_000, true),
+        (2_001, 1_001, 2_000, false), // the other one may hang, too
+        (2_001, 500, 1_999, false),
+        (1_999, 500, 5_000, false),
+        (500, 500, 5_000, false),
+        (9_000, 9_000, 9_000, false),
+    ] {
+        let set = set(&["192.0.2.1", "192.0.2.2"]);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let now = Clock.now();
+        let ago = |millis| now - Duration::from_millis(millis);
+        let [first, second] = [0, 1].map(|n| Arc::clone(&set.list().servers[n]));
+        first.answers().record_answer(ago(server));
+        second.answers().record_answer(ago(other));
+        let is_hung = set.list().is_hung(&first, ago(sent), now);
+        assert_eq!(is_hung, hangs, "{server} {other} {sent}");
+        if is_hung {
+            let excluded = set.list().unanswering(&first, now);
+            assert!(excluded.len() == 1 && Arc::ptr_eq(&excluded[0], &first));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_server_gets_nothing_while_another_answers() {
+    let set = ready_set().await;
+    let servers = set.list().servers.clone();
+    let is_even = |counts: &[usize]| counts.iter().all(|n| *n > 900);
+    for server in &servers {
+        server.answers().record_request(Clock.now());
+    }
+    tokio::time::advance(SUSPICIOUS_SILENCE).await;
+    assert!(is_even(&picks(&set, &[])), "all are silent");
+    servers[1].answers().record_answer(Clock.now());
+    assert_eq!(picks(&set, &[]), [0, 3_000, 0]);
+    servers[0].answers().record_answer(Clock.now());
+    let counts = picks(&set, &[]);
+    assert!(counts[2] == 0 && counts[0] > 1_400, "{counts:?}");
+    servers[2].answers().record_answer(Clock.now());
+    assert!(is_even(&picks(&set, &[])));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    servers[0].answers().record_request(Clock.now());
+    tokio::time::advance(SUSPICIOUS_SILENCE - Duration::from_millis(1)).await;
+    servers[1].answers().record_answer(Clock.now());
+    assert!(is_even(&picks(&set, &[])), "not for long enough");
 }

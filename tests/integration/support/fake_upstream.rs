@@ -121,6 +121,9 @@ impl ReservedAddress {
     }
 }
 
+/// The value of `readyz` with which no probe is answered.
+const HELD: u16 = 1;
+
 /// The fake API server.
 pub(crate) struct FakeUpstream {
     pub(crate) address: SocketAddr,
@@ -187,8 +190,13 @@ impl FakeUpstream {
         let status = Arc::clone(&readyz);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
+            let mut held = Vec::new();
             while let Some(exchange) = all.recv().await {
                 let status = status.load(Ordering::SeqCst);
+                if status == HELD && exchange.request.is_readiness_probe() {
+                    held.push(exchange);
+                    continue;
+                }
                 if status > 0 && exchange.request.target == "/readyz" {
                     tokio::spawn(exchange.respond(status, "as the test says"));
                     continue;
@@ -249,6 +257,11 @@ impl FakeUpstream {
     /// automatically.
     pub(crate) fn expose_readyz(&self, exposed: bool) {
         self.readyz_exposed.store(exposed, Ordering::SeqCst);
+    }
+
+    /// From now on no probe of readiness is answered, as if the server hung.
+    pub(crate) fn hold_probes(&self) {
+        self.readyz.store(HELD, Ordering::SeqCst);
     }
 
     /// From now on `/readyz` answers with this status.

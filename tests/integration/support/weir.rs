@@ -131,6 +131,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             max_connections: 1024,
             instance_id: InstanceId::generate().unwrap(),
             probe_interval: Duration::from_millis(200),
+            ready_first: false, // no requests of its own to the upstream
         },
         own_credentials: CredentialSource::Configured {
             certificate: None,

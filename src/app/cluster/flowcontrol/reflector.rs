@@ -2,7 +2,8 @@
 //!
 //! A watch that the API server ends in order continues from its last version. After any failure the
 //! resource is listed again: it is small, and another server may answer now. v1 is tried first, then
-//! the versions that older servers have.
+//! the versions that older servers have. A failed attempt is repeated as soon as an API server
+//! becomes ready.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,12 +11,17 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http::uri::PathAndQuery;
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing::debug;
 use tracing::warn;
 
+use crate::app::cluster::denials;
+use crate::app::cluster::denials::Denials;
 use crate::app::cluster::flowcontrol::backoff::Backoff;
 use crate::app::cluster::flowcontrol::backoff::jittered;
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
+use crate::clock::Clock;
 use crate::flowcontrol::sources::ClusterResource;
 use crate::flowcontrol::sources::WatchEvent;
 use crate::flowcontrol::sources::parse_event;
@@ -65,7 +71,10 @@ impl Reflector {
         let mut versions = VERSIONS.into_iter().cycle();
         let mut version = VERSIONS.first().copied().unwrap_or_default();
         let mut not_served = 0;
+        let mut denials = Denials::default();
+        let mut ready = self.calls.ready_events();
         loop {
+            ready.mark_unchanged();
             let interruption = self.list_and_watch(version, &mut backoff).await;
             debug!(resource = self.resource.plural(), version, ?interruption);
             let pause = match interruption {
@@ -83,17 +92,31 @@ impl Reflector {
                     self.long_pause()
                 }
                 Interruption::Denied(verb) => {
-                    self.store.deny(self.resource, verb);
-                    self.long_pause()
+                    let is_ready = self.calls.is_server_ready();
+                    let grace = denials::GRACE.min(self.retry_after_denial);
+                    if denials.record(Clock.now(), is_ready, grace) {
+                        self.store.deny(self.resource, verb);
+                        self.long_pause()
+                    } else {
+                        self.fail(self.unexpected(verb, StatusCode::FORBIDDEN));
+                        backoff.next_pause(fastrand::f64())
+                    }
                 }
                 Interruption::Failed(why) => {
+                    denials.reset();
                     self.fail(why);
                     backoff.next_pause(fastrand::f64())
                 }
-                Interruption::Expired | Interruption::Ended => backoff.next_pause(fastrand::f64()),
+                Interruption::Expired | Interruption::Ended => {
+                    denials.reset();
+                    backoff.next_pause(fastrand::f64())
+                }
             };
             not_served = 0;
-            tokio::time::sleep(pause).await;
+            if became_ready_within(pause, &mut ready).await {
+                denials.reset();
+                backoff.reset();
+            }
         }
     }
 
@@ -188,12 +211,19 @@ impl Reflector {
         match code {
             StatusCode::FORBIDDEN => Interruption::Denied(verb),
             StatusCode::NOT_FOUND => Interruption::NotServed,
-            _ => {
-                let resource = self.resource.plural();
-                Interruption::Failed(format!("{verb} {resource}: the API server responds {code}"))
-            }
+            _ => Interruption::Failed(self.unexpected(verb, code)),
         }
     }
+
+    fn unexpected(&self, verb: &str, code: StatusCode) -> String {
+        let resource = self.resource.plural();
+        format!("{verb} {resource}: the API server responds {code}")
+    }
+}
+
+/// Waits for this time, or until an API server becomes ready. Returns whether one has.
+async fn became_ready_within(pause: Duration, ready: &mut watch::Receiver<u64>) -> bool {
+    timeout(pause, ready.changed()).await.is_ok()
 }
 
 /// The lines of a watch that has not ended.

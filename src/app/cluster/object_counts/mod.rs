@@ -20,7 +20,10 @@ use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
+use crate::app::cluster::denials;
+use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
+use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -32,6 +35,9 @@ const MAX_BYTES: usize = 256 << 20;
 
 /// The number of periods until the next try if weir may not read metrics.
 const PERIODS_AFTER_DENIAL: u32 = 10;
+
+/// The time until the next try after a 403 that does not show that a right is missing.
+const DENIAL_RETRY: Duration = Duration::from_secs(2);
 
 /// Polls periodically.
 #[derive(Debug)]
@@ -50,6 +56,8 @@ enum PollOutcome {
     NoCounts,
     Failed,
     Denied(StatusCode),
+    /// A 403 that does not show yet that a right is missing.
+    Forbidden,
 }
 
 impl ObjectCountPolls {
@@ -76,26 +84,30 @@ impl ObjectCountPolls {
             return; // nothing enables the polls any more
         }
         self.controller.enable_object_counting();
-        let polled = self.poll().await;
+        let mut denials = Denials::default();
+        let polled = self.poll(&mut denials).await;
         log_outcome(polled);
         let calls = ListCounter::new(self.calls.clone(), Arc::clone(&self.controller));
         let period = self.period.clone();
-        tokio::join!(self.poll_periodically(period, polled), calls.run());
+        tokio::join!(self.poll_periodically(period, polled, denials), calls.run());
     }
 
     async fn poll_periodically(
         &self,
         mut period: watch::Receiver<Duration>,
         mut polled: PollOutcome,
+        mut denials: Denials,
     ) {
+        let mut ready = self.calls.ready_events();
         loop {
-            let periods = match polled {
-                PollOutcome::Counted | PollOutcome::NoCounts | PollOutcome::Failed => 1,
-                PollOutcome::Denied(_) => PERIODS_AFTER_DENIAL,
-            };
             // Jitter, as kube-apiserver's own polls have.
             let every = *period.borrow_and_update();
-            let time = every * periods;
+            let time = match polled {
+                PollOutcome::Counted | PollOutcome::NoCounts | PollOutcome::Failed => every,
+                PollOutcome::Denied(_) => every * PERIODS_AFTER_DENIAL,
+                PollOutcome::Forbidden => every.min(DENIAL_RETRY),
+            };
+            let has_counts = matches!(polled, PollOutcome::Counted | PollOutcome::NoCounts);
             let elapsed = async {
                 if every.is_zero() {
                     std::future::pending().await
@@ -106,19 +118,21 @@ impl ObjectCountPolls {
             tokio::select! {
                 () = elapsed => {}
                 Ok(()) = period.changed() => {} // the first poll of the new period is now
+                Ok(()) = ready.changed(), if !has_counts => {}
                 else => return,
             }
             if period.borrow().is_zero() {
                 continue;
             }
-            let before = std::mem::replace(&mut polled, self.poll().await);
+            ready.mark_unchanged();
+            let before = std::mem::replace(&mut polled, self.poll(&mut denials).await);
             if before != polled {
                 log_outcome(polled);
             }
         }
     }
 
-    async fn poll(&self) -> PollOutcome {
+    async fn poll(&self, denials: &mut Denials) -> PollOutcome {
         let mut metrics = ResourceMetrics::default();
         let mut remaining = MAX_BYTES;
         let path = PathAndQuery::from_static(METRICS_PATH);
@@ -132,12 +146,22 @@ impl ObjectCountPolls {
         });
         match response.await {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
+                denials.reset();
                 self.controller.record_server_counts(&metrics);
                 if metrics.counts().next().is_some() {
                     PollOutcome::Counted
                 } else {
                     PollOutcome::NoCounts
                 }
+            }
+            Ok((StatusCode::FORBIDDEN, _))
+                if !denials.record(
+                    Clock.now(),
+                    self.calls.is_server_ready(),
+                    denials::GRACE.min(*self.period.borrow()),
+                ) =>
+            {
+                PollOutcome::Forbidden
             }
             Ok((
                 code @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND),
@@ -165,6 +189,9 @@ fn log_outcome(polled: PollOutcome) {
         PollOutcome::NoCounts => info!(
             "the API server's metrics have no object counts: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
+        PollOutcome::Forbidden => {
+            debug!("the API server's metrics are forbidden: they are tried again in seconds")
+        }
         PollOutcome::Failed => warn!(
             "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),

@@ -84,6 +84,7 @@ impl FlagResolver {
                 max_connections: connection_budget,
                 instance_id: id?,
                 probe_interval: PROBE_INTERVAL,
+                ready_first: true,
             },
             credentials,
         ))

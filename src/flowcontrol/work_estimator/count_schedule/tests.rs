@@ -175,7 +175,7 @@ fn only_resources_that_need_a_count_and_are_still_listed_are_counted() {
 }
 
 #[test]
-fn a_denied_resource_is_reviewed_again_after_ten_minutes_and_never_listed() {
+fn a_denied_resource_is_reviewed_again_in_seconds_and_then_after_ten_minutes() {
     for denied_by_list in [false, true] {
         let mut run = ScheduleFixture::new();
         run.list("/api/v1/pods");
@@ -186,14 +186,16 @@ fn a_denied_resource_is_reviewed_again_after_ten_minutes_and_never_listed() {
         } else {
             assert_eq!(run.complete_call(CountOutcome::Denied), "review pods");
         }
-        let start = run.now;
-        while run.now < start + REVIEW_TTL {
+        for pause in [FIRST_DENIAL_TTL, REVIEW_TTL, REVIEW_TTL] {
+            let start = run.now;
+            while run.now < start + pause {
+                run.list("/api/v1/pods");
+                assert_eq!(run.complete_call(CountOutcome::Denied), "nothing");
+                run.now += SECOND;
+            }
             run.list("/api/v1/pods");
-            assert_eq!(run.complete_call(CountOutcome::Denied), "nothing");
-            run.now += SECOND;
+            assert_eq!(run.complete_call(CountOutcome::Denied), "review pods");
         }
-        run.list("/api/v1/pods");
-        assert_eq!(run.complete_call(CountOutcome::Denied), "review pods");
     }
 }
 
@@ -250,11 +252,21 @@ fn failures_back_off_the_resource_and_all_calls() {
 }
 
 #[test]
-fn without_reviews_no_call_is_made_for_ten_minutes() {
+fn without_reviews_no_call_is_made_for_seconds_and_then_for_ten_minutes() {
     let mut run = ScheduleFixture::new();
     run.list("/api/v1/pods");
     run.list("/api/v1/nodes");
     assert_eq!(run.complete_call(CountOutcome::NoReviews), "review nodes");
+    for pause in [FIRST_DENIAL_TTL, REVIEW_TTL] {
+        assert_eq!(run.next(), NextCountCall::Wait(run.now + pause));
+        run.now += pause;
+        run.list("/api/v1/pods");
+        run.list("/api/v1/nodes");
+        assert!(
+            run.complete_call(CountOutcome::NoReviews)
+                .starts_with("review")
+        );
+    }
     assert_eq!(run.next(), NextCountCall::Wait(run.now + REVIEW_TTL));
 }
 
