@@ -42,7 +42,8 @@ impl<'a> Attribute<'a> {
 /// its type says.
 pub(crate) fn parse_name(name: &[u8]) -> Option<Vec<Attribute<'_>>> {
     let mut attributes = Vec::new();
-    let mut sets = Der::new(name).read(SEQUENCE)?;
+    let mut name = Der::new(name);
+    let mut sets = name.read(SEQUENCE).filter(|_| name.is_empty())?;
     while !sets.is_empty() {
         let mut set = sets.read(SET)?;
         while !set.is_empty() {

@@ -174,9 +174,8 @@ mod tests {
             (0x80 | UTF8_STRING, ALICE),
             (0x20 | T61, ALICE),
         ] {
-            let unreadable = Err(SubjectError("common name"));
-            assert_eq!(parse_common_name(&[ADMIN, bad]), unreadable, "{bad:?}");
-            assert_eq!(parse_common_name(&[bad, ADMIN]), unreadable, "{bad:?}");
+            assert!(parse_common_name(&[ADMIN, bad]).is_err(), "{bad:?}");
+            assert!(parse_common_name(&[bad, ADMIN]).is_err(), "{bad:?}");
         }
     }
 

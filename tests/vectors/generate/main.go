@@ -8,6 +8,9 @@ package main
 
 import (
 	"compress/gzip"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/json"
@@ -89,6 +92,14 @@ func client(in input) expected {
 	leaf, err := verify(in, x509.ExtKeyUsageClientAuth)
 	if err == nil && leaf.Subject.CommonName == "" {
 		err = errors.New("the subject has no common name")
+	}
+	if err == nil {
+		// As Go's TLS decides in the handshake.
+		switch leaf.PublicKey.(type) {
+		case *rsa.PublicKey, *ecdsa.PublicKey, ed25519.PublicKey:
+		default:
+			err = errors.New("tls: client certificate contains an unsupported public key")
+		}
 	}
 	uid := ""
 	if err == nil {
