@@ -175,7 +175,7 @@ impl Pipeline {
             let forwarding = &self.forwarding;
             let admitted = AdmittedRequest {
                 observed_list: forwarding.observed_list(info, &head),
-                outgoing: forwarding.build_request(head, peer, &auth, &effective)?,
+                outgoing: forwarding.build_request(info, head, peer, &auth, &effective)?,
                 body: forwarding.outgoing_body(admitted.body, body),
                 upgrade,
                 permit: admitted.permit,

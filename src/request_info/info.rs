@@ -226,6 +226,17 @@ impl<'a> RequestInfo<'a> {
             || (!self.is_resource_request() && self.path.starts_with(b"/debug/pprof/"))
     }
 
+    /// Whether kube-apiserver passes the request on to an application (or a kubelet) with the `Host`
+    /// that it received: the subresource `proxy` of a pod, a service or a node
+    /// (`UpgradeAwareHandler` without `UseLocationHost`, `pkg/registry/core`). An aggregated API server
+    /// gets its own host.
+    #[must_use]
+    pub(crate) fn proxies_to_app(&self) -> bool {
+        self.subresource() == b"proxy"
+            && self.api_prefix() == b"api"
+            && matches!(self.resource(), b"nodes" | b"pods" | b"services")
+    }
+
     /// Whether the request counts as read-only.
     #[must_use]
     pub(crate) const fn read_only(&self) -> bool {

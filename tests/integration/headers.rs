@@ -271,6 +271,48 @@ async fn the_upstream_is_addressed_by_its_own_name() {
 }
 
 #[tokio::test]
+async fn a_proxied_application_is_addressed_by_the_host_of_its_client() {
+    let apps = [
+        "/api/v1/namespaces/a/pods/b:8080/proxy/login?next=%2f",
+        "/api/v1/namespaces/a/services/https:b:443/proxy/",
+        "/api/v1/nodes/n1/proxy/stats",
+    ];
+    let others = [
+        "/api/v1/namespaces/a/pods/proxy",
+        "/apis/example.com/v1/namespaces/a/pods/b/proxy",
+        "/api/v1/namespaces/a/pods/b/log",
+    ];
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
+        let own = upstream.address.to_string();
+        for target in apps.iter().chain(&others) {
+            let is_app = apps.contains(target);
+            let mut client = weir.alice(near);
+            let request = TestRequest::get(target).header("x-forwarded-proto", "http");
+            let call = client.send(request).await;
+            let exchange = upstream.next_exchange().await;
+            let context = format!("{near:?} {far:?} {target}");
+            let (host, proto) = if is_app {
+                ("weir", "https")
+            } else {
+                (&*own, "http")
+            };
+            let headers = &exchange.request.headers;
+            assert_eq!(exchange.request.authority, host, "{context}");
+            assert_eq!(
+                headers.get("x-forwarded-host"),
+                is_app.then_some("weir"),
+                "{context}"
+            );
+            assert_eq!(headers.all("x-forwarded-proto"), [proto], "{context}");
+            exchange.respond(200, "{}").await;
+            call.response().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn only_forwarding_headers_are_added() {
     for (near, far) in HttpVersion::PAIRS {
         let mut upstream = FakeUpstream::preferring(far).await;

@@ -51,6 +51,25 @@ async fn assert_echoes(from: &mut RawHttp1, to: &mut RawHttp1, bytes: &[u8]) {
 }
 
 #[tokio::test]
+async fn an_upgrade_to_a_proxied_application_has_the_host_of_its_client() {
+    let (weir, mut upstream) = start().await;
+    let own = upstream.address.to_string();
+    for (target, host) in [
+        ("/api/v1/namespaces/a/services/b/proxy/live", "weir"),
+        (EXEC, &*own),
+    ] {
+        let request = TestRequest::get(target)
+            .header("connection", "Upgrade")
+            .header("upgrade", "websocket");
+        let mut near = weir.raw_http1().await;
+        near.send(request.to_http1()).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.authority, host, "{target}");
+        assert_eq!(exchange.request.headers.all("host"), [host], "{target}");
+    }
+}
+
+#[tokio::test]
 async fn bytes_pass_both_ways_after_101() {
     for (method, protocol) in [
         ("GET", "websocket"),

@@ -329,6 +329,7 @@ impl FrontProxyProbe {
         let peer = ClientAddress {
             peer: &localhost,
             trusted: false,
+            app_host: None,
         };
         let (parts, ()) = request.into_parts();
         let user = user.with_authenticated_group();

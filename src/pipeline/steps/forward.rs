@@ -148,13 +148,14 @@ impl ForwardingStep {
     /// The head of the request to the API server.
     pub(in crate::pipeline) fn build_request(
         &self,
+        info: &RequestInfo<'_>,
         mut head: Box<request::Parts>,
         peer: &Peer,
         auth: &Authentication,
         effective: &EffectiveUser,
     ) -> Result<OutgoingRequest, RequestRejection> {
         headers::prepare_forwarding(&mut head.headers);
-        self.builder.build(head, peer, auth, effective)
+        self.builder.build(info, head, peer, auth, effective)
     }
 
     /// The body of the request to the API server.

@@ -18,10 +18,12 @@ use crate::pipeline::dependencies::SharedDependencies;
 use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::impersonation::EffectiveUser;
+use crate::request_info::RequestInfo;
 use crate::upstream::Upstream;
 use crate::upstream::UpstreamRequest;
 use crate::upstream::headers;
 use crate::upstream::headers::forwarded_for::ClientAddress;
+use crate::upstream::headers::forwarded_for::requested_host;
 
 /// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,14 +65,20 @@ impl UpstreamRequestBuilder {
     /// Chooses the mode of the request and builds the head that it requires.
     pub(in crate::pipeline) fn build(
         &self,
+        info: &RequestInfo<'_>,
         head: Box<request::Parts>,
         peer: &Peer,
         auth: &Authentication,
         effective: &EffectiveUser,
     ) -> Result<OutgoingRequest, RequestRejection> {
+        let app_host = info
+            .proxies_to_app()
+            .then(|| requested_host(&head))
+            .flatten();
         let client = ClientAddress {
             peer: peer.address_value(),
             trusted: peer.trusted,
+            app_host: app_host.as_ref(),
         };
         let names = &*self.identity_headers;
         let token = auth.token_hash.filter(|_| reaches_authentication(&head));

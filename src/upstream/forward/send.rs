@@ -160,10 +160,11 @@ impl<M: AuthMode> Pool<M> {
         let may_finish = body.is_fully_received() && !class.is_long_running();
         let repeatable = lease.is_reused() && is_safe(head.method()) && body.is_end_stream();
         let spare = repeatable.then(|| head.duplicate());
+        let app_host = head.app_host();
         let request = self.frame_http1(head, body);
         if let Err(request) = lease.send_request(request, may_finish) {
             let (parts, body) = request.into_parts();
-            let head = RequestHead::from_unsent(parts);
+            let head = RequestHead::from_unsent(parts, app_host);
             return Err(AttemptError::not_executed(head, body, ForwardError::Closed));
         }
         let leased = guard.insert(Box::new(Lease::Http1(lease)));
@@ -182,7 +183,7 @@ impl<M: AuthMode> Pool<M> {
             Some(request) => {
                 let (parts, body) = request.into_parts();
                 Err(AttemptError::not_executed(
-                    RequestHead::from_unsent(parts),
+                    RequestHead::from_unsent(parts, app_host),
                     body,
                     refused.into_error().into(),
                 ))
@@ -209,6 +210,7 @@ impl<M: AuthMode> Pool<M> {
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         // A refused stream can be opened again if its body is in memory; that takes a copy.
         let spare = body.duplicate().map(|body| (head.duplicate(), body));
+        let app_host = head.app_host();
         let request = head.into_http2(body, self.connector().authority());
         let connection = lease.connection();
         let sent = match http2::send_request(&connection, request) {
@@ -234,7 +236,7 @@ impl<M: AuthMode> Pool<M> {
                 connection.retire();
                 *guard = None;
                 let (parts, body) = request.into_parts();
-                let head = RequestHead::from_unsent(parts);
+                let head = RequestHead::from_unsent(parts, app_host);
                 Err(AttemptError::ConnectionClosing(Box::new(Outgoing {
                     head,
                     body,

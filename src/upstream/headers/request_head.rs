@@ -32,6 +32,8 @@ use crate::upstream::headers::auth_mode::PassThrough;
 use crate::upstream::headers::auth_mode::Unverified;
 use crate::upstream::headers::forwarded_for::ClientAddress;
 use crate::upstream::headers::forwarded_for::append_forwarded_for;
+use crate::upstream::headers::forwarded_for::host_value;
+use crate::upstream::headers::forwarded_for::set_forwarded_host;
 use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 
@@ -40,6 +42,9 @@ use crate::upstream::loop_detection::cdn_loop::InstanceId;
 /// The parts are boxed: a head is moved from step to step, and futures keep several of them.
 pub(crate) struct RequestHead<M> {
     parts: Box<request::Parts>,
+    /// The host of a request that the upstream passes on to an application; otherwise it is the
+    /// upstream's.
+    app_host: Option<Authority>,
     mode: PhantomData<M>,
 }
 
@@ -59,8 +64,24 @@ impl<M: AuthMode> RequestHead<M> {
     fn new(parts: Box<request::Parts>) -> Self {
         Self {
             parts,
+            app_host: None,
             mode: PhantomData,
         }
+    }
+
+    fn with_app_host(mut self, host: Option<Authority>) -> Self {
+        self.app_host = host;
+        self
+    }
+
+    /// The head of a client's request.
+    fn for_client(parts: Box<request::Parts>, client: ClientAddress<'_>) -> Self {
+        Self::new(parts).with_app_host(client.app_host.cloned())
+    }
+
+    /// The host that is not the upstream's, for [`from_unsent`](Self::from_unsent).
+    pub(in crate::upstream) fn app_host(&self) -> Option<Authority> {
+        self.app_host.clone()
     }
 
     /// The method.
@@ -80,12 +101,16 @@ impl<M: AuthMode> RequestHead<M> {
         parts.uri = self.parts.uri.clone();
         parts.version = self.parts.version;
         parts.headers = self.parts.headers.clone();
-        Self::new(Box::new(parts))
+        Self::new(Box::new(parts)).with_app_host(self.app_host())
     }
 
-    /// Restores a head that a connection of the same mode returned unsent.
-    pub(in crate::upstream) fn from_unsent(parts: request::Parts) -> Self {
-        Self::new(Box::new(parts))
+    /// Restores a head with this [`app_host`](Self::app_host) that a connection of the same mode
+    /// returned unsent.
+    pub(in crate::upstream) fn from_unsent(
+        parts: request::Parts,
+        app_host: Option<Authority>,
+    ) -> Self {
+        Self::new(Box::new(parts)).with_app_host(app_host)
     }
 
     /// Appends `id` to `CDN-Loop`.
@@ -102,7 +127,7 @@ impl<M: AuthMode> RequestHead<M> {
         self
     }
 
-    /// The request in HTTP/1.1 form: the path as the target, the authority as `Host`.
+    /// The request in HTTP/1.1 form: the path as the target, the host as `Host`.
     pub(in crate::upstream) fn into_http1<B>(
         mut self,
         body: B,
@@ -113,13 +138,15 @@ impl<M: AuthMode> RequestHead<M> {
         {
             self.parts.uri = http::Uri::from(path.clone());
         }
-        self.parts.headers.insert(header::HOST, upstream.clone());
+        let host = self.app_host.as_ref().and_then(host_value);
+        let host = host.unwrap_or_else(|| upstream.clone());
+        self.parts.headers.insert(header::HOST, host);
         join_cookies(&mut self.parts.headers);
         self.parts.version = Version::HTTP_11;
         http::Request::from_parts(*self.parts, body)
     }
 
-    /// The request in HTTP/2 form: the authority in the target, no `Host`.
+    /// The request in HTTP/2 form: the host in the target, no `Host`.
     pub(in crate::upstream) fn into_http2<B>(
         mut self,
         body: B,
@@ -128,7 +155,7 @@ impl<M: AuthMode> RequestHead<M> {
         self.parts.headers.remove(header::HOST);
         let mut uri = http::uri::Parts::default();
         uri.scheme = Some(Scheme::HTTPS);
-        uri.authority = Some(upstream.clone());
+        uri.authority = Some(self.app_host.unwrap_or_else(|| upstream.clone()));
         uri.path_and_query = self.parts.uri.path_and_query().cloned();
         // All three parts are set, which an absolute target requires.
         self.parts.uri = http::Uri::from_parts(uri).unwrap_or_default();
@@ -144,7 +171,7 @@ pub(crate) fn pass_through_head(
     client: ClientAddress<'_>,
     names: &IdentityHeaders,
 ) -> RequestHead<PassThrough> {
-    RequestHead::new(prepare_client_parts(parts, client, names))
+    RequestHead::for_client(prepare_client_parts(parts, client, names), client)
 }
 
 /// A request without a credential, or with one that was not verified.
@@ -154,7 +181,7 @@ pub(crate) fn unverified_head(
     client: ClientAddress<'_>,
     names: &IdentityHeaders,
 ) -> RequestHead<Unverified> {
-    RequestHead::new(prepare_client_parts(parts, client, names))
+    RequestHead::for_client(prepare_client_parts(parts, client, names), client)
 }
 
 /// A request of weir's own.
@@ -223,6 +250,7 @@ fn prepare_client_parts(
     names.remove_from(&mut parts.headers);
     parts.headers.remove(header::EXPECT);
     append_forwarded_for(&mut parts.headers, client);
+    set_forwarded_host(&mut parts.headers, client);
     parts
 }
 
@@ -278,7 +306,7 @@ pub(crate) fn front_proxy_head(
             }
         }
     }
-    Ok(RequestHead::new(parts))
+    Ok(RequestHead::for_client(parts, client))
 }
 
 /// A request in the name of `user` by weir's own credentials, of which `authorization` is the
@@ -310,6 +338,7 @@ pub(crate) fn impersonation_head(
     for name in claimed {
         headers.remove(name);
     }
+    let app_host = client.app_host.filter(|_| authorization.is_none());
     if let Some(value) = authorization {
         headers.insert(header::AUTHORIZATION, value);
     }
@@ -331,7 +360,7 @@ pub(crate) fn impersonation_head(
             headers.append(&name, encode_user_part("extra value", text)?);
         }
     }
-    Ok(RequestHead::new(parts))
+    Ok(RequestHead::new(parts).with_app_host(app_host.cloned()))
 }
 
 /// Whether the upstream adds `system:authenticated` beside other groups by itself; naming it would

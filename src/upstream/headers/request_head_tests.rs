@@ -7,6 +7,7 @@ use crate::upstream::headers::ENTRY_OVERHEAD;
 use crate::upstream::headers::InvalidHeaders;
 use crate::upstream::headers::MAX_HEADER_BYTES;
 use crate::upstream::headers::forwarded_for::address_value;
+use crate::upstream::headers::forwarded_for::requested_host;
 use crate::upstream::headers::keep_unindexed;
 use crate::upstream::headers::strip_hop_by_hop;
 use crate::upstream::headers::validate;
@@ -16,6 +17,7 @@ static ADDRESS: HeaderValue = HeaderValue::from_static("192.0.2.7");
 static CLIENT: ClientAddress<'_> = ClientAddress {
     peer: &ADDRESS,
     trusted: false,
+    app_host: None,
 };
 
 fn head(headers: &[(&str, &str)]) -> Box<request::Parts> {
@@ -63,7 +65,7 @@ fn an_impersonated_user_replaces_every_identity_of_the_client() {
     );
     let client = ClientAddress {
         peer: &address_value(IpAddr::from([127, 0, 0, 1])),
-        trusted: false,
+        ..CLIENT
     };
     let user = UserInfo {
         name: "alice".to_owned(),
@@ -101,7 +103,7 @@ fn an_impersonated_user_replaces_every_identity_of_the_client() {
 fn an_impersonated_user_always_has_a_group() {
     let client = ClientAddress {
         peer: &address_value(IpAddr::from([127, 0, 0, 1])),
-        trusted: false,
+        ..CLIENT
     };
     for (name, groups, sent) in [
         (
@@ -188,7 +190,7 @@ fn space_around_a_part_of_the_user_is_an_error() {
     ];
     let client = ClientAddress {
         peer: &address_value(IpAddr::from([127, 0, 0, 1])),
-        trusted: false,
+        ..CLIENT
     };
     let (names, head) = (IdentityHeaders::default(), || {
         Box::new(Request::new(()).into_parts().0)
@@ -416,6 +418,97 @@ fn the_target_is_forwarded_unchanged_with_the_upstream_authority() {
         "https://upstream:6443/api/v1/pods?x=%2f"
     );
     assert!(!two.headers().contains_key("host"));
+}
+
+#[test]
+fn an_application_is_addressed_by_the_host_of_its_client() {
+    let names = IdentityHeaders::default();
+    let (host, upstream) = (
+        Authority::from_static("weir:8443"),
+        Authority::from_static("upstream:6443"),
+    );
+    let upstream_value = HeaderValue::from_static("upstream:6443");
+    let client = ClientAddress {
+        app_host: Some(&host),
+        ..CLIENT
+    };
+    let sent = [("host", "weir:8443")];
+    let one = unverified_head(head(&sent), client, &names);
+    let again = one.duplicate().into_http1((), &upstream_value);
+    for request in [one.into_http1((), &upstream_value), again] {
+        assert_eq!(request.headers()["host"], "weir:8443");
+    }
+    // A head that a connection returned goes to another server.
+    let two = pass_through_head(head(&sent), client, &names);
+    let kept = two.app_host();
+    let (parts, ()) = two.into_http2((), &upstream).into_parts();
+    assert_eq!(parts.uri.authority(), Some(&host));
+    let two = RequestHead::<PassThrough>::from_unsent(parts, kept).into_http2((), &upstream);
+    assert_eq!(two.uri().authority(), Some(&host));
+    // weir's token goes to the upstream only.
+    for (own, expected) in [
+        (None, "weir:8443"),
+        (Some(HeaderValue::from_static("Bearer a")), "upstream:6443"),
+    ] {
+        let impersonated = impersonation_head(head(&sent), client, &names, &alice(), own);
+        let sent = impersonated.unwrap().into_http1((), &upstream_value);
+        assert_eq!(sent.headers()["host"], expected);
+    }
+}
+
+#[test]
+fn only_a_trusted_proxy_may_say_which_host_was_addressed() {
+    let host = Authority::from_static("weir:8443");
+    let sent = [
+        ("x-forwarded-host", "a.example"),
+        ("x-forwarded-host", "b.example"),
+        ("x-forwarded-proto", "http"),
+    ];
+    let forwarded = |sent: &[(&str, &str)], app_host, trusted| {
+        let client = ClientAddress {
+            app_host,
+            trusted,
+            ..CLIENT
+        };
+        let head = pass_through_head(head(sent), client, &IdentityHeaders::default());
+        ["x-forwarded-host", "x-forwarded-proto"].map(|name| {
+            let values = head.parts.headers.get_all(name).iter();
+            let values: Vec<_> = values.map(|v| v.to_str().unwrap().to_owned()).collect();
+            values.join(" ")
+        })
+    };
+    let own = ["weir:8443", "https"];
+    let theirs = ["a.example b.example", "http"];
+    assert_eq!(forwarded(&sent, Some(&host), false), own);
+    assert_eq!(forwarded(&[], Some(&host), false), own);
+    assert_eq!(forwarded(&[], Some(&host), true), own);
+    assert_eq!(forwarded(&sent, Some(&host), true), theirs);
+    // The API server itself reads neither.
+    assert_eq!(forwarded(&sent, None, false), theirs);
+}
+
+#[test]
+fn the_requested_host_is_that_of_the_target_and_otherwise_the_header() {
+    for (target, headers, host) in [
+        ("/a", &[("host", "weir:8443")][..], Some("weir:8443")),
+        (
+            "/a",
+            &[("host", "[2001:db8::7]:6443")],
+            Some("[2001:db8::7]:6443"),
+        ),
+        ("https://one/a", &[("host", "two")], Some("one")),
+        ("https://one/a", &[], Some("one")),
+        ("https://user:secret@one:1/a", &[], Some("one:1")),
+        ("/a", &[], None),
+        ("/a", &[("host", "")], None),
+        ("/a", &[("host", "a b")], None),
+        ("/a", &[("host", "a/b")], None),
+    ] {
+        let mut parts = head(headers);
+        parts.uri = target.parse().unwrap();
+        let found = requested_host(&parts);
+        assert_eq!(found.as_ref().map(Authority::as_str), host, "{target}");
+    }
 }
 
 #[test]
