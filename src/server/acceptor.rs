@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tracing::debug;
 use tracing::warn;
 
+use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::DrainStage;
 use crate::limits::memory_limit::MemoryLimit;
@@ -113,7 +114,7 @@ impl Acceptor {
                 // The client has closed the connection; a pause would not help.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(why) => {
-                    warn!(%why, "cannot accept connections; waiting a moment");
+                    self.metrics.log_refused(None, &why, Clock.now());
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
@@ -123,15 +124,18 @@ impl Acceptor {
     async fn dispatch(&self, tcp: TcpStream, address: SocketAddr) {
         // Returning drops the socket, which closes it.
         if !self.memory_limit.admits_connection() {
-            return;
+            let why = "far more memory is in use than --memory-limit";
+            return self.metrics.log_refused(Some(address), &why, Clock.now());
         }
         let source = ConnectionSource::from_address(address.ip());
         if !self.ensure_below_limit(source).await {
             self.metrics.rejected_connections.inc();
-            return;
+            let why = "as many connections as --max-connections are open";
+            return self.metrics.log_refused(Some(address), &why, Clock.now());
         }
-        let Ok(share) = self.acquire_share(address) else {
-            return;
+        let share = match self.acquire_share(address) {
+            Ok(share) => share,
+            Err(why) => return self.metrics.log_refused(Some(address), &why, Clock.now()),
         };
         let open_guard = self.drain.track_connection();
         let pending = GaugeGuard::new(self.metrics.pending_connections.clone());

@@ -1,18 +1,31 @@
-//! The metrics of client connections, handshakes and workers.
+//! The metrics of client connections, handshakes and workers, and the log of connections that weir
+//! does not serve.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
 use prometheus::CounterVec;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
+use rustls::PeerMisbehaved;
+use tracing::debug;
+use tracing::warn;
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
+use crate::throttling::log_limiter::LogLimiter;
 
 /// The metrics of the listener and its workers.
 #[derive(Clone, Debug)]
 pub struct ServerMetrics {
-    pub(super) handshake_errors: IntCounter,
+    handshake_errors: IntCounter,
+    handshake_log: Arc<LogLimiter>,
+    refusal_log: Arc<LogLimiter>,
     pub(super) open_connections: IntGauge,
     pub(super) max_connections: IntGauge,
     pub(super) rejected_connections: IntCounter,
@@ -32,6 +45,8 @@ impl ServerMetrics {
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
         Self {
+            handshake_log: Arc::default(),
+            refusal_log: Arc::default(),
             handshake_errors: registry.counter(
                 "apiserver_tls_handshake_errors_total",
                 "[ALPHA] Connections dropped because of an error in the TLS handshake.",
@@ -87,8 +102,60 @@ impl ServerMetrics {
         }
     }
 
+    /// Counts a connection of `client` that ended before its TLS handshake was complete, and logs why
+    /// at most once a second. Clients that only connect and close are the health checks of load
+    /// balancers.
+    pub(super) fn record_handshake_error(&self, client: SocketAddr, why: &io::Error, now: Instant) {
+        self.handshake_errors.inc();
+        let has_gone = matches!(
+            why.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::NotConnected
+        );
+        if has_gone {
+            debug!(%client, %why, "TLS handshake error");
+        } else if let Some(more) = self.handshake_log.try_log(now) {
+            let why = HandshakeError(why);
+            warn!(%client, %why, more, "TLS handshake error");
+        }
+    }
+
+    /// Logs, at most once a second, that a connection is not accepted. `client` is `None` if it is
+    /// not known.
+    pub(super) fn log_refused(
+        &self,
+        client: Option<SocketAddr>,
+        why: &dyn fmt::Display,
+        now: Instant,
+    ) {
+        if let Some(more) = self.refusal_log.try_log(now) {
+            let client = client.map(tracing::field::display);
+            warn!(client, %why, more, "a connection was refused");
+        }
+    }
+
     /// Shows `--max-connections`.
     pub(crate) fn set_max_connections(&self, max: usize) {
         self.max_connections.set(saturating_i64(max));
+    }
+}
+
+/// A handshake error in words that say what to change.
+struct HandshakeError<'a>(&'a io::Error);
+
+impl fmt::Display for HandshakeError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = self.0.get_ref();
+        match source.and_then(|source| source.downcast_ref::<rustls::Error>()) {
+            Some(rustls::Error::PeerMisbehaved(
+                PeerMisbehaved::ServerNameMustContainOneHostName,
+            )) => f.write_str("the server name that the client asks for (SNI) is not a DNS name"),
+            _ if self.0.kind() == io::ErrorKind::TimedOut => {
+                f.write_str("the client did not complete the handshake in time")
+            }
+            _ => self.0.fmt(f),
+        }
     }
 }

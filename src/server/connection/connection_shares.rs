@@ -40,7 +40,7 @@ pub(in crate::server) struct ShareExceeded;
 
 impl fmt::Display for ShareExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the client's address has as many connections as it may have")
+        f.write_str("the client's address has as many connections as it may have (--max-connections-per-address)")
     }
 }
 

@@ -8,7 +8,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `connection_shares` `frame_scanner` `head_monitor` `staged_close` |
-//! | 1 | `connection_guard` `idle_timeout` `rare_events` `stream_executor` `write_backpressure` `write_progress` |
+//! | 1 | `connection_guard` `idle_timeout` `not_tls` `rare_events` `stream_executor` `write_backpressure` `write_progress` |
 //! | 2 | `inspected_stream` |
 //! | 3 | `close_reason` |
 
@@ -19,6 +19,7 @@ pub(in crate::server) mod frame_scanner;
 pub(in crate::server) mod head_monitor;
 pub(in crate::server) mod idle_timeout;
 pub(in crate::server) mod inspected_stream;
+pub(in crate::server) mod not_tls;
 pub(in crate::server) mod rare_events;
 pub(in crate::server) mod staged_close;
 pub(in crate::server) mod stream_executor;
@@ -94,6 +95,7 @@ use crate::server::connection::idle_timeout::wait_for_idle_under_pressure;
 use crate::server::connection::inspected_stream::Http2InspectedStream;
 use crate::server::connection::inspected_stream::InspectedStream;
 use crate::server::connection::inspected_stream::LastStreamId;
+use crate::server::connection::not_tls::wait_for_tls;
 use crate::server::connection::rare_events::FirstReady;
 use crate::server::connection::rare_events::poll_with_rare_event;
 use crate::server::connection::staged_close::discard_until_closed;
@@ -202,8 +204,8 @@ pub(crate) async fn serve(
     let stream = match result {
         Ok(stream) => stream,
         Err(why) => {
-            context.metrics.handshake_errors.inc();
-            debug!(client = %address, %why, "TLS handshake error");
+            let now = Clock.now();
+            context.metrics.record_handshake_error(address, &why, now);
             drop(guard);
             return drop(pending_guard); // this completes an eviction
         }
@@ -301,7 +303,7 @@ async fn handshake(
                 .map_err(io::Error::other)?;
         }
     }
-    tcp.readable().await?; // a silent client takes no permit
+    wait_for_tls(&mut tcp).await?; // a silent client takes no permit
     let permit = context.handshake_queue.acquire(source).await;
     let permit = permit.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
     // Loaded here, since a client may be silent for long before its handshake.
