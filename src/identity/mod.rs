@@ -333,7 +333,8 @@ impl RequestAuthenticator {
     /// Waits only for a token that is not cached, and for a few seconds at most.
     ///
     /// # Errors
-    /// [`AuthenticationError`] if the client certificate is not valid and there is no token.
+    /// [`AuthenticationError`] if the client certificate is not valid, or there is no client CA, and
+    /// there is no token.
     ///
     /// # Cancel safety
     /// Cancel safe: key fetches and reviews that other requests may share continue.
@@ -414,9 +415,16 @@ impl RequestAuthenticator {
             Err(error @ CertificateError::InvalidProxyHeaders) => return Err(error),
             Err(error) => Some(error),
         };
-        let (Some(verifier), Some(certificate)) = (&self.trust.certificates, client.certificate)
-        else {
+        let Some(certificate) = client.certificate else {
             return error.map_or(Ok(None), Err);
+        };
+        let Some(verifier) = &self.trust.certificates else {
+            // A front proxy's certificate is valid without the name of a user.
+            let none = || match self.front_proxies {
+                Some(_) => Ok(None),
+                None => Err(CertificateError::NoClientCa),
+            };
+            return error.map_or_else(none, Err);
         };
         match certificate.user(verifier, wall) {
             Ok(user) => authenticated(user, RequestCredential::Certificate),

@@ -1,9 +1,10 @@
 //! TLS for clients: 1.2 and 1.3, with ALPN for h2 and http/1.1.
 //!
-//! With a client CA, the server requests a client certificate. The handshake only verifies that the
-//! client has the private key. `identity` verifies the certificate afterwards, as in kube-apiserver
-//! (`tls.RequestClientCert`), so that a client with an invalid certificate and a valid token is
-//! authenticated by its token.
+//! The server always requests a client certificate, and never requires one. The handshake only
+//! verifies that the client has the private key. `identity` verifies the certificate afterwards, as
+//! in kube-apiserver (`tls.RequestClientCert`), so that a client with an invalid certificate and a
+//! valid token is authenticated by its token. Without a client CA, too: a client whose certificate nothing could
+//! verify gets a 401 that says so, and not the rights of `system:anonymous`.
 
 use std::sync::Arc;
 
@@ -32,8 +33,8 @@ const MAX_CACHED_SESSIONS: usize = 4096;
 pub struct ListenerTlsConfig {
     /// The serving certificate (`--tls-cert-file`, `--tls-private-key-file`).
     pub certificate: Arc<CertifiedKey>,
-    /// The client CA (`--client-ca-file`). With one, clients are asked for a certificate and
-    /// receive its subject names.
+    /// The client CA (`--client-ca-file`). Clients receive its subject names with the request for a
+    /// certificate; without a CA they receive none, and may send any.
     pub client_ca: Option<CertificatePool>,
     /// Whether only TLS 1.3 is accepted (`--tls-min-version=VersionTLS13`).
     pub tls13_only: bool,
@@ -64,13 +65,10 @@ pub(crate) fn server_config(
     };
     let algorithms = provider.signature_verification_algorithms;
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
-    let builder = match client_ca {
-        Some(roots) => builder.with_client_cert_verifier(Arc::new(PossessionVerifier {
-            hints: roots.subjects(),
-            algorithms,
-        })),
-        None => builder.with_no_client_auth(),
-    };
+    let builder = builder.with_client_cert_verifier(Arc::new(PossessionVerifier {
+        hints: client_ca.map_or_else(Vec::new, |roots| roots.subjects()),
+        algorithms,
+    }));
     let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     match resumable {

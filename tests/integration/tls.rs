@@ -1,5 +1,5 @@
-//! TLS towards clients: both TLS versions, both HTTP versions, and client certificates in resumed
-//! sessions.
+//! TLS towards clients: both TLS versions, both HTTP versions, client certificates in resumed
+//! sessions, and connections that weir does not serve.
 
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ use rustls::SupportedProtocolVersion;
 use rustls::version::TLS12;
 use rustls::version::TLS13;
 use rustls_pki_types::CertificateDer;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsConnector;
 
 use crate::support::HttpVersion;
@@ -22,8 +24,10 @@ use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir;
+use crate::support::weir::ALICE;
 use crate::support::weir::Endpoints;
 use crate::support::weir::Weir;
+use crate::support::within;
 
 /// A client of this TLS version only.
 fn tls_config(
@@ -185,17 +189,136 @@ async fn a_resumed_session_keeps_its_certificate_s_user() {
 }
 
 #[tokio::test]
-async fn without_a_client_ca_no_certificate_is_requested() {
+async fn without_a_client_ca_a_certificate_alone_gets_a_401_that_says_so() {
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
         .without_client_ca()
         .start()
         .await;
-    let alice = tls_config(&TLS13, &[b"http/1.1"], Some(&pki().alice));
-    assert_eq!(
-        connect_and_get_user(&weir, &mut upstream, &alice).await.0,
-        None
-    );
+    for http in HttpVersion::BOTH {
+        let mut client = weir.with_certificate(http, &pki().alice);
+        let rejected = client.get("/api").await;
+        assert_eq!(rejected.status, 401);
+        assert!(rejected.text().contains("--client-ca-file"), "{http:?}");
+        // The API server decides about a token.
+        let mut client = weir.with_certificate_and_authorization(http, &pki().alice, ALICE);
+        let call = client.send(TestRequest::get("/api")).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.headers.all("authorization"), [ALICE.1]);
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+        // Clients without a certificate are anonymous, as ever.
+        let call = weir.anonymous(http).send(TestRequest::get("/api")).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn the_log_says_at_the_start_how_clients_are_authenticated() {
+    let upstream = FakeUpstream::start().await;
+    for (flags, expected) in [
+        (&[][..], "none: 401 without a token (no --client-ca-file)"),
+        (
+            &[
+                "--client-ca-file=client-ca.crt",
+                "--proxy-client-cert-file=proxy.crt",
+                "--proxy-client-key-file=proxy.key",
+            ],
+            "of --client-ca-file",
+        ),
+    ] {
+        let weir = WeirProcess::serve(upstream.address, flags).await;
+        let mut lines = weir.startup_lines.iter();
+        let line = lines.find(|line| line.contains("how clients are authenticated"));
+        assert!(line.unwrap().contains(expected), "{line:?}");
+    }
+}
+
+/// The first message of a handshake that asks for this server name, which no TLS library sends.
+fn client_hello(name: &str) -> Vec<u8> {
+    let valid = "x".repeat(name.len());
+    let config = tls_config(&TLS13, &[], None);
+    let server = valid.clone().try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(config, server).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    let at = hello
+        .windows(valid.len())
+        .position(|w| w == valid.as_bytes());
+    let at = at.unwrap();
+    hello[at..at + name.len()].copy_from_slice(name.as_bytes());
+    hello
+}
+
+/// What weir answers to these first bytes of a connection, until it closes it.
+async fn answer_to(endpoints: &Endpoints, first: &[u8]) -> Vec<u8> {
+    let mut tcp = endpoints.connect_tcp().await;
+    tcp.write_all(first).await.unwrap();
+    let mut answer = Vec::new();
+    // An error is a reset, since weir has not read everything.
+    let _ = within("an answer", tcp.read_to_end(&mut answer)).await;
+    answer
+}
+
+#[tokio::test]
+async fn plain_http_gets_the_answer_of_gos_server() {
+    let (weir, mut upstream) = start().await;
+    let expected =
+        "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    for request in [
+        "GET / HTTP/1.1\r\nhost: weir\r\n\r\n".to_owned(),
+        "OPTIONS * HTTP/1.1\r\n\r\n".to_owned(),
+        // The client writes all before it reads.
+        format!("POST /api HTTP/1.1\r\n\r\n{}", "x".repeat(5_000_000)),
+    ] {
+        let answer = answer_to(&weir, request.as_bytes()).await;
+        assert_eq!(String::from_utf8(answer).unwrap(), expected);
+    }
+    weir.wait_for_metric("apiserver_tls_handshake_errors_total", 3.0)
+        .await;
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn the_log_says_why_a_handshake_failed() {
+    let upstream = FakeUpstream::start().await;
+    for (first, why) in [
+        (
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            "an HTTP request without TLS",
+        ),
+        (
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n".to_vec(),
+            "a PROXY header of version 1",
+        ),
+        (b"\r\n\r\n\0\r\nQUIT\n".to_vec(), "--trusted-proxies only"),
+        (
+            b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(),
+            "the first bytes are not TLS",
+        ),
+        (client_hello("localhost:6443"), "(SNI) is not a DNS name"),
+    ] {
+        let mut weir = WeirProcess::serve(upstream.address, &[]).await;
+        let _ = answer_to(&weir, &first).await;
+        let line = weir.next_log_line("TLS handshake error").await;
+        assert!(line.contains(why), "{line}");
+        assert!(line.contains("client=127.0.0.1:"), "{line}");
+    }
+    let weir = WeirProcess::serve(upstream.address, &["--tls-min-version=VersionTLS13"]);
+    let mut weir = weir.await;
+    assert!(!can_connect(&weir, tls_config(&TLS12, &[], None)).await);
+    weir.next_log_line("TLS handshake error").await;
+}
+
+#[tokio::test]
+async fn a_connection_beyond_the_limit_is_logged() {
+    let upstream = FakeUpstream::start().await;
+    let mut weir = WeirProcess::serve(upstream.address, &["--max-connections-per-address=1"]).await;
+    let _open = weir.raw_http1().await;
+    assert!(!can_connect(&weir, tls_config(&TLS13, &[], None)).await);
+    let line = weir.next_log_line("a connection was refused").await;
+    assert!(line.contains("--max-connections-per-address"), "{line}");
 }
 
 #[tokio::test]

@@ -172,6 +172,8 @@ struct StartSummary {
     upstream: String,
     seats: u64,
     levels: usize,
+    certificates: &'static str,
+    tokens: &'static str,
 }
 
 impl StartSummary {
@@ -181,10 +183,21 @@ impl StartSummary {
             upstream: config.upstream.authorities(),
             seats,
             levels,
+            certificates: describe_certificates(config),
+            tokens: if config.verifies_tokens() {
+                "verified"
+            } else {
+                "not verified, and passed on to the API server"
+            },
         }
     }
 
     fn log(self, addresses: Addresses) {
+        info!(
+            certificates = self.certificates,
+            tokens = self.tokens,
+            "how clients are authenticated"
+        );
         info!(
             clients = %addresses.clients,
             admin = %addresses.admin,
@@ -195,6 +208,17 @@ impl StartSummary {
             levels = self.levels,
             "serving"
         );
+    }
+}
+
+/// Which client certificates are accepted.
+fn describe_certificates(config: &Config) -> &'static str {
+    let identity = &config.identity;
+    match (&identity.client_ca, &identity.front_proxies) {
+        (Some(_), Some(_)) => "of --client-ca-file, and of front proxies",
+        (Some(_), None) => "of --client-ca-file",
+        (None, Some(_)) => "of front proxies only (no --client-ca-file)",
+        (None, None) => "none: 401 without a token (no --client-ca-file)",
     }
 }
 

@@ -54,6 +54,8 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 pub enum CertificateError {
     /// The certificate cannot be parsed.
     Malformed(String),
+    /// Nothing verifies certificates.
+    NoClientCa,
     /// The subject has no common name.
     NoCommonName,
     /// The certificate is a front proxy's, and its name is not in `--requestheader-allowed-names`.
@@ -72,6 +74,10 @@ impl fmt::Display for CertificateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(reason) => write!(f, "the client certificate cannot be read: {reason}"),
+            Self::NoClientCa => write!(
+                f,
+                "weir accepts no client certificates: it has no --client-ca-file"
+            ),
             Self::NoCommonName => write!(f, "the client certificate's subject has no common name"),
             Self::NotAllowed(name) => write!(
                 f,
