@@ -15,6 +15,32 @@ use crate::config::Config;
 use crate::document::Severity;
 use crate::explain::explainer::ExplainedPolicies;
 
+/// With fewer open files a start is an error: half of what exceeds the 256 spare ones are places for
+/// clients, here 128.
+const MIN_OPEN_FILES: u64 = 512;
+
+/// With fewer open files a start warns: 384 clients are few for a cluster.
+const FEW_OPEN_FILES: u64 = 1024;
+
+/// What a limit of this many open files means.
+fn open_files_finding(limit: u64) -> Option<Finding> {
+    let (severity, consequence) = match limit {
+        ..MIN_OPEN_FILES => (Severity::Error, "needed are at least 512"),
+        ..FEW_OPEN_FILES => (
+            Severity::Warning,
+            "connections beyond --max-connections are refused",
+        ),
+        _ => return None,
+    };
+    Some(Finding::new(
+        severity,
+        FindingSubject::Configuration,
+        format!(
+            "only {limit} files may be open, and each client needs two: {consequence} (ulimit -n, LimitNOFILE=)"
+        ),
+    ))
+}
+
 /// The configuration that the flags mean, after the open-file limit was raised, on which
 /// `--max-connections` depends.
 ///
@@ -26,14 +52,22 @@ pub(in crate::cli) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
         Finding::new(Severity::Warning, FindingSubject::Configuration, message)
     });
     let mut resolved = config_resolver::resolve(args);
+    let limit = rlimit::Resource::NOFILE.get().map(|(soft, _)| soft);
+    let scarce = limit.ok().and_then(open_files_finding);
     let (Ok(Resolved {
         warnings: findings, ..
     })
     | Err(findings)) = &mut resolved;
-    if let Some(finding) = unraised {
+    let is_error = scarce
+        .as_ref()
+        .is_some_and(|scarce| scarce.severity == Severity::Error);
+    for finding in [unraised, scarce].into_iter().flatten() {
         findings.push(finding);
     }
-    resolved
+    match resolved {
+        Ok(Resolved { warnings, .. }) if is_error => Err(warnings),
+        resolved => resolved,
+    }
 }
 
 /// The configuration that the flags mean. Logs the warnings, also if there are errors.
@@ -76,5 +110,26 @@ pub(in crate::cli) fn resolve_policies_and_log(
 pub(in crate::cli) fn log_warnings(findings: &Findings) {
     for finding in findings.tolerated() {
         warn!("{finding}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_open_files_are_an_error_or_a_warning() {
+        let severity = |limit| open_files_finding(limit).map(|finding| finding.severity);
+        assert_eq!(
+            [256, 511, 512, 1023, 1024, u64::MAX].map(severity),
+            [
+                Some(Severity::Error),
+                Some(Severity::Error),
+                Some(Severity::Warning),
+                Some(Severity::Warning),
+                None,
+                None,
+            ]
+        );
     }
 }
