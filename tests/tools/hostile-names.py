@@ -25,15 +25,19 @@ NAMES = [
     "|", ">", "@at", "%directive", "? key", ": value", "a" * 300 + "\u2028", "<<", "=",
 ]
 
+FLOODS = 3
+
 
 def arrivals():
+    """One floods, so that a level of its own is suggested; the others send a request now and then."""
     at = 0
-    for number in range(1500):
+    for number in range(3000):
         at += 5
         for n, name in enumerate(NAMES):
-            if n == number % 3 or number % 15 == 0:
+            if n == FLOODS or number % len(NAMES) == n:
                 print(json.dumps({"at_ms": at, "method": "GET", "url": f"/api/v1/namespaces/n{n}/pods/p", "user": name,
-                                  "user_agent": name, "groups": [name, "system:authenticated"], "service_ms": 400}))
+                                  "user_agent": name, "groups": [name, "system:authenticated"],
+                                  "service_ms": 400 if n == FLOODS else 20}))
 
 
 def is_plain(letter):

@@ -40,14 +40,14 @@ check_ok '... and JSON' names json "$WORK/report.json"
 # One request of each.
 for ((n = 0; n < $(names count); n++)); do
     name=$(names name "$n"; printf x) && name=${name%x} # with its line breaks
-    "$WEIR" explain GET /api/v1/pods --user "$name" --group "$name" --user-agent "$name" >"$WORK/explained.$n.txt"
-    "$WEIR" explain GET /api/v1/pods --user "$name" --group "$name" -o json >"$WORK/explained.$n.json"
+    "$WEIR" explain GET /api/v1/pods "--user=$name" "--group=$name" "--user-agent=$name" >"$WORK/explained.$n.txt"
+    "$WEIR" explain GET /api/v1/pods "--user=$name" "--group=$name" -o json >"$WORK/explained.$n.json"
     if ! names text "$WORK/explained.$n.txt" "$WORK/explained.$n.json" 2>"$WORK/said"; then
         fail "an explanation of name $n is text" 'printable' "$(<"$WORK/said")"
     fi
 done
 pass "explanations of $n names are text"
-jq -c '. | {method, url, user, groups}' "$log" | head -n 200 | "$WEIR" explain --batch >"$WORK/batch.jsonl"
+head -n 200 "$log" | jq -c '{method, url, user, groups}' | "$WEIR" explain --batch >"$WORK/batch.jsonl"
 check_ok '... many of them, too' names text "$WORK/batch.jsonl"
 
 # A file whose name is hostile: it stands in comments, tables and errors.
@@ -71,7 +71,8 @@ for kubectl in $(kubectls); do
     for file in "$WORK/suggested/flowcontrol.yaml" "$WORK/shown.yaml"; do
         said=$(timeout "$LIMIT" "$kubectl" --kubeconfig "$DIR/kubeconfig" create --dry-run=client --validate=false -o name -f "$file" 2>&1) || true
         check_match "kubectl $(minor "$kubectl") reads $(basename "$file")" 'flowschema' "$said"
-        check_no_match '... and finds nothing else' 'configmap|injected|error' "$said"
+        check '... and finds nothing else' '' "$(grep -vE '^(flowschema|prioritylevelconfiguration)\.flowcontrol\.apiserver\.k8s\.io/[a-z0-9-]+$' <<<"$said")"
     done
 done
+stopped served
 summary
