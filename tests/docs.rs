@@ -41,6 +41,8 @@ use weir::limits::upgrade_rate::UPGRADE_BURST_SECONDS;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::lint::rule::Rule;
 use weir::metrics::Registry;
+use weir::observe::alarms::board::AlarmMetric;
+use weir::observe::alarms::list::KINDS;
 use weir::observe::info_metrics;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
@@ -498,8 +500,25 @@ fn upstream_config() -> weir::upstream::UpstreamConfig {
 }
 
 #[test]
+fn the_alarms_of_the_page_are_those_of_the_program() {
+    let mut generated = "| alarm | severity | when | what to do |\n|---|---|---|---|\n".to_owned();
+    for kind in &KINDS {
+        let severities = kind.severities.iter().map(|severity| severity.name());
+        let severities = severities.collect::<Vec<_>>().join(", ");
+        let (name, meaning, action) = (kind.name, kind.meaning, kind.action);
+        writeln!(
+            generated,
+            "| `{name}` | {severities} | {meaning} | {action} |"
+        )
+        .unwrap();
+    }
+    compare_section("docs/observability.md", "alarms", &generated);
+}
+
+#[test]
 fn the_metrics_page_matches_the_program() {
     let registry = Registry::new();
+    AlarmMetric::register(None, &registry);
     let limits = max_in_flight::MaxInFlightConfig {
         read_only: 1.into(),
         mutating: 1.into(),

@@ -14,6 +14,7 @@ use crate::metrics::Registry;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::zpages::Zpages;
+use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::ConfiguredSources;
@@ -58,7 +59,14 @@ impl AdminListeners {
         (sources, effective): &ShownConfig,
     ) -> Self {
         let host = &admin.effective.host;
-        let status = shared.status(&readiness, sources, host);
+        let files = Arc::clone(effective);
+        let alarms = AlarmBoard::register(
+            Arc::clone(&readiness),
+            shared.totals(registry),
+            Box::new(move || files.load().certificates.clone()),
+            registry,
+        );
+        let status = shared.status(&readiness, &alarms, sources, host);
         if let Some(replicas) = readiness.division() {
             let source: Arc<dyn SnapshotSource> = Arc::<StatusFeed>::clone(&status);
             replicas.set_snapshot_source(Arc::downgrade(&source));
@@ -73,6 +81,7 @@ impl AdminListeners {
                 socket,
                 Arc::new(AdminServer {
                     readiness: Arc::clone(&readiness),
+                    alarms: Arc::clone(&alarms),
                     metrics: registry.clone(),
                     configured: Arc::clone(sources),
                     is_for_operators: operators,

@@ -9,6 +9,7 @@ use crate::flowcontrol::sources::LiveObjects;
 use crate::metrics::Registry;
 use crate::observe::audit;
 use crate::observe::audit::AuditLog;
+use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::PreparedRecording;
 use crate::observe::logging::recording::Recorder;
 use crate::observe::logging::recording::RecordingConfig;
@@ -29,6 +30,8 @@ pub(super) struct Observers {
     /// Records requests; also for clients of the admin listener.
     pub(super) recorder: Arc<Recorder>,
     spans: Option<Arc<SpanProcessor>>,
+    /// The lines that weir's log has lost.
+    pub(super) dropped_lines: DroppedLineCounter,
     /// The configuration of `spans`.
     tracing: Option<spans::config::TracingConfig>,
     /// Samples requests for traces. `None` without tracing.
@@ -89,6 +92,7 @@ impl Observers {
     ) -> Result<Self, StartError> {
         reporting.dropped_lines.register(registry);
         let none = Self {
+            dropped_lines: reporting.dropped_lines.clone(),
             audit_log: None,
             rejections: Arc::default(),
             recorder: Recorder::new(RecordingMetrics::register(registry), objects.cloned()),
@@ -145,6 +149,7 @@ impl Observers {
         };
         Ok(Self {
             audit_log,
+            dropped_lines: self.dropped_lines.clone(),
             rejections: Arc::clone(&self.rejections),
             recorder: Arc::clone(&self.recorder),
             sampler: tracing

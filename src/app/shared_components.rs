@@ -31,6 +31,10 @@ use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::metrics::Registry;
+use crate::observe::alarms::board::AlarmBoard;
+use crate::observe::alarms::board::Totals;
+use crate::observe::audit::AuditMetrics;
+use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::StatusFeed;
@@ -264,14 +268,34 @@ impl SharedComponents {
         }
     }
 
+    /// What alarms about losses and limits are made from.
+    pub(super) fn totals(&self, registry: &Registry) -> Totals {
+        let (audit, record) = (
+            AuditMetrics::register(registry),
+            RecordingMetrics::register(registry),
+        );
+        let clients = server::metrics::ServerMetrics::register(registry);
+        let memory = Arc::clone(&self.budgets.memory_limit);
+        let log = self.observers.dropped_lines.clone();
+        Totals {
+            audit_log: Box::new(move || audit.lost()),
+            connections: Box::new(move || clients.refused()),
+            log: Box::new(move || log.count()),
+            memory: Box::new(move || memory.rejected()),
+            record: Box::new(move || record.lost()),
+        }
+    }
+
     pub(super) fn status(
         &self,
         readiness: &Arc<Readiness>,
+        alarms: &Arc<AlarmBoard>,
         configured: &Arc<ArcSwap<ConfiguredSources>>,
         host: &str,
     ) -> Arc<StatusFeed> {
         StatusFeed::new(StatusSources {
             host: host.to_owned(),
+            alarms: Arc::clone(alarms),
             start_time: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),

@@ -16,6 +16,7 @@ use crate::cli::policies::explain::ExplainArgs;
 use crate::cli::policies::flowcontrol::FlowcontrolArgs;
 use crate::cli::policies::record::RecordArgs;
 use crate::cli::policies::replay::ReplayArgs;
+use crate::cli::status::StatusArgs;
 use crate::cli::top::TopArgs;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -46,6 +47,11 @@ pub(crate) enum Command {
     /// Takes the flags of serve, and of these reads only the limits and their files. Reads audit logs of kube-apiserver and of weir,
     /// and the arrivals that weir record writes.
     Replay(Box<ReplayArgs>),
+    /// Print weir's health, its alarms and what the status page shows, once, from weir's admin address.
+    ///
+    /// The exit code is 0 if weir is ready and has no alarm, 1 with warnings, 2 with a critical alarm or if weir is not ready, and
+    /// 3 if weir is not reachable. 2 is also that of a wrong value of a flag.
+    Status(StatusArgs),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
     /// Show the flow schemas and priority levels of a running weir.
@@ -76,6 +82,7 @@ impl Command {
             | Self::Replay(_)
             | Self::Flowcontrol(_)
             | Self::Record(_)
+            | Self::Status(_)
             | Self::Top(_)
             | Self::Version(_)
             | Self::Completions(_)
@@ -92,7 +99,8 @@ impl Command {
             Self::Check(args) => args.serve.proxy.origin = origin,
             Self::Explain(args) => args.serve.proxy.origin = origin,
             Self::Replay(args) => args.serve.proxy.origin = origin,
-            Self::Top(_)
+            Self::Status(_)
+            | Self::Top(_)
             | Self::Flowcontrol(_)
             | Self::Record(_)
             | Self::Version(_)

@@ -8,7 +8,7 @@
 //! | 1 | `config_resolver` |
 //! | 2 | `process` |
 //! | 3 | `about` `check` `playground` `serve` `top` |
-//! | 4 | `policies` |
+//! | 4 | `policies` `status` |
 //! | 5 | `commands` |
 //! | 6 | `command_line` |
 
@@ -23,6 +23,7 @@ pub mod playground;
 pub(crate) mod policies;
 pub(crate) mod process;
 mod serve;
+pub(crate) mod status;
 pub(crate) mod top;
 
 use std::ffi::OsString;
@@ -55,6 +56,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Check(args) => check::run(*args, &check_config_file),
         Command::Explain(args) => policies::explain::run(*args),
         Command::Replay(args) => policies::replay::run(*args, parse_config_file),
+        Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(args),
         Command::Flowcontrol(args) => policies::flowcontrol::run(args),
         Command::Record(args) => policies::record::run(args),

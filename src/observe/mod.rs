@@ -6,10 +6,12 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `bounded_queue` `client_text` `process_metrics` `readiness` `top_talkers` |
-//! | 1 | `audit` `info_metrics` `logging` `spans` `status` |
-//! | 2 | `admin` |
+//! | 1 | `alarms` `audit` `info_metrics` `logging` `spans` |
+//! | 2 | `status` |
+//! | 3 | `admin` |
 
 pub mod admin;
+pub mod alarms;
 pub mod audit;
 mod bounded_queue;
 mod client_text;

@@ -213,6 +213,13 @@ fn unix_start_time(ticks: u64) -> Option<Duration> {
     Some(Duration::from_secs(since_1970) + Duration::from_millis(milliseconds))
 }
 
+/// The files that the process has open, and how many it may have. `None` without `/proc`.
+pub(crate) fn open_files() -> Option<(u64, u64)> {
+    let open = u64::try_from(count_open_files()?).ok()?;
+    let (limit, _) = rlimit::Resource::NOFILE.get().ok()?;
+    Some((open, limit))
+}
+
 /// Linux 6.2 and later report the number as the directory's size. On older kernels the entries are
 /// counted.
 fn count_open_files() -> Option<i64> {

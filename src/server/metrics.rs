@@ -136,6 +136,12 @@ impl ServerMetrics {
         }
     }
 
+    /// The connections that were closed because of `--max-connections`.
+    #[must_use]
+    pub(crate) fn refused(&self) -> u64 {
+        self.rejected_connections.get()
+    }
+
     /// Shows `--max-connections`.
     pub(crate) fn set_max_connections(&self, max: usize) {
         self.max_connections.set(saturating_i64(max));

@@ -421,7 +421,10 @@ impl Upstream {
         if response.status() == StatusCode::UNAUTHORIZED
             && let Some(own) = &self.impersonating
             && self.servers.wait_for_probe(CREDENTIAL_PATIENCE).await
-            && own.credentials.health().is_err()
+            && own
+                .credentials
+                .trouble()
+                .is_some_and(|why| !why.still_works)
         {
             return Err(ForwardError::OwnCredentialRejected);
         }

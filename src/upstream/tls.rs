@@ -244,6 +244,20 @@ pub(crate) fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
     ends.min()
 }
 
+/// The begin and the end of the certificate that ends first in a chain, in seconds since 1970.
+#[must_use]
+pub(crate) fn lifetime(chain: &[CertificateDer<'_>]) -> Option<(i64, i64)> {
+    let lifetimes = chain.iter().filter_map(|der| {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let validity = certificate.validity();
+        Some((
+            validity.not_before.timestamp(),
+            validity.not_after.timestamp(),
+        ))
+    });
+    lifetimes.min_by_key(|(_, not_after)| *not_after)
+}
+
 /// A client configuration that trusts `roots` and presents what `certificate` resolves to, if
 /// given. TLS 1.3 and 1.2.
 #[must_use]

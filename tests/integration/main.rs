@@ -12,6 +12,7 @@
 )]
 
 mod admin;
+mod alarms;
 mod audit;
 mod auth_modes;
 #[cfg(feature = "playground")]

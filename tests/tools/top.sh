@@ -38,10 +38,13 @@ playground front --enable-priority-and-fairness=false --max-requests-inflight 4 
 FIRST=$ADMIN
 start flood wrk -t 1 -c 64 -d 300 -H "$(bearer alice)" "$URL/api/v1/nodes"
 
-# --- once ----------------------------------------------------------------------------------------------------------------
+# --- status --------------------------------------------------------------------------------------------------------------
 
+# Its exit code is about alarms; 2 is also a wrong flag.
 once() {
-    "$WEIR" top --admin "http://$FIRST" --once "$@"
+    local code=0
+    "$WEIR" status --admin "http://$FIRST" "$@" || code=$?
+    ((code < 2)) || return "$code"
 }
 # shellcheck disable=SC2317,SC2329 # called by `within`
 flooded() {
@@ -71,14 +74,14 @@ code=0
 said=$(once --by agent 2>&1) || code=$?
 check_match 'a wrong name is told with the right ones' '^2 .*user, userAgent, sourceAddress, namespace, resource, flow' "$code $said"
 code=0
-said=$("$WEIR" top --admin http://127.0.0.1:9 --once 2>&1) || code=$?
-check 'where nobody is it says so, and fails' '1 weir: http://127.0.0.1:9 is not reachable: Connection refused (os error 111)' "$code $said"
+said=$("$WEIR" status --admin http://127.0.0.1:9 2>&1) || code=$?
+check 'where nobody is it says so, and fails' '3 weir: http://127.0.0.1:9 is not reachable: Connection refused (os error 111)' "$code $said"
 code=0
-said=$("$WEIR" top --admin https://127.0.0.1:9 --once 2>&1) || code=$?
+said=$("$WEIR" status --admin https://127.0.0.1:9 2>&1) || code=$?
 check_match 'a wrong address is told with the right form' '^2 .*http://127.0.0.1:6480' "$code $said"
 code=0
 said=$("$WEIR" top --admin "http://$FIRST" 2>&1 </dev/null | cat; exit "${PIPESTATUS[0]}") || code=$?
-check_match 'without a terminal it says what to do' '^2 .*--once' "$code $said"
+check_match 'without a terminal it says what to do' '^2 .*weir status' "$code $said"
 
 # --- live ----------------------------------------------------------------------------------------------------------------
 

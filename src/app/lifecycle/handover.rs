@@ -70,7 +70,7 @@ impl HandoverParts {
         let ready = async {
             loop {
                 self.readiness.refreshed().await;
-                if self.readiness.report().0 && !self.is_cluster_pending() {
+                if self.readiness.is_ready() && !self.is_cluster_pending() {
                     return;
                 }
                 tokio::time::sleep(READINESS_RETRY).await;

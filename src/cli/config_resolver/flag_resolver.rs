@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::sign::CertifiedKey;
+use rustls_pki_types::CertificateDer;
 
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::CertificateUse;
@@ -21,6 +22,7 @@ use crate::document;
 use crate::document::Severity;
 use crate::document::SourceLocation;
 use crate::lint::rule::Rule;
+use crate::observe::alarms::list::CertificateLifetime;
 use crate::upstream;
 use crate::upstream::tls::PemError;
 use crate::upstream::tls::PemInput;
@@ -30,6 +32,8 @@ use crate::x509::CertificatePool;
 #[derive(Debug, Default)]
 pub(super) struct FlagResolver {
     pub(super) findings: Findings,
+    /// The certificates and CAs that were read.
+    pub(super) certificates: Vec<CertificateLifetime>,
     /// Where the `--config` file sets a flag, by the flag's name.
     locations: BTreeMap<String, SourceLocation>,
     files: Arc<InputFiles>,
@@ -54,6 +58,7 @@ impl FlagResolver {
     ) -> Self {
         Self {
             findings: Findings::default(),
+            certificates: Vec::new(),
             locations,
             files,
             environment,
@@ -271,6 +276,9 @@ impl FlagResolver {
                 let certificates = certificates.unwrap_or_default();
                 let defects = certificates::inspect_roots(&certificates, Clock.wall());
                 self.add_defects(flag, place, defects);
+                for ca in certificates.chunks(1) {
+                    self.add_certificate(flag, ca, true);
+                }
                 Some(roots)
             }
             Err(why) => {
@@ -278,6 +286,18 @@ impl FlagResolver {
                 None
             }
         }
+    }
+
+    /// Adds the lifetime of a chain, or of a CA, for the alarms.
+    fn add_certificate(&mut self, flag: &str, chain: &[CertificateDer<'_>], is_ca: bool) {
+        let lifetime = upstream::tls::lifetime(chain);
+        let named = lifetime.map(|(not_before, not_after)| CertificateLifetime {
+            name: format!("--{flag}"),
+            not_before,
+            not_after,
+            is_ca,
+        });
+        self.certificates.extend(named);
     }
 
     pub(super) fn read_certified_key(
@@ -301,6 +321,7 @@ impl FlagResolver {
                 let location = SourceLocation::whole_file(&certificate_name);
                 let defects = certificates::inspect_chain(&pair.cert, usage, Clock.wall());
                 self.add_defects(certificate.flag, (&location, ""), defects);
+                self.add_certificate(certificate.flag, &pair.cert, false);
                 Some(pair)
             }
             Err(PemError { origin, message }) => {

@@ -267,6 +267,7 @@ impl FlagResolver {
         let workers = operation.workers.map_or_else(core_count, usize::from);
         let memory_limit = limits.memory_limit.unwrap_or_else(default_memory_limit);
         let mut effective = fill_effective(origin.effective, &serving, &upstream, workers);
+        effective.certificates = std::mem::take(&mut self.certificates);
         let shown = effective.settings.entry("memoryLimit".to_owned());
         shown.or_insert_with(|| memory_limit.into());
         let config = Config {

@@ -83,7 +83,7 @@ mod tests {
             settings: settings
                 .map(|(name, value)| (name.to_owned(), json!(value)))
                 .into(),
-            host: String::new(),
+            ..EffectiveConfig::default()
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::encoding::printable::is_printable;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
+use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
@@ -240,6 +241,20 @@ pub(crate) fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<Str
         ),
         None => usage,
     })
+}
+
+/// An alarm: its severity, its name, the replica that has it, how long it lasts, and what has
+/// happened. `now` is in milliseconds since 1970.
+#[must_use]
+pub(crate) fn alarm(alarm: &AlarmStatus, now: u64) -> String {
+    let replica = alarm.replica.as_deref().map(sanitize);
+    let replica = replica.map_or_else(String::new, |name| format!(" of {name}"));
+    let age = uptime(now.saturating_sub(alarm.since_unix_ms) / 1000);
+    let (severity, name) = (alarm.severity.name(), sanitize(&alarm.name));
+    format!(
+        "{severity} {name}{replica} for {age}: {}",
+        sanitize(&alarm.text)
+    )
 }
 
 /// The state of `/readyz` as text, and whether it is healthy.

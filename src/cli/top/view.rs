@@ -30,6 +30,7 @@ use crate::cli::top::view_options;
 use crate::cli::top::view_options::LevelSort;
 use crate::cli::top::view_options::ScrollOffsets;
 use crate::numeric::saturating_u16;
+use crate::observe::alarms::list::Severity;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::StatusSnapshot;
 
@@ -47,7 +48,10 @@ const ALL_COLUMNS_WIDTH: u16 = 72;
 /// The width from which plots are drawn.
 const PLOT_MIN_WIDTH: u16 = 100;
 
-/// Lines of the header and of the footer.
+/// Most lines of alarms.
+const MAX_ALARM_LINES: u16 = 4;
+
+/// Lines of the header without alarms, and of the footer.
 const HEADER_LINES: u16 = 4;
 const FOOTER_LINES: u16 = 1;
 
@@ -78,12 +82,16 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
         return max_offsets;
     };
     let talkers = model.view_model.talker_list(&model.options);
-    let rest = area.height.saturating_sub(HEADER_LINES + FOOTER_LINES);
+    let alarms = saturating_u16(now.alarms.len())
+        .min(MAX_ALARM_LINES)
+        .min(area.height / 4);
+    let header_lines = HEADER_LINES + alarms;
+    let rest = area.height.saturating_sub(header_lines + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
     let (limits, talker_lines) =
         panels::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
     let [header, levels, limits, talker_area, footer] = Layout::vertical([
-        Constraint::Length(HEADER_LINES),
+        Constraint::Length(header_lines),
         Constraint::Min(3),
         Constraint::Length(limits),
         Constraint::Length(talker_lines),
@@ -158,6 +166,13 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
             .bold(),
         None => upstream_line(now),
     });
+    lines.extend(now.alarms.iter().map(|alarm| {
+        let line = Line::from(format!("alarm       {}", format::alarm(alarm, now.unix_ms)));
+        match alarm.severity {
+            Severity::Critical => line.red().bold(),
+            Severity::Warning => line.yellow(),
+        }
+    }));
     lines.into()
 }
 

@@ -167,7 +167,7 @@ pub(crate) fn talker_rows<'s>(
 }
 
 /// Compares by a measure, descending, then by name.
-pub(super) fn compare_talkers(
+pub(in crate::cli) fn compare_talkers(
     sort: top_talkers::UsageMeasure,
     a: &TalkerStatus,
     b: &TalkerStatus,

@@ -123,6 +123,12 @@ impl MemoryLimit {
         })
     }
 
+    /// The requests and connections that were rejected because of it.
+    #[must_use]
+    pub(crate) fn rejected(&self) -> u64 {
+        self.rejected_requests.get() + self.rejected_connections.get()
+    }
+
     /// Changes the limit, from the next sample on.
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);

@@ -56,6 +56,7 @@ use crate::metrics::Registry;
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
+use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::logging::recording::Recorder;
 use crate::observe::readiness::CACHE_TTL;
 use crate::observe::readiness::Readiness;
@@ -132,8 +133,9 @@ const CROSS_SITE_TEXT: &str = "nothing is changed here for a page of another sit
 /// What a reload replaces is read from `configured` for each request.
 #[derive(Debug)]
 pub(crate) struct AdminServer {
-    /// The source of `/readyz`.
+    /// The sources of `/readyz`.
     pub(crate) readiness: Arc<Readiness>,
+    pub(crate) alarms: Arc<AlarmBoard>,
     /// The source of `/metrics`.
     pub(crate) metrics: Registry,
     /// The limits in force, for the dumps and `/configz`, and whether probes' listener serves
@@ -273,7 +275,7 @@ impl AdminServer {
                     Some(_) => self.readiness.refresh(CACHE_TTL),
                     None => self.readiness.refreshed().await,
                 }
-                let (ready, text) = self.readiness.report();
+                let (ready, text) = self.alarms.report();
                 let code = if ready {
                     StatusCode::OK
                 } else {

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::observe::alarms::list::CertificateLifetime;
 use crate::observe::status::sources::ConfiguredSources;
 
 /// The first lines of `/flagz` and `/statusz`.
@@ -32,6 +33,8 @@ pub struct EffectiveConfig {
     pub(crate) settings: BTreeMap<String, Value>,
     /// The name of the machine. Empty if it is not known.
     pub(crate) host: String,
+    /// The certificates and CAs in files, for the alarms.
+    pub(crate) certificates: Vec<CertificateLifetime>,
 }
 
 /// The data of the endpoints.
@@ -136,6 +139,7 @@ mod tests {
                 .into(),
                 settings: [("workers".to_owned(), json!(2))].into(),
                 host: "node-1".to_owned(),
+                certificates: Vec::new(),
             })),
             sources: Arc::new(ArcSwap::from_pointee(ConfiguredSources {
                 upstream_address: "10.0.0.1:6443".to_owned(),

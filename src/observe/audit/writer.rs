@@ -62,6 +62,12 @@ impl AuditMetrics {
         }
     }
 
+    /// The events that were dropped or could not be written.
+    #[must_use]
+    pub(crate) fn lost(&self) -> u64 {
+        self.dropped.get() + self.errors.get()
+    }
+
     fn record_level(&self, level: AuditLevel) {
         let [none, metadata] = &self.levels;
         match level {

@@ -63,6 +63,12 @@ impl DroppedLineCounter {
     pub fn register(&self, registry: &Registry) {
         registry.register_collector(self.0.clone());
     }
+
+    /// The number so far.
+    #[must_use]
+    pub(crate) fn count(&self) -> u64 {
+        self.0.get()
+    }
 }
 
 /// Queues lines for the log's thread. A writer of `tracing_subscriber::fmt`, which writes each line

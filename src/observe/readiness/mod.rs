@@ -200,43 +200,29 @@ impl Readiness {
         self.shared_limits.store(status);
     }
 
-    /// The lines of checks that do not affect readiness: requests that they do not concern are
-    /// served.
-    fn warnings(&self) -> String {
-        let mut checks = Vec::new();
-        if self.front_proxy.load().is_some() {
-            let failure = self.front_proxy_failure();
-            checks.push(("front-proxy", failure.map_or(Ok(()), Err)));
-        }
-        if self.own_credentials.is_configured() {
-            // Requests with tokens that need no review still succeed.
-            checks.push(("own-credential", self.own_credentials.health()));
-        }
-        let config = self
-            .config
-            .first_error()
-            .map(|why| format!("refused, the one before stays in force: {why}"));
-        checks.push(("config", config.map_or(Ok(()), Err)));
-        if let Some(shared) = &*self.shared_limits.load() {
-            checks.push(("shared-limits", shared.failure().map_or(Ok(()), Err)));
-        }
-        if let Some(live) = &*self.flowcontrol.load() {
-            let status = live.cluster_status();
-            if status != ClusterStatus::NotRead {
-                let failure = status.failure().map(str::to_owned);
-                checks.push(("flowcontrol-source", failure.map_or(Ok(()), Err)));
-                let drift = live.drift().recent(Clock.now());
-                checks.push(("flowcontrol-drift", drift.map_or(Ok(()), Err)));
-            }
-        }
-        if let Some(replicas) = self.replicas() {
-            checks.push(("replicas", replicas.failure().map_or(Ok(()), Err)));
-        }
-        let line = |(name, check)| match check {
-            Ok(()) => format!("[+]{name} ok\n"),
-            Err(why) => format!("[-]{name} failed, readiness not affected: {why}\n"),
+    /// Why the cluster's flow schemas and priority levels cannot be read, and what the API server
+    /// and weir disagree about.
+    pub(crate) fn flowcontrol_failures(&self, now: Instant) -> (Option<String>, Option<String>) {
+        let live = self.flowcontrol.load();
+        let Some(live) = live.as_ref() else {
+            return (None, None);
         };
-        checks.into_iter().map(line).collect()
+        let status = live.cluster_status();
+        if status == ClusterStatus::NotRead {
+            return (None, None);
+        }
+        let failure = status.failure().map(str::to_owned);
+        (failure, live.drift().recent(now))
+    }
+
+    /// weir's own credential.
+    pub(crate) const fn own_credentials(&self) -> &Arc<OwnCredentials> {
+        &self.own_credentials
+    }
+
+    /// The first error of the last configuration, if it was refused.
+    pub(crate) fn config_error(&self) -> Option<String> {
+        self.config.first_error()
     }
 
     fn shared_limits_failure(&self) -> Option<String> {
@@ -247,39 +233,27 @@ impl Readiness {
         self.front_proxy.load().as_ref()?.failure()
     }
 
-    /// Returns whether all checks pass, and the text of `/readyz`, by the last known state of the
-    /// API server. Waits for nothing.
+    /// The checks that decide about readiness, by the last known state of the API server. Waits for
+    /// nothing.
     #[must_use]
-    pub(crate) fn report(&self) -> (bool, String) {
+    pub(crate) fn checks(&self) -> Vec<(&'static str, Result<(), String>)> {
         let shutdown = if self.drain.is_ready() {
             Ok(())
         } else {
             Err("weir is shutting down".to_owned())
         };
-        let checks = [
+        let failure = |why: Option<String>| why.map_or(Ok(()), Err);
+        vec![
             ("shutdown", shutdown),
             ("upstream", self.last_result()),
-            (
-                "loop",
-                self.loop_detector.readiness_failure().map_or(Ok(()), Err),
-            ),
-        ];
-        let ready = checks.iter().all(|(_, check)| check.is_ok());
-        let mut text = String::new();
-        for (name, check) in checks {
-            text.push_str(&match check {
-                Ok(()) => format!("[+]{name} ok\n"),
-                Err(why) => format!("[-]{name} failed: {why}\n"),
-            });
-        }
-        self.push_servers(&mut text);
-        text.push_str(&self.warnings());
-        text.push_str(if ready {
-            "readyz check passed\n"
-        } else {
-            "readyz check failed\n"
-        });
-        (ready, text)
+            ("loop", failure(self.loop_detector.readiness_failure())),
+        ]
+    }
+
+    /// Whether all checks pass.
+    #[must_use]
+    pub(crate) fn is_ready(&self) -> bool {
+        self.checks().iter().all(|(_, check)| check.is_ok())
     }
 
     /// The result of the last probe.
@@ -299,7 +273,7 @@ impl Readiness {
     pub(crate) fn servers(&self, now: Instant) -> Vec<ServerSnapshot> {
         let servers = self.upstream.servers();
         let mut states = servers.states(now);
-        if servers.readiness().is_none()
+        if !servers.has_choice()
             && let Some(why) = self.probes.lock().failure(now)
         {
             for server in &mut states {
@@ -310,20 +284,14 @@ impl Readiness {
         states
     }
 
-    /// Adds a line for each of several API servers: one that is ready is enough.
-    fn push_servers(&self, text: &mut String) {
+    /// The states of several API servers, of which one that is ready is enough. Empty for a single
+    /// one.
+    #[must_use]
+    pub(crate) fn several_servers(&self, now: Instant) -> Vec<ServerSnapshot> {
         let servers = self.upstream.servers();
-        if !servers.has_choice() {
-            return;
-        }
-        for server in servers.states(Clock.now()) {
-            let address = &server.address;
-            text.push_str(&match server.why.filter(|_| !server.healthy) {
-                None => format!("[+]upstream/{address} ok\n"),
-                Some(why) => {
-                    format!("[-]upstream/{address} failed, others are used: {why}\n")
-                }
-            });
+        match servers.has_choice() {
+            true => servers.states(now),
+            false => Vec::new(),
         }
     }
 
@@ -355,10 +323,9 @@ impl Readiness {
     /// Returns what `/readyz` would report. The status feed probes regularly.
     #[must_use]
     pub(crate) fn last_known_ready(&self) -> bool {
-        let last = self.probes.lock().last.clone();
-        let failed = last.is_some_and(|(_, result)| result.is_err());
-        let is_looping = self.loop_detector.readiness_failure().is_some();
-        self.drain.is_ready() && !failed && !is_looping
+        let is_unknown = self.probes.lock().last.is_none();
+        let mut checks = self.checks().into_iter();
+        checks.all(|(name, check)| check.is_ok() || (name == "upstream" && is_unknown))
     }
 
     /// Probes the API server in a task of its own, unless the last probe ended less than `max_age`

@@ -97,6 +97,10 @@ impl ReplicaSnapshot {
 
 fn bound_status(status: &mut StatusSnapshot) {
     status.view = None;
+    status.alarms.truncate(MAX_LISTED);
+    for alarm in &mut status.alarms {
+        bound_count(&mut alarm.since_unix_ms);
+    }
     status.talkers.clear();
     bound_seconds(&mut status.uptime_seconds);
     bound_seconds(&mut status.holds.paced_seconds);

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::status::history_sum::sum_of_histories;
 use crate::observe::status::replica_snapshot::MAX_COUNT;
@@ -187,6 +188,7 @@ fn sum_of(parts: &[(&str, &ReplicaSnapshot)]) -> StatusSnapshot {
     let mut sum = all().next().cloned().unwrap_or_default();
     sum.host = String::new();
     sum.readiness = readiness_of(parts);
+    sum.alarms = alarms_of(parts);
     sum.dry_run = all().all(|one| one.dry_run);
     sum.config.errors = messages_of(parts, |one| &one.config.errors);
     sum.config.needs_restart = messages_of(parts, |one| &one.config.needs_restart);
@@ -258,6 +260,20 @@ fn readiness_of(parts: &[(&str, &ReplicaSnapshot)]) -> ReadinessStatus {
         upstream_failure: first(|one| &one.upstream_failure),
         age_ms: all().filter_map(|one| one.age_ms).max(),
     }
+}
+
+/// The alarms of all replicas, the critical ones first, each with the name of its replica.
+fn alarms_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<AlarmStatus> {
+    let alarms = parts.iter().flat_map(|(name, part)| {
+        part.status.alarms.iter().map(|alarm| AlarmStatus {
+            replica: Some((*name).to_owned()),
+            ..alarm.clone()
+        })
+    });
+    let mut alarms: Vec<_> = alarms.collect();
+    alarms.sort_by_key(|alarm| alarm.severity);
+    alarms.truncate(MAX_ROWS);
+    alarms
 }
 
 /// The messages of all replicas, each with the name of its replica.

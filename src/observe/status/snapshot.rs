@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::readiness::config_status::ConfigReport;
 
@@ -28,6 +29,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) uptime_seconds: f64,
     /// The readiness of weir.
     pub(crate) readiness: ReadinessStatus,
+    /// What an operator has to act on, the critical ones first.
+    pub(crate) alarms: Vec<AlarmStatus>,
     /// Which configuration is in force.
     pub(crate) config: ConfigReport,
     /// Connections and failures towards the API server.

@@ -18,6 +18,7 @@ use crate::limits::max_in_flight;
 use crate::limits::rate::RateLimits;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::saturating_u64;
+use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
@@ -71,8 +72,10 @@ pub(crate) struct StatusSources {
     pub(crate) start_time: Instant,
     /// The shutdown state, and the requests in flight.
     pub(crate) drain: Arc<Drain>,
-    /// The cached result of `/readyz`.
+    /// The last known readiness.
     pub(crate) readiness: Arc<Readiness>,
+    /// What an operator has to act on.
+    pub(crate) alarms: Arc<AlarmBoard>,
     /// Connections and failures towards the API server.
     pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
     /// Slots for requests to the API server, and what uses them.
@@ -133,6 +136,7 @@ impl StatusSources {
             unix_ms: unix_ms(wall),
             uptime_seconds: now.saturating_duration_since(self.start_time).as_secs_f64(),
             readiness: self.readiness.snapshot(now),
+            alarms: self.alarms.alarms(),
             config: self.config.snapshot(),
             upstream: self.upstream_status(now, wall),
             replicas: self.readiness.replicas().map(replicas_status),

@@ -27,6 +27,7 @@ mod refresh_task;
 mod source;
 
 pub(crate) use own_credentials::CredentialExpired;
+pub(crate) use own_credentials::CredentialTrouble;
 pub(crate) use own_credentials::OwnCredentials;
 pub(crate) use own_credentials::PreparedCredentials;
 pub(crate) use refresh_task::RefreshTask;

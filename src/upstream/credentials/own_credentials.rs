@@ -53,11 +53,22 @@ pub struct OwnCredentials {
     pub(super) refresh_requested: Notify,
     /// Whether the API server's last response to it was 401.
     unauthorized: AtomicBool,
+    /// Whether the credential before this one was rejected with 401, until the next response.
+    replaced_unauthorized: AtomicBool,
     certificate_changes: watch::Sender<u64>,
     /// The source after a reload. Locked to replace the credential, never by a request.
     source: Mutex<SourceSlot>,
     pub(super) source_replaced: Notify,
     pub(super) clock: Clock,
+}
+
+/// What is wrong with weir's own credential.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CredentialTrouble {
+    /// Whether the credential of now still works.
+    pub(crate) still_works: bool,
+    /// The reason.
+    pub(crate) why: String,
 }
 
 /// The number of sources so far, and the last one until the refresh task takes it.
@@ -84,6 +95,7 @@ impl OwnCredentials {
             }),
             refresh_requested: Notify::new(),
             unauthorized: AtomicBool::new(false),
+            replaced_unauthorized: AtomicBool::new(false),
             certificate_changes: watch::Sender::new(0),
             source: Mutex::default(),
             source_replaced: Notify::new(),
@@ -138,9 +150,12 @@ impl OwnCredentials {
         if unauthorized {
             self.request_refresh();
         }
-        if !self.is_configured()
-            || self.unauthorized.swap(unauthorized, Ordering::AcqRel) == unauthorized
-        {
+        if !self.is_configured() {
+            return;
+        }
+        let was_unauthorized = self.unauthorized.swap(unauthorized, Ordering::AcqRel);
+        let was_replaced = self.replaced_unauthorized.swap(false, Ordering::AcqRel);
+        if unauthorized == was_unauthorized && !(was_replaced && !unauthorized) {
             return;
         }
         if unauthorized {
@@ -161,17 +176,26 @@ impl OwnCredentials {
         credential.authorization.is_some() || credential.certificate.is_some()
     }
 
-    /// Whether the credential works: it has not expired, and the API server has not rejected it
-    /// with 401.
-    ///
-    /// # Errors
-    /// Why it does not work.
-    pub(crate) fn health(&self) -> Result<(), String> {
-        self.authorization().map_err(|why| why.to_string())?;
-        if self.unauthorized.load(Ordering::Acquire) {
-            return Err("the API server responds with 401 to weir's own credentials".to_owned());
+    /// Why the credential does not work, because it has expired or the API server has rejected it
+    /// with 401, or why it is not renewed. `None` if all is well.
+    #[must_use]
+    pub(crate) fn trouble(&self) -> Option<CredentialTrouble> {
+        let broken = |why: String| CredentialTrouble {
+            still_works: false,
+            why,
+        };
+        if let Err(why) = self.authorization() {
+            return Some(broken(why.to_string()));
         }
-        Ok(())
+        if self.unauthorized.load(Ordering::Acquire) {
+            let why = "the API server responds with 401 to weir's own credentials";
+            return Some(broken(why.to_owned()));
+        }
+        let failure = self.current.load().failure.clone()?;
+        Some(CredentialTrouble {
+            still_works: true,
+            why: format!("not renewed yet: {failure}"),
+        })
     }
 
     /// Requests a new credential, after the API server has answered 401 to a call of weir's own. It
@@ -197,8 +221,10 @@ impl OwnCredentials {
     pub(crate) fn replace_source(&self, prepared: PreparedCredentials) {
         let mut source = self.source.lock();
         source.number += 1;
-        self.unauthorized.store(false, Ordering::Release);
-        self.replace(prepared.credential.clone());
+        if self.unauthorized.swap(false, Ordering::AcqRel) {
+            self.replaced_unauthorized.store(true, Ordering::Release);
+        }
+        self.replace(prepared.credential.clone(), None);
         source.replacement = Some(prepared);
         drop(source);
         self.source_replaced.notify_one();
@@ -212,18 +238,28 @@ impl OwnCredentials {
     }
 
     /// Replaces the credential by one from the source with this number, unless that was replaced.
-    pub(super) fn renew(&self, number: u64, credential: LoadedCredential) {
+    /// `failure`: why a part of it is still the one before.
+    pub(super) fn renew(
+        &self,
+        number: u64,
+        credential: LoadedCredential,
+        failure: Option<CredentialError>,
+    ) {
         let source = self.source.lock();
         if source.number == number {
-            self.replace(credential);
+            self.replace(credential, failure);
         }
     }
 
-    fn replace(&self, credential: LoadedCredential) {
+    fn replace(&self, credential: LoadedCredential, failure: Option<CredentialError>) {
+        let is_whole = failure.is_none();
         let previous = self.current.swap(Arc::new(CredentialState {
             credential,
-            failure: None,
+            failure: failure.map(Arc::new),
         }));
+        if is_whole && previous.failure.is_some() {
+            tracing::info!("weir's own credential is renewed again");
+        }
         let current = self.current.load();
         let [before, after] = [&previous, &*current].map(|current| {
             current

@@ -149,12 +149,13 @@ impl RefreshTask {
         let outcome = match &self.source {
             CredentialSource::Configured { certificate, token } => {
                 let reread = self.reread_files(certificate.as_ref(), token.as_ref());
-                credentials.renew(self.number, reread.await);
+                let (credential, failure) = reread.await;
+                credentials.renew(self.number, credential, failure);
                 Ok(())
             }
             CredentialSource::Plugin(plugin) => run_plugin(plugin, clock)
                 .await
-                .map(|credential| credentials.renew(self.number, credential)),
+                .map(|credential| credentials.renew(self.number, credential, None)),
         };
         let now = clock.now();
         self.schedule = match outcome {
@@ -169,25 +170,32 @@ impl RefreshTask {
         };
     }
 
-    /// Reads the files. A file that cannot be read leaves its part unchanged.
+    /// Reads the files. A file that cannot be read leaves its part unchanged; the last error says
+    /// why.
     async fn reread_files(
         &self,
         certificate: Option<&ClientCertificate>,
         token: Option<&BearerToken>,
-    ) -> LoadedCredential {
-        let mut credential = self.credentials.loaded();
+    ) -> (LoadedCredential, Option<CredentialError>) {
+        let (mut credential, mut failure) = (self.credentials.loaded(), None);
         if let Some(certificate) = certificate {
             match certificate.read().await {
                 Ok(pair) => credential.certificate = Some(pair),
-                Err(why) => tracing::warn!("the one read before serves on: {why}"),
+                Err(why) => {
+                    tracing::warn!("the one read before serves on: {why}");
+                    failure = Some(why);
+                }
             }
         }
         if let Some(BearerToken::File { path, .. }) = token {
             match read_token(path).await {
                 Ok(value) => credential.authorization = Some(value),
-                Err(why) => tracing::warn!("the one read before serves on: {why}"),
+                Err(why) => {
+                    tracing::warn!("the one read before serves on: {why}");
+                    failure = Some(why);
+                }
             }
         }
-        credential
+        (credential, failure)
     }
 }

@@ -179,7 +179,6 @@ impl ServerProbes {
             Ok(response) => response,
             Err(error) => return failure(error),
         };
-        // Any other code: the credential is accepted, or is none.
         self.credentials.record_response(response.status());
         let outcome = self.classify(&response);
         // The body is read to its end, so that the connection can be reused.

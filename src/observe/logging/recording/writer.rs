@@ -38,6 +38,7 @@ const MAX_SETTLING: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct RecordingMetrics {
     pub(super) dropped: IntCounter,
+    failed: IntCounter,
     recorded: IntCounter,
     active: IntGauge,
 }
@@ -51,6 +52,10 @@ impl RecordingMetrics {
                 "weir_record_dropped_total",
                 "Requests that are missing in records, since what writes them did not keep up.",
             ),
+            failed: registry.counter(
+                "weir_record_failures_total",
+                "Records that ended because their file could not be written.",
+            ),
             recorded: registry.counter(
                 "weir_record_requests_total",
                 "Requests that were recorded, in the file or for a client of the admin listener.",
@@ -60,6 +65,14 @@ impl RecordingMetrics {
                 "1 while requests are recorded, in the file or for a client of the admin listener.",
             ),
         }
+    }
+}
+
+impl RecordingMetrics {
+    /// The requests that are missing in records, and the records that ended by an error.
+    #[must_use]
+    pub(crate) fn lost(&self) -> u64 {
+        self.dropped.get() + self.failed.get()
     }
 }
 
@@ -332,6 +345,9 @@ impl RecordWriter {
     fn end_file(&mut self, end: RecordEnd) {
         if let Some(file) = self.file.take() {
             file.end(end);
+        }
+        if end == RecordEnd::Error {
+            self.metrics.failed.inc();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `weir top --once`: the status as plain text, for scripts and for hosts without a terminal.
+//! The status as plain text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -65,15 +65,17 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     };
     let open: u64 = now.upstream.connections.values().sum();
     let failed: u64 = now.upstream.failures.values().sum();
-    let mut lines = vec![
-        format!("weir {}: {ready}{dry_run}", sanitize(&now.version)),
-        format!(
-            "requests: {}, in flight {}, watches {}",
-            codes.collect::<Vec<_>>().join(", "),
-            now.requests.in_flight,
-            now.requests.watches
-        ),
-    ];
+    let mut lines = vec![format!("weir {}: {ready}{dry_run}", sanitize(&now.version))];
+    for alarm in &now.alarms {
+        lines.push(format!("alarm: {}", format::alarm(alarm, now.unix_ms)));
+        lines.push(format!("  {}", sanitize(&alarm.action)));
+    }
+    lines.push(format!(
+        "requests: {}, in flight {}, watches {}",
+        codes.collect::<Vec<_>>().join(", "),
+        now.requests.in_flight,
+        now.requests.watches
+    ));
     lines.extend(format::shown_replicas(now).map(|shown| format!("shown: {shown}")));
     lines.extend(reason_lines("rejections", view_model, |snapshot| {
         &snapshot.rejections
