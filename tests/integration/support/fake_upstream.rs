@@ -644,6 +644,7 @@ impl RawUpstream {
         let (tcp, _) = within("a connection to the upstream", self.listener.accept())
             .await
             .unwrap();
+        tcp.set_nodelay(true).unwrap(); // what a test has sent is on its way
         tcp
     }
 
