@@ -135,7 +135,9 @@ impl ElephantFlow {
             },
         )
         .await;
-        assert_eq!(harness.counters().max_in_flight, SEATS);
+        // One more at most: weir's own probe of /readyz.
+        let most = harness.counters().max_in_flight;
+        assert!((SEATS..=SEATS + 1).contains(&most), "{most}");
         elephant
     }
 

@@ -531,14 +531,15 @@ async fn a_403_after_an_outage_is_tried_again_in_seconds() {
     let watches = open_watches(&mut upstream).await;
     weir.wait_for_metric(SYNCED, 1.0).await;
     let place = upstream.reservation.clone();
-    drop((watches, upstream));
-    weir.wait_for_metric(SYNCED, 0.0).await;
-    let mut upstream = FakeUpstream::restart_at(place).await.expose_flowcontrol();
-    upstream.answer_readyz(500);
     let healthy = format!(
         "weir_upstream_server_healthy{{server=\"{}\"}}",
         upstream.address
     );
+    drop((watches, upstream));
+    weir.wait_for_metric(SYNCED, 0.0).await;
+    weir.wait_for_metric(&healthy, 0.0).await;
+    let mut upstream = FakeUpstream::restart_at(place).await.expose_flowcontrol();
+    upstream.answer_readyz(500);
     let not_ready = format!(
         "weir_upstream_server_probes_total{{result=\"not-ready\",server=\"{}\"}}",
         upstream.address

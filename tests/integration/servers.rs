@@ -368,6 +368,8 @@ async fn after_an_outage_a_server_gets_no_request_before_its_readyz_has_passed()
     let response = weir.alice(HttpVersion::Http2).get(LIST).await;
     assert_eq!(response.status, 503);
     assert_eq!(response.kube_status().cause, "weir/upstream-connect");
+    // A probe has found it gone, too.
+    weir.wait_for_metric(&healthy(place.address), 0.0).await;
     let mut server = FakeUpstream::restart_at(place).await;
     server.answer_readyz(500);
     eventually("the server to answer", async || {

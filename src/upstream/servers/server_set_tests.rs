@@ -426,6 +426,9 @@ async fn a_server_hangs_if_it_is_silent_for_two_seconds_and_another_has_just_ans
         (9_000, 9_000, 9_000, false),
     ] {
         let set = set(&["192.0.2.1", "192.0.2.2"]);
+        for server in &set.list().servers {
+            set.record_probe(server, ProbeOutcome::Ready);
+        }
         tokio::time::advance(Duration::from_secs(10)).await;
         let now = Clock.now();
         let ago = |millis| now - Duration::from_millis(millis);
