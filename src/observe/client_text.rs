@@ -159,8 +159,7 @@ fn is_secret(name: &str) -> bool {
         let mut secrets = SECRET_PARAMETERS.iter().chain(["securitytoken"].iter());
         starts && secrets.any(|secret| rest.clone().eq(secret.bytes()))
     };
-    SECRET_PARAMETERS.iter().any(|secret| is(secret))
-        || SIGNED_PREFIXES.iter().any(|p| is_signed(p))
+    SECRET_PARAMETERS.iter().any(|secret| is(secret)) || SIGNED_PREFIXES.iter().any(is_signed)
 }
 
 /// A byte of a text, percent-decoded where the encoding is valid, and where it stands.

@@ -404,7 +404,7 @@ async fn outlast_minimum_rate(weir: &Weir, upstream: &mut FakeUpstream) {
     within("the flood to be broken off", flood).await;
 }
 
-const PIECE: [u8; 64 << 10] = [7; 64 << 10];
+static PIECE: [u8; 64 << 10] = [7; 64 << 10];
 
 /// More than all buffers on the way hold.
 const PIECES: usize = 512;

@@ -61,7 +61,7 @@ served() {
     if grep -q '^ *clientC[aA][aA]*File:' "$WORK/$name.yaml"; then
         check "$name: a certificate's nodes" 200 "$answered"
     else
-        check "$name: a certificate is asked of nobody" 403 "$answered"
+        check "$name: a certificate alone is not accepted" 401 "$answered"
     fi
     if [[ -n ${3:-} ]]; then check_ok "$name: $3 is seen" within "$LIMIT" seen "$3"; fi
     check "$name: ready" 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"

@@ -111,7 +111,7 @@ impl FlagResolver {
             "it is a folder; a file is expected".to_owned()
         } else {
             let folder = path.parent().filter(|folder| *folder != Path::new(""));
-            let folder = folder.unwrap_or(Path::new("."));
+            let folder = folder.unwrap_or_else(|| Path::new("."));
             let written = if path.exists() { path } else { folder };
             if !folder.exists() {
                 format!(

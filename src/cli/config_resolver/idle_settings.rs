@@ -47,7 +47,7 @@ impl FlagResolver {
     pub(super) fn warn_about_idle_settings(&mut self, given: &BTreeMap<String, Value>) {
         let is_given = |flag: &&str| given.contains_key(&origin::camel_case(flag));
         for (flags, needs) in NEEDS {
-            if needs.iter().any(|flag| is_given(flag)) {
+            if needs.iter().any(is_given) {
                 continue;
             }
             let needed: Vec<_> = needs.iter().map(|flag| format!("--{flag}")).collect();

@@ -24,13 +24,15 @@ const FEW_OPEN_FILES: u64 = 1024;
 
 /// What a limit of this many open files means.
 fn open_files_finding(limit: u64) -> Option<Finding> {
-    let (severity, consequence) = match limit {
-        ..MIN_OPEN_FILES => (Severity::Error, "needed are at least 512"),
-        ..FEW_OPEN_FILES => (
+    let (severity, consequence) = if limit < MIN_OPEN_FILES {
+        (Severity::Error, "needed are at least 512")
+    } else if limit < FEW_OPEN_FILES {
+        (
             Severity::Warning,
             "connections beyond --max-connections are refused",
-        ),
-        _ => return None,
+        )
+    } else {
+        return None;
     };
     Some(Finding::new(
         severity,

@@ -183,7 +183,6 @@ fn keys_from_pem_have_the_key_ids_of_kube_apiserver() {
 }
 
 /// Tokens with invalid signatures, and the reason for each.
-#[expect(clippy::too_many_lines, reason = "a table")]
 fn forged_tokens(rsa: &RsaSigner, ec: &EcSigner, other: &EcSigner) -> Vec<(&'static str, String)> {
     let public = rsa.0.public_key().as_ref().to_vec();
     let hmac = |m: &[u8]| {

@@ -127,6 +127,7 @@ impl AlarmBoard {
     pub(crate) fn alarms(&self) -> Vec<AlarmStatus> {
         let wall = Clock.wall().duration_since(SystemTime::UNIX_EPOCH);
         let wall = wall.unwrap_or_default();
+        let wall_ms = saturating_u64(wall.as_millis());
         let mut state = self.state(Clock.now());
         state.now = saturating_i64(wall.as_secs());
         let found = list::alarms(&state);
@@ -142,7 +143,7 @@ impl AlarmBoard {
             AlarmStatus {
                 name: kind.name.to_owned(),
                 severity,
-                since_unix_ms: *since.or_insert(saturating_u64(wall.as_millis())),
+                since_unix_ms: *since.or_insert(wall_ms),
                 text,
                 action: kind.action.to_owned(),
                 replica: None,

@@ -162,7 +162,11 @@ impl AuditEntry {
             RequestOutcome::Failed(StatusCode::UNAUTHORIZED) => true,
             RequestOutcome::Responded(StatusCode::UNAUTHORIZED) => !connects,
             RequestOutcome::Failed(StatusCode::BAD_REQUEST) => self.user.is_none(),
-            _ => false,
+            RequestOutcome::NoResponse
+            | RequestOutcome::Responded(_)
+            | RequestOutcome::Rejected(_)
+            | RequestOutcome::Failed(_)
+            | RequestOutcome::Panicked => false,
         }
     }
 

@@ -112,6 +112,11 @@ impl ClientTimes {
 mod tests {
     use super::*;
 
+    fn micros(at: f64) -> i64 {
+        let micros = std::time::Duration::from_secs_f64(at / 1e6).as_micros();
+        micros.try_into().unwrap()
+    }
+
     /// Arrivals and how long they took, in microseconds.
     fn waits(requests: impl IntoIterator<Item = (i64, u64)>) -> bool {
         let mut client = ClientTimes::default();
@@ -152,7 +157,7 @@ mod tests {
             let arrivals: Vec<_> = (0..4000)
                 .map(|_| {
                     at += -(1.0 - random.f64()).ln() / per_second * 1e6;
-                    (at as i64, random.u64(50_000..500_000))
+                    (micros(at), random.u64(50_000..500_000))
                 })
                 .collect();
             assert!(!waits(arrivals), "{per_second} a second");

@@ -155,7 +155,7 @@ impl OwnCredentials {
         }
         let was_unauthorized = self.unauthorized.swap(unauthorized, Ordering::AcqRel);
         let was_replaced = self.replaced_unauthorized.swap(false, Ordering::AcqRel);
-        if unauthorized == was_unauthorized && !(was_replaced && !unauthorized) {
+        if unauthorized == was_unauthorized && (unauthorized || !was_replaced) {
             return;
         }
         if unauthorized {

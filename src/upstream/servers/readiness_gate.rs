@@ -104,7 +104,8 @@ mod tests {
         use Event::NotReady;
         use Event::Ready;
         use Event::Unreachable;
-        let cases: &[(&str, &[(u64, Event)], u64, bool)] = &[
+        type Case = (&'static str, &'static [(u64, Event)], u64, bool);
+        let cases: &[Case] = &[
             ("at the start", &[], 0, true),
             ("without an answer", &[], 59, true),
             ("for a minute", &[], 60, false),
