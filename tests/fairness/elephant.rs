@@ -135,7 +135,7 @@ impl ElephantFlow {
             },
         )
         .await;
-        // One more at most: weir's own probe of /readyz.
+        // One more at most: a request of weir's own.
         let most = harness.counters().max_in_flight;
         assert!((SEATS..=SEATS + 1).contains(&most), "{most}");
         elephant

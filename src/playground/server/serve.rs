@@ -150,7 +150,10 @@ async fn admit(
     let Some(mut guard) = state.request_log.begin_request(class, limit) else {
         return reject_request(state, None);
     };
-    if let Some(capacity) = &state.capacity {
+    // Health checks wait for nothing that other requests hold, as in kube-apiserver.
+    if let Some(capacity) = &state.capacity
+        && class != ServingClass::Exempt
+    {
         capacity.serve().await;
     }
     time::burn_cpu_in_slices(state.settings.service_cpu).await;
