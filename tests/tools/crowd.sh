@@ -24,14 +24,23 @@ forgotten() {
     echo 5 >"/proc/${PIDS[front]}/clear_refs" || die 'what the most memory is counted from cannot be set anew'
 }
 
-# descriptors: how many weir has open.
-descriptors() {
-    find "/proc/${PIDS[front]}/fd" -mindepth 1 | wc -l
+# upstream: the connections to the API server, which stay open for 45 s after the last request. Each has a task.
+upstream() {
+    curl -sS --max-time 10 "http://$ADMIN/metrics" | awk '/^weir_upstream_connections{/ {sum += $NF} END {print sum + 0}'
 }
 
-# tasks: of all workers.
+# descriptors: how many weir has open, beside its connections to the API server.
+descriptors() {
+    local open
+    open=$(find "/proc/${PIDS[front]}/fd" -mindepth 1 | wc -l)
+    echo $((open - $(upstream)))
+}
+
+# tasks: of all workers, beside those of the connections to the API server.
 tasks() {
-    curl -sS --max-time 10 "http://$ADMIN/metrics" | awk '/^weir_worker_tasks{/ {sum += $NF} END {print sum + 0}'
+    local all
+    all=$(curl -sS --max-time 10 "http://$ADMIN/metrics" | awk '/^weir_worker_tasks{/ {sum += $NF} END {print sum + 0}')
+    echo $((all - $(upstream)))
 }
 
 # shellcheck disable=SC2317,SC2329 # called by `within`
@@ -44,7 +53,7 @@ few_tasks() {
     (($(tasks) <= $1))
 }
 
-# What stays open for a while: connections to the API server (16 of HTTP/1.1 for each of two workers), and some more.
+# What else stays open for a while.
 KEPT=72
 
 # storm NAME: PEAK is the most memory that weir has until all is over.
