@@ -135,7 +135,7 @@ impl ElephantFlow {
             },
         )
         .await;
-        // One more at most: a request of weir's own.
+        // One more at most: the SelfSubjectReview by which weir probes the trust in its front proxy.
         let most = harness.counters().max_in_flight;
         assert!((SEATS..=SEATS + 1).contains(&most), "{most}");
         elephant

@@ -40,6 +40,8 @@ async fn wait_for_free_slot(weir: &Weir, upstream: &mut FakeUpstream) {
         tokio::select! {
             exchange = upstream.next_exchange() => {
                 exchange.respond(200, "{}").await;
+                // A client that leaves before the end would hold the slot for longer.
+                assert_eq!(call.response().await.status, 200);
                 Some(())
             }
             head = call.try_head() => {
@@ -313,6 +315,35 @@ async fn wait_for_deadline(weir: &Weir, upstream: &mut FakeUpstream) {
     let call = client.send(TestRequest::get(LIST)).await;
     upstream.next_exchange().await.wait_for_cancel().await;
     assert_eq!(call.response().await.status, 504);
+}
+
+/// More than is buffered on the way without reading ahead.
+const LARGE_LIST: usize = 24 << 20;
+
+#[tokio::test]
+async fn a_list_outlasts_its_deadline_and_frees_its_seat_once_the_api_server_has_sent_it() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_short_timeout(far).await;
+        let mut call = weir.alice(near).send(TestRequest::get(LIST)).await;
+        let mut exchange = upstream.next_exchange().await;
+        exchange.send_head(200, &[]).await;
+        call.head().await;
+        // Its client reads nothing.
+        for _ in 0..LARGE_LIST >> 16 {
+            exchange.send(Bytes::from_static(&[7; 64 << 10])).await;
+        }
+        exchange.end().await;
+        wait_for_free_slot(&weir, &mut upstream).await;
+        wait_for_deadline(&weir, &mut upstream).await;
+        let mut read = 0;
+        while let Some(piece) = call.body().next_chunk().await {
+            read += piece.unwrap().len();
+        }
+        assert_eq!(read, LARGE_LIST, "{near:?} {far:?}");
+        weir.wait_for_metric("weir_memory_read_ahead_bytes", 0.0)
+            .await;
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Long-running requests as kubelets and Pods answer them: heads that come late, clients that pause, responses that end
-# raggedly. Over both versions of HTTP on both sides, with a stand-in for the API server and what is behind it.
+# raggedly, answers that come before the request's body; and a large list whose client is slow. Over both versions of HTTP
+# on both sides, with a stand-in for the API server and what is behind it.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -10,6 +11,7 @@ python3 -c 'import h2' || die 'python3-h2 is missing (.ci/run installs it)'
 
 LATE=4         # seconds until the stand-in sends a late head
 FLOOD=16777216 # bytes that it sends to a client that pauses
+LIST=12582912  # bytes of the list
 PODS=/api/v1/namespaces/default/pods
 SERVICES=/api/v1/namespaces/default/services
 
@@ -61,6 +63,7 @@ for far in http/1.1 h2; do
         ask "service-$id" $near "$SERVICES/s/proxy/silent" & asking+=($!)
         ask "watch-$id" $near "/api/v1/namespaces/silent/pods?watch=1" & asking+=($!)
         ask "ragged-$id" $near "$PODS/ragged/log?follow=true" & asking+=($!)
+        ask "list-$id" $near /api/v1/pods --limit-rate 2M & asking+=($!)
         pause "pause-log-$id" $near "$PODS/flood/log?follow=true" $LATE & asking+=($!)
         pause "pause-proxy-$id" $near "$SERVICES/s/proxy/flood" $LATE & asking+=($!)
         pause "pause-watch-$id" $near "/api/v1/namespaces/flood/pods?watch=1" $LATE & asking+=($!)
@@ -75,6 +78,7 @@ for far in http/1.1 h2; do
             check "a late head: $what $over" "200 5 0" "$(<"$WORK/$what-$id.code")"
         done
         check_match "a log that ends raggedly: every byte, and no clean end $over" '^200 100000 [1-9]' "$(<"$WORK/ragged-$id.code")"
+        check "a list whose client is slower than the server's patience $over" "200 $LIST 0" "$(<"$WORK/list-$id.code")"
         for what in log proxy watch; do
             check "a pause: $what $over" $FLOOD "$(bytes "pause-$what-$id")"
         done

@@ -15,9 +15,10 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `unread_shares` |
+//! | 0 | `read_ahead` `unread_shares` |
 //! | 1 | `unread_responses` |
 
+pub(crate) mod read_ahead;
 pub(crate) mod unread_responses;
 mod unread_shares;
 
@@ -34,6 +35,8 @@ use tokio::sync::watch;
 use tracing::info;
 use tracing::warn;
 
+use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
+use crate::limits::memory_limit::read_ahead::ReadAheadBudget;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::memory_limit::unread_responses::UnreadConnection;
 use crate::limits::memory_limit::unread_responses::UnreadResponses;
@@ -59,6 +62,7 @@ pub struct MemoryLimit {
     /// Only the task of the samples changes it.
     pressure: watch::Sender<MemoryPressure>,
     responses: Arc<UnreadResponses>,
+    read_ahead: Arc<ReadAheadBudget>,
     last_sample: Sample,
     level: IntGauge,
     rejected_requests: IntCounter,
@@ -76,6 +80,13 @@ impl MemoryLimit {
     /// A limit of this many bytes; 0 is no limit.
     #[must_use]
     pub fn new(limit: u64, registry: &Registry) -> Arc<Self> {
+        let read_ahead = ReadAheadBudget::new(limit);
+        let ahead = Arc::clone(&read_ahead);
+        registry.gauge_fn(
+            "weir_memory_read_ahead_bytes",
+            "Memory for responses that are read ahead of slow clients, in bytes: at most an eighth of --memory-limit, or 128 MiB without one.",
+            move || ahead.used(),
+        );
         let limit = Arc::new(AtomicU64::new(limit));
         let shown = Arc::clone(&limit);
         registry.gauge_fn(
@@ -95,6 +106,7 @@ impl MemoryLimit {
             is_counting: AtomicBool::new(false),
             pressure: watch::Sender::default(),
             responses,
+            read_ahead,
             last_sample: Sample::default(),
             level: registry.gauge(
                 "weir_memory_pressure",
@@ -120,6 +132,13 @@ impl MemoryLimit {
     /// Changes the limit, from the next sample on.
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);
+        self.read_ahead.set_limit(limit);
+    }
+
+    /// The memory for a response of this user that is read ahead.
+    #[must_use]
+    pub(crate) fn read_ahead_account(&self, holder: SlotHolder) -> ReadAheadAccount {
+        self.read_ahead.account(holder)
     }
 
     /// Samples the memory of the process, without end.
@@ -153,6 +172,7 @@ impl MemoryLimit {
             *level = now;
             is_scarce(before) || is_scarce(now) // connections wait for nothing else
         });
+        self.read_ahead.set_scarce(is_scarce(now));
         let is_counting = now >= MemoryPressure::Elevated;
         self.is_counting.store(is_counting, Ordering::Relaxed);
         self.level.set(match now {

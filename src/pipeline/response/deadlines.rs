@@ -36,6 +36,9 @@ pub(crate) trait Expire: Send + Sync {
     fn transfer(&self) -> Option<Transfer> {
         None
     }
+
+    /// Reads the response ahead of its client, which is slow.
+    fn read_ahead(self: Arc<Self>) {}
 }
 
 /// The progress of a transfer between a client and weir.
@@ -50,6 +53,46 @@ pub(crate) struct Transfer {
     /// Whether the client may pause, as it holds nothing that others need: the limit is the
     /// longest pause instead of the rate, while memory is not scarce.
     pub(crate) may_pause: bool,
+    /// Whether a response may be read ahead of its client, and is not yet.
+    pub(crate) may_read_ahead: bool,
+    /// Whether the source has sent everything. There is no deadline then.
+    pub(crate) source_ended: bool,
+}
+
+impl Transfer {
+    /// A transfer with no more than this.
+    pub(crate) const fn new(phase: TransferPhase, bytes: u64, waiting_for_client: bool) -> Self {
+        Self {
+            phase,
+            bytes,
+            waiting_for_client,
+            may_pause: false,
+            may_read_ahead: false,
+            source_ended: false,
+        }
+    }
+}
+
+/// What a client may do that reads its response slowly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlowReader {
+    /// Its response keeps to the minimum rate.
+    MinimumRate,
+    /// As above; the response is read ahead of it.
+    ReadAhead,
+    /// Pause: the response holds nothing that others need.
+    Pause,
+}
+
+impl SlowReader {
+    /// The client of a user that is proven or not, of a long-running request or of one that ends.
+    pub(crate) const fn new(is_proven: bool, is_long_running: bool) -> Self {
+        match (is_proven, is_long_running) {
+            (false, _) => Self::MinimumRate,
+            (true, false) => Self::ReadAhead,
+            (true, true) => Self::Pause,
+        }
+    }
 }
 
 /// A transfer that is ended because its client is too slow.
@@ -134,23 +177,33 @@ struct DeadlineEntry {
     deadline: Option<Instant>,
     /// Set by the first check.
     meter: Option<RateMeter>,
+    /// Whether the last check found a response that may be read ahead waiting for its client.
+    is_slow: bool,
     /// What expires; `None` once it has.
     expirable: Option<Arc<dyn Expire>>,
 }
 
+/// What a check has found.
+enum EntryState {
+    InTime,
+    /// A response whose client is slow, which may be read ahead.
+    ReadAhead,
+    /// The deadline has passed.
+    Overdue,
+    Slow(SlowTransfer),
+}
+
 impl DeadlineEntry {
-    /// Whether the entry expires by now: `Some(None)` at its deadline, `Some(Some(_))` for a slow
-    /// transfer.
-    fn check(
-        &mut self,
-        rate: MinimumRate,
-        now: Instant,
-        memory_is_scarce: bool,
-    ) -> Option<Option<SlowTransfer>> {
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
-            return Some(None);
+    /// The state of the entry by now.
+    fn check(&mut self, rate: MinimumRate, now: Instant, memory_is_scarce: bool) -> EntryState {
+        let transfer = self.expirable.as_ref().and_then(|what| what.transfer());
+        let source_ended = transfer.is_some_and(|transfer| transfer.source_ended);
+        if !source_ended && self.deadline.is_some_and(|deadline| deadline <= now) {
+            return EntryState::Overdue;
         }
-        let transfer = self.expirable.as_ref()?.transfer()?;
+        let Some(transfer) = transfer else {
+            return EntryState::InTime;
+        };
         let rate = transfer.phase.rate(rate);
         let (bytes, awaited) = (transfer.bytes, transfer.waiting_for_client);
         let meter = self.meter.get_or_insert_with(|| RateMeter::new(rate, now));
@@ -161,11 +214,19 @@ impl DeadlineEntry {
             let in_time = meter.check(rate, now, bytes, awaited);
             (in_time, "--min-transfer-rate")
         };
-        (!in_time).then_some(Some(SlowTransfer {
-            phase: transfer.phase,
-            bytes,
-            flag,
-        }))
+        if !in_time {
+            return EntryState::Slow(SlowTransfer {
+                phase: transfer.phase,
+                bytes,
+                flag,
+            });
+        }
+        let is_slow = transfer.may_read_ahead && awaited;
+        let was_slow = std::mem::replace(&mut self.is_slow, is_slow);
+        if is_slow && was_slow {
+            return EntryState::ReadAhead;
+        }
+        EntryState::InTime
     }
 }
 
@@ -215,6 +276,7 @@ impl Deadlines {
         let key = self.entries().insert(DeadlineEntry {
             deadline,
             meter: None,
+            is_slow: false,
             expirable: Some(expirable),
         });
         DeadlineGuard {
@@ -223,16 +285,26 @@ impl Deadlines {
         }
     }
 
-    /// Expires every entry that is due by `now`.
+    /// Expires every entry that is due by `now`, and reads responses of slow clients ahead.
     pub(crate) fn expire(&self, now: Instant) {
-        let (mut expired, rate) = (Vec::new(), self.rate());
+        let (mut expired, mut slow_readers, rate) = (Vec::new(), Vec::new(), self.rate());
         let memory_is_scarce = self.memory_is_scarce.load(Ordering::Relaxed);
         for (_, entry) in self.entries().iter_mut() {
-            if let Some(slow) = entry.check(rate, now, memory_is_scarce)
-                && let Some(expirable) = entry.expirable.take()
-            {
+            let slow = match entry.check(rate, now, memory_is_scarce) {
+                EntryState::InTime => continue,
+                EntryState::ReadAhead => {
+                    slow_readers.extend(entry.expirable.clone());
+                    continue;
+                }
+                EntryState::Overdue => None,
+                EntryState::Slow(slow) => Some(slow),
+            };
+            if let Some(expirable) = entry.expirable.take() {
                 expired.push((expirable, slow));
             }
+        }
+        for response in slow_readers {
+            response.read_ahead();
         }
         for (expirable, slow) in expired {
             if let Some(slow) = slow {
@@ -320,11 +392,11 @@ pub(in crate::pipeline) mod tests {
         }
 
         fn transfer(&self) -> Option<Transfer> {
+            let bytes = self.bytes.load(Ordering::Relaxed);
+            let waiting = self.waiting_for_client.load(Ordering::Relaxed);
             Some(Transfer {
-                phase: TransferPhase::ResponseBody,
-                bytes: self.bytes.load(Ordering::Relaxed),
-                waiting_for_client: self.waiting_for_client.load(Ordering::Relaxed),
                 may_pause: self.may_pause.load(Ordering::Relaxed),
+                ..Transfer::new(TransferPhase::ResponseBody, bytes, waiting)
             })
         }
     }

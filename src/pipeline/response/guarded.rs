@@ -3,11 +3,17 @@
 //! Frames pass unchanged. The guard gets the end of the body. It is dropped with the body if the
 //! client disconnects before, or at the body's deadline, even without a reader. Independent of what
 //! the guard holds.
+//!
+//! A response whose client is slow may be read ahead: a task reads its source into memory, as far as
+//! there is some for it. What the guard holds for the source is released when the source has ended.
+//! Responses of which nothing waits for their client at two [checks](super::deadlines) have no task
+//! and no buffer.
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 use std::fmt;
 use std::future::Future;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,6 +23,7 @@ use std::task::Context;
 use std::task::Poll;
 use std::task::Wake;
 use std::task::Waker;
+use std::task::ready;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -24,22 +31,36 @@ use futures_util::task::AtomicWaker;
 use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
+use tokio::runtime::Handle;
+use tokio::time::sleep;
 
+use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::SCAN_INTERVAL;
+use crate::pipeline::response::deadlines::SlowReader;
 use crate::pipeline::response::deadlines::SlowTransfer;
 use crate::pipeline::response::deadlines::Transfer;
 use crate::pipeline::response::deadlines::TransferPhase;
+use crate::pipeline::response::read_ahead::ReadAhead;
 
 /// What a body holds until its end.
 pub(crate) trait BodyGuard: Send + Unpin + 'static {
-    /// These bytes have passed.
-    fn on_data(&mut self, data: &[u8]);
+    /// What is held for the source of the body.
+    type Source;
+    /// The source has sent these bytes.
+    fn on_received(&mut self, data: &[u8]);
+    /// As many bytes pass to the client.
+    fn on_sent(&mut self, bytes: usize);
     /// No data is available at the moment.
     fn on_idle(&mut self, cx: &mut Context<'_>);
-    /// The body has ended completely.
+    /// The source has ended completely.
     fn on_complete(&mut self);
+    /// The source is over, and the client has not read all of it: returns what was held for it.
+    fn take_source(&mut self) -> Self::Source;
+    /// Memory for reading ahead, if that is allowed.
+    fn read_ahead_account(&self) -> Option<ReadAheadAccount>;
     /// The body breaks off: at its deadline, because its client is too `slow`, or because its source
     /// fails.
     fn on_error(&mut self, slow: Option<SlowTransfer>);
@@ -57,7 +78,7 @@ pub(crate) enum BodyLifetime {
 }
 
 /// A body with its guard and its deadline.
-pub(crate) struct GuardedBody<B, G> {
+pub(crate) struct GuardedBody<B: Body, G> {
     shared: Arc<SharedBody<B, G>>,
     /// Records in `shared` that data is available.
     data_waker: Waker,
@@ -68,69 +89,184 @@ pub(crate) struct GuardedBody<B, G> {
     ended: bool,
 }
 
-/// Dropped at the end in this order: a seat is released only after the stream below it has been
-/// reset.
-struct SharedBody<B, G> {
-    /// Shared with the deadline check; locked for one poll, never across an await.
-    inner: Mutex<Option<(B, G)>>,
+struct SharedBody<B: Body, G> {
+    /// Shared with the deadline check and with the task that reads ahead; locked for one poll, never
+    /// across an await. `None` at the end.
+    content: Mutex<Option<BodyContent<B, G>>>,
     reader_waker: AtomicWaker,
-    /// The bytes that were read. Relaxed, as is `data_available`: no other memory depends on them.
+    read_ahead_waker: AtomicWaker,
+    /// The bytes that were read. Relaxed, as are the flags: no other memory depends on them.
     bytes: AtomicU64,
     /// Whether data is available for the client, as far as is known.
     data_available: AtomicBool,
-    /// Whether the client may pause.
-    may_pause: bool,
+    slow_reader: SlowReader,
+    is_read_ahead: AtomicBool,
+    source_ended: AtomicBool,
+}
+
+/// Dropped at the end in this order: a seat is released only after the stream below it has been
+/// reset.
+struct BodyContent<B: Body, G> {
+    /// `None` when it has ended and what is left of it is in `ahead`.
+    source: Option<B>,
+    guard: G,
+    ahead: Option<Box<ReadAhead<B::Error>>>,
 }
 
 /// Data is available, whether or not the client reads it. HTTP/2 does not poll a body whose client
 /// has closed its window.
-impl<B: Send + 'static, G: BodyGuard> Wake for SharedBody<B, G> {
+impl<B, G> Wake for SharedBody<B, G>
+where
+    B: Body + Send + 'static,
+    B::Error: Send,
+    G: BodyGuard,
+{
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.data_available.store(true, Ordering::Relaxed);
+        self.wake_all();
+    }
+}
+
+impl<B: Body, G> SharedBody<B, G> {
+    fn content(&self) -> MutexGuard<'_, Option<BodyContent<B, G>>> {
+        self.content.lock()
+    }
+
+    fn wake_all(&self) {
         self.reader_waker.wake();
+        self.read_ahead_waker.wake();
     }
 }
 
-impl<B, G> SharedBody<B, G> {
-    fn inner(&self) -> MutexGuard<'_, Option<(B, G)>> {
-        self.inner.lock()
-    }
-}
-
-impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
+impl<B, G> Expire for SharedBody<B, G>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
+    G: BodyGuard,
+{
     fn expire(&self, slow: Option<SlowTransfer>) {
-        let mut inner = self.inner().take();
-        if let Some((_, guard)) = &mut inner {
-            guard.on_error(slow);
+        let mut content = self.content().take();
+        if let Some(content) = &mut content {
+            content.guard.on_error(slow);
         }
-        drop(inner); // after the lock: it may wake others
-        self.reader_waker.wake();
+        drop(content); // after the lock: it may wake others
+        self.wake_all();
     }
 
     fn transfer(&self) -> Option<Transfer> {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        let waiting_for_client = self.data_available.load(Ordering::Relaxed);
+        let may_read_ahead = self.slow_reader == SlowReader::ReadAhead;
         Some(Transfer {
-            phase: TransferPhase::ResponseBody,
-            bytes: self.bytes.load(Ordering::Relaxed),
-            waiting_for_client: self.data_available.load(Ordering::Relaxed),
-            may_pause: self.may_pause,
+            may_pause: self.slow_reader == SlowReader::Pause,
+            may_read_ahead: may_read_ahead && !self.is_read_ahead.load(Ordering::Relaxed),
+            source_ended: self.source_ended.load(Ordering::Relaxed),
+            ..Transfer::new(TransferPhase::ResponseBody, bytes, waiting_for_client)
         })
+    }
+
+    fn read_ahead(self: Arc<Self>) {
+        self.is_read_ahead.store(true, Ordering::Relaxed);
+        if let Ok(runtime) = Handle::try_current()
+            && let Some(content) = self.content().as_mut()
+            && let Some(account) = content.guard.read_ahead_account()
+        {
+            content.ahead = Some(Box::new(ReadAhead::new(account)));
+            runtime.spawn(Arc::clone(&self).run_read_ahead());
+        }
+    }
+}
+
+/// Why reading ahead does not go on.
+enum ReadAheadStop {
+    /// There is no memory for it at the moment.
+    NoRoom,
+    /// The source has ended, or the body.
+    Over,
+}
+
+impl<B, G> SharedBody<B, G>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
+    G: BodyGuard,
+{
+    /// Reads the source to its end, as far as there is memory.
+    async fn run_read_ahead(self: Arc<Self>) {
+        let data_waker = Waker::from(Arc::clone(&self));
+        loop {
+            match poll_fn(|cx| self.poll_read_ahead(&data_waker, cx)).await {
+                ReadAheadStop::NoRoom => sleep(SCAN_INTERVAL).await,
+                ReadAheadStop::Over => return,
+            }
+        }
+    }
+
+    fn poll_read_ahead(&self, data_waker: &Waker, cx: &mut Context<'_>) -> Poll<ReadAheadStop> {
+        self.read_ahead_waker.register(cx.waker());
+        let mut locked = self.content();
+        let Some(content) = locked.as_mut() else {
+            return Poll::Ready(ReadAheadStop::Over);
+        };
+        let (Some(source), Some(ahead)) = (&mut content.source, &mut content.ahead) else {
+            return Poll::Ready(ReadAheadStop::Over);
+        };
+        let guard = &mut content.guard;
+        loop {
+            if !ahead.has_room() {
+                return Poll::Ready(ReadAheadStop::NoRoom);
+            }
+            let mut more = Context::from_waker(data_waker);
+            match ready!(Pin::new(&mut *source).poll_frame(&mut more)) {
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        guard.on_received(data);
+                    }
+                    if ahead.push(frame) {
+                        self.data_available.store(true, Ordering::Relaxed);
+                        self.reader_waker.wake();
+                    }
+                    if !source.is_end_stream() {
+                        continue;
+                    }
+                    guard.on_complete();
+                }
+                Some(Err(error)) => {
+                    guard.on_error(None);
+                    ahead.fail(error);
+                }
+                None => guard.on_complete(),
+            }
+            break;
+        }
+        let ended = (content.source.take(), content.guard.take_source());
+        drop(locked);
+        drop(ended); // after the lock: it may wake others
+        self.source_ended.store(true, Ordering::Relaxed);
+        self.reader_waker.wake();
+        Poll::Ready(ReadAheadStop::Over)
     }
 }
 
 /// Calls the guard of a body at a deadline. The body goes on.
-struct GuardTimeout<B, G> {
+struct GuardTimeout<B: Body, G> {
     body: Arc<SharedBody<B, G>>,
     action: fn(&mut G),
 }
 
-impl<B: Send, G: BodyGuard> Expire for GuardTimeout<B, G> {
+impl<B, G> Expire for GuardTimeout<B, G>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
+    G: BodyGuard,
+{
     fn expire(&self, _: Option<SlowTransfer>) {
-        if let Some((_, guard)) = self.body.inner().as_mut() {
-            (self.action)(guard);
+        if let Some(content) = self.body.content().as_mut() {
+            (self.action)(&mut content.guard);
         }
     }
 }
@@ -164,12 +300,13 @@ impl<E: std::error::Error + 'static> std::error::Error for GuardedBodyError<E> {
 
 impl<B, G> GuardedBody<B, G>
 where
-    B: Body + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
     G: BodyGuard,
 {
     /// Whether the client may pause.
     pub(crate) fn may_pause(&self) -> bool {
-        self.shared.may_pause
+        self.shared.slow_reader == SlowReader::Pause
     }
 
     /// Whether weir may end it at any time, as a watch.
@@ -179,8 +316,8 @@ where
 
     /// Changes the guard, if the body still has it.
     pub(crate) fn with_guard(&self, change: impl FnOnce(&mut G)) {
-        if let Some((_, guard)) = self.shared.inner().as_mut() {
-            change(guard);
+        if let Some(content) = self.shared.content().as_mut() {
+            change(&mut content.guard);
         }
     }
 
@@ -197,26 +334,33 @@ where
         deadlines.register(Some(deadline), Arc::new(GuardTimeout { body, action }))
     }
 
-    /// `body` with `guard`, cut off as `lifetime` says, or if its client is too slow for
-    /// `deadlines`, unless it `may_pause`.
+    /// `body` with `guard`, cut off as `lifetime` says while its source sends, or if its client is
+    /// slower than `deadlines` and `slow_reader` allow.
     pub(crate) fn new(
         body: B,
         mut guard: G,
         lifetime: BodyLifetime,
-        may_pause: bool,
+        slow_reader: SlowReader,
         deadlines: &Arc<Deadlines>,
     ) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
         if ended {
             guard.on_complete();
         }
-        let inner = (!ended).then_some((body, guard));
+        let content = (!ended).then_some(BodyContent {
+            source: Some(body),
+            guard,
+            ahead: None,
+        });
         let shared = Arc::new(SharedBody {
-            inner: Mutex::new(inner),
+            content: Mutex::new(content),
             reader_waker: AtomicWaker::new(),
+            read_ahead_waker: AtomicWaker::new(),
             bytes: AtomicU64::new(0),
             data_available: AtomicBool::new(true), // until a poll finds none
-            may_pause,
+            slow_reader,
+            is_read_ahead: AtomicBool::new(false),
+            source_ended: AtomicBool::new(false),
         });
         let (deadline, stop) = match lifetime {
             BodyLifetime::Deadline(at) => (Some(at), None),
@@ -236,22 +380,34 @@ where
             ended,
         }
     }
+
+    /// Records that the client gets this frame.
+    fn record_sent(shared: &SharedBody<B, G>, guard: &mut G, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            guard.on_sent(data.len());
+            let bytes = u64::try_from(data.len()).unwrap_or_default();
+            shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+            shared.data_available.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The source keeps a waker of this body: dropping the body alone would leave a reference cycle.
-impl<B, G> Drop for GuardedBody<B, G> {
+impl<B: Body, G> Drop for GuardedBody<B, G> {
     fn drop(&mut self) {
         if self.ended {
             return; // nothing is left, and looking for it would move a large value
         }
-        let rest = self.shared.inner().take();
+        let rest = self.shared.content().take();
         drop(rest); // after the lock: it may wake others
+        self.shared.read_ahead_waker.wake();
     }
 }
 
 impl<B, G> Body for GuardedBody<B, G>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
     G: BodyGuard,
 {
     type Data = Bytes;
@@ -266,47 +422,72 @@ where
             return Poll::Ready(None);
         }
         this.shared.reader_waker.register(cx.waker());
-        let mut inner = this.shared.inner();
-        let Some((body, guard)) = inner.as_mut() else {
+        let mut locked = this.shared.content();
+        let Some(BodyContent {
+            source,
+            guard,
+            ahead,
+        }) = locked.as_mut()
+        else {
             this.ended = true;
             return Poll::Ready(Some(Err(GuardedBodyError::DeadlineExceeded)));
         };
-        let mut more = Context::from_waker(&this.data_waker);
-        let polled = match Pin::new(&mut *body).poll_frame(&mut more) {
-            Poll::Ready(polled) => polled.map(|frame| frame.map_err(GuardedBodyError::Source)),
-            Poll::Pending
-                if this
-                    .stop
-                    .as_mut()
-                    .is_some_and(|s| s.as_mut().poll(cx).is_ready()) =>
-            {
-                this.ended = true;
-                None
-            }
-            Poll::Pending => {
-                this.shared.data_available.store(false, Ordering::Relaxed);
-                guard.on_idle(cx);
-                return Poll::Pending;
-            }
-        };
-        if let Some(Ok(frame)) = &polled
-            && let Some(data) = frame.data_ref()
+        let (polled, is_last) = if let Some(ahead) = ahead
+            && let Some(frame) = ahead.pop(source.is_none())
         {
-            guard.on_data(data);
-            let bytes = u64::try_from(data.len()).unwrap_or_default();
-            this.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
-            this.shared.data_available.store(true, Ordering::Relaxed);
+            let is_last = source.is_none() && ahead.is_empty();
+            (
+                frame.map(|frame| frame.map_err(GuardedBodyError::Source)),
+                is_last,
+            )
+        } else if let Some(body) = source {
+            let mut more = Context::from_waker(&this.data_waker);
+            match Pin::new(&mut *body).poll_frame(&mut more) {
+                Poll::Ready(polled) => {
+                    match &polled {
+                        Some(Ok(frame)) => {
+                            if let Some(data) = frame.data_ref() {
+                                guard.on_received(data);
+                            }
+                            if body.is_end_stream() {
+                                guard.on_complete();
+                            }
+                        }
+                        Some(Err(_)) => guard.on_error(None),
+                        None => guard.on_complete(),
+                    }
+                    let is_last = !matches!(polled, Some(Ok(_))) || body.is_end_stream();
+                    (
+                        polled.map(|frame| frame.map_err(GuardedBodyError::Source)),
+                        is_last,
+                    )
+                }
+                Poll::Pending
+                    if this
+                        .stop
+                        .as_mut()
+                        .is_some_and(|s| s.as_mut().poll(cx).is_ready()) =>
+                {
+                    (None, true) // the upstream stream is in the middle of its body
+                }
+                Poll::Pending => {
+                    this.shared.data_available.store(false, Ordering::Relaxed);
+                    guard.on_idle(cx);
+                    return Poll::Pending;
+                }
+            }
+        } else {
+            (None, true)
+        };
+        if let Some(Ok(frame)) = &polled {
+            Self::record_sent(&this.shared, guard, frame);
         }
-        match &polled {
-            Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
-            Some(Ok(_)) => guard.on_complete(),
-            Some(Err(_)) => guard.on_error(None),
-            None if this.ended => {} // stopped: the upstream stream is in the middle of its body
-            None => guard.on_complete(),
+        if !is_last {
+            return Poll::Ready(polled);
         }
         this.ended = true;
-        let spent = inner.take();
-        drop(inner);
+        let spent = locked.take();
+        drop(locked);
         drop(spent); // after the lock: it may wake others
         this.deadline_guard = None;
         Poll::Ready(polled)

@@ -6,10 +6,13 @@ use http_body_util::Full;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::limits::memory_limit::MemoryLimit;
+use crate::metrics::Registry;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::pipeline::response::deadlines::tests::deadlines;
+use crate::upstream::requester::SlotHolder;
 
 /// Logs the guard's events and its drop.
 #[derive(Clone, Default)]
@@ -24,8 +27,17 @@ impl EventLog {
 struct LoggingGuard(EventLog, Option<ActiveRequest>);
 
 impl BodyGuard for LoggingGuard {
-    fn on_data(&mut self, data: &[u8]) {
-        self.0.0.lock().push(format!("passed {}", data.len()));
+    type Source = ();
+    fn on_received(&mut self, _: &[u8]) {}
+    fn on_sent(&mut self, bytes: usize) {
+        self.0.0.lock().push(format!("passed {bytes}"));
+    }
+    fn take_source(&mut self) {
+        self.0.0.lock().push("source over".to_owned());
+    }
+    fn read_ahead_account(&self) -> Option<ReadAheadAccount> {
+        let memory = MemoryLimit::new(0, &Registry::new());
+        Some(memory.read_ahead_account(SlotHolder::User("alice".to_owned())))
     }
     fn on_idle(&mut self, _: &mut Context<'_>) {}
     fn on_complete(&mut self) {
@@ -58,14 +70,14 @@ impl Body for ChannelBody {
     }
 }
 
-fn guarded<B: Body + Send + 'static>(
+fn guarded<B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static>(
     body: B,
     until: BodyLifetime,
 ) -> (GuardedBody<B, LoggingGuard>, EventLog) {
     guarded_with(&deadlines().0, body, until)
 }
 
-fn guarded_with<B: Body + Send + 'static>(
+fn guarded_with<B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static>(
     deadlines: &Arc<Deadlines>,
     body: B,
     until: BodyLifetime,
@@ -75,7 +87,7 @@ fn guarded_with<B: Body + Send + 'static>(
         body,
         LoggingGuard(log.clone(), None),
         until,
-        false,
+        SlowReader::ReadAhead,
         deadlines,
     );
     (body, log)
@@ -246,4 +258,54 @@ async fn a_client_that_reads_a_byte_a_second_is_cut_off() {
         advance(&deadlines, &mut now, Duration::from_secs(1));
     }
     assert!((10..13).contains(&taken), "{taken}");
+}
+
+#[tokio::test]
+async fn a_slow_clients_response_is_read_ahead_and_outlasts_its_deadline() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (deadlines, _) = deadlines();
+    let start = tokio::time::Instant::now().into_std();
+    let deadline = start + Duration::from_secs(5);
+    let until = BodyLifetime::Deadline(deadline);
+    let (mut body, log) = guarded_with(&deadlines, ChannelBody(fed), until);
+    for _ in 0..3 {
+        feed.send(Bytes::from(vec![7; 100_000])).unwrap();
+    }
+    deadlines.expire(start);
+    tokio::task::yield_now().await;
+    assert_eq!(log.lines(), [""; 0], "it may be fast");
+    deadlines.expire(start + SCAN_INTERVAL);
+    drop(feed);
+    tokio::task::yield_now().await;
+    assert_eq!(log.lines(), ["complete", "source over"]);
+    deadlines.expire(deadline);
+    let mut read = 0;
+    while let Some(frame) = body.frame().await {
+        read += frame.unwrap().into_data().unwrap().len();
+        if read == 300_000 {
+            assert!(body.is_end_stream());
+        }
+    }
+    assert_eq!(read, 300_000);
+    assert_eq!(log.lines().last().unwrap(), "let go");
+}
+
+#[tokio::test]
+async fn a_response_that_is_read_ahead_keeps_to_the_minimum_rate() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (deadlines, _) = deadlines();
+    let mut now = tokio::time::Instant::now().into_std();
+    let (mut body, log) = guarded_with(&deadlines, ChannelBody(fed), BodyLifetime::Unlimited);
+    feed.send(Bytes::from_static(b"abc")).unwrap();
+    advance(&deadlines, &mut now, Duration::from_secs(1));
+    tokio::task::yield_now().await;
+    drop(feed);
+    tokio::task::yield_now().await;
+    assert_eq!(log.lines(), ["complete", "source over"]);
+    advance(&deadlines, &mut now, Duration::from_secs(10));
+    assert_eq!(log.lines().last().unwrap(), "let go");
+    assert!(matches!(
+        body.frame().await,
+        Some(Err(GuardedBodyError::DeadlineExceeded))
+    ));
 }

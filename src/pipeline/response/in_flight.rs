@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::Instant;
 
+use bytes::Bytes;
 use http_body::Body;
 
 use crate::clock::Clock;
 use crate::drain::DrainGuard;
+use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::response::abandoned::InFlightRequest;
 use crate::pipeline::response::deadlines::DeadlineGuard;
@@ -23,22 +25,27 @@ use crate::pipeline::response::deadlines::TransferPhase;
 use crate::pipeline::response::guarded::BodyGuard;
 use crate::pipeline::response::guarded::GuardedBody;
 use crate::pipeline::response::list_observer::ListObserver;
+use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::response::watch_init::InitializationEnd;
 use crate::pipeline::response::watch_init::WatchInitialization;
 use crate::pipeline::trace::Trace;
 use crate::upstream::body::progress::BodyProgress;
 use crate::upstream::body::progress::BodyState;
+use crate::upstream::requester::SlotHolder;
 
 /// What a response body or a tunnel owns. Dropped in this order: the trace, the stream guard, the
 /// permit.
 pub(in crate::pipeline) struct ResponseGuard {
     pub(in crate::pipeline) trace: Trace,
-    pub(in crate::pipeline) in_flight: InFlightRequest,
+    /// `None` once the API server has sent everything and what is left is read ahead.
+    pub(in crate::pipeline) in_flight: Option<InFlightRequest>,
     /// Of a watch whose initial events are observed: it may hold seats until they have ended.
     pub(in crate::pipeline) watch: Option<Box<WatchInitialization>>,
     /// The request body, if the response may have come before its end.
     pub(in crate::pipeline) upload: Option<MonitoredUpload>,
     pub(in crate::pipeline) list: Option<Box<ListObserver>>,
+    /// Of a response that may be read ahead.
+    pub(in crate::pipeline) read_ahead: Option<Arc<WorkerMemoryLimit>>,
     pub(in crate::pipeline) active_request: Option<ActiveRequest>,
     pub(in crate::pipeline) _drain_guard: Option<DrainGuard>,
 }
@@ -79,11 +86,10 @@ impl Expire for Upload {
     }
 
     fn transfer(&self) -> Option<Transfer> {
+        let (bytes, awaited) = (self.progress.bytes(), self.progress.is_awaiting_client());
         Some(Transfer {
-            phase: TransferPhase::RequestBody,
-            bytes: self.progress.bytes(),
-            waiting_for_client: self.progress.is_awaiting_client(),
             may_pause: self.may_pause,
+            ..Transfer::new(TransferPhase::RequestBody, bytes, awaited)
         })
     }
 }
@@ -96,9 +102,10 @@ impl ResponseGuard {
         deadline: Instant,
         deadlines: &Arc<Deadlines>,
     ) where
-        B: Body + Send + 'static,
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Send,
     {
-        let release = |guard: &mut Box<Self>| guard.in_flight.release_watch_seats();
+        let release = |guard: &mut Box<Self>| guard.release_watch_seats();
         let timeout_guard = body.register_timeout(deadline, release, deadlines);
         body.with_guard(|guard| {
             if let Some(watch) = &mut guard.watch {
@@ -109,7 +116,7 @@ impl ResponseGuard {
 
     fn end_initialization(&mut self, end: InitializationEnd) {
         if end.seats {
-            self.in_flight.release_watch_seats();
+            self.release_watch_seats();
         }
         if end.bookmark {
             self.trace.record_watch_list(Clock.now());
@@ -118,12 +125,24 @@ impl ResponseGuard {
             self.watch = None;
         }
     }
+
+    fn release_watch_seats(&mut self) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.release_watch_seats();
+        }
+    }
 }
 
 /// Boxed, since it is moved with the body into several places.
 impl BodyGuard for Box<ResponseGuard> {
-    fn on_data(&mut self, data: &[u8]) {
-        self.trace.record_sent(data.len());
+    /// The stream and the permit, and the request body.
+    type Source = (Option<InFlightRequest>, Option<MonitoredUpload>);
+
+    fn on_sent(&mut self, bytes: usize) {
+        self.trace.record_sent(bytes);
+    }
+
+    fn on_received(&mut self, data: &[u8]) {
         self.trace.inspect_body(data);
         if let Some(watch) = &mut self.watch {
             let end = watch.feed(data);
@@ -144,10 +163,22 @@ impl BodyGuard for Box<ResponseGuard> {
     fn on_complete(&mut self) {
         let upload = self.upload.as_ref().map(|upload| upload.progress.state());
         let all_sent = upload.is_none_or(|state| state == BodyState::Complete);
-        self.in_flight.complete(all_sent);
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.complete(all_sent);
+        }
         if let Some(list) = self.list.take() {
             list.finish();
         }
+    }
+
+    fn take_source(&mut self) -> Self::Source {
+        (self.in_flight.take(), self.upload.take())
+    }
+
+    fn read_ahead_account(&self) -> Option<ReadAheadAccount> {
+        let (memory, user) = (self.read_ahead.as_ref()?, self.trace.effective_user()?);
+        let holder = SlotHolder::User(user.name.clone());
+        Some(memory.0.read_ahead_account(holder))
     }
 
     fn on_error(&mut self, slow: Option<SlowTransfer>) {

@@ -10,13 +10,13 @@
 //! | [`AdmissionPermit`](crate::flowcontrol::controller::AdmissionPermit) | `flowcontrol::controller` | the decision, the count of watches |
 //! | [`Permit`](crate::limits::Permit) | `limits` | the slot of max-in-flight instead of a seat; the client limits |
 //! | `InFlightRequest` | [`abandoned`] | the upstream's stream, which is closed first |
-//! | `ResponseGuard` | `in_flight` | the trace; dropped with the last byte |
+//! | `ResponseGuard` | `in_flight` | the trace; dropped with the last byte that the client gets. Of a response that is read ahead, the stream and the permit are dropped with the API server's last byte |
 //!
 //! # Layers
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `abandoned` `deadlines` `explain` `list_observer` `response_reader` |
+//! | 0 | `abandoned` `deadlines` `explain` `list_observer` `read_ahead` `response_reader` |
 //! | 1 | `guarded` `watch_init` |
 //! | 2 | `in_flight` |
 //! | 3 | `body` |
@@ -28,5 +28,6 @@ pub(in crate::pipeline) mod explain;
 pub(crate) mod guarded;
 pub(in crate::pipeline) mod in_flight;
 pub(in crate::pipeline) mod list_observer;
+mod read_ahead;
 pub(in crate::pipeline) mod response_reader;
 pub(in crate::pipeline) mod watch_init;

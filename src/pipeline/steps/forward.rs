@@ -38,6 +38,7 @@ use crate::pipeline::response::abandoned::AbandonedRetention;
 use crate::pipeline::response::abandoned::InFlightRequest;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::deadlines::SlowReader;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::response::guarded::BodyLifetime;
 use crate::pipeline::response::guarded::GuardedBody;
@@ -212,7 +213,9 @@ impl ForwardingStep {
                 Ok(sent) => sent,
                 // It holds a place, of which its user has a share, and from now on no seat.
                 Err(_) if may_pause => {
-                    permit.map(Permit::release_watch_seats);
+                    if let Some(permit) = permit {
+                        permit.release_watch_seats();
+                    }
                     sent.await
                 }
                 Err(_) => return Err(RequestRejection::Timeout(head_limit.timeout)),
@@ -242,9 +245,12 @@ impl ForwardingStep {
         let seats_until = holds_seats.then(|| Clock.now() + INITIALIZATION_TIMEOUT);
         in_flight.keep_watch_seats_until(seats_until);
         let list = self.list_observer(subject.info, observed_list, &response);
+        let slow_reader = SlowReader::new(is_proven, deadline.is_none());
+        let read_ahead = slow_reader == SlowReader::ReadAhead;
         let guard = in_place::boxed(|| ResponseGuard {
             trace: trace.hand_over(),
-            in_flight,
+            in_flight: Some(in_flight),
+            read_ahead: read_ahead.then(|| Arc::clone(&self.memory_limit)),
             watch,
             upload,
             list,
@@ -261,11 +267,11 @@ impl ForwardingStep {
             ));
         }
         let lifetime = self.body_lifetime(subject.info, deadline);
-        Ok(self.guarded_response(response, guard, lifetime, seats_until, reader, may_pause))
+        Ok(self.guarded_response(response, guard, lifetime, seats_until, reader, slow_reader))
     }
 
     /// The response whose body has this guard. The seats of a watch that is not initialized are
-    /// released at `seats_until`. Its bytes count for `reader`, which may pause or not.
+    /// released at `seats_until`. Its bytes count for `reader`, which may be slow as `slow_reader` says.
     fn guarded_response(
         &self,
         response: Response<ResponseBody>,
@@ -273,12 +279,12 @@ impl ForwardingStep {
         lifetime: BodyLifetime,
         seats_until: Option<Instant>,
         reader: ResponseReader,
-        may_pause: bool,
+        slow_reader: SlowReader,
     ) -> Response<Body> {
         let (mut head, body) = response.into_parts();
         headers::prepare_forwarding(&mut head.headers);
         head.version = Version::HTTP_11; // the client's connection has its own version
-        let body = GuardedBody::new(body, guard, lifetime, may_pause, &self.deadlines);
+        let body = GuardedBody::new(body, guard, lifetime, slow_reader, &self.deadlines);
         if let Some(deadline) = seats_until {
             ResponseGuard::limit_initialization(&body, deadline, &self.deadlines);
         }

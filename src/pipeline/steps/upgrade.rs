@@ -145,11 +145,10 @@ impl Expire for Tunnel {
     }
 
     fn transfer(&self) -> Option<Transfer> {
+        let (bytes, blocked) = (self.progress.bytes(), self.progress.is_write_blocked());
         Some(Transfer {
-            phase: TransferPhase::Tunnel,
-            bytes: self.progress.bytes(),
-            waiting_for_client: self.progress.is_write_blocked(),
             may_pause: self.may_pause,
+            ..Transfer::new(TransferPhase::Tunnel, bytes, blocked)
         })
     }
 }

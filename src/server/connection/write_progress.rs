@@ -46,11 +46,10 @@ impl Expire for WriteStall {
     }
 
     fn transfer(&self) -> Option<Transfer> {
+        let bytes = self.bytes.load(Ordering::Relaxed);
         let transfer = Transfer {
-            phase: TransferPhase::EndedResponse,
-            bytes: self.bytes.load(Ordering::Relaxed),
-            waiting_for_client: true,
             may_pause: self.may_pause.load(Ordering::Relaxed),
+            ..Transfer::new(TransferPhase::EndedResponse, bytes, true)
         };
         self.is_awaited.load(Ordering::Relaxed).then_some(transfer)
     }

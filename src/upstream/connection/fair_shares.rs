@@ -36,6 +36,11 @@ impl<H: Clone + Eq + Hash> FairShares<H> {
         }
     }
 
+    /// Changes the number of slots. Those beyond it stay in use until they are released.
+    pub(crate) const fn set_total(&mut self, total: usize) {
+        self.total = total;
+    }
+
     /// Acquires one slot for all of `holders`.
     ///
     /// # Errors
