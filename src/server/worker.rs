@@ -27,10 +27,11 @@ use crate::server::connection::ConnectionContext;
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::connection_shares::ConnectionShare;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
+use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 
-/// The interval at which idle upstream connections are checked. Their idle timeout is several times
-/// as long.
-const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
+/// The interval at which idle upstream connections are checked: that of the probes of `/readyz`,
+/// after whose failure they are closed.
+const CLOSE_IDLE_EVERY: Duration = PROBE_INTERVAL;
 
 /// A connection that the acceptor has accepted.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use crate::support::weir;
 use crate::support::weir::Weir;
 use crate::support::within;
 use ::weir::upstream::UpstreamProtocol;
+use std::time::Duration;
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";
@@ -161,6 +162,27 @@ async fn goaway_closes_idle_http1_connections() {
     let read = send(&mut client, &mut upstream, TestRequest::get(LIST)).await;
     assert_ne!(read.1.connection.number, idle);
     finish(read).await;
+}
+
+#[tokio::test]
+async fn a_readyz_that_fails_closes_idle_http1_connections() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.answer_readyz(200);
+    let weir = weir::builder(upstream.address)
+        .with(|config| {
+            config.upstream.protocol = UpstreamProtocol::Auto;
+            config.upstream.ready_first = true;
+            config.upstream.probe_interval = Duration::from_millis(20);
+        })
+        .start()
+        .await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let read = read_over_http1(&mut client, &mut upstream).await;
+    finish(read).await;
+    let open = "weir_upstream_connections{way=\"pass-through\"}";
+    assert!(weir.metric(open).await > 1.0);
+    upstream.answer_readyz(500);
+    weir.wait_for_metric(open, 1.0).await; // that of HTTP/2
 }
 
 #[tokio::test]

@@ -484,6 +484,14 @@ class Attack:
     async def h1_chunked(self):
         await self.over_http1(120, self.head("POST /version", "Transfer-Encoding: chunked"))
 
+    # S1: requests that are complete, with trailers that HTTP/2 has no place for.
+
+    async def s1_trailers(self):
+        names = ("Connection", "TE", "Transfer-Encoding", "Upgrade", "Keep-Alive", "Proxy-Connection")
+        head = self.head("POST /version", f"Authorization: {self.bob()[1]}", "Transfer-Encoding: chunked")
+        requests = [head + f"1\r\nx\r\n0\r\n{name}: close\r\n\r\n".encode() for name in names]
+        await asyncio.gather(*(self.over_http1(75, request, request) for request in requests))
+
     # H2: rapid reset.
 
     async def h2_readyz(self):

@@ -20,6 +20,7 @@ ATTACKS=(
     h1-anonymous h1-tokens h1-certificate h1-length h1-chunked h1-trickle
     h2-readyz h2-livez h2-watch
     h3-log h3-websocket
+    s1-trailers
     m3-tokens m4-protocol m5-heads m5-hpack m5-fields m6-readyz m7-lists
 )
 MEMORY=200 # MiB that an attack may cost weir
@@ -70,7 +71,7 @@ ready_for() {
         before
         by_kubeconfig --assert-by=impersonation
         ;;
-    h1-length | h1-chunked) # a connection each: fewer seats, so that some hundred are enough
+    h1-length | h1-chunked | s1-*) # a connection each: fewer seats, so that some hundred are enough
         before
         weir front "$BACK" --max-requests-inflight=100 --max-mutating-requests-inflight=50
         ;;

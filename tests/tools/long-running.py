@@ -86,7 +86,14 @@ class Http2:
         await self.session.flush()
 
     def cut(self):
-        self.session.h2.reset_stream(self.stream, 2)
+        self.reset(2)
+
+    def stop(self):
+        """Nothing more of the request is needed."""
+        self.reset(0)
+
+    def reset(self, code):
+        self.session.h2.reset_stream(self.stream, code)
         self.session.writer.write(self.session.h2.data_to_send())
 
 
@@ -105,6 +112,12 @@ async def answer(method, path, headers, response):
         await response.head(200)
         await response.send(bytes(RAGGED))
         response.cut()
+        return
+    elif "/early" in path:
+        await response.head(401)
+        await response.send(b"early\n")
+        await response.end()
+        response.stop()
         return
     elif name == "echo":
         await response.head(200, ["Content-Type: application/json"])
@@ -193,6 +206,8 @@ class Http2Session:
                     task.add_done_callback(self.tasks.discard)
                 elif isinstance(event, h2.events.DataReceived):
                     self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                elif isinstance(event, h2.events.ConnectionTerminated):
+                    return
             self.room.set()
             await self.flush()
 

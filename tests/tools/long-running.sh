@@ -5,7 +5,7 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl python3
+need awk curl jq python3
 PATH=/usr/bin:$PATH # Debian's python, which has Debian's packages
 python3 -c 'import h2' || die 'python3-h2 is missing (.ci/run installs it)'
 
@@ -49,6 +49,9 @@ bytes() {
     awk '{print $NF}' "$WORK/$1.bytes"
 }
 
+for kilobytes in 60 200 900; do
+    head -c "${kilobytes}000" /dev/zero >"$WORK/upload-$kilobytes"
+done
 apiserver pki 0
 stopped pki
 for far in http/1.1 h2; do
@@ -64,6 +67,11 @@ for far in http/1.1 h2; do
         ask "watch-$id" $near "/api/v1/namespaces/silent/pods?watch=1" & asking+=($!)
         ask "ragged-$id" $near "$PODS/ragged/log?follow=true" & asking+=($!)
         ask "list-$id" $near /api/v1/pods --limit-rate 2M & asking+=($!)
+        for kilobytes in 60 200 900; do
+            ask "early-$kilobytes-$id" $near /api/v1/namespaces/early/configmaps -H 'Expect:' \
+                -H 'Content-Type: application/json' --data-binary "@$WORK/upload-$kilobytes" & asking+=($!)
+        done
+        ask "host-$id" $near "$SERVICES/s/proxy/echo" -H 'Host: app.example' & asking+=($!)
         pause "pause-log-$id" $near "$PODS/flood/log?follow=true" $LATE & asking+=($!)
         pause "pause-proxy-$id" $near "$SERVICES/s/proxy/flood" $LATE & asking+=($!)
         pause "pause-watch-$id" $near "/api/v1/namespaces/flood/pods?watch=1" $LATE & asking+=($!)
@@ -79,6 +87,13 @@ for far in http/1.1 h2; do
         done
         check_match "a log that ends raggedly: every byte, and no clean end $over" '^200 100000 [1-9]' "$(<"$WORK/ragged-$id.code")"
         check "a list whose client is slower than the server's patience $over" "200 $LIST 0" "$(<"$WORK/list-$id.code")"
+        for kilobytes in 60 200 900; do
+            # curl 7.88 counts the reset that RFC 9113 8.1 asks for after an early answer as its own failure.
+            check_match "an answer before the end of an upload of $kilobytes KB $over" '^401 6 ' \
+                "$(<"$WORK/early-$kilobytes-$id.code")"
+        done
+        check "an app is asked by the name that its client used $over" 'app.example app.example https' \
+            "$(jq -r '"\(.host // .[":authority"]) \(."x-forwarded-host") \(."x-forwarded-proto")"' "$WORK/host-$id")"
         for what in log proxy watch; do
             check "a pause: $what $over" $FLOOD "$(bytes "pause-$what-$id")"
         done

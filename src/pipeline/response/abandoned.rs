@@ -27,6 +27,7 @@ use crate::limits::service_times::ServiceTimes;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
 use crate::upstream::forward::send::SendContext;
+use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
@@ -35,6 +36,11 @@ use crate::upstream::requester::SlotHolder;
 /// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
 /// response that may finish nor the reply to a PING takes longer.
 const RESET_ACK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a seat is kept beyond its deadline at most, for the acknowledgement of the reset that
+/// the deadline causes: without it, every seat before a server that hangs would be given out again
+/// before the server knows.
+const OVERDUE_ACK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The abandoned requests of one worker.
 #[derive(Debug)]
@@ -202,7 +208,11 @@ fn abandon(
             sent_at + abandoned.service_times.average(shape)
         });
     let until = until.min(retention.deadline);
-    let reset_acknowledged = stream.as_mut().and_then(|stream| stream.cancel());
+    let grace = match now < retention.deadline {
+        true => CANCEL_GRACE_PERIOD,
+        false => Duration::ZERO,
+    };
+    let reset_acknowledged = stream.as_mut().and_then(|stream| stream.cancel(grace));
     let is_charged = until > now || reset_acknowledged.is_some();
     let Some(runtime) = Handle::try_current().ok().filter(|_| is_charged) else {
         return drop((stream, permit));
@@ -210,7 +220,8 @@ fn abandon(
     // The slot of a shared connection has no other owner, so it is kept until the reset is
     // acknowledged. A seat has its deadline.
     let acknowledged_by = now + RESET_ACK_TIMEOUT;
-    let (seats_until, deadline) = (retention.watch_seats_until, retention.deadline);
+    let deadline = retention.deadline + OVERDUE_ACK_TIMEOUT;
+    let seats_until = retention.watch_seats_until;
     let backlog = retention.backlog.as_ref();
     let charge = backlog.map(|(backlog, requester)| backlog.charge(requester.clone()));
     let retained = (GaugeGuard::new(abandoned.retained.clone()), charge);
@@ -273,7 +284,7 @@ mod tests {
     impl StreamGuard for FakeStream {
         fn complete(&mut self) {}
 
-        fn cancel(&mut self) -> Option<Cancellation> {
+        fn cancel(&mut self, _: Duration) -> Option<Cancellation> {
             let seen = self.0.take()?;
             Some(Box::pin(async move {
                 let _ = seen.await;
@@ -368,7 +379,7 @@ mod tests {
         assert!(seat.is_free().await);
         let (given_up, _never) = seat.send().await;
         drop(given_up);
-        tokio::time::advance(Duration::from_secs(61)).await;
+        tokio::time::advance(Duration::from_secs(63)).await;
         assert!(seat.is_free().await);
     }
 

@@ -102,7 +102,7 @@ async fn the_guard_is_dropped_with_the_last_frame_and_the_length_stays_known() {
     assert_eq!(body.size_hint().exact(), Some(3));
     let collected = body.collect().await.unwrap();
     assert_eq!(collected.to_bytes(), "abc");
-    assert_eq!(log.lines(), ["passed 3", "complete", "let go"]);
+    assert_eq!(log.lines(), ["complete", "passed 3", "let go"]);
 }
 
 #[tokio::test]

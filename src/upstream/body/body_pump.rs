@@ -30,8 +30,8 @@ impl Drop for BodyPump {
 }
 
 impl BodyPump {
-    /// Whether all of it has been sent.
-    pub(in crate::upstream) fn is_finished(&self) -> bool {
+    /// Whether nothing more of it is sent: all has been, or it broke off and the stream was reset.
+    pub(in crate::upstream) fn has_ended(&self) -> bool {
         self.0.is_finished()
     }
 

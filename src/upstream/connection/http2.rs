@@ -131,6 +131,13 @@ impl Http2Connection {
     }
 }
 
+/// Ends the connection, if no request is in flight.
+impl Drop for Http2Connection {
+    fn drop(&mut self) {
+        self.resets.wake_driver();
+    }
+}
+
 /// Waits until the peer has said how many streams it allows, at least one.
 async fn wait_for_settings(
     connection: &mut client::Connection<Http2Io, Bytes>,
@@ -351,14 +358,15 @@ impl PendingHttp2 {
         if self
             .body_pump
             .as_ref()
-            .is_some_and(|body_pump| !body_pump.is_finished())
+            .is_some_and(|body_pump| !body_pump.has_ended())
         {
             return false; // the rest of its body will not arrive
         }
-        let Ok(response) = poll_fn(|cx| self.poll_head(cx)).await else {
-            return true;
-        };
-        has_end && response.into_body().drain().await
+        match poll_fn(|cx| self.poll_head(cx)).await {
+            Ok(response) => has_end && response.into_body().drain().await,
+            // A reset of weir's own, as after a body that broke off, may be unread there.
+            Err(error) => error.is_remote() || error.is_io(),
+        }
     }
 }
 

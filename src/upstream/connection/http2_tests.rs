@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::Reason;
 use http::Request;
 use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
@@ -49,7 +50,7 @@ async fn tls_pair() -> (TlsConnection, ServerTlsStream<DuplexStream>) {
 /// The peer of a connection, with the request that it has accepted.
 struct PingPeer {
     connection: h2::server::Connection<ServerTlsStream<DuplexStream>, Bytes>,
-    _accepted: (Request<h2::RecvStream>, h2::server::SendResponse<Bytes>),
+    accepted: (Request<h2::RecvStream>, h2::server::SendResponse<Bytes>),
 }
 
 /// A connection with a request in flight. The peer reads nothing unless it is polled.
@@ -76,7 +77,7 @@ async fn connection() -> (
     };
     let peer = PingPeer {
         connection: peer,
-        _accepted: accepted,
+        accepted,
     };
     (shared, driver, pending, peer)
 }
@@ -102,4 +103,34 @@ async fn a_connection_whose_peer_answers_stays_open() {
         () = tokio::time::sleep(Duration::from_secs(600)) => {}
     }
     assert!(shared.is_usable());
+}
+
+/// Opens a stream whose body is not sent, and resets it.
+async fn reset_by_weir(shared: &Http2Connection) -> PendingHttp2 {
+    let request = Request::post("https://localhost/api").body(()).unwrap();
+    let mut sender = shared.sender.clone().ready().await.unwrap();
+    let (response, mut stream) = sender.send_request(request, false).unwrap();
+    stream.send_reset(Reason::CANCEL);
+    PendingHttp2 {
+        response,
+        body_pump: None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_peer_finishes_a_request_by_a_reset() {
+    let (shared, mut driver, pending, mut peer) = connection().await;
+    let outcomes = async {
+        let by_weir = reset_by_weir(&shared).await;
+        assert!(!by_weir.finish(true).await, "the peer may execute it");
+        peer.accepted.1.send_reset(Reason::REFUSED_STREAM);
+        tokio::select! {
+            finished = pending.finish(true) => assert!(finished),
+            _ = peer.connection.accept() => panic!("there is no further request"),
+        }
+    };
+    tokio::select! {
+        () = &mut driver => panic!("the peer is there"),
+        () = outcomes => {}
+    }
 }

@@ -53,9 +53,7 @@ impl ResetTracker {
     /// connection has ended.
     pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         let number = self.sent.fetch_add(1, Ordering::AcqRel) + 1;
-        if let Some(driver) = self.driver.get() {
-            driver.wake_by_ref();
-        }
+        self.wake_driver();
         let mut acknowledged = self.acknowledged.clone();
         async move {
             // Fails when the connection, and its streams, have ended.
@@ -71,6 +69,13 @@ impl ResetTracker {
     /// Sets the waker that a reset wakes. One task drives a connection from its start to its end.
     pub(in crate::upstream) fn set_driver(&self, driver: &Waker) {
         let _ = self.driver.get_or_init(|| driver.clone());
+    }
+
+    /// Wakes the task that drives the connection.
+    pub(in crate::upstream) fn wake_driver(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.wake_by_ref();
+        }
     }
 
     /// Whether all bytes of the connection have been written.

@@ -42,8 +42,11 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::pool::retry_budget::RetryBudget;
+use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
+use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::balancer::Candidate;
+use crate::upstream::servers::health::Availability;
 use crate::upstream::servers::health::ServerFailure;
 use crate::upstream::servers::server_set::RequestTraits;
 use crate::upstream::servers::server_set::ServerList;
@@ -224,7 +227,7 @@ impl<M: AuthMode> ServerPools<M> {
                 }
                 (Some(Err(failed)), _) => failed,
                 (None, spare) => {
-                    *context.guard = None; // ends it there
+                    end_there(context.guard.take());
                     *context.sent_at = None;
                     let head = spare.ok_or(ForwardError::Closed)?;
                     let body = RequestBody::empty();
@@ -509,12 +512,16 @@ impl<M: AuthMode> ServerPools<M> {
         requests.with_label_values(&[code, &host, method]).inc();
     }
 
-    /// Closes connections that have been idle for 45 s, and those to removed servers.
+    /// Closes connections that have been idle for 45 s, those to removed servers, and the idle ones
+    /// to servers whose `/readyz` fails: they are going away, and would lose what is sent then.
     pub(crate) fn close_idle(&self, now: Instant) {
         let mut pools = self.pools.lock();
         self.follow(&self.servers.list(), &mut pools);
         for entry in &pools.pools {
-            entry.pool.close_idle(now);
+            match entry.server.availability() {
+                Availability::NotReady => entry.pool.close_all_idle(),
+                _ => entry.pool.close_idle(now),
+            }
         }
     }
 
@@ -530,6 +537,19 @@ impl<M: AuthMode> ServerPools<M> {
 impl<M: AuthMode> std::fmt::Debug for ServerPools<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ServerPools<{}>", M::NAME)
+    }
+}
+
+/// Ends a request at a server that hangs. What it holds is kept until the server has seen that.
+fn end_there(guard: Option<Box<dyn StreamGuard>>) {
+    let Some(mut guard) = guard else {
+        return;
+    };
+    if let Some(ended) = guard.cancel(Duration::ZERO) {
+        tokio::spawn(async move {
+            let _ = timeout(CANCEL_GRACE_PERIOD, ended).await;
+            drop(guard);
+        });
     }
 }
 

@@ -121,7 +121,7 @@ struct UpgradeGuard(
 impl StreamGuard for UpgradeGuard {
     fn complete(&mut self) {}
 
-    fn cancel(&mut self) -> Option<Cancellation> {
+    fn cancel(&mut self, _: Duration) -> Option<Cancellation> {
         None // dropping it closes the connection
     }
 }

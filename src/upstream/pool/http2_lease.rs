@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::time::timeout;
 
@@ -11,7 +12,6 @@ use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::connection::http2::PendingHttp2;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::connection_class::PerClass;
-use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::servers::api_server::ServerRequest;
@@ -50,14 +50,17 @@ impl Http2Lease {
         Arc::clone(&self.connection)
     }
 
-    /// Cancels the request: lets it finish within [`CANCEL_GRACE_PERIOD`]. Otherwise the stream is
-    /// reset, and the future ends once the peer has seen the reset.
-    pub(super) fn cancel(&mut self) -> impl Future<Output = CancelOutcome> + Send + use<> {
+    /// Cancels the request: lets it finish within `grace`. Otherwise the stream is reset, and the
+    /// future ends once the peer has seen the reset.
+    pub(super) fn cancel(
+        &mut self,
+        grace: Duration,
+    ) -> impl Future<Output = CancelOutcome> + Send + use<> {
         let (pending, connection) = (self.pending.take(), self.connection());
         let has_end = !self.class.is_long_running();
         async move {
             if let Some(pending) = pending
-                && let Ok(true) = timeout(CANCEL_GRACE_PERIOD, pending.finish(has_end)).await
+                && let Ok(true) = timeout(grace, pending.finish(has_end)).await
             {
                 return CancelOutcome::Finished;
             }

@@ -3,6 +3,7 @@
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
 
 use http::Response;
 
@@ -38,13 +39,12 @@ impl StreamGuard for Lease {
         }
     }
 
-    fn cancel(&mut self) -> Option<Cancellation> {
+    fn cancel(&mut self, grace: Duration) -> Option<Cancellation> {
         match self {
-            // `None`: the connection is closed, and no response tells when the server has seen it.
             Self::Http1(lease) => lease
-                .cancel()
+                .cancel(grace)
                 .map(|outcome| -> Cancellation { Box::pin(outcome) }),
-            Self::Http2(lease) => Some(Box::pin(lease.cancel())),
+            Self::Http2(lease) => Some(Box::pin(lease.cancel(grace))),
         }
     }
 

@@ -46,6 +46,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
+use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
@@ -290,23 +291,24 @@ impl<M: AuthMode> Pool<M> {
 
     /// Opens an HTTP/1.1 connection for later reads, within its rate and its part of the budget.
     fn open_for_reads(self: &Arc<Self>, now: Instant) {
-        let Some(opening) = self.read_connections.begin(now) else {
-            return;
-        };
         let budget = self.connector.connection_budget();
         let permit = budget.map(ConnectionBudget::acquire_read_connection);
         if matches!(permit, Some(None)) {
             return; // its part of the budget is used up
         }
+        let Some(opening) = self.read_connections.begin(now) else {
+            return;
+        };
         let (pool, generation) = (Arc::clone(self), self.idle.generation());
         tokio::spawn(async move {
             // A failure is counted as every failed connect. The next read tries again.
             if let Ok(connection) = pool
                 .connect_http1(&Requester::default(), Http1Purpose::Requests)
                 .await
-                && let Ok(sender) = pool
+                && let Ok(mut sender) = pool
                     .handshake_http1(connection, generation, permit.flatten())
                     .await
+                && sender.requests.ready().await.is_ok()
             {
                 pool.idle.put(sender);
             }
@@ -407,12 +409,11 @@ impl<M: AuthMode> Pool<M> {
             });
         }
         if state.protocol == Some(Protocol::Http1) || !M::HTTP2 {
-            return self
-                .idle
-                .take(requested_at)
-                .map_or(LeaseChoice::Open, |sender| {
-                    LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender)))
-                });
+            // It may have waited: what has been idle for too long by now is not used.
+            let idle = self.idle.take(Clock.now());
+            return idle.map_or(LeaseChoice::Open, |sender| {
+                LeaseChoice::Take(Lease::Http1(self.reuse_http1(sender)))
+            });
         }
         if state.http2.get(class).may_open_first(requested_at) {
             self.spawn_open_http2(class, &mut state);
@@ -493,11 +494,13 @@ impl<M: AuthMode> Pool<M> {
             .await
             .map_err(ForwardError::reset)?;
         let open = self.metrics.count_open(M::NAME);
+        let (end, ended) = oneshot::channel();
         tokio::spawn(async move {
             let _ = driver.await; // hyper reports the error to the request on it
             drop((open, permit));
+            drop::<oneshot::Sender<()>>(end);
         });
-        Ok(Http1Sender::new(sender, generation, Clock.now()))
+        Ok(Http1Sender::new(sender, ended, generation, Clock.now()))
     }
 
     /// Opens a shared connection in a task of its own, so that it does not depend on the request
@@ -544,7 +547,8 @@ impl<M: AuthMode> Pool<M> {
                 self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
-                let sender = self.handshake_http1(connection, generation, None).await?;
+                let mut sender = self.handshake_http1(connection, generation, None).await?;
+                sender.requests.ready().await.map_err(ForwardError::reset)?;
                 self.state().protocol = Some(protocol);
                 self.idle.put(sender);
             }
@@ -604,6 +608,11 @@ impl<M: AuthMode> Pool<M> {
     /// Closes connections that have been idle for 45 s. The maintenance task calls it.
     pub(crate) fn close_idle(&self, now: Instant) {
         self.idle.close_idle(now);
+    }
+
+    /// Closes all idle HTTP/1.1 connections.
+    pub(in crate::upstream) fn close_all_idle(&self) {
+        self.idle.close_all();
     }
 
     /// Retires every connection: their certificate has been replaced. Requests on them are

@@ -19,9 +19,10 @@ pub(crate) trait StreamGuard: Send + Sync {
     fn complete(&mut self);
 
     /// Cancels the request before its body has ended; what was read of the response has been
-    /// dropped. The returned future ends when the API server is known to be done with the request
-    /// or to have seen the cancellation. Keep the guard until then. `None` if that cannot be known.
-    fn cancel(&mut self) -> Option<Cancellation>;
+    /// dropped. It may finish within `grace`. The returned future ends when the API server is known
+    /// to be done with the request, or to have seen the cancellation, or when the connection has been
+    /// closed. Keep the guard until then. `None` if that cannot be known.
+    fn cancel(&mut self, grace: Duration) -> Option<Cancellation>;
 
     /// Polls for the response head, if the guard holds the request.
     fn poll_head(
@@ -57,4 +58,4 @@ pub(crate) enum CancelOutcome {
 /// Nearly all requests are answered within it, and a request that is not reset costs the API server
 /// nothing more: Go's server closes a connection whose streams are reset faster than their handlers
 /// end. A request that takes longer is a list that is better ended.
-pub(in crate::upstream) const CANCEL_GRACE_PERIOD: Duration = Duration::from_secs(1);
+pub(crate) const CANCEL_GRACE_PERIOD: Duration = Duration::from_secs(1);

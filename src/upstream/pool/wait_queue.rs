@@ -62,7 +62,7 @@ impl WaitQueue {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// QueuedWaiters a request of `requester`, and wakes the next in turn, which may be this one: it finds a stream that was
+    /// Queues a request of `requester`, and wakes the next in turn, which may be this one: it finds a stream that was
     /// freed without a wake-up.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl PoolWaiter<'_> {
         }
     }
 
-    /// QueuedWaiters again, where there was no stream: before the later requests of the same requester.
+    /// Queues again, where there was no stream: before the later requests of the same requester.
     pub(in crate::upstream) fn requeue(&self) {
         let mut queues = self.queue.queues.lock();
         self.waiter.state.store(QUEUED, Ordering::Release);

@@ -134,22 +134,24 @@ impl Http1Lease {
         }
     }
 
-    /// Cancels the request. The exchange finishes if it may and takes at most
-    /// [`CANCEL_GRACE_PERIOD`], so that the connection can serve another. Without this, a client
-    /// that sends requests and goes away would cost the API server a TLS handshake each time.
+    /// Cancels the request. The exchange finishes if it may, within `grace`, so that the connection
+    /// can serve another. Without this, a client that sends requests and goes away would cost the API
+    /// server a TLS handshake each time. Otherwise the future ends once the connection is closed.
     pub(in crate::upstream) fn cancel(
         &mut self,
+        grace: Duration,
     ) -> Option<impl Future<Output = CancelOutcome> + Send + use<>> {
+        let mut sender = self.sender.take()?;
         let pending = self.pending.take();
         let may_finish = pending
             .as_ref()
             .map_or(self.may_finish_response, |pending| pending.may_finish);
-        let mut sender = self.sender.take().filter(|_| may_finish)?;
         let idle = Arc::clone(&self.idle);
         let head = pending.map(|pending| pending.head.into_inner());
         Some(async move {
             let finished = async {
                 match head {
+                    _ if !may_finish => false,
                     Some(head) => match head.await {
                         Ok(response) => ResponseBody::from(response.into_body()).drain().await,
                         Err(_) => true, // the connection has ended
@@ -158,10 +160,11 @@ impl Http1Lease {
                     None => sender.requests.ready().await.is_ok(),
                 }
             };
-            if let Ok(true) = timeout(CANCEL_GRACE_PERIOD, finished).await {
+            if let Ok(true) = timeout(grace, finished).await {
                 return_connection(&idle, sender);
                 CancelOutcome::Finished
             } else {
+                sender.close().await;
                 CancelOutcome::Reset
             }
         })

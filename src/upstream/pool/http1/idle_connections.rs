@@ -4,10 +4,12 @@
 
 use parking_lot::Mutex;
 use parking_lot::MutexGuard;
+use std::future::Future;
 use std::time::Duration;
 use std::time::Instant;
 
 use hyper::client::conn::http1;
+use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
@@ -24,6 +26,8 @@ const MAX_AGE_SPREAD: f64 = 0.2;
 /// An HTTP/1.1 connection: what requests are sent on, and until when it may become idle again.
 pub(in crate::upstream) struct Http1Sender {
     pub(in crate::upstream) requests: http1::SendRequest<RequestBody>,
+    /// Fails once the connection has been closed.
+    ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
     /// replaced.
     generation: u64,
@@ -31,16 +35,27 @@ pub(in crate::upstream) struct Http1Sender {
 }
 
 impl Http1Sender {
-    /// A connection that was opened now, when `generation` was the current one.
+    /// A connection that was opened now, when `generation` was the current one. The sender of
+    /// `ended` is dropped once it has been closed.
     pub(in crate::upstream) fn new(
         requests: http1::SendRequest<RequestBody>,
+        ended: oneshot::Receiver<()>,
         generation: u64,
         now: Instant,
     ) -> Self {
         Self {
             requests,
+            ended,
             generation,
             retires_at: now + max_age(fastrand::f64()),
+        }
+    }
+
+    /// Closes the connection, unless it has been closed. The future ends once its socket has been.
+    pub(in crate::upstream) fn close(self) -> impl Future<Output = ()> + Send {
+        drop(self.requests);
+        async move {
+            let _ = self.ended.await; // nothing is ever sent
         }
     }
 }
@@ -135,7 +150,7 @@ mod tests {
         let (near, _far) = tokio::io::duplex(1024);
         let (requests, driver) = http1::handshake(TokioIo::new(near)).await.unwrap();
         tokio::spawn(driver);
-        let mut sender = Http1Sender::new(requests, 0, Clock.now());
+        let mut sender = Http1Sender::new(requests, oneshot::channel().1, 0, Clock.now());
         sender.requests.ready().await.unwrap();
         let retires_at = sender.retires_at;
         idle.put(sender);
