@@ -446,6 +446,8 @@ async fn a_tunnel_holds_no_slot_and_has_no_deadline() {
         let response = call.response().await;
         assert_eq!(response.status, 504, "and not 429");
         drop(exchange);
+        // The seat is kept until the upstream has seen the end of the request.
+        weir.wait_for_metric("weir_abandoned_requests", 0.0).await;
     }
     eventually("nothing to be under way", async || {
         let status = weir.get_admin("/status.json").await;

@@ -343,7 +343,8 @@ async fn the_request_after_a_failure_succeeds() {
             .await;
         let mut client = weir.alice(near);
         for _ in 0..3 {
-            let call = client.send(TestRequest::get(LIST)).await;
+            // A read would be sent again: its connection may have been idle.
+            let call = client.send(TestRequest::post(LIST, "{}")).await;
             upstream.next_exchange().await.cut();
             assert_eq!(call.response().await.status, 502);
             let call = client.send(TestRequest::get(LIST)).await;

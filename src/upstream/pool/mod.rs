@@ -283,7 +283,7 @@ impl<M: AuthMode> Pool<M> {
             }
         }
         if let Some(sender) = self.idle.take(requested_at) {
-            return Some(self.reuse_http1(sender));
+            return Some(self.new_http1_lease(sender));
         }
         self.open_for_reads(requested_at);
         None
@@ -310,6 +310,7 @@ impl<M: AuthMode> Pool<M> {
                     .await
                 && sender.requests.ready().await.is_ok()
             {
+                sender.was_idle = true;
                 pool.idle.put(sender);
             }
             drop(opening);
@@ -323,7 +324,7 @@ impl<M: AuthMode> Pool<M> {
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
         let mut lease = if let Some(sender) = self.idle.take(requested_at) {
-            self.reuse_http1(sender)
+            self.new_http1_lease(sender)
         } else {
             let generation = self.idle.generation();
             let connection = self
@@ -338,13 +339,6 @@ impl<M: AuthMode> Pool<M> {
 
     fn new_http1_lease(&self, sender: Http1Sender) -> Http1Lease {
         Http1Lease::new(sender, Arc::clone(&self.idle))
-    }
-
-    /// Leases a connection that was idle.
-    fn reuse_http1(&self, sender: Http1Sender) -> Http1Lease {
-        let mut lease = self.new_http1_lease(sender);
-        lease.mark_reused();
-        lease
     }
 
     async fn wait_for_lease(
@@ -412,7 +406,7 @@ impl<M: AuthMode> Pool<M> {
             // It may have waited: what has been idle for too long by now is not used.
             let idle = self.idle.take(Clock.now());
             return idle.map_or(LeaseChoice::Open, |sender| {
-                LeaseChoice::Take(Lease::Http1(self.reuse_http1(sender)))
+                LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender)))
             });
         }
         if state.http2.get(class).may_open_first(requested_at) {

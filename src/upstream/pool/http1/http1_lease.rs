@@ -41,8 +41,6 @@ pub(in crate::upstream) struct Http1Lease {
     pub(in crate::upstream) slot: Option<RequestSlot>,
     /// Counts the request as in flight on its server.
     pub(in crate::upstream::pool) counted: Option<ServerRequest>,
-    /// Whether the connection has served a request before.
-    reused: bool,
     /// The request, until its response begins.
     pending: Option<PendingHttp1>,
     /// Whether the response has begun and may finish although the request was cancelled.
@@ -70,20 +68,14 @@ impl Http1Lease {
             idle,
             slot: None,
             counted: None,
-            reused: false,
             pending: None,
             may_finish_response: false,
         }
     }
 
-    /// Records that the connection was idle before.
-    pub(in crate::upstream) const fn mark_reused(&mut self) {
-        self.reused = true;
-    }
-
     /// Whether the connection was idle before: the server may close it while a request is sent.
-    pub(in crate::upstream) const fn is_reused(&self) -> bool {
-        self.reused
+    pub(in crate::upstream) fn is_reused(&self) -> bool {
+        self.sender.as_ref().is_some_and(|sender| sender.was_idle)
     }
 
     /// Sends the request. `may_finish` says whether the exchange may finish after a cancellation.
@@ -173,6 +165,7 @@ impl Http1Lease {
 
 /// Returns a connection to the idle ones after an exchange, as soon as it is ready for another.
 fn return_connection(idle: &Arc<IdleConnections>, mut sender: Http1Sender) {
+    sender.was_idle = true;
     if sender.requests.is_ready() {
         idle.put(sender);
     } else if !sender.requests.is_closed() {

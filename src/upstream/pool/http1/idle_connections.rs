@@ -26,6 +26,8 @@ const MAX_AGE_SPREAD: f64 = 0.2;
 /// An HTTP/1.1 connection: what requests are sent on, and until when it may become idle again.
 pub(in crate::upstream) struct Http1Sender {
     pub(in crate::upstream) requests: http1::SendRequest<RequestBody>,
+    /// Whether it has waited for a request: the server may close it as one is sent.
+    pub(in crate::upstream) was_idle: bool,
     /// Fails once the connection has been closed.
     ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
@@ -45,6 +47,7 @@ impl Http1Sender {
     ) -> Self {
         Self {
             requests,
+            was_idle: false,
             ended,
             generation,
             retires_at: now + max_age(fastrand::f64()),
