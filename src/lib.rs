@@ -20,7 +20,7 @@
 //! |---|---|
 //! | 0 | `encoding` `in_place` `numeric` `source_network` `x509` (pure) |
 //! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `throttling` `tls` `write_coalescing` |
-//! | 2 | `api` `drain` `request_info` (pure), `shared_limits`, `playground` (separate from all others) |
+//! | 2 | `api` `drain` `request_info` (pure), `shared_limits` |
 //! | 3 | `identity` |
 //! | 4 | `flowcontrol` `upstream` |
 //! | 5 | `limits` |
@@ -77,10 +77,6 @@ pub mod throttling;
 pub(crate) mod tls;
 pub(crate) mod write_coalescing;
 pub mod x509;
-
-// A simulated API server
-#[cfg(feature = "playground")]
-pub mod playground;
 
 // The program
 pub mod app;

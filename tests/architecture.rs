@@ -17,9 +17,6 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Modules that import nothing else of the crate.
-const APART: &[&str] = &["playground"];
-
 /// Files and folders that decide: no I/O, no clock, no locks, no randomness, no logs.
 const PURE: &[&str] = &[
     "api",
@@ -387,8 +384,7 @@ fn imports_point_down() {
                     continue;
                 };
                 let rows = &folders[folder].rows;
-                let apart = folder.is_empty() && APART.contains(&own.as_str());
-                if apart || rows.get(other) >= rows.get(own) {
+                if rows.get(other) >= rows.get(own) {
                     faults.push(format!("{place}: {own} must not import {other}"));
                 }
             }

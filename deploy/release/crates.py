@@ -36,6 +36,8 @@ def linked(target, flags):
         "cargo",
         "tree",
         "--locked",
+        "--package",
+        ROOT,
         "--target",
         target,
         "--edges",
@@ -66,8 +68,8 @@ def linked(target, flags):
 def texts_of(package):
     """The legal files of a crate, and of the code of others in it, by their paths."""
     folder = Path(package["manifest_path"]).parent
-    if package["name"] == ROOT:
-        return {"LICENSE": (folder / "LICENSE").read_text(encoding="utf-8")}
+    if package["source"] is None:  # of this workspace
+        return {"LICENSE": Path("LICENSE").read_text(encoding="utf-8")}
     found = {
         path
         for path in folder.rglob("*")

@@ -18,11 +18,11 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
-use weir::playground::Certificates;
-use weir::playground::PlaygroundServer;
-use weir::playground::PlaygroundSettings;
-use weir::playground::PlaygroundUser;
-use weir::playground::ServerCounters;
+use weir_playground::Certificates;
+use weir_playground::PlaygroundServer;
+use weir_playground::PlaygroundSettings;
+use weir_playground::PlaygroundUser;
+use weir_playground::ServerCounters;
 
 use crate::client;
 use crate::client::TokenClient;

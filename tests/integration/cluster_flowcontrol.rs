@@ -14,13 +14,13 @@ use ::weir::config::FlowcontrolConfig;
 use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller::ControllerConfig;
 use ::weir::flowcontrol::controller::Enforcement;
-use ::weir::playground::Denial;
-use ::weir::playground::PlaygroundSettings;
 use ::weir::upstream::credentials::BearerToken;
 use ::weir::upstream::credentials::CredentialSource;
 use ::weir::upstream::credentials::bearer::bearer_header;
 use serde_json::Value;
 use serde_json::json;
+use weir_playground::Denial;
+use weir_playground::PlaygroundSettings;
 
 use crate::authentication::PlaygroundCluster;
 use crate::authentication::authorization;

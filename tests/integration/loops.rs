@@ -215,10 +215,10 @@ async fn a_chain_of_three_lists_each_weir_once_in_order_and_is_no_loop() {
 #[cfg(feature = "playground")]
 #[tokio::test]
 async fn a_chain_of_three_ends_at_the_playground() {
-    use ::weir::playground::Certificates;
-    use ::weir::playground::PlaygroundServer;
-    use ::weir::playground::PlaygroundSettings;
     use ::weir::upstream::tls;
+    use weir_playground::Certificates;
+    use weir_playground::PlaygroundServer;
+    use weir_playground::PlaygroundSettings;
 
     let certificates = Certificates::generate().unwrap();
     let server = PlaygroundServer::new(PlaygroundSettings::default(), &certificates).unwrap();

@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use ::weir::playground::Denial;
-use ::weir::playground::PlaygroundSettings;
-use ::weir::playground::RequestRecord;
 use ::weir::upstream::credentials::BearerToken;
 use ::weir::upstream::credentials::CredentialSource;
 use ::weir::upstream::credentials::bearer::bearer_header;
+use weir_playground::Denial;
+use weir_playground::PlaygroundSettings;
+use weir_playground::RequestRecord;
 
 use crate::authentication::PlaygroundCluster;
 use crate::authentication::authorization;

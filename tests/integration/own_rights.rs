@@ -12,8 +12,8 @@ use crate::support::eventually;
 use crate::support::process::ConfigDir;
 use crate::support::process::WeirProcess;
 use crate::support::yaml;
-use ::weir::playground::PlaygroundSettings;
-use ::weir::playground::RequestRecord;
+use weir_playground::PlaygroundSettings;
+use weir_playground::RequestRecord;
 
 const RBAC: &str = include_str!("../../deploy/kustomize/base/rbac.yaml");
 const SETTINGS: &str = include_str!("../../deploy/kustomize/base/config.yaml");

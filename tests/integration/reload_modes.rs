@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
-#[cfg(feature = "playground")]
-use ::weir::playground::PlaygroundSettings;
 use serde_json::Value;
+#[cfg(feature = "playground")]
+use weir_playground::PlaygroundSettings;
 
 #[cfg(feature = "playground")]
 use crate::authentication::PlaygroundCluster;

@@ -24,16 +24,16 @@ use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::controller::RequestTimes;
 use crate::metrics::Registry;
-use crate::playground::ApiUser;
-use crate::playground::BoxFuture;
-use crate::playground::ClassificationUids;
-use crate::playground::Fairness;
-use crate::playground::InvalidField;
-use crate::playground::ObjectError;
-use crate::playground::SeatGuard;
-use crate::playground::TooManyRequests;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+use weir_playground::ApiUser;
+use weir_playground::BoxFuture;
+use weir_playground::ClassificationUids;
+use weir_playground::Fairness;
+use weir_playground::InvalidField;
+use weir_playground::ObjectError;
+use weir_playground::SeatGuard;
+use weir_playground::TooManyRequests;
 
 /// kube-apiserver's default `--request-timeout`. A request may wait a quarter of it in a queue.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);

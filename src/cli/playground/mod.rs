@@ -36,13 +36,13 @@ use crate::cli::process::logging;
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::signals;
-use crate::playground::Certificates;
-use crate::playground::Fairness;
-use crate::playground::ISSUER;
-use crate::playground::PlaygroundServer;
-use crate::playground::PlaygroundSettings;
-use crate::playground::auth::kubeconfig;
 use crate::server::acceptor;
+use weir_playground::Certificates;
+use weir_playground::Fairness;
+use weir_playground::ISSUER;
+use weir_playground::PlaygroundServer;
+use weir_playground::PlaygroundSettings;
+use weir_playground::kubeconfig;
 
 /// The mode of a folder that only its owner can use.
 const OWNER_ONLY: u32 = 0o700;

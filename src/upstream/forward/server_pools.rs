@@ -518,9 +518,10 @@ impl<M: AuthMode> ServerPools<M> {
         let mut pools = self.pools.lock();
         self.follow(&self.servers.list(), &mut pools);
         for entry in &pools.pools {
-            match entry.server.availability() {
-                Availability::NotReady => entry.pool.close_all_idle(),
-                _ => entry.pool.close_idle(now),
+            if entry.server.availability() == Availability::NotReady {
+                entry.pool.close_all_idle();
+            } else {
+                entry.pool.close_idle(now);
             }
         }
     }

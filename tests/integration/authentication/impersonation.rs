@@ -1,7 +1,7 @@
 //! Impersonation: the user that a request is classified for, and the user that it is forwarded for.
 //! Also the assertion of a certificate's user by impersonation.
 
-use ::weir::playground::Grant;
+use weir_playground::Grant;
 
 use super::*;
 use crate::support::Stopwatch;
