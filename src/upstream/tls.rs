@@ -165,6 +165,20 @@ pub fn parse_roots(origin: &str, text: &[u8]) -> Result<CertificatePool, PemErro
     })
 }
 
+/// The roots in a PEM text as client-go reads the API server's CA: those that cannot be parsed are
+/// left out.
+///
+/// # Errors
+/// The text has no certificate, or none that can be a root.
+pub(crate) fn parse_upstream_roots(origin: &str, text: &[u8]) -> Result<CertificatePool, PemError> {
+    let roots = CertificatePool::of_parsable(parse_certificates(origin, text)?);
+    if roots.is_empty() {
+        // Its error says why.
+        return parse_roots(origin, text);
+    }
+    Ok(roots)
+}
+
 /// PEM text, and what it is called in errors.
 #[derive(Clone, Copy, Debug)]
 pub struct PemInput<'a> {

@@ -15,7 +15,7 @@ pub(crate) fn self_signed_pair(name: &str) -> (String, String) {
     (certificate.pem(), key.serialize_pem())
 }
 
-fn ca_pem() -> String {
+pub(crate) fn ca_pem() -> String {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params
@@ -32,6 +32,21 @@ fn error_text<T>(result: Result<T, PemError>) -> String {
 fn every_certificate_of_a_bundle_becomes_a_root() {
     let bundle = format!("# a comment\n{}\n{}", ca_pem(), ca_pem());
     assert_eq!(parse_roots("ca.crt", bundle.as_bytes()).unwrap().len(), 2);
+}
+
+#[test]
+fn roots_that_cannot_be_parsed_are_left_out_of_the_api_servers_ca_only() {
+    let broken = "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n";
+    let bundle = format!("{broken}{}", ca_pem());
+    let roots = parse_upstream_roots("ca.crt", bundle.as_bytes());
+    assert_eq!(roots.unwrap().len(), 1);
+    let expected = "ca.crt: certificate 1 cannot be a root: x509: malformed certificate";
+    for none_left in [
+        parse_upstream_roots("ca.crt", broken.as_bytes()),
+        parse_roots("ca.crt", bundle.as_bytes()),
+    ] {
+        assert_eq!(error_text(none_left), expected);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Parses certificates as strictly as Go's `x509.ParseCertificate`. Pure.
 //!
-//! Where Go's versions differ (1.19 to 1.26), what one of them does not accept is not accepted here,
-//! apart from values of a name that are no strings, which no identity is made of.
+//! Where Go's versions differ, it is 1.26, which Kubernetes 1.36 is built with. What later fixes
+//! refuse is not accepted either, nor what earlier versions refuse, where a comment says so.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -73,13 +73,10 @@ pub(super) struct Extensions {
     /// The DER of the extended key usages. Empty for any.
     pub(super) purposes: Vec<Vec<u8>>,
     pub(super) alternative_names: Option<AlternativeNames>,
-    /// The DER of the alternative names.
-    pub(super) alternative_names_der: Option<Vec<u8>>,
     pub(super) name_constraints: Option<NameConstraints>,
-    /// Whether policies are required below or at this certificate.
-    pub(super) requires_policy: bool,
-    /// Whether a policy is mapped to or from any policy, which is not allowed.
-    pub(super) maps_any_policy: bool,
+    /// Whether policies decide about a path: one is required, or mapped to or from any policy, which
+    /// is not allowed.
+    pub(super) needs_policies: bool,
     /// Whether a critical extension is not known.
     pub(super) has_unknown_critical: bool,
 }
@@ -127,7 +124,7 @@ impl Certificate {
             .ok_or(ParseError("validity"))?;
         let subject = read_name(&mut tbs).ok_or(ParseError("subject"))?;
         let public_key_info = tbs.element(SEQUENCE).ok_or(ParseError("public key"))?;
-        let (public_key, key_algorithm) =
+        let public_key =
             keys::parse_public_key(public_key_info.contents).ok_or(ParseError("public key"))?;
         let extensions = match version {
             1 => Extensions::default(),
@@ -146,8 +143,8 @@ impl Certificate {
             not_before,
             not_after,
             public_key_info: public_key_info.contents.into(),
-            public_key: public_key.into(),
-            key_algorithm,
+            public_key: public_key.bytes.into(),
+            key_algorithm: public_key.algorithm,
             signature_algorithm,
             signature: signature.bytes.into(),
             extensions,
@@ -169,19 +166,24 @@ impl Certificate {
         &self.public_key_info
     }
 
+    /// Whether it is a CA. One of version 1 or 2 has no extension to say so.
+    pub(super) fn is_ca(&self) -> bool {
+        let constraints = self.extensions.basic_constraints;
+        constraints.map_or(self.version < 3, |constraints| constraints.is_ca)
+    }
+
     /// Why the certificate, if it is trusted, is the issuer of no other, whatever the time. `None` if
-    /// it can be. One of version 1 or 2 has no extension to say so.
+    /// it can be.
     pub(crate) fn issuing_defect(&self) -> Option<&'static str> {
         let extensions = &self.extensions;
-        let constraints = extensions.basic_constraints;
-        if !constraints.map_or(self.version < 3, |constraints| constraints.is_ca) {
+        if !self.is_ca() {
             Some("its basic constraints do not say CA:TRUE")
         } else if extensions.may_sign_certificates == Some(false) {
             Some("its key usage does not allow to sign certificates")
         } else if extensions.has_unknown_critical {
             Some("it has a critical extension that is not known")
         } else if self.key_algorithm.is_none() {
-            Some("signatures by keys of its kind are not supported")
+            Some("signatures by keys of its kind or size are not supported")
         } else {
             None
         }
@@ -305,7 +307,6 @@ impl Extensions {
                 let names = parse_alternative_names(value).ok_or("subject alternative names")?;
                 let is_known = !names.is_empty();
                 self.alternative_names = Some(names);
-                self.alternative_names_der = Some(value.to_owned());
                 return Ok(is_known);
             }
             [0x55, 0x1d, 19] => {
@@ -321,16 +322,14 @@ impl Extensions {
             [0x55, 0x1d, 31] => check_distribution_points(&mut der).ok_or("distribution points")?,
             [0x55, 0x1d, 32] => check_policies(&mut der).ok_or("certificate policies")?,
             [0x55, 0x1d, 33] => {
-                let any = maps_any_policy(&mut der).ok_or("policy mappings")?;
-                self.maps_any_policy = any;
+                self.needs_policies |= maps_any_policy(&mut der).ok_or("policy mappings")?;
             }
             [0x55, 0x1d, 35] => {
                 let id = parse_authority_key_id(&mut der).filter(|_| !critical);
                 self.authority_key_id = id.ok_or("authority key identifier")?;
             }
             [0x55, 0x1d, 36] => {
-                let requires = requires_policy(&mut der).ok_or("policy constraints")?;
-                self.requires_policy = requires;
+                self.needs_policies |= requires_policy(&mut der).ok_or("policy constraints")?;
             }
             [0x55, 0x1d, 37] => {
                 self.purposes = parse_purposes(&mut der).ok_or("extended key usages")?;
@@ -379,7 +378,10 @@ fn parse_alternative_names(value: &[u8]) -> Option<AlternativeNames> {
     const URI: u8 = context(6);
     const ADDRESS: u8 = context(7);
     let mut der = Der::new(value).read(SEQUENCE)?;
-    let mut names = AlternativeNames::default();
+    let mut names = AlternativeNames {
+        der: value.into(),
+        ..AlternativeNames::default()
+    };
     while !der.is_empty() {
         let name = der.any()?;
         match name.tag {
@@ -387,9 +389,10 @@ fn parse_alternative_names(value: &[u8]) -> Option<AlternativeNames> {
             DNS => names.dns.push(ia5_string(name.contents)?),
             URI => {
                 let host = uri::parse_host(&ia5_string(name.contents)?)?;
-                names
-                    .uri_hosts
-                    .push(is_domain(&host, false).then_some(host)?);
+                if !is_domain(&host, false) {
+                    return None;
+                }
+                names.uri_hosts.push(host);
             }
             ADDRESS => names.addresses.push(ip_address(name.contents)?),
             _ => {}

@@ -13,12 +13,15 @@ use crate::x509::der::constructed;
 use crate::x509::der::context;
 
 /// How many comparisons are made for one path at most: a certificate may have thousands of names,
-/// and an issuer thousands of constraints (Go's `maxConstraintComparisons`).
+/// and an issuer thousands of constraints. Go up to 1.25 makes as many for each issuer
+/// (`maxConstraintComparisons`); 1.26 searches sorted constraints instead.
 const MAX_COMPARISONS: usize = 250_000;
 
 /// The alternative names of a subject (RFC 5280, 4.2.1.6), of the kinds that Go knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AlternativeNames {
+    /// The value of the extension.
+    pub(super) der: Box<[u8]>,
     pub(crate) dns: Vec<String>,
     pub(super) emails: Vec<String>,
     /// The host of each URI, with its port. Empty if there is none.
@@ -115,7 +118,7 @@ impl NameConstraints {
                 .ok_or_else(|| format!("URI with host {host:?} cannot be matched"))?;
             budget.take(&permitted.uris, &excluded.uris)?;
             check(host, &permitted.uris, &excluded.uris, |domain, excluded| {
-                is_in_domain(name, domain, excluded)
+                is_host_in_domain(name, domain, excluded)
             })?;
         }
         for email in &names.emails {
@@ -204,11 +207,12 @@ impl Network {
             8 | 32 => value.split_at_checked(value.len() / 2)?,
             _ => return None,
         };
-        let bits: u32 = mask.iter().map(|byte| byte.leading_ones()).sum();
-        let set: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-        let first_zero = mask.iter().position(|byte| *byte != 0xff);
-        let ends = first_zero.is_none_or(|at| mask.iter().skip(at + 1).all(|byte| *byte == 0));
-        (bits == set && ends && ip_address(address).is_some()).then(|| Self {
+        let bits = mask
+            .iter()
+            .fold(0_u128, |bits, byte| (bits << 8) | u128::from(*byte));
+        let bits = bits << (128 - mask.len() * 8);
+        let is_prefix = bits.leading_ones() == bits.count_ones();
+        (is_prefix && ip_address(address).is_some()).then(|| Self {
             address: address.to_owned(),
             mask: mask.to_owned(),
         })
@@ -259,15 +263,12 @@ pub(super) fn is_domain(name: &str, constraint: bool) -> bool {
 /// Whether a name is that of the domain or of one in it; only of one in it, if the domain begins
 /// with a dot. An excluding domain also matches a wildcard that stands for it.
 fn is_in_domain(name: &str, domain: &str, excluding: bool) -> bool {
-    let without_first = |name: &str| {
-        name.find('.')
-            .map(|at| name.to_ascii_lowercase().split_off(at))
-    };
-    if excluding && name.starts_with('*') {
-        let rest = without_first(name);
-        if rest.is_some() && rest == without_first(domain) {
-            return true;
-        }
+    if excluding
+        && name.starts_with('*')
+        && let Some(((_, rest), (_, end))) = name.split_once('.').zip(domain.split_once('.'))
+        && rest.eq_ignore_ascii_case(end)
+    {
+        return true;
     }
     let Some(at) = name.len().checked_sub(domain.len()) else {
         return false;
@@ -277,6 +278,14 @@ fn is_in_domain(name: &str, domain: &str, excluding: bool) -> bool {
     };
     let at_label = before.is_empty() || before.ends_with('.') || domain.starts_with('.');
     domain.is_empty() || at_label && end.eq_ignore_ascii_case(domain)
+}
+
+/// Whether the host of a URI or mailbox matches. Later versions than Go 1.26.0 permit only the host
+/// itself, unless the domain begins with a dot (CVE-2026-78664, CVE-2026-78665); earlier ones exclude
+/// what is below it, too.
+fn is_host_in_domain(host: &str, domain: &str, excluding: bool) -> bool {
+    let may_be_below = excluding || domain.is_empty() || domain.starts_with('.');
+    (may_be_below || host.len() == domain.len()) && is_in_domain(host, domain, excluding)
 }
 
 /// The domain of a URI's host. `None` for an IP address, and if there is none.
@@ -302,7 +311,7 @@ impl Mailbox<'_> {
                 self.local == other.local && self.domain.eq_ignore_ascii_case(other.domain)
             });
         }
-        is_in_domain(self.domain, constraint, excluding)
+        is_host_in_domain(self.domain, constraint, excluding)
     }
 }
 
@@ -379,9 +388,23 @@ mod tests {
                 );
             }
         }
-        assert!(is_in_domain("*.example.com", "a.example.com", true));
+        assert!(is_in_domain("*.Example.com", "a.example.COM", true));
         assert!(!is_in_domain("*.example.com", "a.example.com", false));
         assert!(!is_in_domain("*.example.com", "a.b.example.com", true));
+    }
+
+    #[test]
+    fn hosts_are_permitted_exactly_and_excluded_with_all_below() {
+        for (host, domain, permitted, excluded) in [
+            ("Example.com", "example.com", true, true),
+            ("a.example.com", "example.com", false, true),
+            ("a.example.com", ".example.com", true, true),
+            ("example.com", ".example.com", false, false),
+            ("anything", "", true, true),
+        ] {
+            let found = [false, true].map(|excluding| is_host_in_domain(host, domain, excluding));
+            assert_eq!(found, [permitted, excluded], "{host} {domain}");
+        }
     }
 
     #[test]

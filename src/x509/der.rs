@@ -266,6 +266,22 @@ const fn days_since_epoch(year: i64, month: i64, day: i64) -> i64 {
     year * 365 + leap_days + (month * 153 + 2) / 5 + day - 719_469
 }
 
+/// The DER of an element of up to 64 KiB.
+#[cfg(test)]
+pub(crate) fn encode(tag: u8, contents: &[u8]) -> Vec<u8> {
+    let mut der = vec![tag];
+    match u8::try_from(contents.len()) {
+        Ok(length @ 0..0x80) => der.push(length),
+        Ok(length) => der.extend([0x81, length]),
+        Err(_) => {
+            der.push(0x82);
+            der.extend(u16::try_from(contents.len()).unwrap().to_be_bytes());
+        }
+    }
+    der.extend(contents);
+    der
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,19 +30,22 @@ fn matches(pattern: &str, host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     let (pattern, host) = match (pattern.strip_prefix("*."), host.split_once('.')) {
         (Some(rest), Some((_, host))) => (rest, host),
-        _ if pattern == "*" => return !host.contains('.'),
         _ => (pattern, host),
     };
     pattern.eq_ignore_ascii_case(host)
 }
 
-/// Go's `validHostname`: letters, digits, hyphens and underscores. A pattern may begin with `*`.
+/// Go's `validHostname`: letters, digits, hyphens and underscores. A pattern may begin with `*`; one
+/// of nothing else is not valid since Go 1.25.
 fn is_host_name(name: &str, is_pattern: bool) -> bool {
     let in_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    name.split('.').enumerate().all(|(n, label)| {
-        is_pattern && n == 0 && label == "*"
-            || !label.is_empty() && !label.starts_with('-') && label.bytes().all(in_label)
-    })
+    let labels = match name.strip_prefix("*.") {
+        Some(rest) if is_pattern => rest,
+        _ => name,
+    };
+    labels
+        .split('.')
+        .all(|label| !label.is_empty() && !label.starts_with('-') && label.bytes().all(in_label))
 }
 
 #[cfg(test)]
@@ -57,12 +60,11 @@ mod tests {
             ("*.example.com", "a.example.com", true),
             ("*.example.com", "a.b.example.com", false),
             ("*.example.com", "example.com", false),
-            ("*", "localhost", true),
-            ("*", "example.com", false),
         ] {
             assert_eq!(matches(pattern, host), expected, "{pattern} {host}");
         }
         assert!(is_host_name("*.a", true) && !is_host_name("*.a", false));
+        assert!(!is_host_name("*", true) && !is_host_name("*.", true));
         assert!(
             !is_host_name("a..b", true) && !is_host_name("-a", true) && is_host_name("_a", true)
         );

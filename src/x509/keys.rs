@@ -3,6 +3,7 @@
 use aws_lc_rs::signature::ECDSA_P256_SHA256_ASN1;
 use aws_lc_rs::signature::ECDSA_P384_SHA384_ASN1;
 use aws_lc_rs::signature::ECDSA_P521_SHA512_ASN1;
+use aws_lc_rs::signature::EcdsaVerificationAlgorithm;
 use aws_lc_rs::signature::ParsedPublicKey;
 use rustls_pki_types::AlgorithmIdentifier;
 use rustls_pki_types::alg_id;
@@ -73,6 +74,13 @@ pub(super) fn signature_algorithm(algorithm: Algorithm<'_>) -> Option<AlgorithmI
     }
 }
 
+/// The only element in the next one, which has this context-specific tag.
+fn explicit<'a>(der: &mut Der<'a>, number: u8) -> Option<Der<'a>> {
+    let contents = der.read(constructed(number))?;
+    let mut rest = contents;
+    rest.any().filter(|_| rest.is_empty()).map(|_| contents)
+}
+
 /// PSS whose hash is that of the mask, with a salt as long as the hash.
 fn pss_algorithm(parameters: &[u8]) -> Option<AlgorithmIdentifier> {
     let is_plain = |algorithm: Algorithm<'_>| {
@@ -80,10 +88,10 @@ fn pss_algorithm(parameters: &[u8]) -> Option<AlgorithmIdentifier> {
     };
     let mut outer = Der::new(parameters);
     let mut der = outer.read(SEQUENCE).filter(|_| outer.is_empty())?;
-    let hash = parse_algorithm(der.read(constructed(0))?.read(SEQUENCE)?)?;
-    let mask = parse_algorithm(der.read(constructed(1))?.read(SEQUENCE)?)?;
+    let hash = parse_algorithm(explicit(&mut der, 0)?.read(SEQUENCE)?)?;
+    let mask = parse_algorithm(explicit(&mut der, 1)?.read(SEQUENCE)?)?;
     let mask_hash = parse_algorithm(Der::new(mask.parameters).read(SEQUENCE)?)?;
-    let salt = der.read(constructed(2))?.integer()?;
+    let salt = explicit(&mut der, 2)?.integer()?;
     let trailer = match der.optional(constructed(3))? {
         Some(mut trailer) => trailer.integer()?,
         None => &[1],
@@ -103,58 +111,117 @@ fn pss_algorithm(parameters: &[u8]) -> Option<AlgorithmIdentifier> {
     is_usual.then_some(algorithm)
 }
 
-/// Parses the contents of a `SubjectPublicKeyInfo`: the bytes of the key, and its algorithm in the
-/// library's terms, if it verifies signatures by such keys. `None` if Go does not accept the key.
-pub(super) fn parse_public_key(info: &[u8]) -> Option<(&[u8], Option<AlgorithmIdentifier>)> {
+/// A public key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PublicKey<'a> {
+    pub(super) bytes: &'a [u8],
+    /// In the library's terms. `None` if it verifies no signatures by such keys.
+    pub(super) algorithm: Option<AlgorithmIdentifier>,
+}
+
+/// Parses the contents of a `SubjectPublicKeyInfo`. `None` if Go does not accept the key.
+pub(super) fn parse_public_key(info: &[u8]) -> Option<PublicKey<'_>> {
     let mut der = Der::new(info);
-    let algorithm = parse_algorithm(der.read(SEQUENCE)?)?;
-    let bits = der.bit_string()?;
-    let key = bits.bytes;
-    let without_parameters = algorithm.parameters.is_empty();
-    let kind = match algorithm.kind {
-        RSA_ENCRYPTION => {
-            let valid = algorithm.parameters == NULL_PARAMETERS && is_rsa_key(key);
-            valid.then_some(Some(alg_id::RSA_ENCRYPTION))?
+    let Algorithm { kind, parameters } = parse_algorithm(der.read(SEQUENCE)?)?;
+    let bits = der.bit_string().filter(|bits| bits.unused_bits == 0)?;
+    let bytes = bits.bytes;
+    let is_bare = parameters.is_empty() && bytes.len() == 32;
+    let algorithm = match kind {
+        RSA_ENCRYPTION if parameters == NULL_PARAMETERS => {
+            is_supported_rsa(bytes)?.then_some(alg_id::RSA_ENCRYPTION)
         }
-        EC_PUBLIC_KEY => parse_curve(algorithm.parameters, key)?,
-        ED25519 => (without_parameters && key.len() == 32).then_some(Some(alg_id::ED25519))?,
-        X25519 => (without_parameters && key.len() == 32).then_some(None)?,
-        DSA => is_dsa_key(algorithm.parameters, key).then_some(None)?,
+        EC_PUBLIC_KEY => {
+            let (length, library) = parse_curve(parameters)?;
+            let is_point =
+                library.is_none_or(|(verifies, _)| ParsedPublicKey::new(verifies, bytes).is_ok());
+            // Neither compressed nor hybrid.
+            if bytes.first() != Some(&4) || bytes.len() != length || !is_point {
+                return None;
+            }
+            library.map(|(_, algorithm)| algorithm)
+        }
+        ED25519 if is_bare => Some(alg_id::ED25519),
+        X25519 if is_bare => None,
+        DSA if is_dsa_key(parameters, bytes) => None,
+        DSA | ED25519 | RSA_ENCRYPTION | X25519 => return None,
         _ => None,
     };
-    (bits.unused_bits == 0).then_some((key, kind))
+    Some(PublicKey { bytes, algorithm })
 }
 
-/// The algorithm of a key on a curve that Go knows: a point on it that is not compressed.
-fn parse_curve(parameters: &[u8], key: &[u8]) -> Option<Option<AlgorithmIdentifier>> {
-    let (verifies, length, kind) = match Der::new(parameters).read(OBJECT_IDENTIFIER)?.bytes() {
-        // The library does not verify by such keys.
-        P224 => return (key.first() == Some(&4) && key.len() == 57).then_some(None),
-        P256 => (&ECDSA_P256_SHA256_ASN1, 65, alg_id::ECDSA_P256),
-        P384 => (&ECDSA_P384_SHA384_ASN1, 97, alg_id::ECDSA_P384),
-        P521 => (&ECDSA_P521_SHA512_ASN1, 133, alg_id::ECDSA_P521),
-        _ => return None,
-    };
-    let is_point = key.len() == length && ParsedPublicKey::new(verifies, key).is_ok();
-    is_point.then_some(Some(kind))
+type LibraryCurve = (&'static EcdsaVerificationAlgorithm, AlgorithmIdentifier);
+
+/// The length of a curve's points, and the curve in the library's terms, which lacks P-224. `None` if
+/// Go does not know it.
+fn parse_curve(parameters: &[u8]) -> Option<(usize, Option<LibraryCurve>)> {
+    match Der::new(parameters).read(OBJECT_IDENTIFIER)?.bytes() {
+        P224 => Some((57, None)),
+        P256 => Some((65, Some((&ECDSA_P256_SHA256_ASN1, alg_id::ECDSA_P256)))),
+        P384 => Some((97, Some((&ECDSA_P384_SHA384_ASN1, alg_id::ECDSA_P384)))),
+        P521 => Some((133, Some((&ECDSA_P521_SHA512_ASN1, alg_id::ECDSA_P521)))),
+        _ => None,
+    }
 }
 
-fn is_positive(integer: Option<&[u8]>) -> bool {
-    integer.is_some_and(|bytes| bytes.first().is_some_and(|first| *first < 0x80) && bytes != [0])
+fn is_positive(integer: &[u8]) -> bool {
+    integer.first().is_some_and(|first| *first < 0x80) && integer != [0]
 }
 
-fn is_rsa_key(key: &[u8]) -> bool {
-    let Some(mut der) = Der::new(key).read(SEQUENCE) else {
-        return false;
-    };
-    let modulus = der.integer();
-    let exponent = der.integer().filter(|bytes| bytes.len() <= 8);
-    is_positive(modulus) && is_positive(exponent)
+/// Whether signatures by an RSA key are verified: by the library, if it has 2048 to 8192 bits, and by
+/// Go, if its exponent is below 2^31. `None` if Go does not parse the key.
+fn is_supported_rsa(key: &[u8]) -> Option<bool> {
+    let mut der = Der::new(key).read(SEQUENCE)?;
+    let modulus = der.integer().filter(|bytes| is_positive(bytes))?;
+    let exponent = der.integer().filter(|bytes| is_positive(bytes))?;
+    let bits = u32::try_from(modulus.len() * 8).ok()? - modulus.first()?.leading_zeros();
+    let is_supported = (2048..=8192).contains(&bits) && exponent.len() <= 4;
+    (exponent.len() <= 8).then_some(is_supported)
 }
 
 fn is_dsa_key(parameters: &[u8], key: &[u8]) -> bool {
     let Some(mut der) = Der::new(parameters).read(SEQUENCE) else {
         return false;
     };
-    is_positive(Der::new(key).integer()) && (0..3).all(|_| is_positive(der.integer()))
+    Der::new(key).integer().is_some_and(is_positive)
+        && (0..3).all(|_| der.integer().is_some_and(is_positive))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::x509::der::BIT_STRING;
+    use crate::x509::der::INTEGER;
+    use crate::x509::der::encode as der;
+
+    /// The contents of the `SubjectPublicKeyInfo`.
+    fn rsa_key(modulus: &[u8], exponent: &[u8]) -> Vec<u8> {
+        let kind = der(OBJECT_IDENTIFIER, RSA_ENCRYPTION);
+        let algorithm = der(SEQUENCE, &[&kind, NULL_PARAMETERS].concat());
+        let numbers = [modulus, exponent].map(|number| der(INTEGER, number));
+        let key = der(SEQUENCE, &numbers.concat());
+        [algorithm, der(BIT_STRING, &[&[0], &*key].concat())].concat()
+    }
+
+    #[test]
+    fn rsa_keys_are_supported_from_2048_to_8192_bits_with_exponents_of_31() {
+        let modulus = |first: &[u8], zeros| [first, &vec![0; zeros]].concat();
+        let of_2048_bits = modulus(&[0, 0x80], 255);
+        let f4 = &[1, 0, 1][..];
+        for (modulus, exponent, expected) in [
+            (&of_2048_bits, f4, Some(true)),
+            (&modulus(&[0x7f], 255), f4, Some(false)),
+            (&modulus(&[0, 0x80], 1023), f4, Some(true)),
+            (&modulus(&[1], 1024), f4, Some(false)),
+            (&of_2048_bits, &[0x7f, 0xff, 0xff, 0xff], Some(true)),
+            (&of_2048_bits, &[0, 0x80, 0, 0, 1], Some(false)),
+            (&of_2048_bits, &[1, 0, 0, 0, 1], Some(false)),
+            (&of_2048_bits, &[1, 0, 0, 0, 0, 0, 0, 0, 1], None),
+            (&of_2048_bits, &[0], None),
+            (&vec![0x80], f4, None),
+        ] {
+            let key = rsa_key(modulus, exponent);
+            let found = parse_public_key(&key).map(|key| key.algorithm.is_some());
+            assert_eq!(found, expected, "{} bytes, {exponent:?}", modulus.len());
+        }
+    }
 }

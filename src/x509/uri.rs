@@ -1,7 +1,7 @@
 //! Whether Go accepts a URI (`net/url.Parse`), and its host. Pure.
 //!
-//! The checks that newer versions of Go added are made too: what is between brackets is an IPv6
-//! address, and a host without brackets has one colon at most.
+//! The checks that newer versions of Go added are made too: brackets enclose an IPv6 address at the
+//! begin of the host (CVE-2026-25679), and a host without brackets has one colon at most.
 
 use std::net::Ipv6Addr;
 
@@ -61,6 +61,9 @@ fn parse_authority(authority: &str) -> Option<String> {
 }
 
 fn parse_host_and_port(host: &str) -> Option<String> {
+    if host.rfind('[').is_some_and(|at| at > 0) {
+        return None;
+    }
     let is_port = |port: &str| {
         let digits = port.strip_prefix(':');
         port.is_empty() || digits.is_some_and(|port| port.bytes().all(|b| b.is_ascii_digit()))
@@ -163,6 +166,8 @@ mod tests {
             ("http://a:1:2/", None),
             ("http://[::1/", None),
             ("http://[example.com]/", None),
+            ("http://a[b]/", None),
+            ("http://a[::1]/", None),
             ("http://u ser@a/", None),
             ("http://a%2fb/", None),
             ("http://a/%zz", None),

@@ -268,7 +268,7 @@ impl PathVerifier<'_> {
             depends_on_time: false,
         };
         let path = &mut vec![leaf];
-        let found = match search.check(leaf, Position::Leaf, &[]) {
+        let found = match search.check(leaf, &[]) {
             Err(reason) => Err(reason),
             Ok(()) if self.roots.contains(leaf) => search.check_path(path),
             Ok(()) => search.extend(path).ok_or_else(|| search.reason.clone()),
@@ -290,14 +290,6 @@ fn unique(certificates: &[Certificate]) -> Vec<&Certificate> {
     unique
 }
 
-/// Where a certificate stands in a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Position {
-    Leaf,
-    Intermediate,
-    Root,
-}
-
 struct Search<'a> {
     verifier: &'a PathVerifier<'a>,
     intermediates: Vec<&'a Certificate>,
@@ -311,22 +303,16 @@ impl<'a> Search<'a> {
     /// Extends a path to a trusted certificate (`buildChains`). Returns the end of its validity.
     fn extend(&mut self, path: &mut Vec<&'a Certificate>) -> Option<SystemTime> {
         let child = *path.last()?;
-        let roots = self.verifier.roots.iter().map(|c| (c, Position::Root));
-        let given = self.intermediates.iter();
-        let given = given.map(|c| (*c, Position::Intermediate));
+        let roots = self.verifier.roots.iter().map(|c| (c, true));
+        let given = self.intermediates.iter().map(|c| (*c, false));
         let mut candidates: Vec<_> = roots
             .chain(given)
             .filter(|(candidate, _)| candidate.subject == child.issuer)
             .collect();
         // Trusted ones first, then by the identifiers of their keys.
-        candidates.sort_by_key(|(candidate, position)| {
-            (
-                *position == Position::Intermediate,
-                key_id_rank(candidate, child),
-            )
-        });
-        for (candidate, position) in candidates {
-            match self.consider(candidate, position, path) {
+        candidates.sort_by_key(|(candidate, is_root)| (!is_root, key_id_rank(candidate, child)));
+        for (candidate, is_root) in candidates {
+            match self.consider(candidate, is_root, path) {
                 Ok(Some(not_after)) => return Some(not_after),
                 Ok(None) => {}
                 // Another certificate of the same name is the least telling reason.
@@ -342,7 +328,7 @@ impl<'a> Search<'a> {
     fn consider(
         &mut self,
         candidate: &'a Certificate,
-        position: Position,
+        is_root: bool,
         path: &mut Vec<&'a Certificate>,
     ) -> Result<Option<SystemTime>, Reason> {
         if is_in_path(candidate, path) {
@@ -353,23 +339,23 @@ impl<'a> Search<'a> {
         if let Some(child) = path.last() {
             self.check_signature(child, candidate)?;
         }
-        self.check(candidate, position, path)?;
+        // Only a trusted certificate of version 1 or 2 is a CA without saying so.
+        if !is_root && candidate.extensions.basic_constraints.is_none() {
+            return Err(Reason::NotAuthorizedToSign);
+        }
+        self.check(candidate, path)?;
         path.push(candidate);
-        let found = match position {
-            Position::Root => self.check_path(path).map(Some),
-            Position::Leaf | Position::Intermediate => Ok(self.extend(path)),
+        let found = if is_root {
+            self.check_path(path).map(Some)
+        } else {
+            Ok(self.extend(path))
         };
         path.pop();
         found
     }
 
     /// Checks a certificate that follows a path (`isValid`).
-    fn check(
-        &mut self,
-        certificate: &Certificate,
-        position: Position,
-        path: &[&Certificate],
-    ) -> Result<(), Reason> {
+    fn check(&mut self, certificate: &Certificate, path: &[&Certificate]) -> Result<(), Reason> {
         let extensions = &certificate.extensions;
         if extensions.has_unknown_critical {
             return Err(Reason::UnknownCriticalExtension);
@@ -384,10 +370,6 @@ impl<'a> Search<'a> {
             return Err(Reason::Expired);
         }
         let constraints = extensions.basic_constraints;
-        let is_ca = constraints.is_some_and(|constraints| constraints.is_ca);
-        if position == Position::Intermediate && !is_ca {
-            return Err(Reason::NotAuthorizedToSign);
-        }
         let max_path_len = constraints.and_then(|constraints| constraints.max_path_len);
         let intermediates = u64::try_from(path.len().saturating_sub(1)).unwrap_or(u64::MAX);
         if max_path_len.is_some_and(|max| intermediates > max) {
@@ -396,14 +378,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Checks that the parent may sign certificates, and signed this one (`CheckSignatureFrom`). A
-    /// trusted certificate of version 1 or 2 has no extension to say so.
+    /// Checks that the parent may sign certificates, and signed this one (`CheckSignatureFrom`).
     fn check_signature(&self, child: &Certificate, parent: &Certificate) -> Result<(), Reason> {
-        let extensions = &parent.extensions;
-        let is_ca = extensions
-            .basic_constraints
-            .map_or(parent.version < 3, |constraints| constraints.is_ca);
-        if !is_ca || extensions.may_sign_certificates == Some(false) {
+        if !parent.is_ca() || parent.extensions.may_sign_certificates == Some(false) {
             return Err(Reason::NotAuthorizedToSign);
         }
         let (key, signature) = parent
@@ -426,11 +403,8 @@ impl<'a> Search<'a> {
         check_names(path).map_err(Reason::NameConstraint)?;
         // The one that is trusted is not asked, if it is not the leaf.
         let below_root = path.split_last().map_or(&[][..], |(_, below)| below);
-        for certificate in below_root {
-            let extensions = &certificate.extensions;
-            if extensions.requires_policy || extensions.maps_any_policy {
-                return Err(Reason::PolicyRequired);
-            }
+        if below_root.iter().any(|c| c.extensions.needs_policies) {
+            return Err(Reason::PolicyRequired);
         }
         let wanted = self.verifier.purpose.der();
         for certificate in path {
@@ -477,16 +451,16 @@ fn key_id_rank(candidate: &Certificate, child: &Certificate) -> u8 {
 /// Whether a certificate of the same subject, key and alternative names is in the path
 /// (`alreadyInChain`).
 fn is_in_path(candidate: &Certificate, path: &[&Certificate]) -> bool {
-    let names = &candidate.extensions.alternative_names_der;
+    let names = &candidate.extensions.alternative_names;
     for certificate in path {
         if candidate.subject != certificate.subject
             || candidate.public_key_info != certificate.public_key_info
         {
             continue;
         }
-        match (names, &certificate.extensions.alternative_names_der) {
+        match (names, &certificate.extensions.alternative_names) {
             (None, None) => return true,
-            (Some(a), Some(b)) if a == b => return true,
+            (Some(a), Some(b)) if a.der == b.der => return true,
             (Some(_), Some(_)) => {}
             // Like Go, although another one of the path may be the same.
             (None, Some(_)) | (Some(_), None) => return false,

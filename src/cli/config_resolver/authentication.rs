@@ -64,7 +64,7 @@ impl FlagResolver {
     ) -> Option<config::IdentityConfig> {
         let client_ca = match &args.client_ca_file {
             Some(file) => self
-                .read_root_certificates("client-ca-file", file)
+                .read_root_certificates("client-ca-file", file, tls::parse_roots)
                 .map(Some),
             None => Some(None),
         };
@@ -157,7 +157,7 @@ impl FlagResolver {
             return None;
         };
         Some(config::FrontProxyConfig {
-            ca: self.read_root_certificates(FRONT_PROXY_CA, file)?,
+            ca: self.read_root_certificates(FRONT_PROXY_CA, file, tls::parse_roots)?,
             allowed_names: allowed.clone(),
         })
     }
@@ -320,6 +320,6 @@ impl FlagResolver {
         let Some(pem) = pem else {
             return self.check(flag, tls::load_system_roots());
         };
-        self.parse_root_certificates(flag, (location, FIELD), pem.as_bytes())
+        self.parse_root_certificates(flag, (location, FIELD), pem.as_bytes(), tls::parse_roots)
     }
 }

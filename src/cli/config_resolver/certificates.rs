@@ -98,11 +98,22 @@ pub(in crate::cli) fn inspect_chain(
     defects
 }
 
-/// The defects of CA certificates. Like in Go, those with one issue no certificate, but are trusted
-/// themselves.
+/// The defects of CA certificates. Like in Go, those that can be parsed are trusted themselves, even
+/// if they issue no certificate.
 pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
     let mut defects = Vec::new();
     for (n, root) in roots.iter().enumerate() {
+        let parsed = match x509::Certificate::parse(root) {
+            Ok(parsed) => parsed,
+            Err(why) => {
+                let message = format!(
+                    "certificate {} is left out: {why}; neither it nor what it signed is accepted",
+                    n + 1
+                );
+                defects.push(Defect::Doubtful(Rule::CertificateInvalid, message));
+                continue;
+            }
+        };
         let Some(certificate) = parse(root) else {
             continue;
         };
@@ -113,11 +124,7 @@ pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTim
         {
             defects.push(Defect::Doubtful(rule, why));
         }
-        let defect = match x509::Certificate::parse(root) {
-            Ok(parsed) => parsed.issuing_defect().map(str::to_owned),
-            Err(why) => Some(why.to_string()),
-        };
-        if let Some(defect) = defect {
+        if let Some(defect) = parsed.issuing_defect() {
             let message = format!(
                 "{name} is not a CA: {defect}; only this certificate itself is accepted, and none that it signed; give \
                  the CA"
@@ -327,6 +334,18 @@ mod tests {
         params.signed_by(&key, issuer).unwrap().der().clone()
     }
 
+    struct SmallRsaKey;
+
+    impl rcgen::PublicKeyData for SmallRsaKey {
+        fn der_bytes(&self) -> &[u8] {
+            &[0x30, 8, 2, 3, 0, 0x80, 1, 2, 1, 3]
+        }
+
+        fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+            &rcgen::PKCS_RSA_SHA256
+        }
+    }
+
     fn texts(defects: &[Defect]) -> Vec<String> {
         defects
             .iter()
@@ -449,6 +468,17 @@ mod tests {
             &inspect_roots(&[issued(&issuer, &own)], at(0)),
             "doubtful: certificate 1 (CN=signs data) is not a CA: its key usage does not allow to sign certificates; \
              only this certificate itself is accepted",
+        );
+        own.key_usages.clear();
+        let own = own.signed_by(&SmallRsaKey, &issuer).unwrap().der().clone();
+        assert_one(
+            &inspect_roots(&[own], at(0)),
+            "doubtful: certificate 1 (CN=signs data) is not a CA: signatures by keys of its kind or size are not supported",
+        );
+        let broken = CertificateDer::from(root[..root.len() - 1].to_vec());
+        assert_one(
+            &inspect_roots(&[root.clone(), broken], at(0)),
+            "doubtful: certificate 2 is left out: x509: malformed certificate; neither it nor what it signed is accepted",
         );
         assert_one(
             &inspect_roots(&[root], at(400)),

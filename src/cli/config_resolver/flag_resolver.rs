@@ -40,6 +40,9 @@ pub(super) struct FlagResolver {
     environment: Environment,
 }
 
+/// How the roots of a PEM text are parsed: `parse_roots` or `parse_upstream_roots`.
+pub(super) type ParseRoots = fn(&str, &[u8]) -> Result<CertificatePool, PemError>;
+
 /// A file and the flag that names it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagFile<'f> {
@@ -257,10 +260,11 @@ impl FlagResolver {
         &mut self,
         flag: &str,
         file: &Path,
+        parse_roots: ParseRoots,
     ) -> Option<CertificatePool> {
         let pem = self.read_file(flag, file)?;
         let location = SourceLocation::whole_file(&file.display().to_string());
-        self.parse_root_certificates(flag, (&location, ""), &pem)
+        self.parse_root_certificates(flag, (&location, ""), &pem, parse_roots)
     }
 
     /// The roots of a PEM text that is at a place.
@@ -269,8 +273,9 @@ impl FlagResolver {
         flag: &str,
         place: (&SourceLocation, &str),
         pem: &[u8],
+        parse_roots: ParseRoots,
     ) -> Option<CertificatePool> {
-        match upstream::tls::parse_roots(place.1, pem) {
+        match parse_roots(place.1, pem) {
             Ok(roots) => {
                 let certificates = upstream::tls::parse_certificates(place.1, pem);
                 let certificates = certificates.unwrap_or_default();

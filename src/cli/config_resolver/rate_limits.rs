@@ -24,6 +24,7 @@ use crate::limits::rate::events::enforcer;
 use crate::shared_limits::key::SharedKey;
 use crate::shared_limits::server::SharedLimitsConfig;
 use crate::shared_limits::server::SharedServer;
+use crate::upstream::tls::parse_roots;
 
 const ADMISSION: &str = "admission-control-config-file";
 const EVENTS: &str = "event-rate-limit-config";
@@ -143,7 +144,9 @@ impl FlagResolver {
         args: &SharedLimitArgs,
     ) -> Option<Option<(PathBuf, PathBuf)>> {
         let is_ca_good = match &args.shared_limits_ca_file {
-            Some(file) => self.read_root_certificates(SHARED_CA, file).is_some(),
+            Some(file) => self
+                .read_root_certificates(SHARED_CA, file, parse_roots)
+                .is_some(),
             None => true,
         };
         let (certificate, key) = match (&args.shared_limits_cert_file, &args.shared_limits_key_file)

@@ -67,6 +67,7 @@ mod tests {
     use crate::x509::der::OBJECT_IDENTIFIER;
     use crate::x509::der::SEQUENCE;
     use crate::x509::der::SET;
+    use crate::x509::der::encode as der;
     use crate::x509::name::BMP_STRING;
     use crate::x509::name::IA5_STRING;
     use crate::x509::name::NUMERIC_STRING;
@@ -76,20 +77,6 @@ mod tests {
 
     const T61: u8 = T61_STRING;
     const UNIVERSAL_STRING: u8 = 28;
-
-    fn der(tag: u8, contents: &[u8]) -> Vec<u8> {
-        let mut der = vec![tag];
-        match u8::try_from(contents.len()) {
-            Ok(length @ 0..0x80) => der.push(length),
-            Ok(length) => der.extend([0x81, length]),
-            Err(_) => {
-                der.push(0x82);
-                der.extend(u16::try_from(contents.len()).unwrap().to_be_bytes());
-            }
-        }
-        der.extend(contents);
-        der
-    }
 
     fn attribute(kind: &[u8], tag: u8, value: &[u8]) -> Vec<u8> {
         let kind = der(OBJECT_IDENTIFIER, kind);

@@ -536,6 +536,7 @@ func (m *maker) names() {
 		{"email: permitted address", d(permitted(email("a@example.com"))), list(email("a@EXAMPLE.com"))},
 		{"email: another local part", d(permitted(email("a@example.com"))), list(email("A@example.com"))},
 		{"email: excluded address", d(excluded(email("a@example.com"))), list(email("a@example.com"))},
+		{"email: excluded host", d(excluded(email("example.com"))), list(email("a@example.com"))},
 		{"email: quoted", d(permitted(email("example.com"))), list(email("\"a b\"@example.com"))},
 		{"email: invalid", d(permitted(email("example.com"))), list(email("a b@example.com"))},
 		{"email: invalid, only DNS is constrained", d(permitted(dns("example.com"))), list(email("a b@example.com"))},
@@ -546,6 +547,8 @@ func (m *maker) names() {
 		{"URI: not permitted", d(permitted(uri("example.com"))), list(uri("https://example.org/a"))},
 		{"URI: domain", d(permitted(uri(".example.com"))), list(uri("spiffe://a.example.com/x"))},
 		{"URI: excluded", d(excluded(uri("example.com"))), list(uri("https://example.com"))},
+		{"URI: excluded below", d(excluded(uri("example.com"))), list(uri("https://a.example.com"))},
+		{"URI: domain excluded, itself", d(excluded(uri(".example.com"))), list(uri("https://example.com"))},
 		{"URI: an address", d(permitted(uri("example.com"))), list(uri("https://10.0.0.1/"))},
 		{"URI: an IPv6 address", d(excluded(uri("example.com"))), list(uri("https://[::1]/"))},
 		{"URI: no host", d(permitted(uri("example.com"))), list(uri("urn:uuid:1"))},
@@ -582,6 +585,10 @@ func (m *maker) names() {
 	}
 	m.add("names: an excluded subtree and a wildcard for it", list(rootCert("root", k1, plus(d(excluded(dns("a.example.com")))))),
 		list(leaf("root", k1, plus(san(dns("*.example.com"))))), newerRefuses("CVE-2025-61727, Go 1.25.5"))
+	m.add("names: a URI below a permitted host", list(rootCert("root", k1, plus(d(permitted(uri("example.com")))))),
+		list(leaf("root", k1, plus(san(uri("spiffe://a.example.com/x"))))), newerRefuses("CVE-2026-78664, after Go 1.26.0"))
+	m.add("names: an email below a permitted host", list(rootCert("root", k1, plus(d(permitted(email("example.com")))))),
+		list(leaf("root", k1, plus(san(email("a@b.example.com"))))), newerRefuses("CVE-2026-78665, after Go 1.26.0"))
 	m.add("names: a URI without a host below a constraint of DNS names", list(rootCert("root", k1, plus(d(permitted(dns("example.com")))))),
 		list(leaf("root", k1, plus(san(uri("urn:uuid:1"))))), newerRefuses("all URIs are parsed since Go 1.26"))
 	m.add("names: one empty subtree of two", list(rootCert("root", k1, plus(d(permitted(), excluded(dns("a")))))),
@@ -653,6 +660,10 @@ func (m *maker) parsing() {
 		{"a public key that is compressed", func(c *cert) {
 			k := ecKey("alice").spki
 			c.spki = seq(seq(oid(1, 2, 840, 10045, 2, 1), oid(1, 2, 840, 10045, 3, 1, 7)), bits(0, append([]byte{2}, k[len(k)-64:len(k)-32]...)...))
+		}},
+		{"a public key that is hybrid", func(c *cert) {
+			k := ecKey("alice").spki
+			c.spki = seq(seq(oid(1, 2, 840, 10045, 2, 1), oid(1, 2, 840, 10045, 3, 1, 7)), bits(0, append([]byte{6 | k[len(k)-1]&1}, k[len(k)-64:]...)...))
 		}},
 		{"a public key on an unknown curve", func(c *cert) {
 			k := ecKey("alice").spki
@@ -797,6 +808,7 @@ func (m *maker) extensionParsing() {
 		{"inhibit any policy that is no number", "parsed since Go 1.24", raw(54, octets(nil))},
 		{"policy mappings that are no sequence", "parsed since Go 1.24", raw(33, octets(nil))},
 		{"a URI with two colons in the host", "not accepted since Go 1.26", san(uri("http://a:1:2/"))},
+		{"a URI with brackets in the host", "CVE-2026-25679, Go 1.26.1", san(uri("http://a[b]/"))},
 		{"a URI with a name in brackets", "not accepted since Go 1.25", san(uri("http://[a]/"))},
 	} {
 		m.add("extension: "+c.name, list(root), list(leaf("root", k1, plus(c.value))), newerRefuses(c.why))
@@ -843,6 +855,26 @@ func (m *maker) algorithms() {
 	}{{"RSA", rsa}, {"Ed25519", edKey("alice")}, {"P-384", ecKeyOn(elliptic.P384(), "alice", "sha384")}} {
 		m.add("algorithm: a leaf's key of "+k.name, list(rootCert("root", ecKey("root"))),
 			list(leaf("root", ecKey("root"), func(c *cert) { c.key = k.key })))
+	}
+	large := rsaKeyOf(rsaPrivateWith(2048, 1<<32+1), "sha256")
+	m.add("algorithm: RSA with an exponent of 33 bits", list(rootCert("root", large)), list(leaf("root", large)),
+		newerRefuses("not accepted since Go 1.24"))
+	m.add("algorithm: a leaf's key of RSA with an exponent of 33 bits", list(rootCert("root", ecKey("root"))),
+		list(leaf("root", ecKey("root"), func(c *cert) { c.key = large })), newerRefuses("TLS fails since Go 1.24"))
+	hash := seq(oid(2, 16, 840, 1, 101, 3, 4, 2, 1))
+	mask := seq(oid(1, 2, 840, 113549, 1, 1, 8), hash)
+	pss := pssKey("sha256", nil, 32)
+	for _, c := range []struct {
+		name       string
+		parameters []byte
+	}{
+		{"after the hash", seq(der(0xa0, hash, null), der(0xa1, mask), der(0xa2, integer(32)))},
+		{"after the mask", seq(der(0xa0, hash), der(0xa1, mask, null), der(0xa2, integer(32)))},
+		{"after the salt", seq(der(0xa0, hash), der(0xa1, mask), der(0xa2, integer(32), null))},
+		{"after the trailer", seq(der(0xa0, hash), der(0xa1, mask), der(0xa2, integer(32)), der(0xa3, integer(1), null))},
+	} {
+		m.add("algorithm: PSS with data "+c.name, list(rootCert("root", pss)), list(leaf("root", pss,
+			func(cert *cert) { cert.algorithm = seq(oid(1, 2, 840, 113549, 1, 1, 10), c.parameters) })))
 	}
 	root, sub := rsaKey(2048, "sha256"), ecKey("sub")
 	m.add("algorithm: a path of several", list(rootCert("root", root)), list(leaf("sub", sub),

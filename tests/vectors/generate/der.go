@@ -170,22 +170,24 @@ func prime(name string, size int) *big.Int {
 	}
 }
 
-var rsaKeys = map[int]*rsa.PrivateKey{}
+var rsaKeys = map[[2]int]*rsa.PrivateKey{}
 
-func rsaPrivate(size int) *rsa.PrivateKey {
-	if found := rsaKeys[size]; found != nil {
+func rsaPrivate(size int) *rsa.PrivateKey { return rsaPrivateWith(size, 65537) }
+
+func rsaPrivateWith(size, exponent int) *rsa.PrivateKey {
+	if found := rsaKeys[[2]int{size, exponent}]; found != nil {
 		return found
 	}
 	p, q := prime("p", size/2), prime("q", size/2)
 	one := big.NewInt(1)
 	phi := new(big.Int).Mul(new(big.Int).Sub(p, one), new(big.Int).Sub(q, one))
 	private := &rsa.PrivateKey{
-		PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: 65537},
-		D:         new(big.Int).ModInverse(big.NewInt(65537), phi),
+		PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: exponent},
+		D:         new(big.Int).ModInverse(big.NewInt(int64(exponent)), phi),
 		Primes:    []*big.Int{p, q},
 	}
 	private.Precompute()
-	rsaKeys[size] = private
+	rsaKeys[[2]int{size, exponent}] = private
 	return private
 }
 
@@ -215,8 +217,9 @@ func rsaSpki(private *rsa.PrivateKey, parameters []byte) []byte {
 	return seq(seq(oid(1, 2, 840, 113549, 1, 1, 1), parameters), bits(0, public...))
 }
 
-func rsaKey(size int, hash string) key {
-	private := rsaPrivate(size)
+func rsaKey(size int, hash string) key { return rsaKeyOf(rsaPrivate(size), hash) }
+
+func rsaKeyOf(private *rsa.PrivateKey, hash string) key {
 	kind := hashes[hash]
 	return key{
 		spki:      rsaSpki(private, null),

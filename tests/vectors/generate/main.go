@@ -2,8 +2,8 @@
 //
 // A case says whether Go accepts a chain of certificates, at the time of the case, as
 // kube-apiserver (client_certificates) or kubectl (server_certificates) asks it to. Where newer
-// versions of Go decide differently than the one that runs this program, `newer` has the verdict
-// that counts, with the reason.
+// versions of Go decide differently than the one that runs this program, the verdict that counts is
+// by `hand`, with the reason.
 package main
 
 import (

@@ -29,6 +29,7 @@ use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::tls::Pem;
+use crate::upstream::tls::parse_upstream_roots;
 use crate::x509::CertificatePool;
 
 impl FlagResolver {
@@ -134,7 +135,9 @@ impl FlagResolver {
         }
         let servers = self.parse_servers(urls);
         let roots = match &args.upstream_ca_file {
-            Some(file) => self.read_root_certificates("upstream-ca-file", file),
+            Some(file) => {
+                self.read_root_certificates("upstream-ca-file", file, parse_upstream_roots)
+            }
             None => self.check("upstream-ca-file", upstream::tls::load_system_roots()),
         };
         let credentials = CredentialSource::Configured {
@@ -189,8 +192,15 @@ impl FlagResolver {
                 location,
                 field,
                 bytes,
-            }) => self.parse_root_certificates(KUBECONFIG, (location, field), bytes),
-            Some(Pem::File(file)) => self.read_root_certificates(KUBECONFIG, file),
+            }) => self.parse_root_certificates(
+                KUBECONFIG,
+                (location, field),
+                bytes,
+                parse_upstream_roots,
+            ),
+            Some(Pem::File(file)) => {
+                self.read_root_certificates(KUBECONFIG, file, parse_upstream_roots)
+            }
         };
         self.inspect_credentials(&user_file, &source);
         let mut servers = given?;
@@ -204,5 +214,33 @@ impl FlagResolver {
             servers.push(address);
         }
         Some((servers, roots?, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::tls::tests::ca_pem;
+
+    #[test]
+    fn a_root_of_the_api_server_that_cannot_be_parsed_is_left_out_with_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.crt");
+        let broken = "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n";
+        std::fs::write(&file, format!("{}{broken}", ca_pem())).unwrap();
+        let args = UpstreamArgs {
+            upstream_ca_file: Some(file),
+            ..UpstreamArgs::default()
+        };
+        let mut resolver = FlagResolver::default();
+        let resolved = resolver.upstream_from_urls(&args, &["https://k".to_owned()]);
+        assert_eq!(resolved.map(|(_, roots, _)| roots.len()), Some(1));
+        let findings = resolver.findings.iter();
+        let lines: Vec<_> = findings.map(|finding| finding.report_line()).collect();
+        let expected = "warning: --upstream-ca-file: certificate 2 is left out: ";
+        assert!(
+            matches!(&*lines, [only] if only.contains(expected)),
+            "{lines:?}"
+        );
     }
 }

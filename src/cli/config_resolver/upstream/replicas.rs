@@ -14,6 +14,7 @@ use crate::replicas::config::PeerTls;
 use crate::replicas::config::ReplicaConfig;
 use crate::replicas::message::check_name;
 use crate::upstream::credentials::CredentialSource;
+use crate::upstream::tls::parse_roots;
 
 const MEMBERSHIP: &str = "replica-membership";
 
@@ -123,7 +124,7 @@ impl FlagResolver {
             },
             CertificateUse::Client,
         );
-        let roots = self.read_root_certificates("peer-ca-file", ca);
+        let roots = self.read_root_certificates("peer-ca-file", ca, parse_roots);
         Some(PeerConfig {
             address: SocketAddr::new(address, args.peer_secure_port),
             advertised: args.peer_advertise_address,
