@@ -29,8 +29,8 @@ pub(crate) fn quote(text: &[u8]) -> String {
 
 fn push_quoted(quoted: &mut String, c: char) {
     match c {
-        '"' | '\\' => quoted.extend(['\\', c]),
-        c if is_printable(c) => quoted.push(c),
+        '"' => quoted.push_str("\\\""),
+        c if is_printable(c) && c != '\\' => quoted.push(c),
         c => push_go_escape(quoted, c),
     }
 }

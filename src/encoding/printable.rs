@@ -18,17 +18,24 @@ pub(crate) fn is_printable(c: char) -> bool {
 }
 
 /// A text for a terminal, a table or a comment, on one line: what is not printable is written as Go's
-/// `%q` writes it (`\n`, `\x1b`, `\u2028`, `\U000e0001`).
+/// `%q` writes it (`\n`, `\x1b`, `\u2028`, `\U000e0001`). So is a backslash: two names never look alike.
 #[must_use]
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
-    escape_with(text, push_go_escape)
+    escape_with(text, |c| is_printable(c) && c != '\\', push_go_escape)
+}
+
+/// The same for a message, in which names are quoted already: its backslashes stay.
+#[must_use]
+pub(crate) fn escape_message(text: &str) -> Cow<'_, str> {
+    escape_with(text, is_printable, push_go_escape)
 }
 
 /// A JSON text in which strings have unescaped characters that are not printable. The same value,
-/// with these characters escaped.
+/// with these characters escaped. All JSON that weir writes is escaped like this, since people read it
+/// in terminals; only the audit log stays as Go writes it, for tools that search for bytes.
 #[must_use]
 pub(crate) fn escape_json(text: &str) -> Cow<'_, str> {
-    escape_with(text, |escaped, c| match c {
+    escape_with(text, is_printable, |escaped, c| match c {
         '\n' => escaped.push(c), // between values: a string has none
         c => {
             for unit in c.encode_utf16(&mut [0; 2]) {
@@ -41,7 +48,7 @@ pub(crate) fn escape_json(text: &str) -> Cow<'_, str> {
 /// A JSON text as a YAML scalar in double quotes: YAML has no pairs of surrogates.
 #[must_use]
 pub(super) fn escape_yaml(text: &str) -> Cow<'_, str> {
-    escape_with(text, push_unicode_escape)
+    escape_with(text, is_printable, push_unicode_escape)
 }
 
 /// Appends the escape of Go's `%q` for a character that is not printable.
@@ -54,6 +61,7 @@ pub(super) fn push_go_escape(escaped: &mut String, c: char) {
         '\r' => escaped.push_str("\\r"),
         '\t' => escaped.push_str("\\t"),
         '\u{b}' => escaped.push_str("\\v"),
+        '\\' => escaped.push_str("\\\\"),
         c if c.is_ascii() => escaped.push_str(&format!("\\x{:02x}", u32::from(c))),
         c => push_unicode_escape(escaped, c),
     }
@@ -68,13 +76,17 @@ fn push_unicode_escape(escaped: &mut String, c: char) {
     }
 }
 
-fn escape_with(text: &str, push_escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
-    if text.chars().all(is_printable) {
+fn escape_with(
+    text: &str,
+    is_kept: impl Fn(char) -> bool,
+    push_escape: impl Fn(&mut String, char),
+) -> Cow<'_, str> {
+    if text.chars().all(&is_kept) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if is_printable(c) {
+        if is_kept(c) {
             escaped.push(c);
         } else {
             push_escape(&mut escaped, c);
@@ -85,7 +97,7 @@ fn escape_with(text: &str, push_escape: impl Fn(&mut String, char)) -> Cow<'_, s
 
 /// Names with which a client may try to leave the text that it stands in.
 #[cfg(test)]
-pub(crate) const HOSTILE_NAMES: [&str; 24] = [
+pub(crate) const HOSTILE_NAMES: [&str; 31] = [
     "a\nb: c",
     "a\r\nb",
     "a\u{85}---\u{85}b: c",
@@ -110,18 +122,33 @@ pub(crate) const HOSTILE_NAMES: [&str; 24] = [
     "${{ secrets }} {{ .x }} %s %00",
     " ",
     "y",
+    "*",
+    "",
+    "x\\u2028",
+    "system:serviceaccount:ci:*",
+    "system:serviceaccount:ci:Runner_1",
+    "system:serviceaccount:ci:a:b",
+    "system:serviceaccount::x",
 ];
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn text_for_a_terminal_has_one_line_and_no_control_character() {
         for name in HOSTILE_NAMES {
-            let escaped = escape(name);
-            assert!(escaped.chars().all(is_printable), "{name:?}: {escaped:?}");
+            for escaped in [escape(name), escape_message(name)] {
+                assert!(escaped.chars().all(is_printable), "{name:?}: {escaped:?}");
+            }
         }
+        let escaped: BTreeSet<_> = HOSTILE_NAMES.into_iter().map(escape).collect();
+        assert_eq!(escaped.len(), HOSTILE_NAMES.len(), "no two look alike");
+        assert_eq!(escape("x\u{2028}"), r"x\u2028");
+        assert_eq!(escape(r"x\u2028"), r"x\\u2028");
+        assert_eq!(escape_message(r#"no "a\\b""#), r#"no "a\\b""#);
         assert_eq!(
             escape("\u{1b}[2J\u{9b}\n\u{2028}"),
             r"\x1b[2J\u009b\n\u2028"

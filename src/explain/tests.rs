@@ -310,14 +310,14 @@ fn a_tree_has_every_part_and_fits_a_terminal() {
     for part in [
         "├─ request: list pods, namespace ns (core/v1)",
         "│  └─ read-only, not long-running",
-        "├─ user: alice\\x1b[2J",
+        r#"├─ user: "alice\x1b[2J""#,
         "│  ├─ exempt: no subject is this user",
         "│  ├─ global-default: matches",
         "│  └─ lost: left out, its priority level does not exist",
         "├─ priority level: global-default",
         "│  └─ by the number of pods, given as 9",
         "├─ event limits: none, it writes no event that is limited",
-        "│  └─ all: client alice",
+        r#"│  └─ all: client "alice\x1b[2J""#,
         "└─ at rest: executes: the level has free seats",
     ] {
         assert!(tree.contains(part), "{part}\n{tree}");

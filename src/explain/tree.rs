@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use crate::api::UserInfo;
-use crate::encoding::printable::escape;
+use crate::encoding::go_text::quote;
+use crate::encoding::printable::escape_message;
+use crate::encoding::printable::is_printable;
 use crate::explain::explainer::Explanation;
 use crate::explain::explainer::ResolvedRequest;
 use crate::explain::levels::LevelAtRest;
@@ -35,10 +37,10 @@ struct Branch {
 }
 
 impl Branch {
-    /// What is not printable is escaped: names of requests, files and objects stay on their line.
+    /// What is not printable is escaped: texts stay on their line.
     fn new(text: impl AsRef<str>) -> Self {
         Self {
-            text: escape(text.as_ref()).into_owned(),
+            text: escape_message(text.as_ref()).into_owned(),
             below: Vec::new(),
         }
     }
@@ -342,9 +344,14 @@ fn outcome(outcome: &Prediction) -> String {
     format!("{verb}{code}: {}", outcome.reason)
 }
 
-/// Text of a request.
+/// A text of a request, in quotes unless it is a word: blanks could fill the line, and the rest be taken
+/// for a line of the tree.
 fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    let is_of_word = |c: char| is_printable(c) && !matches!(c, ' ' | '"' | '\\');
+    match str::from_utf8(bytes) {
+        Ok(word) if word.chars().all(is_of_word) => word.to_owned(),
+        Ok(_) | Err(_) => quote(bytes),
+    }
 }
 
 /// Draws a branch: `first` stands before its first line, `rest` before all others.
@@ -401,7 +408,10 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::encoding::printable::HOSTILE_NAMES;
 
     #[test]
     fn no_line_is_wider_than_a_terminal() {
@@ -425,7 +435,20 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         let text = |bytes: &[u8]| Branch::new(shown(bytes)).text;
-        assert_eq!(text(b"a\x1b[2J\n\xff"), "a\\x1b[2J\\n\u{fffd}");
-        assert_eq!(text("x\u{202e}y é".as_bytes()), "x\\u202ey é");
+        assert_eq!(text(b"a\x1b[2J\n\xff"), r#""a\x1b[2J\n\xff""#);
+        assert_eq!(text("x\u{202e}y é".as_bytes()), r#""x\u202ey é""#);
+        assert_eq!(text("system:é/ü".as_bytes()), "system:é/ü");
+    }
+
+    #[test]
+    fn no_name_looks_like_another_or_like_a_line_of_the_tree() {
+        let forged = format!("alice{}└─ at rest: executes", " ".repeat(80));
+        let names = HOSTILE_NAMES.into_iter().chain([&*forged]);
+        let shown: BTreeSet<String> = names.map(|name| shown(name.as_bytes())).collect();
+        assert_eq!(shown.len(), HOSTILE_NAMES.len() + 1);
+        for name in shown {
+            let is_quoted = name.starts_with('"') && name.ends_with('"');
+            assert!(is_quoted || !name.contains([' ', '\\']), "{name}");
+        }
     }
 }

@@ -23,6 +23,7 @@ NAMES = [
     "- a: [b, {c}] # d", "---", "...", "=cmd|' /C calc'!A0", "<script>document.title='owned'</script>&amp;",
     "${{ secrets }} {{ .x }} %s %00", " ", "y", "null", "1e3", "0x10", "~", "!!python/object:os.system", "*alias", "&anchor",
     "|", ">", "@at", "%directive", "? key", ": value", "a" * 300 + "\u2028", "<<", "=",
+    "*", "system:serviceaccount:ci:*", "system:serviceaccount:ci:Runner_1", "x\\u2028",
 ]
 
 FLOODS = 3

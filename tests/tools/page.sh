@@ -21,7 +21,8 @@ CONNECTIONS=400
 levels() {
     jq -n --arg flooded "$FLOODED" '
         {apiVersion: "flowcontrol.apiserver.k8s.io/v1"} as $api
-        | [range(50) | ("team-" + (100 + . | tostring)[1:]) as $name
+        # One is named as a member of every object of JavaScript.
+        | [range(50) | (if . == 49 then "constructor" else "team-" + (100 + . | tostring)[1:] end) as $name
             | $api + {kind: "PriorityLevelConfiguration", metadata: {name: $name}, spec: {type: "Limited", limited: {
                 nominalConcurrencyShares: 10, lendablePercent: 50,
                 limitResponse: {type: "Queue", queuing: {queues: 16, handSize: 4, queueLengthLimit: 5}}}}},

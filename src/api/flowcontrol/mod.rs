@@ -35,6 +35,7 @@ mod write;
 pub use field_error::FieldError;
 pub use manifest::Manifest;
 pub use manifest::decode;
+pub(crate) use names::check_dns_label;
 pub(crate) use names::check_dns_subdomain;
 pub(crate) use read::LocatedObject;
 pub use read::read;

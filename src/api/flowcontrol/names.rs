@@ -56,7 +56,7 @@ pub(super) fn mask_trailing_dash(prefix: &str) -> String {
 }
 
 /// Checks a DNS label, such as a namespace's name.
-pub(super) fn check_dns_label(text: &str) -> Vec<String> {
+pub(crate) fn check_dns_label(text: &str) -> Vec<String> {
     let mut broken = check_length(text, LABEL_MAX);
     if is_dns_label(text) {
         return broken;

@@ -9,8 +9,8 @@ use crate::cli::config_resolver::certificates::CertificateSummary;
 use crate::cli::config_resolver::certificates::date;
 use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::Findings;
-use crate::encoding::printable::escape;
 use crate::encoding::printable::escape_json;
+use crate::encoding::printable::escape_message;
 
 /// How the report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -115,7 +115,7 @@ impl CheckReport {
             counted(self.findings.errors().count(), "error"),
             counted(self.findings.warnings().count(), "warning")
         ));
-        let lines = lines.iter().map(|line| escape(line) + "\n");
+        let lines = lines.iter().map(|line| escape_message(line) + "\n");
         lines.collect()
     }
 

@@ -64,9 +64,22 @@ fn result(finding: &Finding, rules: &[Rule]) -> Value {
         "ruleId": finding.rule.id(),
         "ruleIndex": rules.iter().position(|rule| *rule == finding.rule),
         "level": severity_name(finding.severity),
-        "message": {"text": finding.sarif_message()},
+        "message": {"text": plain_text(&finding.sarif_message())},
         "locations": locations,
     })
+}
+
+/// A message without links: viewers make one of `[text](target)`, and a checked file may have it in a
+/// key (SARIF 2.1.0, 3.11.6).
+fn plain_text(message: &str) -> String {
+    let mut plain = String::with_capacity(message.len());
+    for letter in message.chars() {
+        if matches!(letter, '[' | '\\' | ']') {
+            plain.push('\\');
+        }
+        plain.push(letter);
+    }
+    plain
 }
 
 fn physical_location(place: &SourceLocation) -> Value {
@@ -104,6 +117,17 @@ mod tests {
     use super::*;
     use crate::cli::config_resolver::findings::FindingSubject;
     use crate::document::Severity;
+
+    #[test]
+    fn a_message_has_no_links() {
+        for (message, plain) in [
+            ("limits[1].qps: no", r"limits\[1\].qps: no"),
+            ("[a](https://b): c", r"\[a\](https://b): c"),
+            (r"\[a\](b)", r"\\\[a\\\](b)"),
+        ] {
+            assert_eq!(plain_text(message), plain);
+        }
+    }
 
     #[test]
     fn a_finding_has_its_rule_level_and_place() {

@@ -8,6 +8,7 @@ use clap::ArgAction;
 use clap::ArgMatches;
 use clap::Command;
 use clap::parser::ValueSource;
+use serde_json::Number;
 use serde_json::Value;
 
 use crate::cli::flags::environment::Environment;
@@ -149,14 +150,17 @@ pub(in crate::cli) fn node_to_json(node: &Node) -> Value {
             Value::Object(fields.collect())
         }
         Content::Sequence(items) => items.iter().map(node_to_json).collect(),
-        Content::Scalar(scalar) => match scalar.value {
-            ResolvedScalar::Null => Value::Null,
-            ResolvedScalar::Bool(value) => value.into(),
-            ResolvedScalar::Integer(_) | ResolvedScalar::Float(_) => {
-                serde_json::from_str(&scalar.text).unwrap_or_else(|_| scalar.text.clone().into())
-            }
-            ResolvedScalar::String => scalar.text.clone().into(),
-        },
+        Content::Scalar(scalar) => {
+            // By its value: YAML has more ways to write a number than JSON (`1_000`, `0x10`).
+            let number = match scalar.value {
+                ResolvedScalar::Null => return Value::Null,
+                ResolvedScalar::Bool(value) => return value.into(),
+                ResolvedScalar::Integer(value) => Number::from_i128(value),
+                ResolvedScalar::Float(value) => Number::from_f64(value),
+                ResolvedScalar::String => None,
+            };
+            number.map_or_else(|| scalar.text.clone().into(), Value::Number)
+        }
     }
 }
 
@@ -219,11 +223,15 @@ mod tests {
     #[test]
     fn a_yaml_node_converts_to_the_same_json() {
         let mut diagnostics = Diagnostics::default();
-        let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\n";
+        let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\nnumbers: [1_000, 0x800, 010, +5, 0b1, -3, 1e3]\n";
         let nodes = crate::document::parse_all("f", text, &mut diagnostics);
         assert_eq!(
             node_to_json(&nodes[0]),
-            json!({"a": [1, 2.5, "x", true, null, "1"], "b": {"c": false}})
+            json!({
+                "a": [1, 2.5, "x", true, null, "1"],
+                "b": {"c": false},
+                "numbers": [1000, 2048, 8, 5, 1, -3, 1000],
+            })
         );
     }
 }

@@ -12,8 +12,8 @@ use serde_json::json;
 use crate::app::ShutdownOutcome;
 use crate::cli::flags::LoggingFormat;
 use crate::clock::Clock;
-use crate::encoding::printable::escape;
 use crate::encoding::printable::escape_json;
+use crate::encoding::printable::escape_message;
 
 /// The exit code of a usage error: a bad flag or a bad file. `clap` and most programs use it.
 pub(in crate::cli) const EXIT_USAGE: u8 = 2;
@@ -93,7 +93,7 @@ pub(in crate::cli) fn exit_with_failure(
 /// Prints a line in the format of the log.
 fn print_error_line(line: &str, format: LoggingFormat) {
     match format {
-        LoggingFormat::Text => eprintln!("weir: {}", escape(line)),
+        LoggingFormat::Text => eprintln!("weir: {}", escape_message(line)),
         LoggingFormat::Json => {
             let now = Timestamp::try_from(Clock.wall()).unwrap_or_default();
             let line = json!({
@@ -102,7 +102,7 @@ fn print_error_line(line: &str, format: LoggingFormat) {
                 "fields": {"message": line},
                 "target": "weir::cli",
             });
-            eprintln!("{line}");
+            eprintln!("{}", escape_json(&line.to_string()));
         }
     }
 }

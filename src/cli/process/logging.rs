@@ -1,21 +1,29 @@
-//! Logs to the standard error: text lines, or one JSON object a line.
+//! Logs to the standard error: text lines, or one JSON object a line. Neither has a character that a
+//! terminal would obey, whatever clients and servers have sent.
 
+use std::fmt::Debug;
 use std::io;
 use std::io::IsTerminal;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
 use tracing::Event;
 use tracing::Subscriber;
+use tracing::field::Field;
 use tracing::span::Attributes;
 use tracing::span::Id;
 use tracing::span::Record;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::Layer;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -23,6 +31,8 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::OperationArgs;
 use crate::cli::process::exit::CommandError;
 use crate::config::Config;
+use crate::encoding::printable::escape_json;
+use crate::encoding::printable::escape_message;
 use crate::observe::admin::log_level;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::logging::non_blocking::NonBlockingWriter;
@@ -65,6 +75,63 @@ struct FormatLayer<S> {
     text: Box<dyn Layer<S> + Send + Sync>,
     json: Box<dyn Layer<S> + Send + Sync>,
     format: LogFormat,
+}
+
+impl<S> FormatLayer<S>
+where
+    S: Subscriber + for<'s> LookupSpan<'s> + Send + Sync,
+{
+    fn new(lines: &NonBlockingWriter, format: LogFormat, is_terminal: bool) -> Self {
+        let text = fmt::layer()
+            .with_ansi(is_terminal)
+            .with_writer(lines.clone())
+            .fmt_fields(format::debug_fn(write_field).delimited(" "));
+        let json = fmt::layer().with_writer(EscapedJson(lines.clone())).json();
+        Self {
+            text: text.boxed(),
+            json: json.boxed(),
+            format,
+        }
+    }
+}
+
+/// Writes a field of a text line as the default format does, but with nothing that is not printable.
+fn write_field(
+    line: &mut format::Writer<'_>,
+    field: &Field,
+    value: &dyn Debug,
+) -> std::fmt::Result {
+    let value = format!("{value:?}");
+    match field.name() {
+        "message" => line.write_str(&escape_message(&value)),
+        name => write!(line, "{name}={}", escape_message(&value)),
+    }
+}
+
+/// Escapes what is not printable in lines of JSON, which come whole.
+struct EscapedJson(NonBlockingWriter);
+
+impl Write for &EscapedJson {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = &self.0;
+        match str::from_utf8(line) {
+            Ok(text) => lines.write_all(escape_json(text).as_bytes())?,
+            Err(_) => lines.write_all(line)?, // unreachable: JSON is UTF-8
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'w> MakeWriter<'w> for EscapedJson {
+    type Writer = &'w Self;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        self
+    }
 }
 
 impl<S: Subscriber> Layer<S> for FormatLayer<S> {
@@ -126,17 +193,8 @@ pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, Comman
     let (filter, handle) = reload::Layer::new(filter);
     let lines = NonBlockingWriter::start(io::stderr())
         .map_err(|why| CommandError::Startup(format!("the log has no thread: {why}")))?;
-    let layer = || {
-        fmt::layer()
-            .with_ansi(io::stderr().is_terminal())
-            .with_writer(lines.clone())
-    };
     let format = LogFormat::new(operation.logging_format);
-    let layer = FormatLayer {
-        text: layer().boxed(),
-        json: layer().json().boxed(),
-        format: format.clone(),
-    };
+    let layer = FormatLayer::new(&lines, format.clone(), io::stderr().is_terminal());
     // Fails only if a subscriber is set already. That one stays.
     let _ = tracing_subscriber::registry()
         .with(filter)
@@ -150,4 +208,53 @@ pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, Comman
         format,
         lines,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use tracing::info;
+
+    use super::*;
+    use crate::encoding::printable::HOSTILE_NAMES;
+    use crate::encoding::printable::is_printable;
+
+    #[derive(Clone, Default)]
+    struct Output(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Output {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_event_is_one_line_of_printable_characters() {
+        for format in [LoggingFormat::Json, LoggingFormat::Text] {
+            let output = Output::default();
+            let lines = NonBlockingWriter::start(output.clone()).unwrap();
+            let layer = FormatLayer::new(&lines, LogFormat::new(format), false);
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+                for name in HOSTILE_NAMES {
+                    info!(user = name, why = %name, count = 1, "of {name}, and {name:?}");
+                }
+            });
+            lines.finish();
+            let text = String::from_utf8(output.0.lock().clone()).unwrap();
+            assert!(
+                text.chars().all(|c| c == '\n' || is_printable(c)),
+                "{text:?}"
+            );
+            assert_eq!(text.lines().count(), HOSTILE_NAMES.len(), "{text}");
+            if format == LoggingFormat::Text {
+                let expected =
+                    r#"weir::cli::process::logging::tests: of y, and "y" user="y" why=y count=1"#;
+                assert!(text.contains(expected), "{text}");
+            }
+        }
+    }
 }

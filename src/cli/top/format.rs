@@ -1,6 +1,6 @@
 //! Formatting of numbers and names for `weir top`.
 
-use crate::encoding::printable::is_printable;
+use crate::encoding::printable::escape;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
 use crate::observe::alarms::list::AlarmStatus;
@@ -15,12 +15,11 @@ const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇',
 /// Explains rejection counts under `--flowcontrol-enforcement=DryRun`.
 pub(crate) const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";
 
-/// Makes text that a client may have chosen safe for a terminal: replaces characters that move the
-/// cursor, change the direction of the line, or are not printable at all. Cells keep their width.
+/// Makes text that a client may have chosen safe for a terminal: escapes characters that move the
+/// cursor, change the direction of the line, or are not printable at all.
 #[must_use]
 pub(crate) fn sanitize(text: &str) -> String {
-    let replace = |c: char| if is_printable(c) { c } else { '·' };
-    text.chars().map(replace).collect()
+    escape(text).into_owned()
 }
 
 /// A rate.
@@ -280,7 +279,7 @@ mod tests {
     #[test]
     fn a_name_cannot_move_the_cursor() {
         let name = "evil\x1b[2J\r\n\u{9b}31m\u{202e}fox ✓ü";
-        assert_eq!(sanitize(name), "evil·[2J···31m·fox ✓ü");
+        assert_eq!(sanitize(name), r"evil\x1b[2J\r\n\u009b31m\u202efox ✓ü");
     }
 
     #[test]

@@ -42,3 +42,4 @@ pub(crate) use self::matcher::CompiledSchema;
 pub use self::matcher::Matcher;
 pub(crate) use self::mismatch::Mismatch;
 pub(crate) use self::policies::Policies;
+pub(crate) use self::subjects::Subjects;

@@ -51,6 +51,7 @@ use tracing::debug;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::encoding::printable::escape_json;
 use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::admin::connections::AdminConnections;
@@ -304,7 +305,7 @@ impl AdminServer {
         if path == "/configz" {
             let objects = self.configured.load();
             let objects = objects.flowcontrol.as_ref().map(|live| live.summary());
-            return Some(typed_response(APPLICATION_JSON, zpages.configz(objects)));
+            return Some(json_response(&zpages.configz(objects)));
         }
         let text = match path {
             "/flagz" => zpages.flagz(),
@@ -321,7 +322,7 @@ impl AdminServer {
     /// Responds with the flow schemas and priority levels in force, and where each comes from.
     fn handle_objects(&self) -> Response<AdminBody> {
         match &self.configured.load().flowcontrol {
-            Some(live) => typed_response(APPLICATION_JSON, live.dump().to_string()),
+            Some(live) => json_response(&live.dump().to_string()),
             None => response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         }
     }
@@ -411,8 +412,8 @@ fn handle_top_talkers(talkers: &TopTalkers, query: Query<'_>) -> Response<AdminB
         Ok(query) => query,
         Err(errors) => return response(StatusCode::BAD_REQUEST, errors.to_string()),
     };
-    match serde_json::to_vec(&talkers.top(&query)) {
-        Ok(text) => typed_response(APPLICATION_JSON, text),
+    match serde_json::to_string(&talkers.top(&query)) {
+        Ok(text) => json_response(&text),
         Err(why) => response(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
     }
 }
@@ -551,6 +552,10 @@ fn typed_response(content_type: HeaderValue, text: impl Into<Bytes>) -> Response
         .headers_mut()
         .insert(header::CONTENT_TYPE, content_type);
     response
+}
+
+fn json_response(text: &str) -> Response<AdminBody> {
+    typed_response(APPLICATION_JSON, escape_json(text).into_owned())
 }
 
 fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {

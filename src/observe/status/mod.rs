@@ -51,6 +51,7 @@ use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 
 use crate::clock::Clock;
+use crate::encoding::printable::escape_json;
 use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
 use crate::observe::status::history_sum::retain_busy_levels;
@@ -191,7 +192,7 @@ impl StatusFeed {
             }
             None => self.snapshot(),
         };
-        serde_json::to_vec(&snapshot).unwrap_or_default().into()
+        json_text(&snapshot).into()
     }
 
     /// Returns the events of `/status/events`, without end: `history`, then a `snapshot` each
@@ -345,8 +346,12 @@ impl EventSubscriber {
 
 /// Encodes a server-sent event. JSON has no line breaks, so that the data is one line.
 fn sse_event(name: &str, data: &impl Serialize) -> Bytes {
-    let data = serde_json::to_string(data).unwrap_or_default();
-    format!("event: {name}\ndata: {data}\n\n").into()
+    format!("event: {name}\ndata: {}\n\n", json_text(data)).into()
+}
+
+fn json_text(data: &impl Serialize) -> String {
+    let text = serde_json::to_string(data).unwrap_or_default();
+    escape_json(&text).into_owned()
 }
 
 #[cfg(test)]
@@ -354,6 +359,21 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::encoding::printable::HOSTILE_NAMES;
+    use crate::encoding::printable::is_printable;
+
+    #[test]
+    fn names_are_only_printable_characters_in_an_event() {
+        for name in HOSTILE_NAMES {
+            let event = sse_event("snapshot", &name);
+            let event = str::from_utf8(&event).unwrap();
+            assert!(
+                event.lines().flat_map(str::chars).all(is_printable),
+                "{event:?}"
+            );
+            assert_eq!(event.lines().count(), 3, "{event:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_slow_subscriber_gets_only_the_newest_event() {

@@ -12,6 +12,7 @@ use super::tests::options;
 use super::tests::trial_model;
 use super::trials::run_one;
 use super::variants::InFlightFlags;
+use crate::api::UserInfo;
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
 use crate::document;
@@ -20,6 +21,7 @@ use crate::encoding::printable::HOSTILE_NAMES;
 use crate::encoding::printable::is_printable;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::matching::Subjects;
 use crate::replay::run::replay;
 use crate::replay::simulation::ReplayModel;
 use crate::replay::simulation::ReplayedPolicies;
@@ -159,9 +161,8 @@ fn limits_that_the_log_stays_below_reject_nothing() {
     };
     let account = limited.pointer("/rules/0/subjects/0/serviceAccount/name");
     assert_eq!(account, Some(&"runner".into()), "others send too little");
-    assert!(report.event_limits.is_some());
     assert_eq!(report.changes.losers, []);
-    // The bucket of the rule and its rate are those of the proxy: with less, requests are rejected.
+    // A dry run is replayed as if it were none. The bucket of the rule and its rate are those of the proxy: with less, requests are rejected.
     let mut policies = policies("less", MANY.total());
     let mut rules = report.client_limits;
     *rules[0].pointer_mut("/requests/qps").unwrap() = 100.into();
@@ -196,6 +197,12 @@ fn exported() -> Vec<Object> {
     own.metadata_mut().name = "operators-own".to_owned();
     own.metadata_mut().annotations.clear();
     objects.push(own);
+    // Written by hand. The object in the cluster has the annotation.
+    for object in &mut objects {
+        if object.metadata().name == "workload-low" {
+            object.metadata_mut().annotations.clear();
+        }
+    }
     objects
 }
 
@@ -223,6 +230,12 @@ fn only_objects_that_change_are_to_be_applied() {
         object["metadata"]["annotations"]["apf.kubernetes.io/autoupdate-spec"] == "false"
     };
     assert_eq!(report.objects.iter().filter(of_cluster).count(), 1);
+    let kept = "The annotation keeps kube-apiserver from setting them back";
+    assert!(
+        output::render(&report, &settings)
+            .replace("\n# ", " ")
+            .contains(kept)
+    );
     // weir.yaml still has all objects: the unchanged ones of the configuration, too.
     let files = output::files(&report, &settings, &|name| format!("/suggested/{name}"));
     let config = &files.last().unwrap().1;
@@ -232,6 +245,150 @@ fn only_objects_that_change_are_to_be_applied() {
         ),
         "{config}"
     );
+}
+
+#[test]
+fn a_level_of_an_operators_own_has_no_annotation_and_no_comment_about_one() {
+    let mut before = policies("flags", FEW.total());
+    let ConcurrencyPolicy::Fairness { objects, .. } = &mut before.limits.concurrency else {
+        unreachable!("they are fair");
+    };
+    for object in objects {
+        match object {
+            Object::FlowSchema(schema) if schema.metadata.name == "service-accounts" => {
+                "team".clone_into(&mut schema.spec.priority_level_configuration);
+            }
+            Object::PriorityLevelConfiguration(level) if level.metadata.name == "workload-low" => {
+                level.metadata.annotations.clear();
+                "team".clone_into(&mut level.metadata.name);
+            }
+            Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => {}
+        }
+    }
+    let settings = KeptSettings::new(FEW);
+    let log = LogFile::new(&pipeline_log()).read();
+    let report = suggest(&log, &before, &settings, trial_model()).unwrap();
+    let text = output::render(&report, &settings);
+    assert!(
+        text.contains("of its 100 shares go to own-ci-runner"),
+        "{text}"
+    );
+    assert!(!text.contains("The annotation keeps"), "{text}");
+    assert!(!text.contains(r#"autoupdate-spec: "false""#), "{text}");
+}
+
+/// Users, the namespaces of their events, and events a second.
+type Writers<'w> = &'w [(&'w str, &'w str, u32)];
+
+/// Users write events at these rates for ten seconds.
+fn event_log(writers: Writers<'_>) -> LogFile {
+    let mut lines = Vec::new();
+    for (user, namespace, rate) in writers {
+        for n in 0..rate * 10 {
+            let at = n * 1000 / rate;
+            lines.push((at, format!(
+                r#"{{"at_ms":{at},"method":"POST","url":"/api/v1/namespaces/{namespace}/events","user":"{user}","service_ms":1}}"#
+            )));
+        }
+    }
+    lines.sort();
+    let lines: String = lines.into_iter().map(|(_, line)| line + "\n").collect();
+    LogFile::new(&lines)
+}
+
+const QUIET: [(&str, &str, u32); 3] = [
+    ("system:node:n1", "default", 6),
+    ("system:kube-scheduler", "apps", 4),
+    ("system:serviceaccount:apps:web", "apps", 2),
+];
+
+#[test]
+fn a_flood_of_events_is_limited_for_its_user_alone() {
+    let mut writers = QUIET.to_vec();
+    writers.push(("system:serviceaccount:ci:noisy", "ci", 60));
+    let log = event_log(&writers);
+    let report = run(&log, MANY);
+    assert_eq!(report.event_limits, None);
+    let of_events: Vec<_> = report
+        .client_limits
+        .iter()
+        .filter(|rule| rule["rules"][0]["resourceRules"][0]["resources"][0] == "events")
+        .collect();
+    let [rule] = of_events[..] else {
+        panic!("{of_events:?}");
+    };
+    assert_eq!(rule["name"], "events-ci-noisy");
+    assert_eq!(rule["requests"]["qps"], 60);
+    let account = &rule["rules"][0]["subjects"][0]["serviceAccount"];
+    assert_eq!(
+        (&account["namespace"], &account["name"]),
+        (&"ci".into(), &"noisy".into())
+    );
+    assert_eq!(report.changes.losers, []);
+
+    // Where clientLimits are kept: a limit for each user that only the flood reaches.
+    let settings = KeptSettings::new(MANY);
+    let mut before = policies("flags", MANY.total());
+    before.limits.rates =
+        super::suggest::parse_rates_for_tests(&report.client_limits[..1], &settings);
+    let report = suggest(&log.read(), &before, &settings, trial_model()).unwrap();
+    let limits = report.event_limits.as_ref().unwrap();
+    let expected = serde_json::json!([{"type": "User", "qps": 12, "burst": 12}]);
+    assert_eq!(limits["limits"], expected);
+    let reasons = report.event_reasons.join("\n");
+    assert!(
+        reasons.contains("ci:noisy writes up to 60 events a second"),
+        "{reasons}"
+    );
+    assert!(reasons.contains("events, and none of others"), "{reasons}");
+    let losers: Vec<_> = report
+        .changes
+        .losers
+        .iter()
+        .map(|change| &*change.user)
+        .collect();
+    assert_eq!(losers, ["system:serviceaccount:ci:noisy"]);
+}
+
+#[test]
+fn events_are_not_limited_unless_that_separates() {
+    let many: Vec<String> = (0..30)
+        .map(|n| format!("system:serviceaccount:ci:job-{n}"))
+        .collect();
+    let jobs: Vec<_> = many.iter().map(|name| (&**name, "ci", 3)).collect();
+    let namespace = serde_json::json!([{"type": "Namespace", "qps": 12, "burst": 12}]);
+    let cases: [(Writers<'_>, Option<serde_json::Value>); 5] = [
+        (&[], None),
+        (&jobs, Some(namespace)),
+        // All nodes share the bucket of `default`.
+        (&[("system:node:n2", "default", 500)], None),
+        (
+            &[
+                ("alice", "ci", 60),
+                ("system:kube-controller-manager", "ci", 50),
+            ],
+            None,
+        ),
+        (&[("alice", "default", 40), ("bob", "default", 40)], None),
+    ];
+    for (writers, expected) in cases {
+        let log = event_log(&[&QUIET[..], writers].concat());
+        let report = run(&log, MANY);
+        let limits = report
+            .event_limits
+            .as_ref()
+            .map(|value| value["limits"].clone());
+        assert_eq!(limits, expected, "{writers:?}");
+        let is_of_events =
+            |rule: &serde_json::Value| rule["name"].as_str().unwrap().starts_with("events");
+        assert!(
+            !report.client_limits.iter().any(is_of_events),
+            "{writers:?}"
+        );
+        let reason = &report.event_reasons[0];
+        let is_note = reason.starts_with("No user outside") || reason.starts_with("Events are not");
+        assert_eq!(is_note, expected.is_none(), "{writers:?}: {reason}");
+    }
 }
 
 /// A user that floods, one of the control plane that does, too, and some others.
@@ -284,6 +441,30 @@ fn names_stay_in_the_files_of_a_suggestion() {
         let log = flood_log(names[0], names[names.len() - 1]);
         let report = run(&LogFile::new(&log), MANY);
         let settings = KeptSettings::new(MANY);
+        // A start reads them all, and none is about more than its user.
+        let rules = super::suggest::parse_rates_for_tests(&report.client_limits, &settings).clients;
+        assert_eq!(rules.len(), report.client_limits.len(), "{names:?}");
+        let others = [
+            "system:kube-controller-manager",
+            "system:serviceaccount:ci:other",
+        ];
+        for subjects in rules
+            .iter()
+            .flat_map(|rule| &rule.rules)
+            .map(|rule| &*rule.subjects)
+        {
+            let subjects = Subjects::new([subjects]);
+            for name in others {
+                let other = UserInfo {
+                    name: name.to_owned(),
+                    ..UserInfo::default()
+                };
+                assert_eq!(subjects.lists_of(&other), 0, "{names:?}: {name}");
+            }
+        }
+        let is_note = |note: &String| note.starts_with("Nothing is suggested for the user");
+        let is_nameless = names.iter().any(|name| matches!(*name, "" | "*"));
+        assert_eq!(report.notes.iter().any(is_note), is_nameless, "{names:?}");
         let mut texts = vec![output::render(&report, &settings)];
         let files = output::files(&report, &settings, &str::to_owned);
         texts.extend(files.into_iter().map(|(_, text)| text));

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 
 use crate::api::flowcontrol::Object;
 use crate::explain::explainer::ConcurrencyPolicy;
+use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::numeric::saturating_u32;
 use crate::replay::simulation::ReplayedPolicies;
 
 /// The annotation with which kube-apiserver keeps the specs of its own objects as they were.
-const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
+pub(crate) const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
 /// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -124,25 +126,31 @@ pub(crate) fn objects_of(policies: &ReplayedPolicies) -> &[Object] {
 pub(crate) fn changed_objects(before: &ReplayedPolicies, after: &ReplayedPolicies) -> Vec<Object> {
     let before = objects_of(before);
     let changed = objects_of(after).iter().filter(|object| {
-        let same = |other: &&Object| {
-            other.kind() == object.kind() && other.metadata().name == object.metadata().name
-        };
         !before
             .iter()
-            .find(same)
+            .find(|other| is_same(other, object))
             .is_some_and(|other| other.is_equivalent(object))
     });
     changed.cloned().map(maintained_by_operator).collect()
 }
 
+/// The annotation of the object in a cluster stays where one without it is applied, so it is set even
+/// where the configuration has none.
 fn maintained_by_operator(object: Object) -> Object {
     let mut object = without_identity(object);
-    for (name, value) in &mut object.metadata_mut().annotations {
-        if name == AUTOUPDATE {
-            "false".clone_into(value);
-        }
+    let mut suggested = bootstrap::objects(BootstrapClass::Suggested).iter();
+    if suggested.any(|other| is_same(other, &object)) {
+        let annotations = &mut object.metadata_mut().annotations;
+        annotations.retain(|(name, _)| name != AUTOUPDATE);
+        annotations.push((AUTOUPDATE.to_owned(), "false".to_owned()));
     }
     object
+}
+
+/// Whether they are the same object of a cluster.
+#[must_use]
+pub(crate) fn is_same(a: &Object, b: &Object) -> bool {
+    a.kind() == b.kind() && a.metadata().name == b.metadata().name
 }
 
 /// The object without what belongs to the one in a cluster, so that it can be applied.

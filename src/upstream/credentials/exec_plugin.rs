@@ -23,7 +23,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::encoding::printable::escape;
+use crate::encoding::printable::escape_message;
 use crate::numeric::saturating_u64;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::credentials::exec_credential::ExecApiVersion;
@@ -329,7 +329,7 @@ impl StderrLog {
 
 /// A line for the log.
 fn printable(line: &[u8]) -> String {
-    escape(&String::from_utf8_lossy(line.trim_ascii())).into_owned()
+    escape_message(&String::from_utf8_lossy(line.trim_ascii())).into_owned()
 }
 
 #[cfg(test)]

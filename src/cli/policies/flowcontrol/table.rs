@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::encoding::printable::escape;
+use crate::encoding::printable::escape_message;
 
 /// The titles of the columns.
 const TITLES: [&str; 4] = ["KIND", "NAME", "ORIGIN", "DETAILS"];
@@ -36,7 +37,7 @@ pub(super) fn render(objects: &Value) -> String {
     if at("state") == "failed" {
         text.push_str(&format!(
             "\nThe cluster's objects are not up to date: {}\n",
-            escape(at("message"))
+            escape_message(at("message"))
         ));
     }
     text

@@ -16,10 +16,20 @@ pub(super) fn render(objects: &Value) -> String {
         text.push_str("---\n");
         text.push_str(&comment(&[format!("origin: {origin}")]));
         if let Some(manifest) = object.get("manifest") {
-            write_value(manifest, 0, &mut text);
+            write_value(&without_identity(manifest.clone()), 0, &mut text);
         }
     }
     text
+}
+
+/// The manifest without what belongs to the object in one cluster: with it kubectl applies to that
+/// object only, and only as long as it does not change.
+fn without_identity(mut manifest: Value) -> Value {
+    if let Some(metadata) = manifest.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("uid");
+        metadata.remove("resourceVersion");
+    }
+    manifest
 }
 
 #[cfg(test)]
@@ -28,6 +38,7 @@ mod tests {
 
     use super::*;
     use crate::api::flowcontrol;
+    use crate::api::flowcontrol::Object;
     use crate::api::flowcontrol::to_manifest;
     use crate::document;
     use crate::document::Content;
@@ -60,9 +71,15 @@ mod tests {
     #[test]
     fn the_manifests_are_read_as_the_same_objects() {
         let objects = bootstrap::add_missing(Vec::new());
+        let of_cluster = |object: &Object| {
+            let mut object = object.clone();
+            object.metadata_mut().uid = "u".to_owned();
+            object.metadata_mut().resource_version = "1".to_owned();
+            to_manifest(&object)
+        };
         let listed: Value = objects
             .iter()
-            .map(|object| json!({"origin": "built-in", "manifest": to_manifest(object)}))
+            .map(|object| json!({"origin": "built-in", "manifest": of_cluster(object)}))
             .collect();
         let text = render(&json!({"objects": listed}));
         let mut diagnostics = Diagnostics::default();

@@ -1,6 +1,7 @@
 //! `weir replay --search` and `--suggest`: what policies would serve the requests of a log.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -46,7 +47,7 @@ pub(super) struct AdviceOptions {
     #[arg(long, conflicts_with_all = ["compare", "search"])]
     suggest: bool,
     /// With --suggest: also write them to this folder, as flowcontrol.yaml (what changes, for kubectl apply), event-rate-limit.yaml and
-    /// weir.yaml, which names the others and can be given to --compare.
+    /// weir.yaml, which names the others and can be given to --compare. Those of an earlier suggestion are replaced or removed.
     #[arg(long, value_name = "DIR", requires = "suggest")]
     suggest_dir: Option<PathBuf>,
 }
@@ -139,7 +140,8 @@ fn render_suggestion(
         })?;
         let path_of = |name: &str| format!("{from_root}/{name}");
         let files = suggested::files(&report, &advised.settings, &path_of);
-        write_files(folder, &files).map_err(CommandError::Startup)?;
+        let is_kept = |name: &str| advised.settings.names_file(&path_of(name));
+        write_files(folder, &files, &is_kept).map_err(CommandError::Startup)?;
     }
     match advised.output {
         ReplayFormat::Json => to_json(&report),
@@ -149,12 +151,30 @@ fn render_suggestion(
     }
 }
 
-fn write_files(folder: &Path, files: &[(&str, String)]) -> Result<(), String> {
+/// Writes the files, and removes those of an earlier suggestion that this one does not have: they would
+/// be applied with it. One that the configuration names (`is_kept`) stays.
+fn write_files(
+    folder: &Path,
+    files: &[(&str, String)],
+    is_kept: &dyn Fn(&str) -> bool,
+) -> Result<(), String> {
     let why = |path: &Path, why: std::io::Error| format!("cannot write {}: {why}", path.display());
     fs::create_dir_all(folder).map_err(|error| why(folder, error))?;
     for (name, text) in files {
         let path = folder.join(name);
         fs::write(&path, text).map_err(|error| why(&path, error))?;
+    }
+    for name in suggested::FILES {
+        if files.iter().any(|(written, _)| *written == name) || is_kept(name) {
+            continue;
+        }
+        let path = folder.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(format!("cannot remove {}: {error}", path.display()));
+            }
+            Ok(()) | Err(_) => {}
+        }
     }
     Ok(())
 }
@@ -191,5 +211,32 @@ fn render_search(
         ReplayFormat::Table | ReplayFormat::Html => Ok(output::render_table(&found)),
         ReplayFormat::Yaml => Ok(output::render_yaml(&found)),
         ReplayFormat::Json => to_json(&found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_an_earlier_suggestion_are_removed_unless_the_configuration_names_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for name in suggested::FILES.into_iter().chain(["own.yaml"]) {
+            fs::write(folder.join(name), "old").unwrap();
+        }
+        let files = [(suggested::CONFIG_FILE, "new".to_owned())];
+        write_files(folder, &files, &|name| name == suggested::EVENTS_FILE).unwrap();
+        let names = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(
+            names,
+            [suggested::EVENTS_FILE, "own.yaml", suggested::CONFIG_FILE]
+        );
+        assert_eq!(
+            fs::read_to_string(folder.join(suggested::CONFIG_FILE)).unwrap(),
+            "new"
+        );
     }
 }

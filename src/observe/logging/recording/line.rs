@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
+use crate::encoding::printable::escape_json;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::observe::client_text::redact_target;
@@ -335,18 +336,17 @@ impl LinePseudonymizer {
             self.pseudonyms = Some(Pseudonyms::new(&self.key, kept));
             record.insert("pseudonyms".to_owned(), Value::Bool(true));
         }
-        Some(format!("{note}\n").into())
+        Some(format!("{}\n", escape_json(&note.to_string())).into())
     }
 }
 
 fn append_arrival(at_ms: &str, fields: &ArrivalFields, line: &mut Vec<u8>) {
-    let rest = serde_json::to_vec(fields).unwrap_or_default(); // all keys are text
-    let Some(rest) = rest.get(1..) else {
+    let fields = serde_json::to_string(fields).unwrap_or_default(); // all keys are text
+    let Some(rest) = fields.get(1..) else {
         return;
     };
-    let _ = write!(line, "{{\"at_ms\":{at_ms},"); // a vector takes everything
-    line.extend_from_slice(rest);
-    line.push(b'\n');
+    // A vector takes everything.
+    let _ = writeln!(line, "{{\"at_ms\":{at_ms},{}", escape_json(rest));
 }
 
 /// The first line of a record. With the names that its reader would keep, if it replaces the others.
@@ -366,7 +366,8 @@ pub(super) fn header_line(renderer: &LineRenderer, kept: Option<&KeptNames>) -> 
 
 /// A line about the record itself.
 pub(crate) fn note_line(note: &Value) -> Vec<u8> {
-    format!("{}\n", json!({ "record": note })).into()
+    let note = json!({ "record": note }).to_string();
+    format!("{}\n", escape_json(&note)).into()
 }
 
 fn positive_ms(time: Duration) -> Option<f64> {

@@ -28,15 +28,11 @@ pub(crate) fn render_table(report: &SearchReport) -> String {
         let (level, before, after) = (&shares.level, shares.configured, shares.found);
         write_line(
             &mut text,
-            &format!(
-                "shares of {}: {before} before, {after} after",
-                table::printable(level)
-            ),
+            &format!("shares of {level}: {before} before, {after} after"),
         );
     }
     for seats in &found.seats {
         let (level, before, after) = (&seats.level, seats.configured, seats.found);
-        let level = table::printable(level);
         write_line(
             &mut text,
             &format!("seats of {level}: {before} before, {after} after"),
@@ -235,7 +231,7 @@ fn sureness_of_shares(found: &FoundReport, resampled: ResampledReport) -> Vec<St
         Some(_) if found.surer_shares == found.shares => {}
         Some(ResampledReport { held, of, .. }) => {
             let shares = found.surer_shares.iter().map(|change| {
-                let (level, shares) = (table::printable(&change.level), change.found);
+                let (level, shares) = (&change.level, change.found);
                 format!("{level}: {shares}")
             });
             let shares: Vec<String> = shares.collect();

@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use super::limits::EventAdvice;
 use super::limits::measure_rates;
 use super::limits::parse_rates;
 use super::model::OwnLevelReport;
 use super::model::SuggestReport;
 use super::model::UnusedReport;
 use super::own_level::Candidate;
+use super::own_level::NoOwnLevel;
 use super::own_level::OwnLevel;
 use super::own_level::by_level;
 use super::own_level::candidates;
 use super::own_level::is_control_plane;
 use super::own_level::own_level;
+use super::own_level::subject;
 use super::settings::KeptSettings;
+use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::to_manifest;
 use crate::explain::explainer::ConcurrencyPolicy;
@@ -26,6 +31,7 @@ use crate::replay::advice::trials::TrialModel;
 use crate::replay::advice::trials::run_one;
 use crate::replay::advice::trials::run_trials;
 use crate::replay::advice::variants::changed_objects;
+use crate::replay::advice::variants::is_same;
 use crate::replay::advice::variants::objects_of;
 use crate::replay::advice::variants::without_identity;
 use crate::replay::reader::merge::ReadError;
@@ -80,12 +86,13 @@ pub(crate) fn suggest(
     model: TrialModel,
 ) -> Result<SuggestReport, ReadError> {
     let configured = run(log, policies, model)?;
-    let users = control_plane_users(log);
-    let control_plane: BTreeSet<&str> = users.iter().map(String::as_str).collect();
-    let mut notes = Vec::new();
+    let users = users_of(log);
+    let control_plane = control_plane_users(&users);
+    let mut notes: Vec<String> = nameless_users(&users).into_iter().collect();
     let looked_for = OwnLevelSearch {
         log,
         model,
+        users: &users,
         control_plane: &control_plane,
     };
     let (own_levels, mut suggested) = looked_for.own_levels(policies, &configured, &mut notes)?;
@@ -97,7 +104,7 @@ pub(crate) fn suggest(
     let heavy: Vec<_> = heavy
         .map(|own| (own.name.as_str(), own.user.as_str()))
         .collect();
-    let client_limits = if limits.clients.is_empty() {
+    let mut client_limits = if limits.clients.is_empty() {
         rates.client_limits(&heavy, &control_plane)
     } else {
         notes.push(
@@ -105,17 +112,17 @@ pub(crate) fn suggest(
         );
         Vec::new()
     };
-    let event_limits = if limits.events.is_none() {
-        rates.event_limits()
+    let events = if limits.events.is_none() {
+        let may_have_rules = limits.clients.is_empty();
+        rates.event_advice(log, settings.event_groups, &control_plane, may_have_rules)?
     } else {
         notes.push(
             "The configuration has event limits: they are kept, and none are suggested.".to_owned(),
         );
-        None
+        EventAdvice::default()
     };
-    if limits.events.is_none() && event_limits.is_none() {
-        notes.push("The log has no events, so no limit for them is suggested.".to_owned());
-    }
+    client_limits.extend(events.rules);
+    let event_limits = events.limits;
     notes.extend(heavy_user_agent(&configured));
     let parsed = parse_rates(event_limits.as_ref(), &client_limits, settings);
     let to = &mut suggested.limits.rates;
@@ -139,6 +146,7 @@ pub(crate) fn suggest(
         notes,
         never_reached,
         event_limits,
+        event_reasons: events.reasons,
         client_limits,
         rate_costs: rates.costs(),
         protected,
@@ -165,7 +173,8 @@ fn run(
 struct OwnLevelSearch<'l> {
     log: &'l RepeatableLog,
     model: TrialModel,
-    control_plane: &'l BTreeSet<&'l str>,
+    users: &'l [Arc<UserInfo>],
+    control_plane: &'l BTreeSet<String>,
 }
 
 impl OwnLevelSearch<'_> {
@@ -181,9 +190,9 @@ impl OwnLevelSearch<'_> {
         let mut users = by_user(&configured.outcome);
         while reports.len() < MAX_OWN_LEVELS {
             let levels = by_level(&usage);
-            let Some((report, better)) =
-                self.best_own_level(&policies, &candidates(&levels, self.control_plane), &users)?
-            else {
+            let candidates = candidates(&levels, self.control_plane);
+            let best = self.best_own_level(&policies, &candidates, &users, notes)?;
+            let Some((report, better)) = best else {
                 break;
             };
             reports.push(report);
@@ -215,13 +224,20 @@ impl OwnLevelSearch<'_> {
         policies: &ReplayedPolicies,
         candidates: &[Candidate],
         before: &BTreeMap<String, GroupLoss>,
+        notes: &mut Vec<String>,
     ) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
         let mut variants = Vec::new();
         for candidate in candidates {
             for part in PARTS {
-                if let Some(own) = own_level(objects_of(policies), candidate, part) {
-                    let with = with_objects(policies, own.objects.clone());
-                    variants.push((candidate, own, with));
+                match own_level(objects_of(policies), candidate, self.users, part) {
+                    Ok(own) => {
+                        let with = with_objects(policies, own.objects.clone());
+                        variants.push((candidate, own, with));
+                    }
+                    Err(why) => {
+                        let note = no_own_level(candidate, why);
+                        notes.extend(note.filter(|note| !notes.contains(note)));
+                    }
                 }
             }
         }
@@ -374,17 +390,13 @@ fn built_in() -> impl Iterator<Item = &'static Object> {
 }
 
 fn is_built_in_name(object: &Object) -> bool {
-    built_in().any(|other| {
-        other.kind() == object.kind() && other.metadata().name == object.metadata().name
-    })
+    built_in().any(|other| is_same(other, object))
 }
 
 /// The objects of the configuration that stay as they are and are not as kube-apiserver makes them
 /// itself: weir has those.
 fn unchanged_objects(policies: &ReplayedPolicies, suggested: &ReplayedPolicies) -> Vec<Object> {
     let changed = changed_objects(policies, suggested);
-    let is_same =
-        |a: &Object, b: &Object| a.kind() == b.kind() && a.metadata().name == b.metadata().name;
     let kept = objects_of(policies).iter().filter(|object| {
         let is_changed = changed.iter().any(|changed| is_same(changed, object));
         let is_built_in = built_in().any(|own| is_same(own, object) && own.has_equal_spec(object));
@@ -397,12 +409,54 @@ fn manifests(objects: &[Object]) -> Vec<serde_json::Value> {
     objects.iter().map(to_manifest).collect()
 }
 
-/// The names of users that belong to the control plane, with any of their groups.
-fn control_plane_users(log: &RepeatableLog) -> BTreeSet<String> {
+/// The users of a log. A name is there once for each set of groups, at least.
+fn users_of(log: &RepeatableLog) -> Vec<Arc<UserInfo>> {
     let mut clients = Vec::new();
     log.table().extend(&mut clients);
-    let own = clients
-        .iter()
-        .filter(|client| is_control_plane(&client.user));
-    own.map(|client| client.user.name.clone()).collect()
+    let users = clients.iter().map(|client| Arc::clone(&client.user));
+    let mut users: Vec<Arc<UserInfo>> = users.collect();
+    users.sort_by(|a, b| (&a.name, &a.groups).cmp(&(&b.name, &b.groups)));
+    users.dedup_by(|a, b| (&a.name, &a.groups) == (&b.name, &b.groups));
+    users
+}
+
+/// The names of users that belong to the control plane, with any of their groups.
+fn control_plane_users(users: &[Arc<UserInfo>]) -> BTreeSet<String> {
+    let own = users.iter().filter(|user| is_control_plane(user));
+    own.map(|user| user.name.clone()).collect()
+}
+
+/// Says so if no rule can be about some users.
+fn nameless_users(users: &[Arc<UserInfo>]) -> Option<String> {
+    let names = users.iter().filter(|user| subject(&user.name).is_none());
+    let names: BTreeSet<String> = names.map(|user| format!("'{}'", user.name)).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(" and ");
+    (!names.is_empty()).then(|| {
+        format!(
+            "Nothing is suggested for the user {names}: no subject is this user and nobody else."
+        )
+    })
+}
+
+/// Why a user has no level of its own, where an operator can do something about it.
+fn no_own_level(candidate: &Candidate, why: NoOwnLevel) -> Option<String> {
+    let Candidate {
+        user,
+        schema,
+        level,
+        percent,
+        ..
+    } = candidate;
+    let advice = match why {
+        NoOwnLevel::ControlPlaneLevel => format!(
+            "No shares are taken from it, since it serves the control plane: give the schema {schema} another level."
+        ),
+        NoOwnLevel::NoPrecedence => format!(
+            "It gets no level of its own, since no precedence is free just before the schema {schema}."
+        ),
+        NoOwnLevel::NoShares | NoOwnLevel::NoSubject => return None,
+    };
+    Some(format!(
+        "{user} takes {percent:.0} % of the seat-seconds of {level}, where others lose. {advice}"
+    ))
 }

@@ -1,20 +1,29 @@
 //! Rate limits that the users of a log stay below.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::json;
 
+use super::client_rule;
+use super::events::BucketKey;
+use super::events::EventWriter;
+use super::events::Flood;
+use super::events::find_flood;
 use super::model::RateCost;
 use super::own_level::free_name;
 use super::own_level::subject;
 use super::rates::Bucket;
+use super::rates::RateLimit;
 use super::rates::SecondCounts;
 use super::settings::KeptSettings;
 use crate::api::flowcontrol::Subject;
 use crate::document;
 use crate::document::Diagnostics;
+use crate::encoding::go_text;
 use crate::limits::rate::RateLimitsConfig;
 use crate::limits::rate::clients;
 use crate::limits::rate::events::buckets::EventWrite;
@@ -24,7 +33,6 @@ use crate::limits::rate::events::enforcer::EventRateLimitConfig;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::clients::Client;
 use crate::replay::logged::LogItem;
-use crate::replay::logged::LoggedRequest;
 use crate::replay::reader::merge::ReadError;
 use crate::request_info::RequestInfo;
 
@@ -38,36 +46,61 @@ const MAX_LIMITED: usize = 10;
 /// A user with fewer requests in the log gets no limit: its rate on another day is not known.
 const LEAST_REQUESTS: u64 = 100;
 
-/// The rates of a user.
-#[derive(Clone, Debug, Default)]
+/// The namespaces whose events are counted: more than a cluster has.
+const MAX_NAMESPACES: usize = 20_000;
+
+/// The namespaces in which the control plane writes events: those of nodes are in `default`.
+const CONTROL_PLANE_NAMESPACES: [&str; 3] = ["default", "kube-node-lease", "kube-system"];
+
+/// Rates, and what limits would have cost, of a user.
+#[derive(Clone, Debug)]
 struct UserRates {
     requests: SecondCounts,
-    events: SecondCounts,
-}
-
-/// What limits would have cost a user.
-#[derive(Clone, Copy, Debug)]
-struct UserBuckets {
     /// At its own p99.9, with a burst of a second.
     own: Bucket,
     /// The same, without bound.
     unbounded: Bucket,
-    events: Bucket,
+    events: EventRate,
+}
+
+/// A rate of events, and a bucket without bound at its p99.9.
+#[derive(Clone, Debug)]
+struct EventRate {
+    counts: SecondCounts,
+    bucket: Bucket,
 }
 
 /// The rates of a log, and what limits would have cost.
 #[derive(Debug)]
 pub(super) struct LoggedRates {
-    users: Vec<(Arc<str>, UserRates, UserBuckets)>,
-    event_qps: u32,
-    server_events: (SecondCounts, Bucket),
+    users: Vec<(Arc<str>, UserRates)>,
+    namespaces: BTreeMap<String, EventRate>,
 }
 
-/// Hands on each request with its user's number, and whether it writes an event.
+/// What is advised about events.
+#[derive(Debug, Default)]
+pub(super) struct EventAdvice {
+    /// Rules of `clientLimits`.
+    pub(super) rules: Vec<Value>,
+    /// A configuration of EventRateLimit.
+    pub(super) limits: Option<Value>,
+    /// Why, or why not.
+    pub(super) reasons: Vec<String>,
+}
+
+/// A request of a log.
+struct SeenRequest<'r> {
+    /// The number of its user's name.
+    user: usize,
+    at_us: i64,
+    /// The namespace of the event that it writes.
+    event_namespace: Option<Cow<'r, str>>,
+}
+
 fn each_request(
     log: &RepeatableLog,
     events: LimitedEventGroups,
-    each: &mut dyn FnMut(usize, &LoggedRequest, bool),
+    each: &mut dyn FnMut(&SeenRequest<'_>),
 ) -> Result<(), ReadError> {
     let mut clients: Vec<Arc<Client>> = Vec::new();
     log.replay(&mut |item| {
@@ -84,9 +117,12 @@ fn each_request(
         let Ok(info) = RequestInfo::parse(request.method(), request.target()) else {
             return; // weir answers it before all limits
         };
-        let event = EventWrite::from_request(&info, events).is_some();
-        let user = usize::try_from(client.user_name.0).unwrap_or(usize::MAX);
-        each(user, request, event);
+        each(&SeenRequest {
+            user: usize::try_from(client.user_name.0).unwrap_or(usize::MAX),
+            at_us: request.at_us,
+            event_namespace: EventWrite::from_request(&info, events)
+                .map(|_| go_text::lossy(info.namespace())),
+        });
     })
 }
 
@@ -99,67 +135,101 @@ pub(super) fn measure_rates(
     events: LimitedEventGroups,
 ) -> Result<LoggedRates, ReadError> {
     let names = log.table().names().users;
-    let mut rates = vec![UserRates::default(); names.len()];
-    let mut server = SecondCounts::default();
-    each_request(log, events, &mut |user, request, event| {
-        if let Some(rates) = rates.get_mut(user) {
-            rates.requests.count(request.at_us);
-            if event {
-                rates.events.count(request.at_us);
-                server.count(request.at_us);
+    let mut requests = vec![SecondCounts::default(); names.len()];
+    let mut of_users = vec![SecondCounts::default(); names.len()];
+    let mut of_namespaces: BTreeMap<String, SecondCounts> = BTreeMap::new();
+    each_request(log, events, &mut |request| {
+        let at = request.at_us;
+        if let Some(counts) = requests.get_mut(request.user) {
+            counts.count(at);
+        }
+        let Some(namespace) = &request.event_namespace else {
+            return;
+        };
+        if let Some(counts) = of_users.get_mut(request.user) {
+            counts.count(at);
+        }
+        if let Some(counts) = of_namespaces.get_mut(&**namespace) {
+            counts.count(at);
+        } else if of_namespaces.len() < MAX_NAMESPACES {
+            let counts = of_namespaces.entry(namespace.clone().into_owned());
+            counts.or_default().count(at);
+        }
+    })?;
+    let users = requests.into_iter().zip(of_users);
+    let mut users: Vec<UserRates> = users.map(UserRates::of).collect();
+    let namespaces = of_namespaces.into_iter();
+    let mut namespaces: BTreeMap<String, EventRate> = namespaces
+        .map(|(name, counts)| (name, EventRate::of(counts)))
+        .collect();
+    each_request(log, events, &mut |request| {
+        let Some(user) = users.get_mut(request.user) else {
+            return;
+        };
+        user.own.take(request.at_us);
+        user.unbounded.take(request.at_us);
+        if let Some(namespace) = &request.event_namespace {
+            user.events.bucket.take(request.at_us);
+            if let Some(rate) = namespaces.get_mut(&**namespace) {
+                rate.bucket.take(request.at_us);
             }
         }
     })?;
-    server.end_second();
-    for user in &mut rates {
-        user.requests.end_second();
-        user.events.end_second();
-    }
-    let event_rates = rates.iter().map(|user| user.events.p999());
-    let event_qps = event_rates.max().unwrap_or_default().max(1);
-    let buckets = rates.iter().map(|user| {
-        let own = user.requests.p999().max(1);
-        UserBuckets {
-            own: Bucket::new(own, own),
-            unbounded: Bucket::unbounded(own),
-            events: Bucket::unbounded(event_qps),
-        }
-    });
-    let mut buckets: Vec<UserBuckets> = buckets.collect();
-    let mut server_bucket = Bucket::unbounded(server.p999().max(1));
-    each_request(log, events, &mut |user, request, event| {
-        if let Some(buckets) = buckets.get_mut(user) {
-            buckets.own.take(request.at_us);
-            buckets.unbounded.take(request.at_us);
-            if event {
-                buckets.events.take(request.at_us);
-                server_bucket.take(request.at_us);
-            }
-        }
-    })?;
-    let users = names.into_iter().zip(rates).zip(buckets);
+    let users = names.into_iter().zip(users);
     let mut users: Vec<_> = users
-        .map(|((name, rates), buckets)| (name, rates, buckets))
-        .filter(|(_, rates, _)| rates.requests.total() > 0)
+        .filter(|(_, rates)| rates.requests.total() > 0)
         .collect();
     // The numbers of users depend on which thread is first.
-    users.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-    Ok(LoggedRates {
-        users,
-        event_qps,
-        server_events: (server, server_bucket),
-    })
+    users.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(LoggedRates { users, namespaces })
+}
+
+impl UserRates {
+    fn of((mut requests, events): (SecondCounts, SecondCounts)) -> Self {
+        requests.end_second();
+        let own = requests.p999().max(1);
+        Self {
+            requests,
+            own: Bucket::new(RateLimit {
+                qps: own,
+                burst: own,
+            }),
+            unbounded: Bucket::unbounded(own),
+            events: EventRate::of(events),
+        }
+    }
+}
+
+impl EventRate {
+    fn of(mut counts: SecondCounts) -> Self {
+        counts.end_second();
+        let bucket = Bucket::unbounded(counts.p999().max(1));
+        Self { counts, bucket }
+    }
+
+    /// `None`: there are no events.
+    fn writer(&self, name: &str, is_control_plane: bool) -> Option<EventWriter> {
+        let qps = self.counts.p999();
+        (qps > 0).then(|| EventWriter {
+            name: name.to_owned(),
+            limit: RateLimit {
+                qps,
+                burst: self.bucket.needed().max(qps), // a second at least
+            },
+            is_control_plane,
+        })
+    }
 }
 
 impl LoggedRates {
     /// What a limit at the p99.9 of each user would have rejected, most rejections first.
     pub(super) fn costs(&self) -> Vec<RateCost> {
-        let costs = self.users.iter().map(|(name, rates, buckets)| RateCost {
+        let costs = self.users.iter().map(|(name, rates)| RateCost {
             user: (**name).to_owned(),
             requests: rates.requests.total(),
             p999_per_second: rates.requests.p999(),
             most_per_second: rates.requests.most(),
-            rejected: buckets.own.rejected,
+            rejected: rates.own.rejected,
         });
         let mut costs: Vec<RateCost> = costs.collect();
         costs.sort_by_key(|cost| std::cmp::Reverse((cost.rejected, cost.requests)));
@@ -170,102 +240,184 @@ impl LoggedRates {
     /// Rules for `clientLimits`, each for one user at its own rate: for `heavy`, names of rules and
     /// users, with a burst of a second; and for those with most requests, with a burst by which none
     /// of them would have been rejected. No user's limit is another's rate, and none of
-    /// `control_plane` has one.
+    /// `control_plane` has one, nor has one whom no subject names.
     pub(super) fn client_limits(
         &self,
         heavy: &[(&str, &str)],
-        control_plane: &BTreeSet<&str>,
+        control_plane: &BTreeSet<String>,
     ) -> Vec<Value> {
         let of_heavy = |user: &str| heavy.iter().find(|(_, heavy)| *heavy == user);
-        let own = self.users.iter().filter_map(|(user, rates, _)| {
+        let own = self.users.iter().filter_map(|(user, rates)| {
             let (name, _) = of_heavy(user)?;
             let qps = rates.requests.p999().max(1);
-            Some(client_rule(name, user, qps, qps))
+            let limit = RateLimit { qps, burst: qps };
+            Some(client_rule::of_requests(name, &subject(user)?, limit))
         });
         let mut rules: Vec<Value> = own.collect();
         let mut names: BTreeSet<String> =
             heavy.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let mut others: Vec<_> = self.users.iter().collect();
-        others.retain(|(user, rates, _)| {
+        let others = self.users.iter().filter_map(|(user, rates)| {
             let is_limited = of_heavy(user).is_some() || control_plane.contains(&**user);
-            !is_limited && rates.requests.total() >= LEAST_REQUESTS
+            let is_known = rates.requests.total() >= LEAST_REQUESTS;
+            (!is_limited && is_known).then_some((user, rates, subject(user)?))
         });
+        let mut others: Vec<_> = others.collect();
         // A stable sort: users of as many requests stay in the order of their names.
         others.sort_by_key(|(_, rates, _)| std::cmp::Reverse(rates.requests.total()));
-        for (user, rates, buckets) in others.into_iter().take(MAX_LIMITED) {
-            let name = free_name(|name| names.contains(name), user);
+        for (user, rates, subject) in others.into_iter().take(MAX_LIMITED) {
+            let name = free_name("own", |name| names.contains(name), user);
             let qps = rates.requests.p999().max(1);
-            let burst = buckets.unbounded.needed().max(qps);
-            rules.push(client_rule(&name, user, qps, burst));
+            let burst = rates.unbounded.needed().max(qps);
+            let limit = RateLimit { qps, burst };
+            rules.push(client_rule::of_requests(&name, &subject, limit));
             names.insert(name);
         }
         rules
     }
 
-    /// A configuration of EventRateLimit by which no event would have been rejected. `None`: the log has
-    /// no events.
-    pub(super) fn event_limits(&self) -> Option<Value> {
-        let (counts, bucket) = &self.server_events;
-        if counts.total() == 0 {
-            return None;
+    /// Limits of events, if somebody floods: a rule for each who does, at its own rate. If there can be
+    /// none (`may_have_rules`, names that no subject has), a limit for each user or namespace that only
+    /// those who flood reach. It is charged to all, so its cost is counted: that reads the log again.
+    ///
+    /// # Errors
+    /// The log cannot be read again.
+    pub(super) fn event_advice(
+        &self,
+        log: &RepeatableLog,
+        groups: LimitedEventGroups,
+        control_plane: &BTreeSet<String>,
+        may_have_rules: bool,
+    ) -> Result<EventAdvice, ReadError> {
+        let users = self.users.iter().filter_map(|(name, rates)| {
+            let is_control_plane = control_plane.contains(&**name);
+            rates.events.writer(name, is_control_plane)
+        });
+        let users: Vec<EventWriter> = users.collect();
+        let Some(most) = users.iter().map(|writer| writer.limit.qps).max() else {
+            return Ok(EventAdvice::only_reason(
+                "The log has no events, so no limit for them is suggested.".to_owned(),
+            ));
+        };
+        let namespaces = self.namespaces.iter().filter_map(|(name, rate)| {
+            rate.writer(name, CONTROL_PLANE_NAMESPACES.contains(&&**name))
+        });
+        let namespaces: Vec<EventWriter> = namespaces.collect();
+        if let Some(flood) = find_flood(&users) {
+            let rules = may_have_rules
+                .then(|| event_rules(&flood, groups))
+                .flatten();
+            return match rules {
+                Some(advice) => Ok(advice),
+                None => limit_for_all(log, groups, control_plane, BucketKey::User, &flood),
+            };
         }
-        let qps = counts.p999().max(1);
-        let burst = bucket.needed().max(qps); // a second at least
-        let mut limits = vec![json!({"type": "Server", "qps": qps, "burst": burst})];
-        let with_events = self
-            .users
-            .iter()
-            .filter(|(_, rates, _)| rates.events.total() > 0);
-        let needed = with_events.map(|(_, _, buckets)| buckets.events.needed());
-        let user_burst = needed.max().unwrap_or(1).max(self.event_qps);
-        // A limit for each user that is not below the server's never rejects first. It is charged for
-        // events that the server's rejects, and then rejects others.
-        if self.event_qps < qps || user_burst < burst {
-            let user_qps = self.event_qps;
-            limits.push(json!({"type": "User", "qps": user_qps, "burst": user_burst}));
+        if let Some(flood) = find_flood(&namespaces) {
+            return limit_for_all(log, groups, control_plane, BucketKey::Namespace, &flood);
         }
-        Some(json!({
-            "apiVersion": "eventratelimit.admission.k8s.io/v1alpha1",
-            "kind": "Configuration",
-            "limits": limits,
-        }))
+        Ok(EventAdvice::only_reason(format!(
+            "No user outside of the control plane writes far more events than all others (at most {most} a second), so no \
+             limit for them is suggested."
+        )))
     }
 }
 
-/// Everything that a user may request, at this rate. All other limits of the rule are off.
-fn client_rule(name: &str, user: &str, qps: u32, burst: u32) -> Value {
-    json!({
-        "name": name,
-        "client": "user",
-        "requests": {"qps": qps, "burst": burst},
-        "writes": "off",
-        "objectBackoff": "off",
-        "concurrency": "off",
-        "rules": [{
-            "subjects": [subject_value(&subject(user))],
-            "resourceRules": [{
-                "verbs": ["*"],
-                "apiGroups": ["*"],
-                "resources": ["*"],
-                "clusterScope": true,
-                "namespaces": ["*"],
-            }],
-            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
-        }],
+impl EventAdvice {
+    fn only_reason(reason: String) -> Self {
+        Self {
+            reasons: vec![reason],
+            ..Self::default()
+        }
+    }
+}
+
+/// A rule for each who floods. `None`: they are too many, or one has no subject.
+fn event_rules(flood: &Flood<'_>, groups: LimitedEventGroups) -> Option<EventAdvice> {
+    if flood.culprits.len() > MAX_LIMITED {
+        return None;
+    }
+    let mut advice = EventAdvice::default();
+    let mut names = BTreeSet::new();
+    for writer in &flood.culprits {
+        let subject: Subject = subject(&writer.name)?;
+        let name = free_name("events", |name| names.contains(name), &writer.name);
+        let rule = client_rule::of_events(&name, &subject, writer.limit, groups);
+        advice.rules.push(rule);
+        advice.reasons.push(format!(
+            "{} writes up to {} events a second, far more than all others: the rule {name} is about them alone, and rejects what is above.",
+            writer.name, writer.limit.qps
+        ));
+        names.insert(name);
+    }
+    Some(advice)
+}
+
+/// A limit of EventRateLimit, with what it would have cost. None is advised by which an event of anybody
+/// else would have been rejected, such as one of the control plane in the namespace of those who flood.
+fn limit_for_all(
+    log: &RepeatableLog,
+    groups: LimitedEventGroups,
+    control_plane: &BTreeSet<String>,
+    key: BucketKey,
+    flood: &Flood<'_>,
+) -> Result<EventAdvice, ReadError> {
+    let names = log.table().names().users;
+    let culprits = flood.culprits.iter();
+    let mut costs: BTreeMap<&str, u64> = culprits.map(|writer| (&*writer.name, 0)).collect();
+    let mut buckets: BTreeMap<String, Bucket> = BTreeMap::new();
+    let mut of_others = 0;
+    each_request(log, groups, &mut |request| {
+        let Some(namespace) = &request.event_namespace else {
+            return;
+        };
+        let user = names.get(request.user).map_or("", |name| name);
+        let name = match key {
+            BucketKey::Namespace => namespace,
+            BucketKey::User => user,
+        };
+        if !buckets.contains_key(name) {
+            buckets.insert(name.to_owned(), Bucket::new(flood.limit));
+        }
+        let Some(bucket) = buckets.get_mut(name) else {
+            return; // unreachable
+        };
+        let before = bucket.rejected;
+        bucket.take(request.at_us);
+        let rejected = bucket.rejected - before;
+        match costs.get_mut(name) {
+            Some(cost) if !control_plane.contains(user) => *cost += rejected,
+            Some(_) | None => of_others += rejected,
+        }
+    })?;
+    let kind = key.limit_type();
+    let a_limit = format!("a limit for each {}", kind.to_lowercase());
+    if of_others > 0 {
+        return Ok(EventAdvice::only_reason(format!(
+            "Events are not limited: {a_limit} would have rejected {of_others} events of others than those that flood."
+        )));
+    }
+    let RateLimit { qps, burst } = flood.limit;
+    let mut reasons: Vec<String> = Vec::new();
+    for writer in &flood.culprits {
+        let (name, rate) = (&*writer.name, writer.limit.qps);
+        let cost = costs.get(name).copied().unwrap_or_default();
+        reasons.push(format!(
+            "{name} writes up to {rate} events a second, far more than all others: {a_limit} would have rejected {cost} of its \
+             events, and none of others."
+        ));
+    }
+    let limits = json!({
+        "apiVersion": "eventratelimit.admission.k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "limits": [{"type": kind, "qps": qps, "burst": burst}],
+    });
+    Ok(EventAdvice {
+        limits: Some(limits),
+        reasons,
+        ..EventAdvice::default()
     })
 }
 
-fn subject_value(subject: &Subject) -> Value {
-    if let Some(account) = &subject.service_account {
-        let account = json!({"namespace": account.namespace, "name": account.name});
-        return json!({"kind": "ServiceAccount", "serviceAccount": account});
-    }
-    let name = subject.user.as_deref().unwrap_or_default();
-    json!({"kind": "User", "user": {"name": name}})
-}
-
-/// The limits, as a start reads them from a file. What is not valid is left out: nothing that is
-/// suggested is.
+/// The limits, as a start reads them from a file.
 pub(super) fn parse_rates(
     events: Option<&Value>,
     rules: &[Value],
@@ -278,16 +430,18 @@ pub(super) fn parse_rates(
     };
     let events = events.and_then(|value| parse(value.clone()));
     let rules = parse(rules.iter().cloned().collect());
-    let mut diagnostics = Diagnostics::default();
     let limits = events.and_then(|node| parse_limits(&node, "", &mut diagnostics));
+    let clients = rules.map_or_else(Vec::new, |node| {
+        clients::config::parse_rules(&node, "clientLimits", &mut diagnostics)
+    });
+    // What is not read is not replayed, and what is suggested was.
+    debug_assert_eq!(diagnostics.to_string(), "", "what is suggested is valid");
     RateLimitsConfig {
         events: limits.map(|limits| EventRateLimitConfig {
             limits,
             groups: settings.event_groups,
             retry_after: settings.event_retry_after,
         }),
-        clients: rules.map_or_else(Vec::new, |node| {
-            clients::config::parse_rules(&node, "clientLimits", &mut diagnostics)
-        }),
+        clients,
     }
 }

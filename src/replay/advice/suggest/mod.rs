@@ -8,9 +8,12 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `model` `own_level` `rates` `settings` |
-//! | 1 | `limits` `output` |
-//! | 2 | `find` |
+//! | 1 | `client_rule` `events` `output` |
+//! | 2 | `limits` |
+//! | 3 | `find` |
 
+mod client_rule;
+mod events;
 pub(crate) mod find;
 mod limits;
 pub(crate) mod model;

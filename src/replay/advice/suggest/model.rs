@@ -26,6 +26,8 @@ pub(crate) struct SuggestReport {
     pub(crate) never_reached: Vec<UnusedReport>,
     /// The configuration of EventRateLimit. `None`: none is suggested.
     pub(crate) event_limits: Option<Value>,
+    /// Why events are limited, by it or by rules of `clientLimits`, or why they are not.
+    pub(crate) event_reasons: Vec<String>,
     /// The rules of `clientLimits`.
     pub(crate) client_limits: Vec<Value>,
     /// What a limit at the p99.9 of the rate of each user, with a burst of a second, would have cost:

@@ -11,6 +11,7 @@ use super::model::UnusedReport;
 use super::settings::KeptSettings;
 use crate::encoding::yaml::comment;
 use crate::encoding::yaml::write_value;
+use crate::replay::advice::variants::AUTOUPDATE;
 use crate::replay::report::model::BEGAN_UNDER_WAY;
 
 /// The names of users that a comment lists.
@@ -24,6 +25,9 @@ pub(crate) const UNCHANGED_FILE: &str = "flowcontrol-unchanged.yaml";
 pub(crate) const EVENTS_FILE: &str = "event-rate-limit.yaml";
 /// The `--config` file with the client limits, which names the others.
 pub(crate) const CONFIG_FILE: &str = "weir.yaml";
+
+/// The names of all files that a suggestion may have.
+pub(crate) const FILES: [&str; 4] = [OBJECTS_FILE, UNCHANGED_FILE, EVENTS_FILE, CONFIG_FILE];
 
 /// The path of a file by its name, as `--config` names it.
 pub(crate) type PathOf<'p> = &'p dyn Fn(&str) -> String;
@@ -49,12 +53,7 @@ pub(crate) fn files(
         files.push((UNCHANGED_FILE, text));
     }
     if let Some(limits) = &report.event_limits {
-        let mut text = comment(&[
-            "Limits of events at the p99.9 of the events in a second, with bursts of at least a second that all \
-             events of the log fit into."
-                .to_owned(),
-            "They would have rejected no event.".to_owned(),
-        ]);
+        let mut text = comment(&report.event_reasons);
         write_value(limits, 0, &mut text);
         files.push((EVENTS_FILE, text));
     }
@@ -65,8 +64,14 @@ pub(crate) fn files(
 /// All files as one stream of documents, with what was found in comments.
 #[must_use]
 pub(crate) fn render(report: &SuggestReport, settings: &KeptSettings) -> String {
-    let mut text = comment(&summary(report));
-    for (name, content) in files(report, settings, &str::to_owned) {
+    let files = files(report, settings, &str::to_owned);
+    let mut lines = summary(report);
+    if files.len() > 1 {
+        let reason = "weir.yaml names these files as if weir ran in their folder; --suggest-dir writes whole paths.";
+        lines.push(reason.to_owned());
+    }
+    let mut text = comment(&lines);
+    for (name, content) in files {
         let _ = write!(
             text,
             "---\n# file: {name}\n{}",
@@ -98,7 +103,7 @@ pub(crate) fn summary(report: &SuggestReport) -> Vec<String> {
             report.protected.len()
         ));
     }
-    lines.extend(report.notes.iter().cloned());
+    lines.extend(report.notes.iter().chain(&report.event_reasons).cloned());
     lines.extend(doubts(report));
     lines.extend(never_reached(&report.never_reached));
     lines
@@ -190,6 +195,7 @@ fn objects_file(report: &SuggestReport) -> String {
     for object in &report.objects {
         let name = object.pointer("/metadata/name").and_then(Value::as_str);
         let kind = object.get("kind").and_then(Value::as_str);
+        let annotations = object.pointer("/metadata/annotations");
         text.push_str("---\n");
         let own = report.own_levels.iter();
         for own in own {
@@ -199,12 +205,14 @@ fn objects_file(report: &SuggestReport) -> String {
                     own.user, own.schema
                 )],
                 _ if name == Some(&own.name) => own_level_reasons(own),
-                Some("PriorityLevelConfiguration") if name == Some(&own.level) => vec![format!(
-                    "{} of its {} shares go to {}. The annotation keeps kube-apiserver from setting them back.",
-                    own.shares,
-                    own.level_shares.first().copied().unwrap_or_default(),
-                    own.name
-                )],
+                Some("PriorityLevelConfiguration") if name == Some(&own.level) => {
+                    let [before, _] = own.level_shares;
+                    let taken =
+                        format!("{} of its {before} shares go to {}.", own.shares, own.name);
+                    let is_kept = annotations.is_some_and(|all| all.get(AUTOUPDATE).is_some());
+                    let kept = " The annotation keeps kube-apiserver from setting them back.";
+                    vec![taken + if is_kept { kept } else { "" }]
+                }
                 _ => continue,
             };
             text.push_str(&comment(&reasons));
@@ -261,9 +269,11 @@ fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<
 fn rate_reasons(report: &SuggestReport) -> Vec<String> {
     let mut lines = vec![
         "Each rule is for one user, at its own p99.9 of the requests in a second, with a burst that its requests of the log \
-         fit into: it would have rejected nothing, and bounds what comes on another day."
+         fit into: it would have rejected nothing, and bounds what comes on another day. Requests above it wait for up to 5 s. Begin with dryRun: true, which only counts."
             .to_owned(),
-        "Users of the control plane (system:masters, nodes, kube-system, other names of system:) have none.".to_owned(),
+        "Users of the control plane (system:masters, kubeadm:cluster-admins, nodes, kube-system, other names of system:) have \
+         none."
+            .to_owned(),
     ];
     if !report.own_levels.is_empty() {
         lines.push("Users with a level of their own are limited at their own p99.9, with a burst of a second.".to_owned());

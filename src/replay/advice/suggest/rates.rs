@@ -6,6 +6,15 @@ use std::collections::BTreeMap;
 /// more than some hundred numbers.
 const EXACT_UP_TO: u32 = 256;
 
+/// A rate limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RateLimit {
+    /// Tokens a second.
+    pub(super) qps: u32,
+    /// The most tokens.
+    pub(super) burst: u32,
+}
+
 /// How many requests came in each second.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SecondCounts {
@@ -86,10 +95,10 @@ fn rounded_up(count: u32) -> u32 {
 
 impl Bucket {
     /// A bucket of this rate and capacity.
-    pub(super) fn new(qps: u32, burst: u32) -> Self {
+    pub(super) fn new(limit: RateLimit) -> Self {
         Self {
-            qps: qps.into(),
-            burst: burst.into(),
+            qps: limit.qps.into(),
+            burst: limit.burst.into(),
             missing: 0.0,
             last_us: None,
             most_missing: 0.0,
@@ -101,7 +110,7 @@ impl Bucket {
     pub(super) fn unbounded(qps: u32) -> Self {
         Self {
             burst: f64::INFINITY,
-            ..Self::new(qps, 0)
+            ..Self::new(RateLimit { qps, burst: 0 })
         }
     }
 
@@ -172,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_bucket_rejects_what_finds_no_token() {
-        let mut bucket = Bucket::new(10, 5);
+        let mut bucket = Bucket::new(RateLimit { qps: 10, burst: 5 });
         (0..8).for_each(|_| bucket.take(0));
         assert_eq!(bucket.rejected, 3);
         bucket.take(100_000); // one token later

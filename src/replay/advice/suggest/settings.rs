@@ -55,6 +55,14 @@ impl KeptSettings {
         self.given.extend(kept);
     }
 
+    /// Whether one of those that are kept names this file.
+    #[must_use]
+    pub(crate) fn names_file(&self, path: &str) -> bool {
+        self.given
+            .values()
+            .any(|value| value.as_str() == Some(path))
+    }
+
     /// Those that are kept, by their names in a `--config` file.
     pub(super) const fn given(&self) -> &BTreeMap<String, Value> {
         &self.given

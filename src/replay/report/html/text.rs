@@ -4,22 +4,21 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::encoding::printable::is_printable;
+use crate::encoding::printable;
 
 /// A text as HTML, in elements and in attributes: names that clients chose stay text.
 #[must_use]
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
+    // What would reorder or hide what stands beside it is escaped.
+    for letter in printable::escape(text).chars() {
         match letter {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            letter if is_printable(letter) => escaped.push(letter),
-            // It would reorder or hide what stands beside it.
-            _ => escaped.push('\u{fffd}'),
+            letter => escaped.push(letter),
         }
     }
     escaped
@@ -106,7 +105,7 @@ mod tests {
             escape("<script>alert('a')</script>&\"é"),
             "&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;&amp;&quot;é"
         );
-        assert_eq!(escape("a\u{202e}b\u{0}\n"), "a\u{fffd}b\u{fffd}\u{fffd}");
+        assert_eq!(escape("a\u{202e}b\u{0}\n\\"), r"a\u202eb\x00\n\\");
     }
 
     #[test]

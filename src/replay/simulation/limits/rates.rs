@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::limiter::LimitRejection;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::RateLimitsConfig;
+use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::clients::enforcer::ChargedRequest;
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
@@ -34,10 +35,16 @@ impl SimRates {
     pub(in crate::replay::simulation) fn new(config: &RateLimitsConfig) -> Self {
         let registry = Registry::new();
         let events = config.events.as_ref();
-        let clients = Some(&config.clients).filter(|rules| !rules.is_empty());
+        // As the enforcement of levels, a rule decides what it would, if it were no dry run.
+        let clients = config.clients.iter().map(|rule| ClientLimitRule {
+            dry_run: false,
+            ..rule.clone()
+        });
+        let clients: Vec<ClientLimitRule> = clients.collect();
+        let clients = Some(clients).filter(|rules| !rules.is_empty());
         Self {
             events: events.map(|config| (EventRateLimit::new(config, &registry), config.groups)),
-            clients: clients.map(|rules| ClientLimits::new(rules, &registry)),
+            clients: clients.map(|rules| ClientLimits::new(&rules, &registry)),
         }
     }
 

@@ -17,6 +17,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::api::UserInfo;
+use crate::encoding::printable::HOSTILE_NAMES;
+use crate::encoding::printable::is_printable;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::controller::RequestTimes;
@@ -148,6 +150,32 @@ async fn a_record_has_a_beginning_its_requests_and_an_end() {
         end["record"],
         serde_json::json!({"end": "stopped", "lines": 3, "dropped": 0})
     );
+}
+
+#[tokio::test]
+async fn names_are_only_printable_characters_in_a_record() {
+    let file = TempRecord::new();
+    let recorder = recorder(file.config());
+    for name in HOSTILE_NAMES {
+        let mut hostile = record(LIST);
+        hostile.user = Some(Arc::new(UserInfo {
+            name: name.to_owned(),
+            ..alice()
+        }));
+        recorder.on_ended(&hostile, Clock.now());
+    }
+    finish(&recorder).await;
+    let text = fs::read_to_string(file.path()).unwrap();
+    assert!(
+        text.lines().flat_map(str::chars).all(is_printable),
+        "{text}"
+    );
+    let lines = lines(&file.path());
+    let users: Vec<_> = lines
+        .iter()
+        .filter_map(|line| line["user"].as_str())
+        .collect();
+    assert_eq!(users, HOSTILE_NAMES);
 }
 
 #[tokio::test]
