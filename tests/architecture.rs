@@ -23,7 +23,6 @@ const PURE: &[&str] = &[
     "cli/check/files/content.rs",
     "cli/check/files/silenced.rs",
     "cli/check/report.rs",
-    "cli/check/sarif.rs",
     "cli/config_resolver/certificates.rs",
     "cli/config_resolver/findings.rs",
     "cli/serve/restart.rs",

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::sarif_schema::violations;
 use crate::support::certificates::pki;
 use crate::support::process;
 use crate::support::process::ConfigDir;
@@ -68,15 +67,11 @@ fn compare(name: &str, found: &str) {
 async fn every_finding_of_the_cases_is_as_expected_in_every_format() {
     let files = cases();
     for (folder, code) in [("warnings", 0), ("errors", 1), ("silent", 0)] {
-        for (format, extension) in [("text", "txt"), ("json", "json"), ("sarif", "sarif")] {
+        for (format, extension) in [("text", "txt"), ("json", "json")] {
             let finished = check(&files, &["-o", format, folder]).await;
             assert_eq!(finished.code, Some(code), "{finished:?}");
             assert_eq!(finished.stderr, "");
             compare(&format!("{folder}.{extension}"), &finished.stdout);
-            if format == "sarif" {
-                let report = serde_json::from_str(&finished.stdout).unwrap();
-                assert_eq!(violations(&report), [""; 0], "{folder}");
-            }
         }
     }
 }
@@ -481,9 +476,8 @@ async fn mangled_files_never_end_the_check() {
         }
         fs::write(files.path().join(format!("mangled/{n}.yaml")), bytes).unwrap();
     }
-    let finished = check(&files, &["-o=sarif", "mangled"]).await;
+    let finished = check(&files, &["-o=json", "mangled"]).await;
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
     let report: Value = serde_json::from_str(&finished.stdout).unwrap();
-    assert!(report["runs"][0]["results"].as_array().unwrap().len() > 100);
-    assert_eq!(violations(&report), [""; 0]);
+    assert!(rules(&report).len() > 100);
 }

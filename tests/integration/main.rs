@@ -52,7 +52,6 @@ mod request_heads;
 mod request_slots;
 mod request_targets;
 mod retries;
-mod sarif_schema;
 mod seat_estimates;
 mod self_checks;
 mod servers;

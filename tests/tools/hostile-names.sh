@@ -62,7 +62,7 @@ check_ok 'PyYAML reads what is in force' names yaml "$OBJECTS" "$WORK/shown.yaml
 check_ok '... as a table and as JSON it is text' names text "$WORK/shown.table" "$WORK/shown.json"
 printf 'kind: FlowSchema\napiVersion: flowcontrol.apiserver.k8s.io/v1\nspec: [\n' >"$folder/broken.yaml"
 "$WEIR" check "$folder" >"$WORK/checked.txt" || true
-"$WEIR" check -o sarif "$folder" >"$WORK/checked.json" || true
+"$WEIR" check -o json "$folder" >"$WORK/checked.json" || true
 "$WEIR" serve --config "$folder/broken.yaml" 2>"$WORK/started.txt" || true
 check_ok 'what a check and a start say is text' names text "$WORK/checked.txt" "$WORK/checked.json" "$WORK/started.txt"
 

@@ -9,7 +9,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `lint` `sarif` |
+//! | 0 | `lint` |
 //! | 1 | `configuration` `report` |
 //! | 2 | `files` |
 
@@ -17,7 +17,6 @@ pub(in crate::cli) mod configuration;
 mod files;
 mod lint;
 pub(in crate::cli) mod report;
-mod sarif;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

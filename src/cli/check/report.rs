@@ -4,7 +4,6 @@ use clap::ValueEnum;
 use serde_json::Value;
 use serde_json::json;
 
-use crate::cli::check::sarif;
 use crate::cli::config_resolver::certificates::CertificateSummary;
 use crate::cli::config_resolver::certificates::date;
 use crate::cli::config_resolver::findings::Finding;
@@ -20,8 +19,6 @@ pub(crate) enum CheckFormat {
     Text,
     /// One JSON object on one line.
     Json,
-    /// SARIF 2.1.0, for code hosts and editors.
-    Sarif,
 }
 
 /// What was found.
@@ -67,10 +64,6 @@ impl CheckReport {
         match format {
             CheckFormat::Text => self.text(),
             CheckFormat::Json => format!("{}\n", escape_json(&self.json().to_string())),
-            CheckFormat::Sarif => {
-                let text = format!("{:#}\n", sarif::render(self.findings.iter()));
-                escape_json(&text).into_owned()
-            }
         }
     }
 

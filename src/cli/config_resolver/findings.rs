@@ -151,11 +151,6 @@ impl Finding {
         })
     }
 
-    /// Flag, field and message.
-    pub(in crate::cli) fn sarif_message(&self) -> String {
-        self.join([self.flag_prefix(), None, None])
-    }
-
     fn flag_prefix(&self) -> Option<String> {
         let flag = self.subject.flag().filter(|_| self.subject.is_prefix());
         flag.map(|flag| format!("--{flag}"))
