@@ -393,7 +393,6 @@ fn replay(replay: Replay) {
             certificate: None,
             trust: pipeline.trust_observer(),
             unverified_user: OnceLock::new(),
-            target_fragments: Arc::default(),
             hold_state: HoldState::new(100),
             body_drain_slots: BodyDrainSlots::default(),
         });

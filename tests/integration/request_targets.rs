@@ -1,5 +1,5 @@
-//! A request target is forwarded byte for byte or rejected: weir classifies what the API server
-//! sees.
+//! A request target is forwarded byte for byte, without its fragment, or rejected: weir classifies
+//! what the API server sees.
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
@@ -177,18 +177,18 @@ async fn any_byte_in_a_target_is_forwarded_unchanged_or_the_request_is_rejected(
         let odd = char::from(byte);
         for target in [format!("/a{odd}b?c"), format!("/a?b{odd}c")] {
             let in_path = target.ends_with("?c");
+            let forwarded = target.split('#').next().unwrap_or_default();
             // As `docs/differences.md` lists them. `%b?` is no escape.
-            let is_rejected = matches!(odd, '#' | '<' | '>' | '\x7f')
+            let is_rejected = matches!(odd, '<' | '>' | '\x7f')
                 || (in_path && matches!(odd, '`' | '%'))
                 || (!in_path && odd == '"');
             match between.send_http1(&target).await {
-                Ok(seen) if seen == target && !is_rejected => {}
+                Ok(seen) if seen == forwarded && !is_rejected => {}
                 Err(400) if is_rejected => {}
                 other => wrong.push(format!("HTTP/1.1: {target:?} became {other:?}")),
             }
             match between.send_http2(&target).await {
-                Ok(seen) if seen == target => {}
-                Ok(_) if odd == '#' => {} // see below
+                Ok(seen) if seen == forwarded => {}
                 Err(_) => {}
                 other => wrong.push(format!("HTTP/2: {target:?} became {other:?}")),
             }
@@ -216,7 +216,8 @@ async fn raw_utf8_in_a_target_is_forwarded_and_other_high_bytes_are_a_400() {
 }
 
 #[tokio::test]
-async fn a_fragment_is_rejected_on_http1_and_dropped_on_http2() {
+async fn limits_and_the_upstream_see_a_target_without_its_fragment() {
+    const POD: &str = "/api/v1/namespaces/a/pods/b#/log";
     let mut between = TargetHarness::new().await;
     for (target, without) in [
         ("/api/v1/pods#", "/api/v1/pods"),
@@ -224,56 +225,30 @@ async fn a_fragment_is_rejected_on_http1_and_dropped_on_http2() {
         ("/api/v1/pods?watch=1#x", "/api/v1/pods?watch=1"),
         ("/#", "/"),
     ] {
-        assert_eq!(between.send_http1(target).await, Err(400), "{target}");
-        // The library cuts the fragment off before weir sees it: limits and the upstream see the
-        // same.
+        assert_eq!(between.send_http1(target).await.as_deref(), Ok(without));
         assert_eq!(between.send_http2(target).await.as_deref(), Ok(without));
     }
-}
-
-#[tokio::test]
-async fn a_fragment_is_rejected_after_a_body_that_ends_without_a_newline() {
-    const BODY: &str = "{\"a\": \"GET /api/v1/pods#x HTTP/1.1\"}";
-    const PODS: &str = "/api/v1/namespaces/a/pods";
-    for at_once in [false, true] {
-        let (weir, mut upstream) = start_with_http1_upstream().await;
-        let mut wire = weir.raw_http1().await;
-        let post = format!(
-            "POST {PODS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{BODY}",
-            BODY.len()
-        );
-        let delete = format!("DELETE {PODS}#x HTTP/1.1\r\nhost: weir\r\n\r\n");
-        if at_once {
-            wire.send(format!("{post}{delete}")).await;
-        } else {
-            wire.send(post).await;
-        }
-        let mut exchange = upstream.next_exchange().await;
-        assert_eq!(exchange.read_body().await, BODY);
-        exchange.respond(201, "{}").await;
-        assert_eq!(wire.read_response("POST").await.0.status, 201);
-        if !at_once {
-            wire.send(delete).await;
-        }
-        assert_eq!(wire.read_response("DELETE").await.0.status, 400);
-        upstream.assert_no_request();
-    }
-}
-
-#[tokio::test]
-async fn a_body_that_looks_like_a_fragment_rejects_no_request() {
-    const BODY: &str = "log: |\n  GET /api/v1/pods#x\nGET /api/v1/pods#x\n";
-    let (weir, mut upstream) = start_with_http1_upstream().await;
+    let nothing_else = between.send_http1("https://weir#x").await;
+    assert_eq!(nothing_else.as_deref(), Ok("/"));
+    assert_eq!(between.send_http2("#x").await.as_deref(), Ok("/"));
+    // The log of a pod would be long-running and need no seat. The pod itself does.
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).limits(1, 1).start().await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get("/api/v1/pods")).await;
+    let exchange = upstream.next_exchange().await;
     let mut wire = weir.raw_http1().await;
-    let length = BODY.len();
-    for request in [
-        format!("POST /a HTTP/1.1\r\nhost: weir\r\ncontent-length: {length}\r\n\r\n{BODY}"),
-        "GET /api/v1/pods HTTP/1.1\r\nhost: weir\r\n\r\n".to_owned(),
-    ] {
-        wire.send(request).await;
-        upstream.next_exchange().await.respond(200, "{}").await;
-        assert_eq!(wire.read_response("GET").await.0.status, 200);
-    }
+    wire.send(format!("GET {POD} HTTP/1.1\r\nhost: weir\r\n\r\n"))
+        .await;
+    assert_eq!(wire.read_response("GET").await.0.status, 429);
+    let mut raw = weir.raw_http2().await;
+    raw.send(&get_frame(1, POD)).await;
+    assert_eq!(next_rejection(&mut raw).await.kind, raw_http2::HEADERS);
+    let dropped = "apiserver_dropped_requests_total{request_kind=\"readOnly\"}";
+    assert_eq!(weir.metric(dropped).await, 2.0);
+    upstream.assert_no_request();
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }
 
 #[tokio::test]

@@ -240,7 +240,6 @@ fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
         certificate: None,
         trust: pipeline.trust_observer(),
         unverified_user: OnceLock::new(),
-        target_fragments: Arc::default(),
         hold_state: HoldState::new(100),
         body_drain_slots: BodyDrainSlots::default(),
     });

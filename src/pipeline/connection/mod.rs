@@ -6,11 +6,9 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `request_count` `target_fragments` |
-//! | 1 | `peer` |
-//! | 2 | `head_budget` |
+//! | 0 | `peer` `request_count` |
+//! | 1 | `head_budget` |
 
 pub mod head_budget;
 pub mod peer;
 pub mod request_count;
-pub(crate) mod target_fragments;

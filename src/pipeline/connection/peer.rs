@@ -18,7 +18,6 @@ use crate::identity::client_certificate::trust::TrustLoss;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::limits::rejection_hold::ConnectionRetryTimes;
-use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::source_network::source_network;
 use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
@@ -44,8 +43,6 @@ pub struct Peer {
     pub trust: TrustObserver<ClientTrust>,
     /// The user of requests whose tokens nothing verifies, created with the first of them.
     pub unverified_user: OnceLock<Arc<UserInfo>>,
-    /// The HTTP/1.1 request targets that were truncated.
-    pub target_fragments: Arc<TargetFragments>,
     /// The `Retry-After` times that were sent on the connection.
     pub hold_state: HoldState,
     /// Slots for draining the bodies of rejected requests.

@@ -26,8 +26,6 @@ use crate::upstream::headers::InvalidHeaders;
 pub(in crate::pipeline) enum MalformedRequest<'a> {
     /// `CONNECT`, which has no target on the API server.
     Connect,
-    /// The target contains a `#`, which would be truncated.
-    Fragment,
     /// The headers would break the connection to the API server for other requests.
     Headers(InvalidHeaders),
     /// Go's server would respond before any handler.
@@ -43,7 +41,6 @@ impl MalformedRequest<'_> {
     const fn cause(&self) -> &'static str {
         match self {
             Self::Connect => "connect",
-            Self::Fragment => "fragment",
             Self::Headers(_) => "headers",
             Self::InvalidHead(why) => why.cause(),
             Self::NoTarget => "no-target",
@@ -55,9 +52,6 @@ impl MalformedRequest<'_> {
     fn into_rejection(self) -> RequestRejection {
         match self {
             Self::Connect => RequestRejection::Connect,
-            Self::Fragment => RequestRejection::BadRequest(
-                "the request's target holds a #, which must be written %23".to_owned(),
-            ),
             Self::Headers(InvalidHeaders::TooLong) => RequestRejection::HeadersTooLong,
             Self::Headers(InvalidHeaders::InvalidName) => RequestRejection::BadRequest(
                 "a header's name holds a \", which no name may".to_owned(),
@@ -69,9 +63,9 @@ impl MalformedRequest<'_> {
     }
 }
 
-/// The request's target, byte for byte as the upstream will receive it.
+/// The request's target, byte for byte as the upstream will receive it. The HTTP library has removed
+/// its fragment.
 pub(in crate::pipeline) fn request_target(
-    peer: &Peer,
     head: &request::Parts,
 ) -> Result<PathAndQuery, MalformedRequest<'static>> {
     if head.method == Method::CONNECT {
@@ -81,12 +75,6 @@ pub(in crate::pipeline) fn request_target(
     let Some(target) = head.uri.path_and_query() else {
         return Err(MalformedRequest::NoTarget);
     };
-    if peer
-        .target_fragments
-        .take_truncated(head.method.as_str(), target.as_str())
-    {
-        return Err(MalformedRequest::Fragment);
-    }
     headers::validate(&head.headers, target.as_str().len()).map_err(MalformedRequest::Headers)?;
     Ok(target.clone())
 }
@@ -123,7 +111,6 @@ mod tests {
         let read = |target: &'static str| RequestInfo::parse("GET", target.as_bytes());
         for (why, cause) in [
             (MalformedRequest::Connect, "connect"),
-            (MalformedRequest::Fragment, "fragment"),
             (
                 MalformedRequest::Headers(InvalidHeaders::TooLong),
                 "headers",

@@ -112,7 +112,7 @@ impl ArrivalStep {
         received: ReceivedHead<'_>,
         trace: &Trace,
     ) -> Result<PathAndQuery, RequestRejection> {
-        malformed::request_target(received.peer, received.head)
+        malformed::request_target(received.head)
             .map_err(|why| self.reject_malformed(received.peer, why, trace.arrived_at()))
     }
 

@@ -10,10 +10,9 @@ use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
 
 /// Every cause, and so every value of the label.
-pub(in crate::pipeline) const CAUSES: [&str; 10] = [
+pub(in crate::pipeline) const CAUSES: [&str; 9] = [
     "connect",
     "expect",
-    "fragment",
     "headers",
     "host",
     "no-target",
@@ -34,7 +33,7 @@ impl MalformedRequestMetrics {
     pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
-            "Malformed requests that were rejected and are in no other metric or request log, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
+            "Malformed requests that were rejected and are in no other metric or request log, by cause: CONNECT (connect), an expectation other than 100-continue (expect), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
             &["cause"],
         );
         Self {

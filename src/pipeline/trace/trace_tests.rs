@@ -510,7 +510,6 @@ fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
         trusted: false,
         certificate: None,
         trust: TrustPublisher::new(Arc::default()).observer(),
-        target_fragments: Arc::default(),
         hold_state: HoldState::new(1),
         body_drain_slots: BodyDrainSlots::default(),
         unverified_user: std::sync::OnceLock::new(),

@@ -29,7 +29,6 @@ use crate::metrics::GaugeGuard;
 use crate::numeric::saturating_u64;
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
-use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::FrameScanner;
@@ -53,7 +52,6 @@ const ENHANCE_YOUR_CALM: u32 = 0xb;
 /// bytes wait to be written.
 pub(in crate::server) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
     pub(in crate::server) stream: S,
-    pub(in crate::server) target_fragments: Arc<TargetFragments>,
     pub(in crate::server) requests: Arc<RequestCount>,
     pub(in crate::server) head_monitor: Arc<HeadMonitor>,
     pub(in crate::server) unwritten_bytes: Arc<UnwrittenBytes>,
@@ -189,7 +187,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let read = buffer.filled().get(before..).unwrap_or_default();
         if !read.is_empty() {
-            self.target_fragments.scan(read);
             let is_head = self.head_monitor.http1_record_read(read);
             let byte_work = if is_head { HEADER_BYTE_WORK } else { 1 };
             let work = saturating_u64(read.len()).saturating_mul(byte_work);

@@ -71,7 +71,6 @@ fn http2_stream<S>(
 fn http1_stream<S>(stream: S) -> InspectedStream<S, ()> {
     InspectedStream {
         stream,
-        target_fragments: Arc::default(),
         requests: Arc::default(),
         head_monitor: head_monitor(Duration::ZERO),
         unwritten_bytes: Arc::default(),

@@ -78,7 +78,6 @@ use crate::pipeline::connection::peer::BodyDrainSlots;
 use crate::pipeline::connection::peer::HoldState;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::request_count::RequestCount;
-use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::response::body::Body;
@@ -230,7 +229,6 @@ pub(crate) async fn serve(
         let write_progress = write_progress.with_unread(requests.unread());
         let stream = InspectedStream {
             stream,
-            target_fragments: Arc::clone(&connection.peer.target_fragments),
             requests,
             head_monitor: Arc::clone(&monitors.head_monitor),
             unwritten_bytes: Arc::default(),
@@ -268,7 +266,6 @@ fn peer(
         certificate,
         trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
-        target_fragments: Arc::new(TargetFragments::default()),
         hold_state: HoldState::new(if is_http2(stream) {
             saturating_usize(settings.max_streams)
         } else {

@@ -136,7 +136,11 @@ impl<M: AuthMode> RequestHead<M> {
         if self.parts.uri.authority().is_some()
             && let Some(path) = self.parts.uri.path_and_query()
         {
-            self.parts.uri = http::Uri::from(path.clone());
+            // An empty path (`https://host#x`) would be written as an empty target.
+            self.parts.uri = match path.as_str() {
+                "/" => http::Uri::from_static("/"),
+                _ => http::Uri::from(path.clone()),
+            };
         }
         let host = self.app_host.as_ref().and_then(host_value);
         let host = host.unwrap_or_else(|| upstream.clone());
