@@ -256,13 +256,11 @@ async fn a_kubeconfig_and_its_credentials_are_checked() {
 }
 
 #[tokio::test]
-async fn errors_of_arguments_and_files_are_reported_together() {
+async fn errors_of_settings_and_files_are_reported_together() {
     let files = ConfigDir::new();
     files.write("weir.yaml", "workers: many\nhealthMetrics: true\n");
     let flags = [
         "--config=weir.yaml",
-        "--request-timeout=60",
-        "--no-such-flag=1",
         "--client-ca-file=absent.crt",
         "--log-level=weir=loud",
     ];
@@ -276,17 +274,31 @@ async fn errors_of_arguments_and_files_are_reported_together() {
     let checked = process::run(&files, &[&["check"], &*all, &flags].concat()).await;
     assert_eq!(checked.code, Some(1), "{checked:?}");
     for line in [
-        "error: invalid value '60' for '--request-timeout",
-        "error: unexpected argument '--no-such-flag'",
         "weir.yaml:1:10: error: workers: invalid value 'many'",
         "weir.yaml:2:16: error: --health-metrics: only together",
         "error: --client-ca-file: cannot read absent.crt",
         "error: --log-level: ",
-        "not valid: 6 errors",
+        "not valid: 4 errors",
     ] {
         assert!(checked.stdout.contains(line), "{line}: {checked:#?}");
     }
-    assert_eq!(started.stderr.lines().count(), 6, "{started:#?}");
+    assert_eq!(started.stderr.lines().count(), 4, "{started:#?}");
+}
+
+#[tokio::test]
+async fn the_first_invalid_argument_is_reported_alone() {
+    let files = ConfigDir::new();
+    let flags = ["--request-timeout=60", "--no-such-flag=1", "-o", "json"];
+    let checked = process::run(&files, &[&["check"], &flags[..]].concat()).await;
+    assert_eq!(checked.code, Some(1), "{checked:?}");
+    let report: Value = serde_json::from_str(&checked.stdout).expect("JSON");
+    assert_eq!(report["errors"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["errors"][0]["flag"], "request-timeout");
+    let started = process::run(&files, &[&["serve"], &flags[..2]].concat()).await;
+    assert_eq!((started.code, started.stdout.as_str()), (Some(2), ""));
+    let error = "error: invalid value '60' for '--request-timeout";
+    assert!(started.stderr.starts_with(error), "{started:#?}");
+    assert!(!started.stderr.contains("no-such-flag"), "{started:#?}");
 }
 
 /// Both are one code path: a warning that only a start logs, or only a check prints, fails this

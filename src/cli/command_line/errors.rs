@@ -1,4 +1,4 @@
-//! All errors of a command line and its `--config` file.
+//! The errors of a command line and its `--config` file.
 
 use std::collections::HashSet;
 use std::io;
@@ -30,15 +30,7 @@ pub(super) struct CommandLineErrors {
 }
 
 impl CommandLineErrors {
-    /// The errors of the parser.
-    pub(super) fn from_clap(clap_errors: &[Error]) -> Self {
-        let mut errors = Self::default();
-        for error in clap_errors {
-            errors.add(error);
-        }
-        errors
-    }
-
+    /// Adds an error of the parser.
     pub(super) fn add(&mut self, error: &Error) {
         let name = invalid_argument(error).unwrap_or_default();
         let mut message = config_file::clap_message(error);
@@ -88,15 +80,15 @@ impl CommandLineErrors {
         settings
     }
 
-    /// Adds what is found in the configuration that the valid arguments mean.
+    /// Adds what is found in the configuration that the valid settings mean.
     pub(super) fn add_resolve_findings(&mut self, args: ServeArgs) {
         let found = match config_resolver::resolve(args) {
             Ok(Resolved { warnings, .. }) => warnings,
             Err(findings) => findings,
         };
         let reported = self.findings.clone();
-        // A flag that was left out as invalid may be missed. An error of the `--config` file as a whole
-        // may be found again.
+        // A setting that was left out as invalid may be missed. An error of the `--config` file as a
+        // whole may be found again.
         let flags: HashSet<&str> = reported
             .iter()
             .filter_map(|old| old.subject.flag())
@@ -123,7 +115,7 @@ fn read_text(file: &Path, files: &InputFiles) -> io::Result<String> {
 }
 
 /// The flag or other argument that an error is about.
-pub(super) fn invalid_argument(error: &Error) -> Option<&str> {
+fn invalid_argument(error: &Error) -> Option<&str> {
     let value = error.get(ContextKind::InvalidArg)?;
     let name = if let ContextValue::Strings(names) = value {
         names.first()?

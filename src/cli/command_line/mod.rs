@@ -1,8 +1,7 @@
-//! Parsing of the command line with all its errors.
+//! Parsing of the command line and its `--config` file.
 //!
-//! clap stops at the first error. The argument that it rejects is removed and the rest is parsed
-//! again. Errors of the `--config` file and of the configuration as a whole are reported together
-//! with these.
+//! Of a command line that clap rejects, its error is all that is reported. The errors of the
+//! `--config` file and of the configuration as a whole are reported together.
 //!
 //! # Layers
 //!
@@ -24,13 +23,13 @@ use clap::Command;
 use clap::CommandFactory;
 use clap::Error;
 use clap::FromArgMatches;
+use clap::ValueEnum;
 use clap::parser::ValueSource;
 
 use crate::cli::check;
 use crate::cli::check::CheckOptions;
 use crate::cli::command_line::config_file::ConfigFile;
 use crate::cli::command_line::errors::CommandLineErrors;
-use crate::cli::command_line::errors::invalid_argument;
 use crate::cli::commands::Cli;
 use crate::cli::config_resolver::findings::Finding;
 use crate::cli::config_resolver::findings::FindingSubject;
@@ -56,16 +55,33 @@ pub(super) enum ParseFailure {
 
 /// The errors of a command line.
 pub(super) struct InvalidCommandLine {
-    /// The errors, and the findings about the configuration that the valid arguments mean.
+    /// The error of the parser; or those of the file, and the findings about the configuration that
+    /// the valid settings mean.
     findings: Findings,
     /// The flags of `weir check`, if that is the command.
     check: Option<CheckOptions>,
-    /// One of the parser's errors, if there is one.
+    /// The parser's error, if it is the only one.
     clap_error: Option<Error>,
     format: LoggingFormat,
 }
 
 impl ParseFailure {
+    /// Of a command line that the parser rejects.
+    fn from_clap(error: Error, arguments: &[OsString]) -> Self {
+        if !error.use_stderr() {
+            return Self::Output(Some(error));
+        }
+        let mut errors = CommandLineErrors::default();
+        errors.add(&error);
+        let is_check = arguments.get(1).is_some_and(|name| name == CHECK);
+        Self::Invalid(InvalidCommandLine {
+            findings: errors.findings,
+            check: is_check.then(|| check_options(arguments)),
+            clap_error: Some(error),
+            format: logging_format(arguments),
+        })
+    }
+
     /// The errors, one line each.
     pub(super) fn into_lines(self) -> Vec<String> {
         let text = match self {
@@ -101,14 +117,10 @@ impl ParseFailure {
                 clap_error,
                 format,
                 check: _,
-            }) => {
-                let is_single = findings.errors().nth(1).is_none();
-                // clap prints a single error itself, with the usage line.
-                match clap_error.filter(|_| is_single && format == LoggingFormat::Text) {
-                    Some(error) => report_clap_error(error),
-                    None => exit_with_usage_error(&findings.to_string(), format),
-                }
-            }
+            }) => match clap_error.filter(|_| format == LoggingFormat::Text) {
+                Some(error) => report_clap_error(error), // with the usage line
+                None => exit_with_usage_error(&findings.to_string(), format),
+            },
         }
     }
 }
@@ -132,15 +144,14 @@ pub(super) fn parse(
     files: &Arc<InputFiles>,
 ) -> Result<Cli, ParseFailure> {
     let command = Cli::command();
-    let (matches, tokens, mut clap_errors) = parse_collecting_errors(&command, arguments);
-    let (Some(matches), true) = (matches, clap_errors.iter().all(Error::use_stderr)) else {
-        // Help, the version, or no command.
-        return Err(ParseFailure::Output(clap_errors.pop()));
-    };
+    let matches = command
+        .clone()
+        .try_get_matches_from(&arguments)
+        .map_err(|error| ParseFailure::from_clap(error, &arguments))?;
     let Some((name, submatches)) = matches.subcommand() else {
         return Err(ParseFailure::Output(None));
     };
-    let mut errors = CommandLineErrors::from_clap(&clap_errors);
+    let mut errors = CommandLineErrors::default();
     let subcommand = command.find_subcommand(name);
     let file = submatches.try_get_one::<PathBuf>("config").ok().flatten();
     // A file is one for `serve`, also where it is only checked.
@@ -151,20 +162,16 @@ pub(super) fn parse(
         _ => ConfigFile::default(),
     };
     // The file's flags go after the program's name and the command, and before the typed arguments.
-    let (program_and_command, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
-    let all: Vec<&OsString> = program_and_command
-        .iter()
-        .chain(&file.flags)
-        .chain(rest)
-        .collect();
-    let format = logging_format(&all);
+    let mut all = arguments;
+    let after_command = all.len().min(2);
+    all.splice(after_command..after_command, file.flags);
     let is_file_unusable = file.is_unusable;
-    let invalid = |errors: CommandLineErrors, clap_error, check| {
+    let invalid = |errors: CommandLineErrors, check| {
         ParseFailure::Invalid(InvalidCommandLine {
             findings: errors.findings,
             check,
-            clap_error,
-            format,
+            clap_error: None,
+            format: logging_format(&all),
         })
     };
     let cli = command
@@ -175,7 +182,7 @@ pub(super) fn parse(
         Ok(parsed) => parsed,
         Err(error) => {
             errors.add(&error);
-            return Err(invalid(errors, None, is_check.then(CheckOptions::default)));
+            return Err(invalid(errors, is_check.then(|| check_options(&all))));
         }
     };
     if let (Some(subcommand), Some((_, submatches))) = (subcommand, matches.subcommand()) {
@@ -195,7 +202,7 @@ pub(super) fn parse(
     if let (Some(args), false) = (serve, is_file_unusable) {
         errors.add_resolve_findings(args);
     }
-    Err(invalid(errors, clap_errors.pop(), check))
+    Err(invalid(errors, check))
 }
 
 /// Whether a flag of `weir serve` is given.
@@ -209,93 +216,40 @@ fn has_typed_setting(command: &Command, matches: &ArgMatches) -> bool {
     })
 }
 
-/// Parses `tokens` without the invalid ones. Returns the matches (`None` without a command), the
-/// tokens that were parsed, and an error for each token that was removed.
-fn parse_collecting_errors(
-    command: &Command,
-    mut tokens: Vec<OsString>,
-) -> (Option<ArgMatches>, Vec<OsString>, Vec<Error>) {
-    let mut errors = Vec::new();
-    loop {
-        let error = match command.clone().try_get_matches_from(&tokens) {
-            Ok(matches) => return (Some(matches), tokens, errors),
-            Err(error) => error,
+/// The last valid value of a flag, found where the command line cannot be parsed.
+fn last_value<T: ValueEnum>(tokens: &[OsString], names: &[&str]) -> Option<T> {
+    let value = |n: usize| {
+        let token = tokens.get(n)?.to_str()?;
+        let rest = names.iter().find_map(|name| token.strip_prefix(name))?;
+        let value = match rest {
+            "" => tokens.get(n + 1)?.to_str()?,
+            _ => rest.strip_prefix('=').unwrap_or(rest),
         };
-        let without = error
-            .use_stderr()
-            .then(|| without_invalid_argument(&tokens, &error))
-            .flatten();
-        errors.push(error);
-        match without {
-            Some(rest) => tokens = rest,
-            None => return (None, tokens, errors),
-        }
-    }
-}
-
-/// The tokens without the argument that `error` is about, and without its value. The program's name
-/// and the command always stay.
-fn without_invalid_argument(tokens: &[OsString], error: &Error) -> Option<Vec<OsString>> {
-    let name = invalid_argument(error)?;
-    let matches_name = |token: &OsString| {
-        let text = token.to_string_lossy();
-        text == name
-            || text
-                .strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with('='))
+        T::from_str(value, false).ok()
     };
-    let at = tokens.iter().skip(2).rposition(matches_name)? + 2;
-    let mut rest = tokens.to_vec();
-    let removed = rest.remove(at);
-    let value_follows = rest
-        .get(at)
-        .is_some_and(|next| !next.to_string_lossy().starts_with('-'));
-    if removed == name && name.starts_with("--") && value_follows {
-        rest.remove(at);
-    }
-    Some(rest)
+    (0..tokens.len()).rev().find_map(value)
 }
 
-/// The last valid `--logging-format`, found before the command line is parsed.
-fn logging_format(tokens: &[&OsString]) -> LoggingFormat {
-    let mut format = LoggingFormat::Text;
-    for (n, token) in tokens.iter().enumerate() {
-        let token = token.to_string_lossy();
-        let Some(rest) = token.strip_prefix("--logging-format") else {
-            continue;
-        };
-        let next = tokens.get(n + 1).map(|next| next.to_string_lossy());
-        let value = rest
-            .strip_prefix('=')
-            .or_else(|| next.as_deref().filter(|_| rest.is_empty()));
-        match value {
-            Some("json") => format = LoggingFormat::Json,
-            Some("text") => format = LoggingFormat::Text,
-            _ => {}
-        }
+fn logging_format(tokens: &[OsString]) -> LoggingFormat {
+    last_value(tokens, &["--logging-format"]).unwrap_or(LoggingFormat::Text)
+}
+
+/// What the report of `weir check` needs of its flags if it has nothing but errors.
+fn check_options(tokens: &[OsString]) -> CheckOptions {
+    CheckOptions {
+        output: last_value(tokens, &["--output", "-o"]).unwrap_or_default(),
+        ..CheckOptions::default()
     }
-    format
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::check::report::CheckFormat;
 
-    fn parse_line(line: &[&str]) -> (Vec<String>, Vec<String>) {
-        let line = ["weir", "serve"].iter().chain(line);
-        let (_, tokens, errors) =
-            parse_collecting_errors(&Cli::command(), line.map(OsString::from).collect());
-        let tokens = tokens
-            .iter()
-            .map(|token| token.to_string_lossy().into_owned());
-        (
-            tokens.skip(2).collect(),
-            CommandLineErrors::from_clap(&errors)
-                .findings
-                .iter()
-                .map(ToString::to_string)
-                .collect(),
-        )
+    fn errors_of(line: &[&str]) -> Vec<String> {
+        let parsed = parse(line.iter().map(OsString::from).collect(), &Arc::default());
+        parsed.err().unwrap().into_lines()
     }
 
     #[test]
@@ -304,9 +258,7 @@ mod tests {
         let file = folder.path().join("weir.yaml");
         let errors = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            let line = ["weir", "serve", "--config", file.to_str().unwrap()];
-            let parsed = parse(line.map(OsString::from).into(), &Arc::default());
-            parsed.err().unwrap().into_lines()
+            errors_of(&["weir", "serve", "--config", file.to_str().unwrap()])
         };
         for (text, count) in [
             ("securePort: [\n", 1),
@@ -320,29 +272,51 @@ mod tests {
     }
 
     #[test]
-    fn each_invalid_argument_is_reported_and_the_rest_is_kept() {
-        let (rest, errors) = parse_line(&[
-            "--request-timeout",
-            "60",
-            "--workers=2",
-            "--no-such-flag",
-            "1",
-            "--health-metrics",
-            "true",
-            "--secure-port=x",
-        ]);
-        assert_eq!(rest, ["--workers=2", "--health-metrics"]);
-        assert_eq!(errors.len(), 4, "{errors:#?}");
-        for part in [
-            "invalid value '60' for '--request-timeout",
-            "unexpected argument '--no-such-flag'",
-            "'true' found: a boolean flag takes its value as in --explain-responses=true",
-            "invalid value 'x' for '--secure-port",
+    fn the_first_invalid_argument_is_the_only_error() {
+        for (line, error) in [
+            (
+                ["--request-timeout=60", "--no-such-flag", "--config=absent"],
+                "invalid value '60' for '--request-timeout",
+            ),
+            (
+                ["--no-such-flag", "--request-timeout=60", "--config=absent"],
+                "unexpected argument '--no-such-flag'",
+            ),
+            (
+                ["--health-metrics", "true", "--workers=x"],
+                "'true' found: a boolean flag takes its value as in --explain-responses=true",
+            ),
         ] {
-            assert!(
-                errors.iter().any(|line| line.contains(part)),
-                "{part}: {errors:#?}"
-            );
+            let errors = errors_of(&[&["weir", "serve"], &line[..]].concat());
+            assert_eq!(errors.len(), 1, "{errors:#?}");
+            assert!(errors[0].contains(error), "{errors:#?}");
         }
+    }
+
+    #[test]
+    fn formats_are_found_where_the_command_line_is_invalid() {
+        let formats = |line: &[&str]| {
+            let tokens: Vec<_> = line.iter().map(OsString::from).collect();
+            (logging_format(&tokens), check_options(&tokens).output)
+        };
+        for json in [
+            &["-o", "json", "--logging-format=json"][..],
+            &["-ojson", "--nothing", "--logging-format", "json"],
+            &[
+                "--output=json",
+                "--logging-format=text",
+                "--logging-format=json",
+            ],
+            &[
+                "--logging-format=json",
+                "--logging-format=x",
+                "--output",
+                "json",
+            ],
+        ] {
+            assert_eq!(formats(json), (LoggingFormat::Json, CheckFormat::Json));
+        }
+        let text = (LoggingFormat::Text, CheckFormat::Text);
+        assert_eq!(formats(&["--online", "json", "-o"]), text);
     }
 }
