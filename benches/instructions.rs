@@ -282,7 +282,6 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
         head_budget: HeadBudget::new(registry),
         request_body_budget: MemoryBudget::new(64 << 20),
         body_drain_budget: BodyDrainBudget::new(registry),
-        drift: None,
         loop_detector: LoopDetector::register(InstanceId::from_bytes([1; 16]), registry),
         rejection_responses: Arc::default(),
         rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, 0, registry)),

@@ -17,7 +17,6 @@ use std::time::Duration;
 use clap::Command;
 use clap::CommandFactory;
 use weir::cli::commands::Cli;
-use weir::clock::Clock;
 use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Enforcement;
 use weir::flowcontrol::sources::FlowcontrolSources;
@@ -544,7 +543,7 @@ fn the_metrics_page_matches_the_program() {
     };
     let apart = Registry::new(); // separate: the two limiters share names and never run together
     let files = FlowcontrolSources::from_files(Vec::new());
-    let _objects = LiveObjects::start(Clock.now(), fairness, files, &apart);
+    let _objects = LiveObjects::start(fairness, files, &apart);
     let _server = weir::server::metrics::ServerMetrics::register(&registry);
     let _heads = HeadBudget::new(&registry);
     let _skipped = BodyDrainBudget::new(&registry);

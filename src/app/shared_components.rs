@@ -189,10 +189,6 @@ impl SharedComponents {
             head_budget: Arc::clone(&self.budgets.head_budget),
             request_body_budget: Arc::clone(&self.budgets.request_body_budget),
             body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
-            drift: self
-                .flowcontrol
-                .as_ref()
-                .map(|live| Arc::clone(live.drift())),
             loop_detector: Arc::clone(&self.loop_detector),
             rejection_responses: Arc::clone(&self.rejection_responses),
             rejection_delay: Arc::clone(&self.rejection_delay),

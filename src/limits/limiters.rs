@@ -260,7 +260,7 @@ impl Limiters {
             None => {
                 let files = FlowcontrolSources::from_files(files);
                 let (in_flight, registry) = (&self.in_flight, &self.registry);
-                let live = LiveObjects::with_in_flight(now, config, files, in_flight, registry);
+                let live = LiveObjects::with_in_flight(config, files, in_flight, registry);
                 let started = Arc::clone(live.controller());
                 (live, Some(started))
             }

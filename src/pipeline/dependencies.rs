@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::drain::Drain;
-use crate::flowcontrol::sources::DriftMonitor;
 use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestAuthenticator;
 use crate::identity::request_header::IdentityHeaders;
@@ -56,8 +55,6 @@ pub struct SharedDependencies {
     pub request_body_budget: Arc<MemoryBudget>,
     /// How many bodies of rejected requests may be drained at a time.
     pub body_drain_budget: Arc<BodyDrainBudget>,
-    /// Compares the API server's flow schemas with weir's. `None` without priority and fairness.
-    pub drift: Option<Arc<DriftMonitor>>,
     /// Detects requests that have passed weir before.
     pub loop_detector: Arc<LoopDetector>,
     /// The responses to rejected requests.

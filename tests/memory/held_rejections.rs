@@ -189,7 +189,6 @@ async fn full_pipeline() -> FullPipeline {
         head_budget: HeadBudget::new(&registry),
         request_body_budget: MemoryBudget::new(64 << 20),
         body_drain_budget: BodyDrainBudget::new(&registry),
-        drift: None,
         loop_detector: LoopDetector::register(upstream.instance_id.clone(), &registry),
         rejection_responses: Arc::default(),
         rejection_delay: Arc::clone(&rejection_delay),

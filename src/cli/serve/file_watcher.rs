@@ -1,103 +1,185 @@
-//! Waits for changes of files: by inotify, or by looking every second where that is not possible.
+//! Whether the files of the configuration have changed, by a look at their metadata each second.
 //!
-//! An event is only a hint. The caller compares the contents.
+//! The look follows links, so it sees when Kubernetes replaces the `..data` of a volume. It costs
+//! one system call a file, also where the kernel could not tell of changes, as on a network file
+//! system. A change is only a hint. The caller compares the contents.
 
-use std::fmt::Display;
-use std::future::pending;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::time::timeout;
-use tracing::warn;
+/// The time between two looks. A change counts after two: it is in force within two seconds.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-use crate::cli::serve::folder_events::FolderEvents;
-use crate::cli::serve::watched_paths::WatchedPaths;
+/// What shows that a file, or the list of a folder's entries, has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileState {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// In seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Likewise. Changes also when a copy keeps the time of the original.
+    status_changed: (i64, i64),
+}
 
-/// Files are complete when nothing has changed for this long: long enough for a copy of a few
-/// files.
-const QUIET: Duration = Duration::from_millis(100);
+impl FileState {
+    /// `None` if there is no such file, or nothing can be known of it.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            status_changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
 
-/// The longest wait for [`QUIET`]: a change has to be in force within a second.
-const MAX_SETTLE: Duration = Duration::from_millis(500);
+/// The files and folders of the configuration at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileStates(BTreeMap<PathBuf, Option<FileState>>);
 
-/// How often files are looked at that cannot be watched.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+impl FileStates {
+    /// Looks at the files. Blocks.
+    pub(super) fn of<'p>(paths: impl Iterator<Item = &'p Path>) -> Self {
+        Self(
+            paths
+                .map(|path| (path.to_owned(), FileState::of(path)))
+                .collect(),
+        )
+    }
+}
 
-/// How often watched files are looked at: no event comes from a network file system on which
-/// another machine writes.
-const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Watches the files of the configuration.
-#[derive(Debug)]
+/// Finds changes that are complete.
+#[derive(Debug, Default)]
 pub(super) struct FileWatcher {
-    /// `None` if the system has no watches to give.
-    events: Option<FolderEvents>,
-    paths: WatchedPaths,
-    polls: bool,
+    last: FileStates,
+    /// The last ones that were returned as changed.
+    reported: FileStates,
 }
 
 impl FileWatcher {
-    /// Watches nothing yet.
-    pub(super) fn new() -> Self {
-        let mut this = Self {
-            events: None,
-            paths: WatchedPaths::default(),
-            polls: false,
-        };
-        match FolderEvents::new() {
-            Ok(events) => this.events = Some(events),
-            Err(why) => this.poll_instead(&why),
+    /// Whether the files have changed since this was last true, and are as at the look before: a
+    /// file that is being written does not count yet. A change after that has another time, however
+    /// coarse the file system's clock (down to a second).
+    pub(super) fn has_changed(&mut self, now: FileStates) -> bool {
+        let is_complete = now == self.last;
+        self.last = now;
+        if !is_complete || self.last == self.reported {
+            return false;
         }
-        this
+        self.reported = self.last.clone();
+        true
     }
+}
 
-    /// Watches these files and folders, and no others.
-    pub(super) fn watch<'p>(&mut self, files: impl Iterator<Item = &'p Path>) {
-        self.paths = WatchedPaths::of(files);
-        let Some(events) = &mut self.events else {
-            return;
-        };
-        match events.watch(&self.paths.folders) {
-            Err(why) => self.poll_instead(&why),
-            Ok(()) => self.polls = false,
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+    use std::time::SystemTime;
 
-    /// Waits until files may have changed, and then until they are complete.
-    ///
-    /// # Cancel safety
-    /// An event that arrives while nothing waits is kept. One that has been received is lost: the
-    /// caller checks the files whenever the wait ends.
-    pub(super) async fn changed(&mut self) {
-        let interval = if self.polls {
-            POLL_INTERVAL
-        } else {
-            RECHECK_INTERVAL
-        };
-        if timeout(interval, self.wait_for_event()).await.is_err() {
-            return;
-        }
-        let quiet = async { while timeout(QUIET, self.wait_for_event()).await.is_ok() {} };
-        let _ = timeout(MAX_SETTLE, quiet).await;
-    }
+    use super::*;
 
-    /// Waits for an event. That events can no longer be read is one, too.
-    async fn wait_for_event(&mut self) {
-        let Some(events) = &mut self.events else {
-            return pending().await;
+    #[test]
+    fn a_change_counts_once_and_when_it_has_lasted_for_a_look() {
+        let states = |size| {
+            let state = FileState {
+                device: 1,
+                inode: 2,
+                size,
+                modified: (3, 4),
+                status_changed: (5, 6),
+            };
+            FileStates([(PathBuf::from("weir.yaml"), Some(state))].into())
         };
-        if let Err(why) = events.wait_for_change(&self.paths).await {
-            self.events = None;
-            self.poll_instead(&why);
+        let mut watcher = FileWatcher::default();
+        let looks = [
+            (7, false),
+            (7, true), // before the first look, too
+            (7, false),
+            (8, false),
+            (9, false), // is being written
+            (9, true),
+            (9, false),
+            (8, false),
+            (9, false), // as before
+        ];
+        for (n, (size, expected)) in looks.into_iter().enumerate() {
+            assert_eq!(watcher.has_changed(states(size)), expected, "look {n}");
         }
     }
 
-    fn poll_instead(&mut self, why: &dyn Display) {
-        if !self.polls {
-            warn!(
-                "the files of the configuration cannot be watched, and are looked at every second: {why}"
-            );
+    /// Replaces the file of a folder as Kubernetes does in the volume of a Secret.
+    fn set_version(mount: &Path, version: &str) {
+        fs::create_dir(mount.join(version)).unwrap();
+        fs::write(mount.join(version).join("tls.crt"), "same").unwrap();
+        symlink(version, mount.join("..new")).unwrap();
+        fs::rename(mount.join("..new"), mount.join("..data")).unwrap();
+    }
+
+    #[test]
+    fn each_kind_of_change_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let file = root.join("weir.yaml");
+        let other = root.join("other");
+        let manifests = root.join("manifests");
+        fs::create_dir(&manifests).unwrap();
+        let mounted = manifests.join("tls.crt");
+        set_version(&manifests, "..1");
+        symlink("..data/tls.crt", &mounted).unwrap();
+        let paths = [&*file, &manifests, &mounted];
+        let created = || fs::write(&file, "a").unwrap();
+        let written = || fs::write(&file, "ab").unwrap();
+        let touched = || {
+            let file = File::options().write(true).open(&file).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        };
+        let renamed = || {
+            fs::write(&other, "cd").unwrap();
+            fs::rename(&other, &file).unwrap();
+        };
+        let removed = || fs::remove_file(&file).unwrap();
+        let linked = || symlink("manifests/tls.crt", &file).unwrap();
+        let swapped = || set_version(&manifests, "..2");
+        let changes: [(&str, &dyn Fn()); 7] = [
+            ("created", &created),
+            ("written", &written),
+            ("touched", &touched),
+            ("renamed", &renamed),
+            ("removed", &removed),
+            ("linked", &linked),
+            ("swapped", &swapped),
+        ];
+        let look = || FileStates::of(paths.into_iter());
+        let mut before = look();
+        for (name, change) in changes {
+            change();
+            let after = look();
+            assert_ne!(before, after, "{name}");
+            assert_eq!(after, look(), "{name}");
+            before = after;
         }
-        self.polls = true;
+        assert_eq!(
+            before.0[&file], before.0[&mounted],
+            "the end of all links counts"
+        );
+    }
+
+    #[test]
+    fn a_new_entry_of_a_folder_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let opened = File::open(folder.path()).unwrap();
+        opened.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let look = || FileStates::of([folder.path()].into_iter());
+        let before = look();
+        fs::write(folder.path().join("new.yaml"), "").unwrap();
+        assert_ne!(look(), before);
     }
 }

@@ -4,23 +4,16 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `systemd` `watched_paths` |
-//! | 1 | `folder_events` `handover` `no_folder_events` `restart` `watchdog` |
-//! | 2 | `file_watcher` |
-//! | 3 | `reload` |
+//! | 0 | `file_watcher` `systemd` |
+//! | 1 | `handover` `restart` `watchdog` |
+//! | 2 | `reload` |
 
 mod file_watcher;
-#[cfg(target_os = "linux")]
-mod folder_events;
-#[cfg(not(target_os = "linux"))]
-#[path = "no_folder_events.rs"]
-mod folder_events;
 mod handover;
 mod reload;
 mod restart;
 mod systemd;
 mod watchdog;
-mod watched_paths;
 
 use std::io;
 use std::process::ExitCode;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use tokio::time::MissedTickBehavior;
 use tracing::error;
 use tracing::info;
 use tracing::warn;
@@ -25,7 +26,9 @@ use crate::cli::process::logging::LogFormat;
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::log_warnings;
 use crate::cli::process::signals::SignalStream;
+use crate::cli::serve::file_watcher::FileStates;
 use crate::cli::serve::file_watcher::FileWatcher;
+use crate::cli::serve::file_watcher::LOOK_INTERVAL;
 use crate::cli::serve::restart::keep_restart_only;
 use crate::cli::serve::systemd::Notifier;
 use crate::cli::serve::systemd::SERVING;
@@ -35,11 +38,8 @@ use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 
 /// How long a key may belong to another certificate before that counts as an error: the files of a
-/// pair are replaced one after the other.
+/// pair are replaced one after the other. Meanwhile they are read at each look.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How often such a pair is looked at.
-const PAIR_RETRY: Duration = Duration::from_secs(1);
 
 /// How often the files may change while they are read before the last reading counts.
 const MAX_READINGS: usize = 5;
@@ -60,6 +60,7 @@ pub(super) struct ReloadTask {
     effective: EffectiveConfig,
     /// The files as they were read last.
     last_read: InputDigests,
+    watcher: FileWatcher,
     /// When the last reading found a pair that does not belong together, and which is waited for.
     mismatch_since: Option<Instant>,
     notifier: Notifier,
@@ -108,6 +109,7 @@ impl ReloadTask {
             last_read: digests.clone(),
             in_force: digests,
             effective,
+            watcher: FileWatcher::default(),
             mismatch_since: None,
             notifier,
         }
@@ -118,32 +120,42 @@ impl ReloadTask {
     /// # Cancel safety
     /// A configuration is either applied or not.
     pub(super) async fn run(mut self, mut hangups: SignalStream) {
-        let mut watcher = FileWatcher::new();
-        let mut trigger = Trigger::Files; // a file may have changed since the start
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay); // no two looks at once
         loop {
-            // Before the files are looked at, so that no change is missed.
-            watcher.watch(self.last_read.paths());
-            if trigger == Trigger::Hangup {
-                self.reloader.reopen_logs(); // whether or not the configuration is valid
-            }
-            if trigger == Trigger::Hangup || self.may_have_changed().await {
+            let trigger = tokio::select! {
+                _ = looks.tick() => Trigger::Files,
+                () = hangups.next() => Trigger::Hangup,
+            };
+            let reads = match trigger {
+                Trigger::Files => self.must_read().await,
+                Trigger::Hangup => {
+                    self.reloader.reopen_logs(); // whether or not the configuration is valid
+                    true
+                }
+            };
+            if reads {
                 self.notifier.reloading();
                 self.reload(trigger).await;
                 self.notifier.ready(SERVING);
-                watcher.watch(self.last_read.paths());
+                // A file may have changed meanwhile: the contents are compared once more.
+                self.watcher = FileWatcher::default();
             }
-            trigger = tokio::select! {
-                () = watcher.changed() => Trigger::Files,
-                () = hangups.next() => Trigger::Hangup,
-                () = tokio::time::sleep(PAIR_RETRY), if self.mismatch_since.is_some() => Trigger::Files,
-            };
         }
     }
 
     /// Whether the files are not as they were read last, or have to be read again in any case.
-    async fn may_have_changed(&self) -> bool {
+    async fn must_read(&mut self) -> bool {
         if self.mismatch_since.is_some() {
             return true;
+        }
+        let last = self.last_read.clone();
+        let states = tokio::task::spawn_blocking(move || FileStates::of(last.paths()));
+        let Ok(states) = states.await else {
+            return false;
+        };
+        if !self.watcher.has_changed(states) {
+            return false;
         }
         let last = self.last_read.clone();
         let current = tokio::task::spawn_blocking(move || last.are_current());

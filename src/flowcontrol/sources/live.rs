@@ -16,7 +16,6 @@ use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
-use super::drift::DriftMonitor;
 use super::merge::FlowcontrolSources;
 use super::origin::EffectiveObject;
 use super::origin::Origin;
@@ -68,7 +67,6 @@ impl ClusterStatus {
 /// The sources, and the controller that acts on them.
 pub struct LiveObjects {
     controller: Arc<Controller>,
-    drift: Arc<DriftMonitor>,
     /// Held for one change; nothing is awaited under it.
     state: Mutex<LiveState>,
     by_origin: IntGaugeVec,
@@ -92,25 +90,17 @@ impl LiveObjects {
     /// The controller with the objects of `sources`.
     #[must_use]
     pub fn start(
-        now: Instant,
         config: ControllerConfig,
         sources: FlowcontrolSources,
         registry: &Registry,
     ) -> Arc<Self> {
-        Self::with_in_flight(
-            now,
-            config,
-            sources,
-            &InFlightMetrics::new(registry),
-            registry,
-        )
+        Self::with_in_flight(config, sources, &InFlightMetrics::new(registry), registry)
     }
 
     /// As [`start`](Self::start), with metrics that the controller shares with the limiter of the
     /// other mode.
     #[must_use]
     pub(crate) fn with_in_flight(
-        now: Instant,
         config: ControllerConfig,
         sources: FlowcontrolSources,
         in_flight: &Arc<InFlightMetrics>,
@@ -121,7 +111,6 @@ impl LiveObjects {
         let controller = Controller::with_in_flight(config, objects, in_flight, registry);
         let live = Self {
             controller,
-            drift: DriftMonitor::new(now, registry),
             state: Mutex::default(),
             by_origin: registry.gauges(
                 "weir_flowcontrol_objects",
@@ -150,12 +139,6 @@ impl LiveObjects {
     #[must_use]
     pub(crate) const fn controller(&self) -> &Arc<Controller> {
         &self.controller
-    }
-
-    /// The comparison with the API server's objects.
-    #[must_use]
-    pub(crate) const fn drift(&self) -> &Arc<DriftMonitor> {
-        &self.drift
     }
 
     /// Replaces the objects of files, each with its location. Levels that stay keep their queues
@@ -308,11 +291,6 @@ impl LiveObjects {
         sources: FlowcontrolSources,
         effective: Vec<EffectiveObject>,
     ) {
-        if sources.has_cluster() {
-            self.drift.set_objects(&effective);
-        } else {
-            self.drift.forget_objects();
-        }
         self.count_by_origin(&effective);
         let dangling: BTreeSet<String> = self.controller.dangling_schemas().into_iter().collect();
         // Without the cluster, the reader of the files warns.

@@ -3,7 +3,6 @@
 //! [`FlowcontrolSources`] lays the sources over each other, by kind and name. [`ClusterStore`] holds
 //! what the API server lists and watches say, and keeps the last complete set. [`LiveObjects`]
 //! applies each change to the [controller](crate::flowcontrol::controller).
-//! [`DriftMonitor`] compares the objects by which the API server classified a request with weir's.
 //! The I/O is in `app::cluster::flowcontrol`.
 //!
 //! # Layers
@@ -11,11 +10,10 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | `cluster_store` `origin` `saved_state` |
-//! | 1 | `drift` `merge` |
+//! | 1 | `merge` |
 //! | 2 | `live` |
 
 mod cluster_store;
-mod drift;
 mod live;
 mod merge;
 mod origin;
@@ -29,7 +27,6 @@ pub(crate) use self::cluster_store::WatchEvent;
 pub(crate) use self::cluster_store::parse_event;
 pub(crate) use self::cluster_store::parse_list;
 pub(crate) use self::cluster_store::rbac_rule;
-pub(crate) use self::drift::DriftMonitor;
 pub(crate) use self::live::ClusterStatus;
 pub use self::live::LiveObjects;
 pub use self::merge::FlowcontrolSources;

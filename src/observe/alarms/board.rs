@@ -199,7 +199,6 @@ impl AlarmBoard {
         let readiness = self.readiness.snapshot(now);
         let replicas = self.readiness.replicas();
         let servers = self.readiness.servers(now).into_iter();
-        let (source, drift) = self.readiness.flowcontrol_failures(now);
         let mut certificates = (self.certificates)();
         certificates.extend(self.own_certificate());
         let mut seen = self.seen.lock();
@@ -212,8 +211,7 @@ impl AlarmBoard {
             connections: seen
                 .connections
                 .losses((totals.connections)(), REJECTION_TIME, now),
-            flowcontrol_drift: drift,
-            flowcontrol_source: source,
+            flowcontrol_source: self.readiness.flowcontrol_failure(),
             front_proxy: readiness.front_proxy_failure,
             log: seen.log.losses((totals.log)(), LOSS_TIME, now),
             upstream_loop: readiness.loop_failure,

@@ -77,7 +77,7 @@ const WARNING: &[Severity] = &[Severity::Warning];
 const BOTH: &[Severity] = &[Severity::Critical, Severity::Warning];
 
 /// All alarms, by name.
-pub const KINDS: [AlarmKind; 18] = [
+pub const KINDS: [AlarmKind; 17] = [
     AlarmKind {
         name: "audit-log",
         severities: WARNING,
@@ -101,12 +101,6 @@ pub const KINDS: [AlarmKind; 18] = [
         severities: CRITICAL,
         meaning: "Connections of clients were closed in the last five minutes because --max-connections were open.",
         action: "Look for a client that opens connections and does not use them. Otherwise raise the limit of open files or --max-connections, or add another weir.",
-    },
-    AlarmKind {
-        name: "flowcontrol-drift",
-        severities: WARNING,
-        meaning: "The API server classified requests by other flow schemas or priority levels than weir in the last minute.",
-        action: "Compare /debug/api_priority_and_fairness/objects with the objects of the cluster.",
     },
     AlarmKind {
         name: "flowcontrol-source",
@@ -254,8 +248,6 @@ pub(crate) struct AlarmState {
     pub(crate) config: Option<String>,
     /// Refused connections of clients.
     pub(crate) connections: Losses,
-    /// What the API server and weir disagree about.
-    pub(crate) flowcontrol_drift: Option<String>,
     /// Why the cluster's objects are not in force.
     pub(crate) flowcontrol_source: Option<String>,
     /// Why the front-proxy certificate is not accepted.
@@ -325,7 +317,6 @@ fn alarm(name: &str, state: &AlarmState) -> Option<(Severity, String)> {
             warning(state.config.as_ref().map(refused))
         }
         "connections" => critical(lost(state.connections, "connections refused")),
-        "flowcontrol-drift" => warning(state.flowcontrol_drift.clone()),
         "flowcontrol-source" => warning(state.flowcontrol_source.clone()),
         "front-proxy" => critical(state.front_proxy.clone()),
         "log" => warning(lost(state.log, "lines lost")),
@@ -540,7 +531,6 @@ mod tests {
                     "7 events lost since the start",
                 ),
                 (|s| s.config = why(), "config", refused),
-                (|s| s.flowcontrol_drift = why(), "flowcontrol-drift", "why"),
                 (
                     |s| s.flowcontrol_source = why(),
                     "flowcontrol-source",

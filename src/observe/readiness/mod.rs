@@ -33,7 +33,6 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
-use crate::flowcontrol::sources::ClusterStatus;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::numeric::saturating_u64;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -200,19 +199,10 @@ impl Readiness {
         self.shared_limits.store(status);
     }
 
-    /// Why the cluster's flow schemas and priority levels cannot be read, and what the API server
-    /// and weir disagree about.
-    pub(crate) fn flowcontrol_failures(&self, now: Instant) -> (Option<String>, Option<String>) {
-        let live = self.flowcontrol.load();
-        let Some(live) = live.as_ref() else {
-            return (None, None);
-        };
-        let status = live.cluster_status();
-        if status == ClusterStatus::NotRead {
-            return (None, None);
-        }
-        let failure = status.failure().map(str::to_owned);
-        (failure, live.drift().recent(now))
+    /// Why the cluster's flow schemas and priority levels cannot be read.
+    pub(crate) fn flowcontrol_failure(&self) -> Option<String> {
+        let status = self.flowcontrol.load().as_ref()?.cluster_status();
+        status.failure().map(str::to_owned)
     }
 
     /// weir's own credential.

@@ -73,8 +73,6 @@ pub(crate) struct FlowcontrolStatus {
     pub(crate) cluster: String,
     /// Why they cannot be read.
     pub(crate) failure: Option<String>,
-    /// What the API server and weir disagreed about in the last minute.
-    pub(crate) drift: Option<String>,
     /// The objects, sorted by kind and name.
     pub(crate) objects: Vec<FlowcontrolObjectStatus>,
 }

@@ -154,7 +154,7 @@ impl StatusSources {
             flowcontrol: configured
                 .flowcontrol
                 .as_ref()
-                .map(|live| flowcontrol_status(live, now))
+                .map(|live| flowcontrol_status(live))
                 .unwrap_or_default(),
             rate_limits: configured
                 .rate_limits
@@ -239,7 +239,7 @@ fn replicas_status(report: ReplicaReport) -> ReplicasStatus {
     }
 }
 
-fn flowcontrol_status(live: &LiveObjects, now: Instant) -> FlowcontrolStatus {
+fn flowcontrol_status(live: &LiveObjects) -> FlowcontrolStatus {
     let cluster = live.cluster_status();
     let object = |one: &EffectiveObject| {
         let (kind, name) = one.key();
@@ -253,7 +253,6 @@ fn flowcontrol_status(live: &LiveObjects, now: Instant) -> FlowcontrolStatus {
     FlowcontrolStatus {
         cluster: cluster.name().to_owned(),
         failure: cluster.failure().map(str::to_owned),
-        drift: live.drift().recent(now),
         objects: objects.iter().take(MAX_OBJECTS).map(object).collect(),
     }
 }

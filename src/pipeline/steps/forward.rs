@@ -17,7 +17,6 @@ use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::DrainGuard;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::sources::DriftMonitor;
 use crate::identity::Authentication;
 use crate::identity::request_header::IdentityHeaders;
 use crate::in_place;
@@ -100,8 +99,6 @@ pub(in crate::pipeline) struct ForwardingStep {
     deadlines: Arc<Deadlines>,
     memory_limit: Arc<WorkerMemoryLimit>,
     drain: Arc<Drain>,
-    /// Compares the API server's flow schemas with weir's. `None` without priority and fairness.
-    drift: Option<Arc<DriftMonitor>>,
     /// Estimates later lists by the responses to lists. `None` without priority and fairness.
     controller: Option<Arc<Controller>>,
     request_timeout: Duration,
@@ -123,7 +120,6 @@ impl ForwardingStep {
             deadlines: Arc::clone(&worker.deadlines),
             memory_limit: Arc::new(WorkerMemoryLimit(Arc::clone(&shared.memory_limit))),
             drain: Arc::clone(&shared.drain),
-            drift: shared.drift.clone(),
             controller: match &shared.admission {
                 Admission::Fairness(controller) => Some(Arc::clone(controller)),
                 Admission::MaxInFlight(_) => None,
@@ -228,9 +224,6 @@ impl ForwardingStep {
         let switched = tunnel_client(response.status(), upgrade)?;
         let responded_at =
             trace.record_response(subject, response.status(), response.headers(), size);
-        if let (Some(drift), Some(decision)) = (&self.drift, trace.decision()) {
-            drift.check(responded_at, decision, response.headers());
-        }
         self.builder.record_feedback(response.status(), feedback);
         in_flight.record_response(responded_at, response.status());
         let mut watch = None;

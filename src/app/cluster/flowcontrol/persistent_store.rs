@@ -268,7 +268,7 @@ mod tests {
             consistent_reads_from_cache: true,
         };
         let sources = FlowcontrolSources::default();
-        let live = LiveObjects::start(Clock.now(), config, sources, &Registry::new());
+        let live = LiveObjects::start(config, sources, &Registry::new());
         PersistentStore::restore(live, Some(file.clone()), cluster)
     }
 

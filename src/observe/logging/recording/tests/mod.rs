@@ -361,7 +361,7 @@ fn live_objects(registry: &Registry) -> Arc<LiveObjects> {
         enforcement: Enforcement::Enforce,
         consistent_reads_from_cache: true,
     };
-    LiveObjects::start(Clock.now(), config, FlowcontrolSources::default(), registry)
+    LiveObjects::start(config, FlowcontrolSources::default(), registry)
 }
 
 #[tokio::test]
@@ -414,14 +414,8 @@ async fn a_stream_begins_with_the_names_that_its_reader_keeps() {
 
 #[tokio::test]
 async fn a_request_is_recorded_with_the_order_of_its_decisions() {
-    let config = controller::ControllerConfig {
-        server_concurrency_limit: 600,
-        request_timeout: Duration::from_secs(60),
-        enforcement: Enforcement::Enforce,
-        consistent_reads_from_cache: true,
-    };
-    let (registry, now, file) = (Registry::new(), Clock.now(), TempRecord::new());
-    let live = LiveObjects::start(now, config, FlowcontrolSources::default(), &registry);
+    let (registry, file) = (Registry::new(), TempRecord::new());
+    let live = live_objects(&registry);
     let controller = Arc::clone(live.controller());
     let info = RequestInfo::parse("GET", LIST.as_bytes()).unwrap();
     let admit = async || {
