@@ -16,28 +16,17 @@
 use std::future::Future;
 use std::hint::black_box;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::Barrier;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use criterion::BenchmarkId;
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use weir::api::UserInfo;
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::bootstrap::BootstrapClass;
-use weir::flowcontrol::controller::Controller;
-use weir::flowcontrol::controller::ControllerConfig;
-use weir::flowcontrol::controller::Enforcement;
-use weir::flowcontrol::controller::RequestTimes;
+use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::metrics::Registry;
 use weir::request_info::RequestInfo;
 

@@ -15,32 +15,25 @@ mod playground;
 use std::env;
 use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::Request;
-use http::StatusCode;
-use http::header::AUTHORIZATION;
-use http::header::RETRY_AFTER;
+use http::header::{AUTHORIZATION, RETRY_AFTER};
+use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper::client::conn::http2::SendRequest;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
-use rustls::RootCertStore;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::crypto::aws_lc_rs;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use weir::clock::Clock;
 
-use crate::playground::ALICE;
-use crate::playground::Playground;
+use crate::playground::{ALICE, Playground};
 
 /// Four times the number of slots, so that most requests get 429 and wait.
 const CLIENTS: usize = 40;

@@ -16,20 +16,15 @@ use std::borrow::Cow;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use criterion::BenchmarkId;
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::limits::rate::lru::Lru;
 use weir::limits::rate::lru_key::LruKeyHasher;
 use weir::limits::rate::spin_lock::spin_lock;
-use weir::throttling::token_bucket::Rate;
-use weir::throttling::token_bucket::TokenBucket;
+use weir::throttling::token_bucket::{Rate, TokenBucket};
 
 /// A limit as a worker uses it.
 struct BenchLimit {

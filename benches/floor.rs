@@ -9,23 +9,15 @@ use std::error::Error;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::header;
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioIo;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls_pki_types::pem::PemObject;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 #[global_allocator]

@@ -11,16 +11,11 @@
 
 use std::hint::black_box;
 
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{Criterion, criterion_group, criterion_main};
 use weir::api::UserInfo;
-use weir::api::flowcontrol::FlowSchema;
-use weir::api::flowcontrol::Object;
-use weir::flowcontrol::bootstrap::BootstrapClass;
-use weir::flowcontrol::bootstrap::objects;
-use weir::flowcontrol::matching::Matcher;
-use weir::flowcontrol::matching::RequestDigest;
+use weir::api::flowcontrol::{FlowSchema, Object};
+use weir::flowcontrol::bootstrap::{BootstrapClass, objects};
+use weir::flowcontrol::matching::{Matcher, RequestDigest};
 use weir::request_info::RequestInfo;
 
 struct MatchingCase {

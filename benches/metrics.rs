@@ -6,22 +6,14 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use criterion::BatchSize;
-use criterion::Criterion;
-use criterion::Throughput;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use http::HeaderMap;
-use http::StatusCode;
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use http::{HeaderMap, StatusCode};
 use weir::clock::Clock;
 use weir::metrics::Registry;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::process_metrics;
-use weir::pipeline::trace::MetricSubject;
-use weir::pipeline::trace::RequestMetrics;
-use weir::pipeline::trace::Trace;
-use weir::request_info::MetricLabels;
-use weir::request_info::RequestInfo;
+use weir::pipeline::trace::{MetricSubject, RequestMetrics, Trace};
+use weir::request_info::{MetricLabels, RequestInfo};
 
 /// A resource request for an existing resource, from its arrival to its end.
 fn record_request(metrics: &Arc<RequestMetrics>, target: &str) {

@@ -13,21 +13,12 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use criterion::BenchmarkId;
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use weir::flowcontrol::fairqueuing::queue_set::Arrival;
-use weir::flowcontrol::fairqueuing::queue_set::Effects;
-use weir::flowcontrol::fairqueuing::queue_set::QueueSet;
-use weir::flowcontrol::fairqueuing::queue_set::Queuing;
-use weir::flowcontrol::fairqueuing::queue_set::RequestKey;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use weir::flowcontrol::fairqueuing::queue_set::{Arrival, Effects, QueueSet, Queuing, RequestKey};
 use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash};
 
 const STEP: Duration = Duration::from_micros(1);
 

@@ -10,13 +10,9 @@
 use std::env;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::BufWriter;
-use std::io::Write;
-use std::process::ChildStdin;
-use std::process::Command;
-use std::process::Stdio;
-use std::time::Duration;
-use std::time::Instant;
+use std::io::{BufWriter, Write};
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use jiff::Timestamp;

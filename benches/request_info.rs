@@ -2,11 +2,8 @@
 
 use std::hint::black_box;
 
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use weir::request_info::MetricLabels;
-use weir::request_info::RequestInfo;
+use criterion::{Criterion, criterion_group, criterion_main};
+use weir::request_info::{MetricLabels, RequestInfo};
 
 const REQUESTS: [(&str, &str, &str); 10] = [
     ("get", "GET", "/api/v1/namespaces/foo/pods/bar"),

@@ -5,22 +5,15 @@
 use std::hint::black_box;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
+use criterion::{Criterion, criterion_group, criterion_main};
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 use weir::api::UserInfo;
-use weir::observe::top_talkers::TopTalkers;
-use weir::observe::top_talkers::TopTalkersQuery;
+use weir::observe::top_talkers::{TopTalkers, TopTalkersQuery};
 use weir::pipeline::trace::outcome::RequestOutcome;
-use weir::pipeline::trace::record::Record;
-use weir::pipeline::trace::record::RequestObserver;
+use weir::pipeline::trace::record::{Record, RequestObserver};
 
 #[expect(clippy::disallowed_methods, reason = "a time to begin at")]
 fn now() -> (Instant, SystemTime) {

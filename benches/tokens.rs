@@ -12,29 +12,17 @@
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::StatusCode;
+use criterion::{Criterion, criterion_group, criterion_main};
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use weir::clock::Clock;
-use weir::identity::ClientContext;
-use weir::identity::RequestAuthenticator;
-use weir::identity::TokenAuthenticator;
-use weir::identity::TokenFile;
 use weir::identity::review_queue::fair_queue::ClientSource;
-use weir::identity::tokens;
-use weir::identity::transport::ApiTransport;
-use weir::identity::transport::RemoteFuture;
-use weir::identity::transport::RemoteRequest;
-use weir::identity::transport::RemoteResponse;
+use weir::identity::transport::{ApiTransport, RemoteFuture, RemoteRequest, RemoteResponse};
+use weir::identity::{ClientContext, RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
 use weir::metrics::Registry;
 
 /// Accepts every token.

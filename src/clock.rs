@@ -4,12 +4,9 @@
 //! paused tokio runtime controls [`Clock::now`], so tests control time. Wall-clock time is for
 //! certificates and log lines only.
 
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::time::ClockId;
-use rustix::time::clock_gettime;
+use rustix::time::{ClockId, clock_gettime};
 
 /// Reads the monotonic clock and, for dates, the wall clock.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,16 +8,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::BuildHasher;
-use std::hash::BuildHasherDefault;
-use std::hash::Hash;
-use std::hash::Hasher;
-use std::hash::RandomState;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use dashmap::DashMap;
 use foldhash::SharedSeed;
-use foldhash::quality::FoldHasher;
-use foldhash::quality::SeedableRandomState;
+use foldhash::quality::{FoldHasher, SeedableRandomState};
 
 /// The secret of fast keys.
 #[derive(Clone)]

@@ -4,19 +4,14 @@
 //! ns more than `send` (Linux 6.18): a seventieth of the cost of a rejection.
 
 use std::io;
-use std::io::IoSlice;
-use std::io::Read;
+use std::io::{IoSlice, Read};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use socket2::SockRef;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::coop::has_budget_remaining;
 
@@ -168,8 +163,7 @@ impl<K: Unpin> AsyncWrite for TcpIo<K> {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::io::AsyncReadExt;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;

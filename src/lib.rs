@@ -11,26 +11,8 @@
 //! 7. [`pipeline::response`]: streams the response, whose body holds the permit until its end.
 //! 8. [`pipeline::trace`], [`observe`]: count and show the outcome.
 //!
-//! # Layers
-//!
-//! A module imports only from rows above its own. Modules of one row do not import each other
-//! (`tests/architecture.rs`).
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `encoding` `in_place` `numeric` `source_network` `x509` (pure) |
-//! | 1 | `clock` `document` `handover` `hash_keys` `io` `metrics` `throttling` `tls` `write_coalescing` |
-//! | 2 | `api` `drain` `request_info` (pure), `shared_limits` |
-//! | 3 | `identity` |
-//! | 4 | `flowcontrol` `upstream` |
-//! | 5 | `limits` |
-//! | 6 | `pipeline` `replicas` |
-//! | 7 | `server` `observe` |
-//! | 8 | `explain` `lint` |
-//! | 9 | `replay` |
-//! | 10 | `config` |
-//! | 11 | `app` |
-//! | 12 | `cli` |
+//! Imports run in no circle (`tests/architecture.rs`). The compiler keeps the rest apart: what stands
+//! in `crates/` knows nothing of this crate.
 //!
 //! # Invariants
 //!

@@ -9,32 +9,20 @@
 //! name, help and labels give the handles of the metric that is there, and a collector replaces the
 //! one of the component before it.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use prometheus::CounterVec;
-use prometheus::Histogram;
-use prometheus::HistogramOpts;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use prometheus::Opts;
-use prometheus::TextEncoder;
-use prometheus::core::Collector;
-use prometheus::core::Desc;
-use prometheus::proto;
-use prometheus::proto::Bucket;
-use prometheus::proto::LabelPair;
-use prometheus::proto::MetricFamily;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, LabelPair, MetricFamily};
+use prometheus::{
+    CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, TextEncoder, proto,
+};
 
 use crate::numeric::saturating_i64;
 

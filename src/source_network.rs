@@ -1,7 +1,6 @@
 //! The network that a client's address counts for in limits for each source. Pure.
 
-use std::net::IpAddr;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// The network that an address counts for: an IPv6 host can use a whole /64.
 pub(crate) fn source_network(address: IpAddr) -> IpAddr {

@@ -10,20 +10,15 @@
 //! The futures here hold nothing: buffered bytes stay with the connection.
 
 use parking_lot::Mutex;
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The size of a TLS record: a larger buffer would not save records.
 const BUFFER_SIZE: usize = 16 << 10;
@@ -263,8 +258,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
 mod tests {
     use std::pin::pin;
 
-    use tokio::io::AsyncReadExt;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 

@@ -1,9 +1,7 @@
-//! Imports point one way, and decisions are pure.
+//! Imports run in no circle, and decisions are pure.
 //!
-//! Each folder of `src/` has a table of layers in the docs of its `mod.rs` (`src/lib.rs` for the crate). A module imports only
-//! from rows above its own, modules of one row do not import each other, and no module imports an item of its folder's
-//! `mod.rs`. Imports are written one module a line (`use crate::api::UserInfo;`), so that this test can read them. Tests may
-//! import what they like.
+//! The arrows are read from `use crate::…` and other paths: between the modules of each folder, whose `mod.rs` is above them
+//! and imports them. Tests may import what they like.
 
 #![expect(
     clippy::indexing_slicing,
@@ -11,11 +9,9 @@
     reason = "a source that cannot be read fails the test"
 )]
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Files and folders that decide: no I/O, no clock, no locks, no randomness, no logs.
 const PURE: &[&str] = &[
@@ -242,154 +238,156 @@ fn all_sources() -> Vec<Source> {
         .collect()
 }
 
-/// The rows of a `# Layers` table in module docs.
-fn layers(text: &str) -> Vec<Vec<String>> {
-    let docs = text.lines().take_while(|line| line.starts_with("//!"));
-    docs.skip_while(|line| *line != "//! # Layers")
-        .skip(1)
-        .take_while(|line| !line.starts_with("//! # "))
-        .filter(|line| line.starts_with("//! | ") && line.contains('`'))
-        .map(|line| {
-            line.split('`')
-                .skip(1)
-                .step_by(2)
-                .map(str::to_owned)
-                .collect()
-        })
-        .collect()
-}
-
-/// Modules by folder, and the row of each.
-#[derive(Default)]
-struct Folder {
-    children: BTreeSet<String>,
-    rows: BTreeMap<String, usize>,
-}
-
-/// Every folder of modules by its path, with what is wrong with its table.
-fn folders(sources: &[Source]) -> (BTreeMap<Vec<String>, Folder>, Vec<String>) {
-    let mut folders: BTreeMap<Vec<String>, Folder> = BTreeMap::new();
-    for source in sources.iter().filter(|source| !source.is_test()) {
-        if let Some((name, parent)) = source.module.split_last() {
-            let folder = folders.entry(parent.to_vec()).or_default();
-            folder.children.insert(name.clone());
-        }
-    }
-    let mut faults = Vec::new();
-    for source in sources {
-        let Some(folder) = folders.get_mut(&source.module) else {
-            continue;
-        };
-        let path = source.path.display();
-        for (row, names) in layers(&source.text).into_iter().enumerate() {
-            for name in names {
-                if !folder.children.contains(&name) {
-                    faults.push(format!(
-                        "{path}: the table names {name}, which is not there"
-                    ));
-                }
-                if folder.rows.insert(name.clone(), row).is_some() {
-                    faults.push(format!("{path}: the table names {name} twice"));
-                }
-            }
-        }
-        if folder.children.len() > 1 {
-            for name in &folder.children {
-                if !folder.rows.contains_key(name) {
-                    faults.push(format!(
-                        "{path}: {name} is in no row of the table `# Layers`"
-                    ));
-                }
-            }
-        }
-    }
-    (folders, faults)
-}
-
-/// Without `pub(in crate::flowcontrol)`, which names a module and imports nothing from it.
-fn without_visibilities(line: &str) -> String {
-    let mut parts = line.split("pub(in ");
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |line, part| {
-        line + part.split_once(')').map_or("", |(_, after)| after)
-    })
-}
-
-/// The paths of a line that begin with `crate`, `super` or `self`, as paths from the crate's root.
-fn imported_paths(module: &[String], line: &str) -> Vec<Vec<String>> {
+/// The paths that begin with `crate`, `super` or `self`, as paths from the crate's root, each with
+/// its line. `crate::a::{B, C}` is two.
+fn imported_paths(source: &Source) -> Vec<(usize, Vec<String>)> {
+    let (lines, module) = (source.program(), &source.module);
+    let text: Vec<_> = lines.map(|(_, line)| line).collect();
     let mut found = Vec::new();
-    for head in ["crate::", "super::", "self::"] {
-        for (at, _) in line.match_indices(head) {
-            let before = line[..at].chars().next_back();
-            if before.is_some_and(|c| c.is_alphanumeric() || "_:$".contains(c)) {
-                continue;
-            }
-            let end = line[at..]
-                .find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
-                .map_or(line.len(), |end| at + end);
-            let mut base = match head {
-                "crate::" => Vec::new(),
-                "self::" => module.to_vec(),
-                // In an inline module this is the file's own.
-                _ if line.starts_with("    use super::") => module.to_vec(),
-                _ => module[..module.len().saturating_sub(1)].to_vec(),
-            };
-            for part in line[at + head.len()..end].split("::") {
-                match part {
-                    "" => {}
-                    "super" => drop(base.pop()),
-                    part => base.push(part.to_owned()),
+    for (n, line) in source.program() {
+        for head in ["crate::", "super::", "self::"] {
+            for (at, _) in line.match_indices(head) {
+                let before = line[..at].chars().next_back();
+                // `pub(in crate::a)` imports nothing.
+                if before.is_some_and(|c| c.is_alphanumeric() || "_:$".contains(c))
+                    || line[..at].ends_with("(in ")
+                {
+                    continue;
+                }
+                let end = line[at..]
+                    .find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
+                    .map_or(line.len(), |end| at + end);
+                let mut base = match head {
+                    "crate::" => Vec::new(),
+                    "self::" => module.clone(),
+                    // In an inline module this is the file's own.
+                    _ if line.starts_with("    use super::") => module.clone(),
+                    _ => module[..module.len().saturating_sub(1)].to_vec(),
+                };
+                for part in line[at + head.len()..end].split("::") {
+                    match part {
+                        "" => {}
+                        "super" => drop(base.pop()),
+                        part => base.push(part.to_owned()),
+                    }
+                }
+                let Some(first) = line[end..].strip_prefix('{') else {
+                    found.push((n, base));
+                    continue;
+                };
+                let rest = text.iter().skip_while(|other| !std::ptr::eq(**other, line));
+                let group = rest.skip(1).fold(first.to_owned(), |all, next| all + next);
+                let names = group.split('}').next().unwrap_or_default();
+                for name in names
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|name| !name.is_empty())
+                {
+                    let name = name.split(' ').next().unwrap_or_default();
+                    found.push((n, base.iter().cloned().chain([name.to_owned()]).collect()));
                 }
             }
-            found.push(base);
         }
     }
     found
 }
 
-/// The folder in which two modules part, with the entry of each: `None` for the folder's own `mod.rs`.
-fn entries<'a>(
-    from: &'a [String],
-    to: &'a [String],
-) -> (&'a [String], Option<&'a String>, Option<&'a String>) {
-    let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
-    (&from[..common], from.get(common), to.get(common))
+/// The arrows of a folder: from each of its modules to those that it imports, each with a place.
+/// The folder's own `mod.rs` has the empty name.
+type Arrows = BTreeMap<String, BTreeMap<String, String>>;
+
+/// The arrows of each folder. An import is one between the two modules of the folder in which the
+/// importing and the imported module part.
+fn arrows(sources: &[Source]) -> BTreeMap<Vec<String>, Arrows> {
+    let modules: BTreeSet<&[String]> = sources.iter().map(|source| &*source.module).collect();
+    let mut folders: BTreeMap<Vec<String>, Arrows> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        for (n, path) in imported_paths(source) {
+            let known = (0..=path.len())
+                .rev()
+                .find(|k| modules.contains(&path[..*k]));
+            let (from, to) = (&source.module, &path[..known.unwrap_or(0)]);
+            let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            let own = from.get(common).cloned().unwrap_or_default();
+            let other = to.get(common).cloned().unwrap_or_default();
+            if own != other {
+                let folder = folders.entry(from[..common].to_vec()).or_default();
+                let place = format!("{}:{n}", source.path.display());
+                let others = folder.entry(own).or_default();
+                others.entry(other).or_insert(place);
+            }
+        }
+    }
+    // A `mod.rs` is above what is in its folder.
+    for source in sources {
+        if let Some((name, parent)) = source.module.split_last()
+            && !source.is_test()
+            && let Some(folder) = folders.get_mut(parent)
+        {
+            let others = folder.entry(String::new()).or_default();
+            others
+                .entry(name.clone())
+                .or_insert_with(|| "its folder".to_owned());
+        }
+    }
+    folders
+}
+
+/// A circle that is reached from `module`, as places of its arrows.
+fn circle(
+    arrows: &Arrows,
+    module: &str,
+    way: &mut Vec<String>,
+    done: &mut BTreeSet<String>,
+) -> Option<Vec<String>> {
+    if let Some(begin) = way.iter().position(|passed| passed == module) {
+        let round = way[begin..].iter().chain([&way[begin]]);
+        let pairs = round.clone().zip(round.skip(1));
+        return Some(
+            pairs
+                .map(|(from, to)| format!("{from} -> {to} ({})", arrows[from][to]))
+                .collect(),
+        );
+    }
+    if !done.insert(module.to_owned()) {
+        return None;
+    }
+    way.push(module.to_owned());
+    let others = arrows.get(module).into_iter().flat_map(BTreeMap::keys);
+    let found = others
+        .filter_map(|other| circle(arrows, other, way, done))
+        .next();
+    way.pop();
+    found
 }
 
 #[test]
-fn imports_point_down() {
-    let sources = all_sources();
-    let (folders, mut faults) = folders(&sources);
-    let modules: BTreeSet<&[String]> = sources.iter().map(|source| &*source.module).collect();
-    for source in sources.iter().filter(|source| !source.is_test()) {
-        for (n, line) in source.program() {
-            let place = format!("{}:{n}", source.path.display());
-            if line.contains("crate::{") || line.contains("super::{") {
-                faults.push(format!("{place}: write one module a line"));
-            }
-            for path in imported_paths(&source.module, &without_visibilities(line)) {
-                let known = (0..=path.len())
-                    .rev()
-                    .find(|k| modules.contains(&path[..*k]));
-                let target = &path[..known.unwrap_or(0)];
-                let (folder, own, other) = entries(&source.module, target);
-                let Some(own) = own else {
-                    continue; // a `mod.rs` is above all that is in its folder
-                };
-                let Some(other) = other else {
-                    faults.push(format!(
-                        "{place}: {own} must not import an item of its folder's mod.rs"
-                    ));
-                    continue;
-                };
-                let rows = &folders[folder].rows;
-                if rows.get(other) >= rows.get(own) {
-                    faults.push(format!("{place}: {own} must not import {other}"));
-                }
+fn imports_run_in_no_circle() {
+    let mut faults = Vec::new();
+    for (folder, arrows) in arrows(&all_sources()) {
+        let mut done = BTreeSet::new();
+        for module in arrows.keys() {
+            if let Some(round) = circle(&arrows, module, &mut Vec::new(), &mut done) {
+                faults.push(format!("src/{}: {}", folder.join("/"), round.join(", ")));
             }
         }
     }
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn a_circle_is_found() {
+    let arrow = |from: &str, to: &str| {
+        (
+            from.to_owned(),
+            BTreeMap::from([(to.to_owned(), "x.rs:1".to_owned())]),
+        )
+    };
+    let round = Arrows::from([arrow("a", "b"), arrow("b", "c"), arrow("c", "b")]);
+    let found = circle(&round, "a", &mut Vec::new(), &mut BTreeSet::new());
+    assert_eq!(found.unwrap(), ["b -> c (x.rs:1)", "c -> b (x.rs:1)"]);
+    let straight = Arrows::from([arrow("a", "b"), arrow("b", "c")]);
+    assert!(circle(&straight, "a", &mut Vec::new(), &mut BTreeSet::new()).is_none());
 }
 
 #[test]

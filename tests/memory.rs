@@ -14,32 +14,22 @@ mod held_rejections;
 mod request_heads;
 
 use std::future::Future;
-use std::pin::Pin;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
-use weir::api::UserInfo;
-use weir::api::flowcontrol;
 use weir::api::flowcontrol::Object;
+use weir::api::{UserInfo, flowcontrol};
 use weir::document;
 use weir::document::Diagnostics;
 use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::controller::Controller;
-use weir::flowcontrol::controller::ControllerConfig;
-use weir::flowcontrol::controller::Enforcement;
-use weir::flowcontrol::controller::RequestTimes;
+use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::metrics::Registry;
-use weir::observe::top_talkers::TalkerName;
-use weir::observe::top_talkers::TopTalkers;
-use weir::observe::top_talkers::Weights;
+use weir::observe::top_talkers::{TalkerName, TopTalkers, Weights};
 use weir::request_info::RequestInfo;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {

@@ -3,17 +3,12 @@
 //! once. It knows no limit but what it is told by 429.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::Client;
-use kube::Error;
 use kube::api::PostParams;
+use kube::{Api, Client, Error};
 
 /// Reads before each write, as a provider reads the object, what it refers to, and its secret.
 const READS: usize = 4;

@@ -15,11 +15,8 @@ mod controller;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::Client;
-use kube::Config;
-use kube::api::ObjectMeta;
-use kube::api::PostParams;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client, Config};
 
 use controller::Controller;
 

@@ -14,12 +14,9 @@ mod recorder;
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::api::core::v1::EventSource;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::Config;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use kube::api::ObjectMeta;
+use kube::{Client, Config};
 
 use recorder::Recorder;
 

@@ -1,14 +1,11 @@
 //! A recorder of events that does what the EventRateLimit proposal asks of clients: told when to come again, it abandons
 //! events until then instead of sending them.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Event;
-use kube::Api;
-use kube::Client;
-use kube::Error;
 use kube::api::PostParams;
+use kube::{Api, Client, Error};
 
 /// Writes events until it is told not to.
 pub(crate) struct Recorder {

@@ -4,9 +4,7 @@
 //! that is not gzip as Go and common proxies write it (a header of ten bytes, one member) aborts
 //! the decompression.
 
-use flate2::Decompress;
-use flate2::FlushDecompress;
-use flate2::Status;
+use flate2::{Decompress, FlushDecompress, Status};
 
 /// Length of a header without optional fields, in bytes.
 const HEADER_LENGTH: usize = 10;

@@ -1,12 +1,4 @@
 //! Kubernetes objects as plain data, with their encoders and decoders. Nothing here acts on them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `gunzip` `media_type` `status` `time` `user` `walk` |
-//! | 1 | `flowcontrol` `list_scan` |
-//! | 2 | `watch_scan` |
 
 pub mod flowcontrol;
 pub(crate) mod gunzip;

@@ -5,28 +5,21 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 use crate::app::start_error::StartError;
-use crate::config;
-use crate::config::IssuerKeys;
-use crate::config::VerificationConfig;
-use crate::identity::CertificateVerifier;
-use crate::identity::FrontProxyAuthenticator;
-use crate::identity::ImpersonationAuthorizer;
-use crate::identity::RequestAuthenticator;
-use crate::identity::TokenAuthenticator;
-use crate::identity::TokenFile;
+use crate::config::{IssuerKeys, VerificationConfig};
 use crate::identity::impersonation::authorizer;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::request_header::IdentityHeaders;
-use crate::identity::tokens;
 use crate::identity::tokens::ServiceAccountKeys;
-use crate::identity::tokens::key_source::KeyProvider;
-use crate::identity::tokens::key_source::KeySource;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::UrlFetcher;
+use crate::identity::tokens::key_source::{KeyProvider, KeySource};
+use crate::identity::transport::{ApiTransport, UrlFetcher};
+use crate::identity::{
+    CertificateVerifier, FrontProxyAuthenticator, ImpersonationAuthorizer, RequestAuthenticator,
+    TokenAuthenticator, TokenFile, tokens,
+};
 use crate::metrics::Registry;
-use crate::upstream;
 use crate::upstream::forward::external_client::ExternalClient;
 use crate::x509::CertificatePool;
+use crate::{config, upstream};
 
 /// What the authenticator needs besides its configuration.
 pub(super) struct AuthDependencies<'a> {

@@ -7,11 +7,9 @@ use rustls::sign::CertifiedKey;
 use crate::config::AdmissionConfig;
 use crate::flowcontrol::controller::Enforcement;
 use crate::metrics::Registry;
-use crate::observe::info_metrics;
-use crate::observe::info_metrics::CertificateExpiry;
-use crate::observe::info_metrics::InfoMetrics;
-use crate::observe::process_metrics;
+use crate::observe::info_metrics::{CertificateExpiry, InfoMetrics};
 use crate::observe::readiness::Readiness;
+use crate::observe::{info_metrics, process_metrics};
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 

@@ -1,16 +1,6 @@
 //! Builds the components, lowest layer first; binds the listeners; runs; shuts down in order.
 //!
 //! The control runtime (this one) accepts connections and serves operators; workers serve clients.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `info_metrics` `lifecycle` `self_checks` `start_error` |
-//! | 1 | `authentication` `cluster` `observers` |
-//! | 2 | `shared_components` |
-//! | 3 | `admin_listeners` `api_server_tasks` |
-//! | 4 | `reload` |
 
 mod admin_listeners;
 mod api_server_tasks;
@@ -26,50 +16,35 @@ mod start_error;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::app::admin_listeners::AdminListeners;
-use crate::app::admin_listeners::shown_config;
-use crate::app::api_server_tasks::OwnCallSettings;
-use crate::app::api_server_tasks::OwnCalls;
-use crate::app::api_server_tasks::OwnCallsConfig;
-use crate::app::authentication::AuthDependencies;
-use crate::app::authentication::ReviewTasks;
-use crate::app::authentication::build_authenticator;
-use crate::app::lifecycle::shutdown::CLOSE_TIMEOUT;
-use crate::app::lifecycle::shutdown::ShutdownTimes;
-use crate::app::lifecycle::shutdown::finish_after_handover;
-use crate::app::lifecycle::shutdown::shut_down;
+use crate::app::admin_listeners::{AdminListeners, shown_config};
+use crate::app::api_server_tasks::{OwnCallSettings, OwnCalls, OwnCallsConfig};
+use crate::app::authentication::{AuthDependencies, ReviewTasks, build_authenticator};
+use crate::app::lifecycle::shutdown::{
+    CLOSE_TIMEOUT, ShutdownTimes, finish_after_handover, shut_down,
+};
 use crate::app::lifecycle::state::LearnedState;
 use crate::app::observers::Observers;
 use crate::app::reload::InForce;
-use crate::app::shared_components::Budgets;
-use crate::app::shared_components::ConfiguredListener;
-use crate::app::shared_components::SharedComponents;
-use crate::app::shared_components::Sockets;
-use crate::app::shared_components::apply_limits;
-use crate::app::shared_components::listener_settings;
-use crate::app::shared_components::local_address;
+use crate::app::shared_components::{
+    Budgets, ConfiguredListener, SharedComponents, Sockets, apply_limits, listener_settings,
+    local_address,
+};
 use crate::clock::Clock;
-use crate::config::AdmissionConfig;
-use crate::config::Config;
-use crate::drain::Drain;
-use crate::drain::DrainStage;
+use crate::config::{AdmissionConfig, Config};
+use crate::drain::{Drain, DrainStage};
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::handover::listeners::InheritedListeners;
-use crate::handover::listeners::ListenerId;
-use crate::limits::limiters::LimiterInForce;
-use crate::limits::limiters::Limiters;
+use crate::handover::listeners::{InheritedListeners, ListenerId};
+use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::rate::RateLimits;
-use crate::limits::rate::RateLimitsConfig;
+use crate::limits::rate::{RateLimits, RateLimitsConfig};
 use crate::metrics::Registry;
 use crate::observe::process_metrics::HandoverMetrics;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -77,8 +52,7 @@ use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::trace::RequestMetrics;
 use crate::replicas::config::ReplicaConfig;
-use crate::replicas::coordinator::ReplicaDependencies;
-use crate::replicas::coordinator::Replicas;
+use crate::replicas::coordinator::{ReplicaDependencies, Replicas};
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
 use crate::shared_limits::refill::SharedLimits;
@@ -88,12 +62,9 @@ use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::RefreshTask;
 
 pub(crate) use crate::app::lifecycle::handover::HandoverParts;
-pub(crate) use crate::app::lifecycle::shutdown::ShutdownOutcome;
-pub(crate) use crate::app::lifecycle::shutdown::StopReason;
+pub(crate) use crate::app::lifecycle::shutdown::{ShutdownOutcome, StopReason};
 pub(crate) use crate::app::reload::Reloader;
-pub(crate) use crate::app::self_checks::online::OnlineFinding;
-pub(crate) use crate::app::self_checks::online::OnlineReport;
-pub(crate) use crate::app::self_checks::online::check_online;
+pub(crate) use crate::app::self_checks::online::{OnlineFinding, OnlineReport, check_online};
 pub(crate) use crate::app::start_error::StartError;
 
 /// A proxy that is bound and ready to run.

@@ -7,19 +7,15 @@ use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::metrics::Registry;
-use crate::observe::audit;
 use crate::observe::audit::AuditLog;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
-use crate::observe::logging::recording::PreparedRecording;
-use crate::observe::logging::recording::Recorder;
-use crate::observe::logging::recording::RecordingConfig;
-use crate::observe::logging::recording::RecordingMetrics;
-use crate::observe::logging::request_log::AccessLog;
-use crate::observe::logging::request_log::RejectionLog;
-use crate::observe::spans;
+use crate::observe::logging::recording::{
+    PreparedRecording, Recorder, RecordingConfig, RecordingMetrics,
+};
+use crate::observe::logging::request_log::{AccessLog, RejectionLog};
 use crate::observe::spans::SpanProcessor;
-use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestObservers;
+use crate::observe::{audit, spans};
+use crate::pipeline::trace::record::{RequestObserver, RequestObservers};
 use crate::pipeline::trace::trace_context::Sampler;
 
 /// The logs of requests, and their traces.

@@ -11,35 +11,27 @@ use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;
 
 use crate::app::admin_listeners::ShownConfig;
-use crate::app::api_server_tasks::OwnCallSettings;
-use crate::app::api_server_tasks::OwnCalls;
-use crate::app::authentication::AuthDependencies;
-use crate::app::authentication::PreparedAuth;
+use crate::app::api_server_tasks::{OwnCallSettings, OwnCalls};
+use crate::app::authentication::{AuthDependencies, PreparedAuth};
 use crate::app::info_metrics;
 use crate::app::lifecycle::shutdown::ShutdownTimes;
-use crate::app::observers::Observers;
-use crate::app::observers::PreparedObservers;
-use crate::app::shared_components::ConfiguredWorker;
-use crate::app::shared_components::SharedComponents;
-use crate::app::shared_components::apply_limits;
-use crate::app::shared_components::listener_settings;
+use crate::app::observers::{Observers, PreparedObservers};
+use crate::app::shared_components::{
+    ConfiguredWorker, SharedComponents, apply_limits, listener_settings,
+};
 use crate::app::start_error::StartError;
 use crate::clock::Clock;
-use crate::config::ClusterSourceConfig;
-use crate::config::Config;
-use crate::config::ShutdownConfig;
+use crate::config::{ClusterSourceConfig, Config, ShutdownConfig};
 use crate::flowcontrol::sources::ClusterStatus;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::pipeline::Pipeline;
-use crate::replicas::coordinator::PreparedPeerTls;
-use crate::replicas::coordinator::Replicas;
+use crate::replicas::coordinator::{PreparedPeerTls, Replicas};
 use crate::server::settings::ListenerSettings;
 use crate::upstream;
 use crate::upstream::UpstreamConfig;
-use crate::upstream::credentials::CredentialSource;
-use crate::upstream::credentials::PreparedCredentials;
+use crate::upstream::credentials::{CredentialSource, PreparedCredentials};
 use crate::x509::CertificatePool;
 
 /// The configuration in force, as far as a new one is compared with it.

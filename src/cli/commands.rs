@@ -1,13 +1,11 @@
 //! The commands: the root of clap's argument tree.
 
-use clap::Parser;
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 
 use crate::cli::about::completions::CompletionsArgs;
 use crate::cli::about::man::ManArgs;
 use crate::cli::about::version::VersionArgs;
-use crate::cli::check::CheckArgs;
-use crate::cli::check::CheckOptions;
+use crate::cli::check::{CheckArgs, CheckOptions};
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
 #[cfg(feature = "playground")]

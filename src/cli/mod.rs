@@ -1,16 +1,4 @@
 //! The command line: one module for each command, and the flags that commands share.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `flags` |
-//! | 1 | `config_resolver` |
-//! | 2 | `process` |
-//! | 3 | `about` `check` `playground` `serve` `top` |
-//! | 4 | `policies` `status` |
-//! | 5 | `commands` |
-//! | 6 | `command_line` |
 
 pub(crate) mod about;
 pub(crate) mod check;
@@ -33,13 +21,10 @@ use std::sync::Arc;
 
 use clap::CommandFactory;
 
-use crate::cli::about::completions;
-use crate::cli::about::man;
-use crate::cli::about::version;
+use crate::cli::about::{completions, man, version};
 use crate::cli::check::configuration::ConfigurationCheck;
 use crate::cli::command_line::ParseFailure;
-use crate::cli::commands::Cli;
-use crate::cli::commands::Command;
+use crate::cli::commands::{Cli, Command};
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
 

@@ -8,14 +8,8 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use super::diagnostics::Diagnostic;
-use super::diagnostics::Diagnostics;
-use super::diagnostics::Severity;
-use super::node::Content;
-use super::node::MappingEntry;
-use super::node::Node;
-use super::node::SourceLocation;
-use super::node::find_entry;
+use super::diagnostics::{Diagnostic, Diagnostics, Severity};
+use super::node::{Content, MappingEntry, Node, SourceLocation, find_entry};
 use super::scalar::ResolvedScalar;
 
 /// How the message about an unknown field begins.

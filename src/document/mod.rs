@@ -22,15 +22,6 @@
 //! octals), not that of YAML 1.2. Aliases and `<<` are supported. Their depth and the amount that
 //! is copied for them are bounded, so that the cost of a text is proportional to its length. The
 //! module does not write documents and opens no files.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `json_tokenizer` `scalar` |
-//! | 1 | `node` |
-//! | 2 | `diagnostics` `node_builder` |
-//! | 3 | `decoder` `parser` |
 
 mod decoder;
 mod diagnostics;
@@ -40,24 +31,16 @@ mod node_builder;
 mod parser;
 mod scalar;
 
-pub(crate) use decoder::GIVEN_TWICE;
-pub use decoder::MappingDecoder;
-pub use decoder::Strictness;
-pub(crate) use decoder::UNKNOWN_FIELD;
-pub(crate) use decoder::ValueDecoder;
-pub(crate) use diagnostics::Diagnostic;
+pub(crate) use decoder::{GIVEN_TWICE, UNKNOWN_FIELD, ValueDecoder};
+pub use decoder::{MappingDecoder, Strictness};
 pub use diagnostics::Diagnostics;
-pub(crate) use diagnostics::Severity;
-pub(crate) use node::Content;
-pub(crate) use node::MappingEntry;
-pub(crate) use node::Node;
+pub(crate) use diagnostics::{Diagnostic, Severity};
 #[cfg(test)]
 pub(crate) use node::QuotingStyle;
 pub(crate) use node::SourceLocation;
+pub(crate) use node::{Content, MappingEntry, Node};
 pub use parser::parse_all;
-pub(crate) use parser::parse_first;
-pub(crate) use parser::parse_first_bounded;
-pub(crate) use parser::parse_json;
+pub(crate) use parser::{parse_first, parse_first_bounded, parse_json};
 pub(crate) use scalar::ResolvedScalar;
 
 #[cfg(test)]

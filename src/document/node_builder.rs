@@ -1,23 +1,12 @@
 //! Builds nodes from saphyr-parser's events or from JSON tokens.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use saphyr_parser::Event;
-use saphyr_parser::Parser;
-use saphyr_parser::ScalarStyle;
-use saphyr_parser::Span;
-use saphyr_parser::Tag;
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
-use super::json_tokenizer::JsonToken;
-use super::json_tokenizer::JsonTokenizer;
-use super::node::Content;
-use super::node::MappingEntry;
-use super::node::Node;
-use super::node::QuotingStyle;
-use super::node::ScalarNode;
-use super::node::SourceLocation;
+use super::json_tokenizer::{JsonToken, JsonTokenizer};
+use super::node::{Content, MappingEntry, Node, QuotingStyle, ScalarNode, SourceLocation};
 use super::scalar;
 use super::scalar::ResolvedScalar;
 

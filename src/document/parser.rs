@@ -7,8 +7,7 @@
 use serde::de::IgnoredAny;
 
 use super::diagnostics::Diagnostics;
-use super::node::Node;
-use super::node::SourceLocation;
+use super::node::{Node, SourceLocation};
 use super::node_builder::NodeBuilder;
 use super::scalar;
 

@@ -1,18 +1,11 @@
 //! Documents as operators and kubectl write them, and invalid ones.
 
-use super::Content;
-use super::Diagnostic;
-use super::Diagnostics;
-use super::MappingDecoder;
-use super::Node;
-use super::QuotingStyle;
-use super::SourceLocation;
-use super::Strictness;
-use super::ValueDecoder;
 use super::node_builder::MAX_DEPTH;
-use super::parse_all;
-use super::parse_first_bounded;
 use super::parser::MAX_EXPANSION;
+use super::{
+    Content, Diagnostic, Diagnostics, MappingDecoder, Node, QuotingStyle, SourceLocation,
+    Strictness, ValueDecoder, parse_all, parse_first_bounded,
+};
 
 fn parse(text: &str) -> Node {
     let mut diagnostics = Diagnostics::default();

@@ -8,8 +8,7 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
-use super::printable::is_printable;
-use super::printable::push_go_escape;
+use super::printable::{is_printable, push_go_escape};
 
 /// `text` in double quotes, as `%q` prints a string.
 pub(crate) fn quote(text: &[u8]) -> String {

@@ -9,13 +9,6 @@
 //! | [`printable`] | text without control characters and their like |
 //! | [`protobuf`] | Protobuf's wire format |
 //! | [`yaml`] | YAML in block style, written |
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `cbor` `hpack` `percent` `printable` `protobuf` |
-//! | 1 | `go_text` `yaml` |
 
 pub(crate) mod cbor;
 pub(crate) mod go_text;

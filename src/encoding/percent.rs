@@ -5,8 +5,7 @@
 
 use std::borrow::Cow;
 
-use memchr::memchr;
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 
 /// The meaning of a `+`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

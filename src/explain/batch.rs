@@ -1,18 +1,13 @@
 //! Many requests: a line of JSON in, a line of JSON out.
 
 use std::io;
-use std::io::BufRead;
-use std::io::Read;
-use std::io::Write;
+use std::io::{BufRead, Read, Write};
 
 use serde::Serialize;
 
 use crate::encoding::printable::escape_json;
-use crate::explain::explainer::Explainer;
-use crate::explain::explainer::Explanation;
-use crate::explain::explainer::ResolvedRequest;
-use crate::explain::now::LevelsNow;
-use crate::explain::now::Now;
+use crate::explain::explainer::{Explainer, Explanation, ResolvedRequest};
+use crate::explain::now::{LevelsNow, Now};
 use crate::explain::request::ExplainRequest;
 
 /// The longest line in bytes. A request body is at most 3 MiB, and escapes make it longer.

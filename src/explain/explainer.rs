@@ -8,33 +8,19 @@ use serde::Serialize;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
 use crate::api::user::GROUP_MASTERS;
-use crate::explain::levels::LevelAtRest;
-use crate::explain::levels::levels_at_rest;
-use crate::explain::rate_limits::ClientRuleCharge;
-use crate::explain::rate_limits::EventLimitCharge;
-use crate::explain::rate_limits::RateLimitRules;
-use crate::explain::report::FlowSchemaMatchReport;
-use crate::explain::report::MaxInFlightReport;
-use crate::explain::report::Prediction;
-use crate::explain::report::RequestBytes;
-use crate::explain::report::RequestInfoReport;
-use crate::explain::report::ShuffleShardReport;
-use crate::explain::report::TriedSchemas;
-use crate::explain::report::WorkEstimateReport;
-use crate::explain::request::ExplainRequest;
-use crate::explain::request::GivenRequestInfo;
+use crate::explain::levels::{LevelAtRest, levels_at_rest};
+use crate::explain::rate_limits::{ClientRuleCharge, EventLimitCharge, RateLimitRules};
+use crate::explain::report::{
+    FlowSchemaMatchReport, MaxInFlightReport, Prediction, RequestBytes, RequestInfoReport,
+    ShuffleShardReport, TriedSchemas, WorkEstimateReport,
+};
+use crate::explain::request::{ExplainRequest, GivenRequestInfo};
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::matching::RequestDigest;
-use crate::flowcontrol::work_estimator::EstimateContext;
-use crate::flowcontrol::work_estimator::ObjectStats;
-use crate::flowcontrol::work_estimator::estimate;
-use crate::limits::max_in_flight::InFlightLimit;
-use crate::limits::max_in_flight::MaxInFlightConfig;
+use crate::flowcontrol::matching::{Matcher, RequestDigest};
+use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
+use crate::limits::max_in_flight::{InFlightLimit, MaxInFlightConfig};
 use crate::limits::rate::RateLimitsConfig;
-use crate::request_info::RequestInfo;
-use crate::request_info::TargetError;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, TargetError, Verb};
 
 /// The policies to explain.
 #[derive(Clone, Debug)]

@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 
-use crate::flowcontrol::concurrency::ConcurrencyLimits;
-use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::matching::Matcher;
 

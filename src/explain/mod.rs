@@ -7,17 +7,6 @@
 //! The names of the fields in JSON are those of `tests/vectors` (`request_info`,
 //! `flow_schema_match`, `shuffle_shard`, `work_estimate`, `concurrency_allocation`), so that both
 //! can be compared.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `levels` `request` |
-//! | 1 | `report` |
-//! | 2 | `rate_limits` |
-//! | 3 | `explainer` |
-//! | 4 | `now` |
-//! | 5 | `batch` `tree` |
 
 pub mod batch;
 pub mod explainer;

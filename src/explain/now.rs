@@ -5,14 +5,9 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::explain::explainer::Explanation;
-use crate::explain::report::Prediction;
-use crate::explain::report::RequestBytes;
-use crate::explain::report::RequestInfoReport;
+use crate::explain::report::{Prediction, RequestBytes, RequestInfoReport};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
-use crate::observe::status::snapshot::AdmissionMode;
-use crate::observe::status::snapshot::LevelKind;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::{AdmissionMode, LevelKind, LevelStatus, StatusSnapshot};
 use crate::request_info::Verb;
 
 /// The state of a running weir at one time.

@@ -1,34 +1,27 @@
 //! The event limits and client limits that a request is charged to, and their keys.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
 
 use crate::api::UserInfo;
 use crate::explain::report::RequestBytes;
 use crate::explain::request::ExplainRequest;
-use crate::flowcontrol::matching::Policies;
-use crate::flowcontrol::matching::RequestDigest;
+use crate::flowcontrol::matching::{Policies, RequestDigest};
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::RateLimitsConfig;
-use crate::limits::rate::clients::config::ClientDistinguisher;
-use crate::limits::rate::clients::config::ClientLimitResponse;
-use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::clients::enforcer::LimitedClient;
-use crate::limits::rate::clients::enforcer::RequestSource;
-use crate::limits::rate::clients::enforcer::is_write;
+use crate::limits::rate::clients::config::{
+    ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
+};
+use crate::limits::rate::clients::enforcer::{LimitedClient, RequestSource, is_write};
 use crate::limits::rate::clients::tables::ClientLimitKind;
 use crate::limits::rate::events::body;
 use crate::limits::rate::events::body::EventEncoding;
-use crate::limits::rate::events::buckets::EventWrite;
-use crate::limits::rate::events::buckets::LimitedEvent;
-use crate::limits::rate::events::config::EventLimitConfig;
-use crate::limits::rate::events::config::LimitType;
+use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent};
+use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 use crate::throttling::token_bucket::Rate;
 
 /// The rate limits of a configuration.

@@ -3,17 +3,12 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::Serialize;
-use serde::Serializer;
-use serde::ser::SerializeMap;
-use serde::ser::SerializeSeq;
-use serde::ser::SerializeStruct;
+use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
+use serde::{Serialize, Serializer};
 
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
-use crate::flowcontrol::fairqueuing::shuffle_sharding::Hand;
-use crate::flowcontrol::matching::CompiledSchema;
-use crate::flowcontrol::matching::Mismatch;
+use crate::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, Hand};
+use crate::flowcontrol::matching::{CompiledSchema, Mismatch};
 use crate::request_info::RequestInfo;
 
 /// Bytes of a request: text, or `{"hex": "..."}` if they are not UTF-8.

@@ -5,16 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use serde::Deserialize;
-use serde::Deserializer;
-use serde::de::Error;
-use serde::de::MapAccess;
-use serde::de::Visitor;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
-use crate::api::user::GROUP_AUTHENTICATED;
-use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
 use crate::request_info::Verb;
 
 /// The prefix of the user names of service accounts.

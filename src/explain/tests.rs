@@ -2,27 +2,21 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::document;
 use crate::document::Diagnostics;
-use crate::explain::batch::BatchCounts;
-use crate::explain::batch::explain_lines;
-use crate::explain::explainer::ConcurrencyPolicy;
-use crate::explain::explainer::ExplainedPolicies;
-use crate::explain::explainer::Explainer;
-use crate::explain::explainer::ResolvedRequest;
+use crate::explain::batch::{BatchCounts, explain_lines};
+use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer, ResolvedRequest};
 use crate::explain::now::LevelsNow;
 use crate::explain::request::ExplainRequest;
 use crate::explain::tree;
 use crate::flowcontrol::bootstrap;
 use crate::limits::max_in_flight::MaxInFlightConfig;
-use crate::limits::rate::RateLimitsConfig;
-use crate::limits::rate::clients;
 use crate::limits::rate::events::buckets::LimitedEventGroups;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
+use crate::limits::rate::{RateLimitsConfig, clients};
 
 const EVENTS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
     - {type: Server, qps: 5, burst: 7}\n- {type: Namespace, qps: 1, burst: 2}\n\

@@ -4,22 +4,15 @@ use std::fmt::Write as _;
 
 use crate::api::UserInfo;
 use crate::encoding::go_text::quote;
-use crate::encoding::printable::escape_message;
-use crate::encoding::printable::is_printable;
-use crate::explain::explainer::Explanation;
-use crate::explain::explainer::ResolvedRequest;
+use crate::encoding::printable::{escape_message, is_printable};
+use crate::explain::explainer::{Explanation, ResolvedRequest};
 use crate::explain::levels::LevelAtRest;
-use crate::explain::now::Now;
-use crate::explain::now::RateLimitNow;
-use crate::explain::rate_limits::ClientLimitCharge;
-use crate::explain::rate_limits::ClientRuleCharge;
-use crate::explain::rate_limits::EventLimitCharge;
-use crate::explain::report::FlowSchemaMatchReport;
-use crate::explain::report::Prediction;
-use crate::explain::report::RequestBytes;
-use crate::explain::report::RequestInfoReport;
-use crate::explain::report::ResourceKey;
-use crate::explain::report::WorkEstimateReport;
+use crate::explain::now::{Now, RateLimitNow};
+use crate::explain::rate_limits::{ClientLimitCharge, ClientRuleCharge, EventLimitCharge};
+use crate::explain::report::{
+    FlowSchemaMatchReport, Prediction, RequestBytes, RequestInfoReport, ResourceKey,
+    WorkEstimateReport,
+};
 use crate::flowcontrol::matching::Mismatch;
 use crate::request_info::RequestInfo;
 

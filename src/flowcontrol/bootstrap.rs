@@ -6,8 +6,7 @@
 
 use std::sync::LazyLock;
 
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::mandatory;
+use crate::api::flowcontrol::{Object, mandatory};
 
 /// Whether the object must exist in a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +48,7 @@ pub fn add_missing(configured: Vec<Object>) -> Vec<Object> {
 
 #[cfg(test)]
 mod tests {
-    use super::BootstrapClass;
-    use super::add_missing;
-    use super::objects;
+    use super::{BootstrapClass, add_missing, objects};
     use crate::api::flowcontrol;
     use crate::api::flowcontrol::Object;
     use crate::document;

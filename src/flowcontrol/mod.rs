@@ -83,18 +83,6 @@
 //! each request to its level and applies configurations and seat adjustments. It also writes the
 //! debug dumps. `collector` exposes the levels' counters. [`metrics`] has the histograms and
 //! counters for them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `bootstrap` `fairqueuing` `metrics` `retry_after` |
-//! | 1 | `concurrency` `work_estimator` |
-//! | 2 | `matching` |
-//! | 3 | `level` |
-//! | 4 | `collector` |
-//! | 5 | `controller` |
-//! | 6 | `sources` |
 
 pub mod bootstrap;
 mod collector;

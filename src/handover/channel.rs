@@ -1,41 +1,26 @@
 //! The Unix socket between the old and the new process.
 
-use std::env;
 use std::fs::File;
-use std::io;
-use std::io::IoSlice;
-use std::io::IoSliceMut;
-use std::io::Read;
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
-use std::os::fd::AsFd;
-use std::os::fd::BorrowedFd;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::time::Duration;
+use std::{env, io};
 
-use rustix::net::RecvAncillaryBuffer;
-use rustix::net::RecvAncillaryMessage;
-use rustix::net::RecvFlags;
-use rustix::net::SendAncillaryBuffer;
-use rustix::net::SendAncillaryMessage;
-use rustix::net::SendFlags;
-use rustix::net::recvmsg;
-use rustix::net::sendmsg;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use rustix::stdio::dup2_stdin;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::handover::listeners::InheritedListeners;
-use crate::handover::listeners::ListenerId;
-use crate::handover::message::LENGTH_BYTES;
-use crate::handover::message::Message;
-use crate::handover::message::Offer;
-use crate::handover::message::PROTOCOL;
-use crate::handover::message::decode_text;
-use crate::handover::message::encode_frame;
-use crate::handover::message::text_length;
+use crate::handover::listeners::{InheritedListeners, ListenerId};
+use crate::handover::message::{
+    LENGTH_BYTES, Message, Offer, PROTOCOL, decode_text, encode_frame, text_length,
+};
 
 /// Says to a new process that its standard input is the socket.
 pub(crate) const HANDOVER_VARIABLE: &str = "WEIR_HANDOVER";
@@ -211,8 +196,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::handover::listeners::ListenerName;
-    use crate::handover::listeners::Opener;
+    use crate::handover::listeners::{ListenerName, Opener};
 
     const fn id(name: ListenerName) -> ListenerId {
         ListenerId {

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::info;
 
 /// The name of a listener, between processes of weir and in systemd's `FileDescriptorName=`.

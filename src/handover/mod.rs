@@ -11,14 +11,6 @@
 //! | new | [`Serving`](message::Message::Serving) | it accepts connections |
 //! | old | [`Main`](message::Message::Main) | it accepts no more, and the service manager follows the new process |
 //! | old | [`Held`](message::Message::Held) | what it still holds, until it ends |
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `listeners` |
-//! | 1 | `message` |
-//! | 2 | `channel` |
 
 pub(crate) mod channel;
 pub(crate) mod listeners;

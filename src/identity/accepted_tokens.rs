@@ -7,8 +7,7 @@
 //! stored, never tokens. The number is bounded: the last `GENERATION_SIZE` to twice as many
 //! tokens. This decides which connection a request uses, never which user it is from.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 
 use crate::identity::generational_map::GenerationalMap;

@@ -7,15 +7,10 @@
 
 use std::borrow::Cow;
 
-use base64::Engine;
-use base64::alphabet;
-use base64::engine::DecodePaddingMode;
-use base64::engine::GeneralPurpose;
-use base64::engine::GeneralPurposeConfig;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::header::AUTHORIZATION;
-use http::header::SEC_WEBSOCKET_PROTOCOL;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use http::{HeaderMap, HeaderValue};
 
 /// The prefix of a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).

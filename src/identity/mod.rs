@@ -8,15 +8,6 @@
 //! Cached results need no waiting; only a new token may. This module sends no requests itself:
 //! `upstream` implements the traits of [`transport`]. The order of the authenticators is
 //! kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `bearer_token` `client_certificate` `token_hash` `transport` |
-//! | 1 | `generational_map` `jwt` `request_header` `review_queue` |
-//! | 2 | `accepted_tokens` `impersonation` |
-//! | 3 | `tokens` |
 
 pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;
@@ -32,41 +23,29 @@ pub mod transport;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::future::Future;
-use std::future::Ready;
-use std::future::ready;
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::future::{Future, Ready, ready};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
 
 use futures_util::future::Either;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::bearer_token::BearerCredential;
-use crate::identity::bearer_token::bearer_credential;
+use crate::identity::bearer_token::{BearerCredential, bearer_credential};
 use crate::identity::client_certificate::ClientTrust;
-use crate::identity::client_certificate::trust::TrustObserver;
-use crate::identity::client_certificate::trust::TrustPublisher;
+use crate::identity::client_certificate::trust::{TrustObserver, TrustPublisher};
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHasher;
-use crate::identity::tokens::TokenLookup;
-use crate::identity::tokens::TokenOutcome;
 use crate::identity::tokens::token_cache::VerifiedBy;
+use crate::identity::tokens::{TokenLookup, TokenOutcome};
 use crate::source_network::source_network;
 
 pub(crate) use accepted_tokens::AcceptedTokens;
 pub(crate) use bearer_token::WEBSOCKET_BEARER_PREFIX;
-pub(crate) use client_certificate::CertificateError;
-pub(crate) use client_certificate::CertificateVerifier;
-pub(crate) use client_certificate::PeerCertificate;
+pub(crate) use client_certificate::{CertificateError, CertificateVerifier, PeerCertificate};
 pub(crate) use impersonation::authorizer::ImpersonationAuthorizer;
 pub(crate) use request_header::FrontProxyAuthenticator;
 pub(crate) use token_hash::TokenHash;

@@ -17,17 +17,14 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::api::UserInfo;
 use crate::encoding::percent;
 use crate::encoding::percent::PlusMode;
-use crate::identity::client_certificate::CertificateError;
-use crate::identity::client_certificate::CertificateVerifier;
-use crate::identity::client_certificate::FrontProxyVerifier;
-use crate::identity::client_certificate::PeerCertificate;
+use crate::identity::client_certificate::{
+    CertificateError, CertificateVerifier, FrontProxyVerifier, PeerCertificate,
+};
 
 /// The prefix of the standard names. Such headers are removed from every client, whatever else is
 /// configured.

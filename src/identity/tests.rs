@@ -6,8 +6,7 @@ use http::header::AUTHORIZATION;
 
 use super::*;
 use crate::identity::tokens::ServiceAccountKeys;
-use crate::identity::tokens::key_source::KeyProvider;
-use crate::identity::tokens::key_source::KeySource;
+use crate::identity::tokens::key_source::{KeyProvider, KeySource};
 use crate::metrics::Registry;
 
 fn authenticator() -> RequestAuthenticator {

@@ -9,17 +9,14 @@
 //!
 //! Nothing is awaited under the lock.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -267,8 +264,7 @@ impl Drop for WaitingRequest<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
-    use std::pin::pin;
+    use std::pin::{Pin, pin};
 
     use futures_util::FutureExt;
 

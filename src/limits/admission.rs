@@ -1,23 +1,19 @@
 //! Admission: a request gets a permit or is rejected by a limit.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
-use crate::flowcontrol::controller::AdmissionPermit;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::controller::{
+    AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
+};
 use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::max_in_flight::InFlightPermit;
-use crate::limits::max_in_flight::MaxInFlight;
+use crate::limits::max_in_flight::{InFlightPermit, MaxInFlight};
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rejection::Rejection;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Clone, Debug)]

@@ -17,17 +17,12 @@ use parking_lot::Mutex;
 
 use crate::api::flowcontrol::Object;
 use crate::document::SourceLocation;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::ControllerConfig;
-use crate::flowcontrol::controller::SeatUse;
+use crate::flowcontrol::controller::{Controller, ControllerConfig, SeatUse};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::sources::FlowcontrolSources;
-use crate::flowcontrol::sources::LiveObjects;
+use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
 use crate::handover::message::HeldSeats;
 use crate::limits::admission::Admission;
-use crate::limits::max_in_flight::InFlightLimit;
-use crate::limits::max_in_flight::MaxInFlight;
-use crate::limits::max_in_flight::MaxInFlightConfig;
+use crate::limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 use crate::metrics::Registry;
 
 /// The limiters that have been in force.
@@ -315,8 +310,7 @@ mod tests {
     use crate::api::UserInfo;
     use crate::api::user::GROUP_AUTHENTICATED;
     use crate::clock::Clock;
-    use crate::flowcontrol::controller::Enforcement;
-    use crate::flowcontrol::controller::RequestTimes;
+    use crate::flowcontrol::controller::{Enforcement, RequestTimes};
     use crate::limits::admission::Permit;
     use crate::limits::admission_attributes::AdmissionAttributes;
     use crate::limits::rejection::Rejection;

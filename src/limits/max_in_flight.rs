@@ -7,16 +7,13 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntGaugeVec;
 
 use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
+use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;

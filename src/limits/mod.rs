@@ -3,17 +3,6 @@
 //! A [`Permit`] is held until the last byte of the response has been sent, and drop releases it. A
 //! rejection is a decision, not an error: it names the limit, and the response reports which one it
 //! was.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `admission_attributes` `rejection_hold` `service_times` |
-//! | 1 | `rate` |
-//! | 2 | `rejection` |
-//! | 3 | `abandoned_backlog` `max_in_flight` `memory_limit` `upgrade_rate` |
-//! | 4 | `admission` |
-//! | 5 | `limiters` |
 
 pub mod abandoned_backlog;
 pub(crate) mod admission;
@@ -27,8 +16,7 @@ pub mod rejection_hold;
 pub(crate) mod service_times;
 pub mod upgrade_rate;
 
-pub use admission::Admission;
-pub use admission::Permit;
+pub use admission::{Admission, Permit};
 pub use admission_attributes::AdmissionAttributes;
 pub use max_in_flight::MaxInFlight;
 pub(crate) use rejection::Rejection;

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::flowcontrol::controller::AdmissionRejection;
-use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
 use crate::limits::rate::events::enforcer::EventRejection;
 use crate::limits::rejection_hold::HoldPolicy;
@@ -165,9 +164,7 @@ impl Rejection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flowcontrol::controller::tests::POD;
-    use crate::flowcontrol::controller::tests::one_level;
-    use crate::flowcontrol::controller::tests::reject;
+    use crate::flowcontrol::controller::tests::{POD, one_level, reject};
     use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 
     #[tokio::test(start_paused = true)]

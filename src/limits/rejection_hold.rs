@@ -10,12 +10,10 @@
 //! connection may carry many users. A flow that has used many connections is tracked across
 //! connections, so that a client cannot avoid the delay with a new connection for each attempt.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::mem;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::hash_keys::BuildIdentityHasher;
 use crate::numeric::saturating_u32;

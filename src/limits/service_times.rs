@@ -5,8 +5,7 @@
 //! cancellation only between two steps, and encoding a large list is one step. A seat that was
 //! released at once would let the next request run beside it.
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use foldhash::fast::FixedState;

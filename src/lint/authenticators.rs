@@ -1,13 +1,9 @@
 //! The users that the configured authenticators yield.
 
-use super::subject_set::ACCOUNT_PREFIX;
-use super::subject_set::ACCOUNTS;
+use super::subject_set::{ACCOUNT_PREFIX, ACCOUNTS};
 use crate::api::UserInfo;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
-use crate::api::user::ANONYMOUS;
-use crate::api::user::GROUP_AUTHENTICATED;
-use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::api::flowcontrol::{Subject, SubjectKind};
+use crate::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
 
 /// Names and groups that an issuer of tokens yields.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,19 +2,13 @@
 
 use super::authenticators::Authenticators;
 use super::finding::LintFinding;
-use super::objects::ObjectSet;
-use super::objects::finding_at;
+use super::objects::{ObjectSet, finding_at};
 use super::rule::Rule;
-use super::shadowing::UserAssumption;
-use super::shadowing::covering_entries;
-use super::subject_set::ACCOUNT_PREFIX;
-use super::subject_set::ACCOUNTS;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::LocatedObject;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::ResourcePolicyRule;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
+use super::shadowing::{UserAssumption, covering_entries};
+use super::subject_set::{ACCOUNT_PREFIX, ACCOUNTS};
+use crate::api::flowcontrol::{
+    FlowSchema, LocatedObject, PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
+};
 use crate::api::user::ANONYMOUS;
 
 /// The most schemas that a message names.

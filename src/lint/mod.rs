@@ -6,16 +6,6 @@
 //!
 //! The linter reads decoded, valid objects and the nodes that they were decoded from, for
 //! locations. Errors are the decoders' matter.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `elephants` `rule` `subject_set` |
-//! | 1 | `authenticators` `finding` `shadowing` |
-//! | 2 | `objects` |
-//! | 3 | `flow_schemas` `priority_levels` |
-//! | 4 | `rate_limits` |
 
 pub(crate) mod authenticators;
 mod elephants;

@@ -2,10 +2,7 @@
 
 use super::finding::LintFinding;
 use super::rule::Rule;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::LocatedObject;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
+use crate::api::flowcontrol::{FlowSchema, LocatedObject, Object, PriorityLevelConfiguration};
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::flowcontrol::matching::Matcher;

@@ -3,13 +3,11 @@
 use super::elephants;
 use super::elephants::Remedy;
 use super::finding::LintFinding;
-use super::objects::ObjectSet;
-use super::objects::finding_at;
+use super::objects::{ObjectSet, finding_at};
 use super::rule::Rule;
-use crate::api::flowcontrol::LimitResponseType;
-use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
-use crate::api::flowcontrol::LocatedObject;
-use crate::api::flowcontrol::QueuingConfiguration;
+use crate::api::flowcontrol::{
+    LimitResponseType, LimitedPriorityLevelConfiguration, LocatedObject, QueuingConfiguration,
+};
 use crate::flowcontrol::concurrency::level_limits::LevelLimits;
 use crate::flowcontrol::matching::CompiledLevel;
 

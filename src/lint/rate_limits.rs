@@ -7,8 +7,7 @@ use super::rule::Rule;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
 use crate::document::Node;
 use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::events::config::EventLimitConfig;
-use crate::limits::rate::events::config::LimitType;
+use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 
 /// A list in a document, and its path.
 #[derive(Clone, Copy, Debug)]

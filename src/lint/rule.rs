@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::document::Diagnostic;
-use crate::document::GIVEN_TWICE;
-use crate::document::Severity;
-use crate::document::UNKNOWN_FIELD;
+use crate::document::{Diagnostic, GIVEN_TWICE, Severity, UNKNOWN_FIELD};
 
 /// Defines the rules: variant, id, severity, what it reports, and why or what to do.
 macro_rules! rules {

@@ -13,9 +13,7 @@
 use std::collections::BTreeSet;
 
 use super::subject_set::SubjectSet;
-use crate::api::flowcontrol::NonResourcePolicyRule;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::ResourcePolicyRule;
+use crate::api::flowcontrol::{NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule};
 
 /// The most comparisons for one schema. With more, nothing is said. Schemas that people write need
 /// some thousands.

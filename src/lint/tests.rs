@@ -2,27 +2,20 @@
 
 use std::borrow::Cow;
 use std::iter::repeat_with;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
 use super::flow_schemas;
-use super::objects::ObjectSet;
-use super::objects::Scope;
-use super::rate_limits::ListPlace;
-use super::rate_limits::lint_events;
+use super::objects::{ObjectSet, Scope};
+use super::rate_limits::{ListPlace, lint_events};
 use super::rule::Rule;
-use crate::api::UserInfo;
-use crate::api::flowcontrol;
+use crate::api::{UserInfo, flowcontrol};
 use crate::document;
 use crate::document::Diagnostics;
 use crate::flowcontrol::matching::RequestDigest;
-use crate::limits::rate::events::buckets::EventBucketKeys;
-use crate::limits::rate::events::buckets::EventLimits;
-use crate::limits::rate::events::buckets::LimitedEvent;
-use crate::limits::rate::events::config::EventLimitConfig;
-use crate::limits::rate::events::config::parse_limits;
+use crate::limits::rate::events::buckets::{EventBucketKeys, EventLimits, LimitedEvent};
+use crate::limits::rate::events::config::{EventLimitConfig, parse_limits};
 use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::request_info::Verb;
 

@@ -4,9 +4,7 @@
 //! The consumer takes all items at once, after a short delay in which items gather: in a burst the
 //! thread is not woken for each item.
 
-use parking_lot::Condvar;
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::mem;
 use std::time::Duration;
 

@@ -4,11 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use prometheus::core::Collector;
-use prometheus::core::Desc;
+use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
+use prometheus::{IntGauge, IntGaugeVec};
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
@@ -105,8 +103,7 @@ impl fmt::Debug for InfoMetrics {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use super::*;

@@ -1,14 +1,5 @@
 //! Observability for operators: health, metrics and the status page on listeners separate from the
 //! clients' port; logs, audit log and traces.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `bounded_queue` `client_text` `process_metrics` `readiness` `top_talkers` |
-//! | 1 | `alarms` `audit` `info_metrics` `logging` `spans` |
-//! | 2 | `status` |
-//! | 3 | `admin` |
 
 pub mod admin;
 pub mod alarms;

@@ -6,15 +6,10 @@
 use std::fs;
 use std::time::Duration;
 
-use prometheus::Counter;
-use prometheus::Gauge;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
-use prometheus::core::Collector;
-use prometheus::core::Desc;
+use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use rustix::time::ClockId;
-use rustix::time::clock_gettime;
+use prometheus::{Counter, Gauge, IntCounter, IntGauge};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::drain::Drain;
-use crate::identity::ImpersonationAuthorizer;
-use crate::identity::RequestAuthenticator;
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::{ImpersonationAuthorizer, RequestAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::memory_limit::MemoryLimit;

@@ -9,17 +9,6 @@
 //! # Cancel safety
 //! The futures here are dropped when the client disconnects. The drop releases what the request
 //! holds: the upstream's stream is reset first, then the permit is released.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `connection` |
-//! | 1 | `trace` |
-//! | 2 | `response` |
-//! | 3 | `reject` |
-//! | 4 | `dependencies` |
-//! | 5 | `steps` |
 
 pub mod connection;
 pub mod dependencies;
@@ -30,9 +19,7 @@ pub mod trace;
 
 use std::time::Instant;
 
-use http::HeaderMap;
-use http::Response;
-use http::request;
+use http::{HeaderMap, Response, request};
 use hyper::body::Incoming;
 
 use crate::identity::bearer_token::has_websocket_token;
@@ -40,27 +27,20 @@ use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::in_place;
 use crate::limits::AdmissionAttributes;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
-use crate::pipeline::reject::body_drain::RejectionContext;
-use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::connection::peer::{Peer, ReceivedHead};
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::steps::admission::AdmissionStep;
 use crate::pipeline::steps::arrival::ArrivalStep;
 use crate::pipeline::steps::authenticate::AuthenticationStep;
-use crate::pipeline::steps::forward::AdmittedRequest;
-use crate::pipeline::steps::forward::ForwardingStep;
+use crate::pipeline::steps::forward::{AdmittedRequest, ForwardingStep};
 use crate::pipeline::steps::impersonation::ImpersonationStep;
-use crate::pipeline::steps::rejection_response::DelayableRejection;
-use crate::pipeline::steps::rejection_response::RejectionStep;
+use crate::pipeline::steps::rejection_response::{DelayableRejection, RejectionStep};
 use crate::pipeline::steps::upgrade::take_upgrade;
-use crate::pipeline::trace::MetricSubject;
-use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::client_body::ClientBody;
 
 /// The steps of a request, shared by all connections of a worker.

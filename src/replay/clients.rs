@@ -5,10 +5,8 @@
 //! own cache first, and takes the lock of the table for a new one only. The numbers of clients
 //! depend on which thread is first, so nothing is decided by them.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
-use std::hash::Hash;
-use std::hash::Hasher;
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 

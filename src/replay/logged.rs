@@ -1,11 +1,9 @@
 //! What a log says, in memory: requests as they arrived, and the ends of long-running ones. Pure.
 
 use std::fmt;
-use std::num::NonZeroU32;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
-use super::clients::ClientId;
-use super::clients::SchemaId;
+use super::clients::{ClientId, SchemaId};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
 /// An entry of a log.

@@ -5,16 +5,6 @@
 //! them happen under the policies of a configuration, with the decisions of the proxy, in virtual
 //! time. A [`report`] says what became of them. [`advice`] replays a log many times, to find policies
 //! under which it fares as an operator wants.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `arrival` `clients` `histogram` `report` |
-//! | 1 | `logged` |
-//! | 2 | `reader` `simulation` |
-//! | 3 | `run` |
-//! | 4 | `advice` |
 
 pub(crate) mod advice;
 pub(crate) mod arrival;

@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
@@ -12,11 +11,9 @@ use super::reader::merge::ReadOptions;
 use super::report::model::Report;
 use super::report::table;
 use super::run::replay;
-use super::simulation::ReplayModel;
-use super::simulation::ReplayedPolicies;
 use super::simulation::model::ClientBehaviour;
-use crate::explain::explainer::ConcurrencyPolicy;
-use crate::explain::explainer::ExplainedPolicies;
+use super::simulation::{ReplayModel, ReplayedPolicies};
+use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::bootstrap;
 use crate::limits::rate::RateLimitsConfig;
 

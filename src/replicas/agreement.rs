@@ -19,23 +19,14 @@
 //! acknowledged a message for as long. Both times count from before the request was sent. The others
 //! count a lease time from after they have received the last sign of it, so they end later.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
-use std::time::Duration;
-use std::time::Instant;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
-use crate::replicas::message::MAX_REPLICAS;
-use crate::replicas::message::POOLS;
-use crate::replicas::message::PoolClaim;
-use crate::replicas::message::Received;
-use crate::replicas::message::ReplicaId;
-use crate::replicas::message::ReplicaMessage;
-use crate::replicas::peer::LeaseEntry;
-use crate::replicas::peer::PeerRecord;
-use crate::replicas::peer::PeerStatus;
-use crate::replicas::shares::Claimant;
-use crate::replicas::shares::divide;
-use crate::replicas::shares::floor_share;
+use crate::replicas::message::{
+    MAX_REPLICAS, POOLS, PoolClaim, Received, ReplicaId, ReplicaMessage,
+};
+use crate::replicas::peer::{LeaseEntry, PeerRecord, PeerStatus};
+use crate::replicas::shares::{Claimant, divide, floor_share};
 
 /// A replica drops to its floor this much before its lease time ends: more than the time between
 /// two calls of [`Agreement::step`].

@@ -2,18 +2,11 @@
 //! stops and kills processes.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::replicas::agreement::Agreement;
-use crate::replicas::agreement::Division;
-use crate::replicas::agreement::PoolInput;
-use crate::replicas::agreement::Standing;
-use crate::replicas::message::POOLS;
-use crate::replicas::message::ReplicaId;
-use crate::replicas::message::ReplicaMessage;
-use crate::replicas::peer::LeaseEntry;
-use crate::replicas::peer::PeerStatus;
+use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
+use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
+use crate::replicas::peer::{LeaseEntry, PeerStatus};
 use crate::replicas::shares::floor_share;
 
 const LEASE_TIME: Duration = Duration::from_secs(30);

@@ -1,7 +1,6 @@
 //! The configuration of the division among replicas.
 
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! Starts and ends the tasks that divide the totals.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,27 +10,21 @@ use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::limits::limiters::Limiters;
 use crate::metrics::Registry;
-use crate::replicas::config::PeerTls;
-use crate::replicas::config::ReplicaConfig;
-use crate::replicas::membership::AdvertisedAddress;
-use crate::replicas::membership::MembershipTask;
+use crate::replicas::config::{PeerTls, ReplicaConfig};
+use crate::replicas::membership::{AdvertisedAddress, MembershipTask};
 use crate::replicas::message::ReplicaId;
 use crate::replicas::metrics::ReplicaMetrics;
 use crate::replicas::peer::PeerStatus;
-use crate::replicas::peers::links;
-use crate::replicas::peers::listener;
-use crate::replicas::peers::snapshots::SnapshotExchange;
-use crate::replicas::peers::snapshots::SnapshotSource;
+use crate::replicas::peers::snapshots::{SnapshotExchange, SnapshotSource};
 use crate::replicas::peers::tls::PeerTlsConfigs;
-use crate::replicas::state::ReplicaReport;
-use crate::replicas::state::ReplicaState;
+use crate::replicas::peers::{links, listener};
+use crate::replicas::state::{ReplicaReport, ReplicaState};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 

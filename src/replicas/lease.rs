@@ -7,13 +7,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Deserialize;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use crate::replicas::message::ReplicaId;
-use crate::replicas::message::ReplicaMessage;
-use crate::replicas::message::check_name;
+use crate::replicas::message::{ReplicaId, ReplicaMessage, check_name};
 
 /// The label of the Leases of replicas that divide a total. Its value is their group.
 const GROUP_LABEL: &str = "weir/replica-group";

@@ -1,35 +1,22 @@
 //! Renews this replica's Lease, and reads those of the others.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::net::Ipv6Addr;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{Method, StatusCode};
 use jiff::Timestamp;
-use serde_json::Value;
-use serde_json::json;
-use tokio::net::UdpSocket;
-use tokio::net::lookup_host;
-use tokio::time::sleep;
-use tokio::time::timeout;
-use tracing::debug;
-use tracing::info;
-use tracing::warn;
+use serde_json::{Value, json};
+use tokio::net::{UdpSocket, lookup_host};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
-use crate::replicas::lease::LeaseContent;
-use crate::replicas::lease::LeaseScope;
-use crate::replicas::lease::StoredLease;
-use crate::replicas::lease::parse_lease;
-use crate::replicas::lease::parse_list;
+use crate::replicas::lease::{LeaseContent, LeaseScope, StoredLease, parse_lease, parse_list};
 use crate::replicas::message::MAX_REPLICAS;
 use crate::replicas::peer::LeaseEntry;
 use crate::replicas::state::ReplicaState;

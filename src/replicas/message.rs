@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The totals that are divided: the seats of priority and fairness, and the slots of max-in-flight
 /// for read-only and for mutating requests.

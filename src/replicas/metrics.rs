@@ -1,15 +1,11 @@
 //! The metrics of the division among replicas.
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
-use crate::replicas::agreement::PoolInput;
-use crate::replicas::agreement::Standing;
-use crate::replicas::message::POOL_NAMES;
-use crate::replicas::message::POOLS;
+use crate::replicas::agreement::{PoolInput, Standing};
+use crate::replicas::message::{POOL_NAMES, POOLS};
 use crate::replicas::peer::PeerStatus;
 
 /// The standings, as values of the label `state`.

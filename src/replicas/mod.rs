@@ -3,18 +3,6 @@
 //! A replica learns of the others by [Leases](lease) and talks to them once a second, over
 //! connections of their own or, where none are configured, through its Lease. What each may use is
 //! decided by an [agreement] among all.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config` `message` `shares` |
-//! | 1 | `lease` `peer` |
-//! | 2 | `agreement` |
-//! | 3 | `metrics` |
-//! | 4 | `state` |
-//! | 5 | `membership` `peers` |
-//! | 6 | `coordinator` |
 
 pub(crate) mod agreement;
 #[cfg(test)]

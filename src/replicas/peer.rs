@@ -1,12 +1,8 @@
 //! What a replica knows of another one. Pure.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::replicas::message::POOLS;
-use crate::replicas::message::PoolClaim;
-use crate::replicas::message::ReplicaId;
-use crate::replicas::message::ReplicaMessage;
+use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
 
 /// A replica's Lease, as a list of them has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,29 +1,19 @@
 //! What the tasks of the replicas share: the agreement, the addresses of the others, and what is
 //! shown.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::sync::watch;
-use tracing::info;
-use tracing::warn;
+use tokio::sync::{Notify, watch};
+use tracing::{info, warn};
 
-use crate::limits::limiters::Limiters;
-use crate::limits::limiters::PoolUse;
-use crate::replicas::agreement::Agreement;
-use crate::replicas::agreement::Division;
-use crate::replicas::agreement::PoolInput;
-use crate::replicas::agreement::Standing;
-use crate::replicas::config::Membership;
-use crate::replicas::config::ReplicaConfig;
-use crate::replicas::message::POOLS;
-use crate::replicas::message::ReplicaId;
-use crate::replicas::message::ReplicaMessage;
+use crate::limits::limiters::{Limiters, PoolUse};
+use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
+use crate::replicas::config::{Membership, ReplicaConfig};
+use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
 use crate::replicas::metrics::ReplicaMetrics;
 use crate::replicas::peer::PeerStatus;
 

@@ -10,15 +10,10 @@ use std::time::Duration;
 
 use super::go_duration;
 use super::go_duration::DurationError;
-use super::list_options::ListOptions;
-use super::list_options::SelectorNameSpan;
-use super::list_options::field_selector;
-use super::path::ByteSpan;
-use super::path::ParsedPath;
-use super::path::PathVerb;
+use super::list_options::{ListOptions, SelectorNameSpan, field_selector};
+use super::path::{ByteSpan, ParsedPath, PathVerb};
 use super::query::Query;
-use super::target::MalformedTarget;
-use super::target::RequestTarget;
+use super::target::{MalformedTarget, RequestTarget};
 use super::verb::Verb;
 use crate::encoding::go_text;
 

@@ -12,16 +12,6 @@
 //!
 //! Not covered: the body (a POST has no name), whether the resource exists, and OpenShift's
 //! additional long-running requests.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `escape` `go_duration` `path` `verb` |
-//! | 1 | `query` `target` |
-//! | 2 | `list_options` |
-//! | 3 | `info` |
-//! | 4 | `metric_labels` `request_kind` |
 
 mod escape;
 pub(crate) mod go_duration;
@@ -37,11 +27,9 @@ mod tests;
 mod verb;
 
 pub(crate) use escape::escaped_path;
-pub use info::RequestInfo;
-pub use info::TargetError;
+pub use info::{RequestInfo, TargetError};
 pub use metric_labels::MetricLabels;
-pub(crate) use metric_labels::is_built_in_group;
-pub(crate) use metric_labels::measures_response_size;
+pub(crate) use metric_labels::{is_built_in_group, measures_response_size};
 pub(crate) use query::Query;
 pub(crate) use request_kind::RequestKind;
 #[cfg(test)]

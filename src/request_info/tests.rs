@@ -3,12 +3,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::MalformedTarget;
-use super::MetricLabels;
-use super::RequestInfo;
-use super::TargetError;
-use super::Verb;
 use super::info::SelectorName;
+use super::{MalformedTarget, MetricLabels, RequestInfo, TargetError, Verb};
 
 /// Method, target, resource request?, verb, group/version, namespace, resource, subresource, name,
 /// long-running?

@@ -6,31 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use socket2::Domain;
-use socket2::Protocol;
-use socket2::SockRef;
-use socket2::Socket;
-use socket2::Type;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
-use tracing::debug;
-use tracing::warn;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
-use crate::drain::Drain;
-use crate::drain::DrainStage;
+use crate::drain::{Drain, DrainStage};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
-use crate::server::connection::connection_shares::ConnectionShare;
-use crate::server::connection::connection_shares::ConnectionShares;
-use crate::server::connection::connection_shares::ShareExceeded;
+use crate::server::connection::connection_shares::{
+    ConnectionShare, ConnectionShares, ShareExceeded,
+};
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::settings::ListenerSettings;
-use crate::server::worker::AcceptedConnection;
-use crate::server::worker::Worker;
+use crate::server::worker::{AcceptedConnection, Worker};
 
 /// The listen backlog: connections that the kernel completes before weir accepts them. In a burst,
 /// new connections wait here and are not refused.

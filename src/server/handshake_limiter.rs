@@ -6,11 +6,9 @@
 //! the CPU, and the handshakes of other clients would time out. The limiter serves the addresses
 //! round robin. It is pure.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::source_network::source_network;
 

@@ -1,24 +1,20 @@
 //! The queue for TLS handshakes, shared by all workers:
 //! [`handshake_limiter`](crate::server::handshake_limiter) decides, and connections wait here.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::numeric::saturating_i64;
-use crate::server::handshake_limiter::ConnectionSource;
-use crate::server::handshake_limiter::HandshakeDecision;
-use crate::server::handshake_limiter::HandshakeLimiter;
-use crate::server::handshake_limiter::HandshakeLimits;
+use crate::server::handshake_limiter::{
+    ConnectionSource, HandshakeDecision, HandshakeLimiter, HandshakeLimits,
+};
 use crate::server::metrics::ServerMetrics;
-use crate::throttling::reconnect_backoff::BackoffTooLong;
-use crate::throttling::reconnect_backoff::ReconnectBackoff;
+use crate::throttling::reconnect_backoff::{BackoffTooLong, ReconnectBackoff};
 
 /// The limits of the handshake queue.
 ///

@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-use socket2::SockRef;
-use socket2::TcpKeepalive;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tracing::debug;
 

@@ -1,20 +1,14 @@
 //! The metrics of client connections, handshakes and workers, and the log of connections that weir
 //! does not serve.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, io};
 
-use prometheus::CounterVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{CounterVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use rustls::PeerMisbehaved;
-use tracing::debug;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;

@@ -3,16 +3,6 @@
 //! The acceptor assigns each connection to the worker with the fewest connections. A worker is one
 //! single-threaded runtime with its own pipeline, so a request never moves to another core. The
 //! `pipeline` decides what happens to a request.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `handshake_limiter` `keepalive` `metrics` `proxy_protocol` `settings` `tls` |
-//! | 1 | `handshake_queue` `pending_handshakes` |
-//! | 2 | `connection` |
-//! | 3 | `worker` |
-//! | 4 | `acceptor` |
 
 pub(crate) mod acceptor;
 pub mod connection;

@@ -4,10 +4,8 @@
 //! handshake timeout. At `--max-connections` they must not block other clients. The source with the
 //! most pending connections therefore loses one in favour of a source with fewer.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 

@@ -6,9 +6,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use ppp::v2::Addresses;
-use ppp::v2::Command;
-use ppp::v2::Header;
+use ppp::v2::{Addresses, Command, Header};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 

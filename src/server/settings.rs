@@ -29,7 +29,7 @@ pub enum AddressLimit {
 impl AddressLimit {
     /// Whether an address with `held` connections may have another one, while `free` connections
     /// are left of all.
-    pub(in crate::server) const fn allows(self, held: usize, free: usize) -> bool {
+    pub(crate) const fn allows(self, held: usize, free: usize) -> bool {
         match self {
             Self::DynamicShare => held < free.saturating_mul(FREE_MULTIPLE),
             Self::Fixed(limit) => held < limit,
@@ -64,12 +64,12 @@ pub(crate) struct ListenerSettings {
 
 impl ListenerSettings {
     /// How many more connections `--max-connections` allows besides `open` ones.
-    pub(in crate::server) const fn free_connections(&self, open: usize) -> usize {
+    pub(crate) const fn free_connections(&self, open: usize) -> usize {
         self.max_connections.saturating_sub(open)
     }
 
     /// Whether `address` is one of `--trusted-proxies`.
-    pub(in crate::server) fn is_trusted_proxy(&self, address: SocketAddr) -> bool {
+    pub(crate) fn is_trusted_proxy(&self, address: SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
         self.trusted_proxies.iter().any(|net| net.contains(&ip))
     }

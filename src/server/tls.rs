@@ -8,18 +8,12 @@
 
 use std::sync::Arc;
 
-use rustls::DistinguishedName;
-use rustls::Error;
-use rustls::ServerConfig;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::ServerSessionMemoryCache;
-use rustls::server::danger::ClientCertVerified;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::sign::CertifiedKey;
-use rustls::sign::SingleCertAndKey;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::UnixTime;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{DistinguishedName, Error, ServerConfig};
+use rustls_pki_types::{CertificateDer, UnixTime};
 
 use crate::tls::verify_handshake_signatures;
 use crate::x509::CertificatePool;

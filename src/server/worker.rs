@@ -45,7 +45,7 @@ pub(crate) struct AcceptedConnection {
     /// Counts the connection as pending until its TLS handshake is complete.
     pub(crate) pending_guard: PendingHandshakeGuard,
     /// Counts the connection for its address.
-    pub(in crate::server) share: ConnectionShare,
+    pub(crate) share: ConnectionShare,
 }
 
 /// A thread that serves connections.

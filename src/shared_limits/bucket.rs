@@ -9,11 +9,9 @@
 //! * The **slice** is what the shared bucket has granted ahead of need, for demand that exceeds the
 //!   local share. It is sized by the recent demand for this key.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
+use crate::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The time between two calls for a key: 20 calls a second at most.
 pub(crate) const CALL_INTERVAL: Duration = Duration::from_millis(50);

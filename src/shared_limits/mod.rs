@@ -11,15 +11,6 @@
 //!   debts more. What is charged too much is missing later, so that the rate is exact over time.
 //! * While k of N replicas cannot reach the server, they admit rate × (1 + k/N) together.
 //! * A server that loses its memory grants the burst once more.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `bucket` `key` `status` |
-//! | 1 | `script` `server` `source` |
-//! | 2 | `connection` `replica_count` `simulation` |
-//! | 3 | `refill` |
 
 pub(crate) mod bucket;
 pub(crate) mod connection;

@@ -5,30 +5,20 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
-use tokio::time::sleep;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::shared_limits::bucket::CALL_INTERVAL;
-use crate::shared_limits::bucket::RefillCall;
-use crate::shared_limits::connection::ScriptCall;
-use crate::shared_limits::connection::SharedConnection;
-use crate::shared_limits::connection::connect::CALL_TIMEOUT;
-use crate::shared_limits::connection::connect::OPEN_TIMEOUT;
+use crate::shared_limits::bucket::{CALL_INTERVAL, RefillCall};
+use crate::shared_limits::connection::connect::{CALL_TIMEOUT, OPEN_TIMEOUT};
+use crate::shared_limits::connection::{ScriptCall, SharedConnection};
 use crate::shared_limits::replica_count::ReplicaCount;
 use crate::shared_limits::script;
 use crate::shared_limits::server::SharedLimitsConfig;
-use crate::shared_limits::source::RefillSource;
-use crate::shared_limits::source::Sharing;
-use crate::shared_limits::source::SourceCall;
-use crate::shared_limits::status::SharedLimitsStatus;
-use crate::shared_limits::status::SharedServerState;
+use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
+use crate::shared_limits::status::{SharedLimitsStatus, SharedServerState};
 use crate::throttling::token_bucket::Rate;
 
 /// The time between two attempts to connect.

@@ -1,7 +1,6 @@
 //! The number of replicas that a replica reckons with. Pure.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::shared_limits::script::REPLICA_TIMEOUT;
 

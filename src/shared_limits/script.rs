@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::bucket::RefillCall;
+use crate::shared_limits::bucket::{RefillAnswer, RefillCall};
 use crate::throttling::token_bucket::Rate;
 
 /// Charges a debt, then takes whole tokens above those to keep. Returns the taken ones and what is

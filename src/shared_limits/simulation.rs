@@ -4,14 +4,11 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::shared_limits::bucket::CALL_INTERVAL;
-use crate::shared_limits::bucket::RefillCall;
-use crate::shared_limits::bucket::RefillStep;
-use crate::shared_limits::bucket::SharedBucket;
-use crate::shared_limits::bucket::SharedRate;
+use crate::shared_limits::bucket::{
+    CALL_INTERVAL, RefillCall, RefillStep, SharedBucket, SharedRate,
+};
 use crate::shared_limits::script::ModelBucket;
 use crate::throttling::token_bucket::Rate;
 

@@ -1,16 +1,13 @@
 //! What the tables of buckets and the task that refills them know of each other.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::bucket::RefillCall;
+use crate::shared_limits::bucket::{RefillAnswer, RefillCall};
 use crate::throttling::token_bucket::Rate;
 
 /// A call for a key of a source.

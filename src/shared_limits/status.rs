@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use crate::metrics::Registry;
 

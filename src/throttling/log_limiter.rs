@@ -2,8 +2,7 @@
 //! with the number of suppressed ones.
 
 use parking_lot::Mutex;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The interval of lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,12 +1,10 @@
 //! A budget for what is held in memory for clients: request bodies, heads and held rejections.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One source may hold at most a quarter of a budget, and no more than it leaves free. A client
 /// that sends slowly leaves the rest to other clients, and several such clients leave as much to a

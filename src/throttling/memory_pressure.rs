@@ -61,10 +61,7 @@ impl MemoryPressure {
 #[cfg(test)]
 mod tests {
     use super::MemoryPressure;
-    use super::MemoryPressure::Critical;
-    use super::MemoryPressure::Elevated;
-    use super::MemoryPressure::High;
-    use super::MemoryPressure::None;
+    use super::MemoryPressure::{Critical, Elevated, High, None};
 
     #[test]
     fn each_level_begins_at_its_threshold_and_ends_below_a_lower_one() {

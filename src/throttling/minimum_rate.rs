@@ -8,8 +8,7 @@
 //!
 //! Some transfers may pause instead: any byte earns the whole allowance back.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A rate and its allowance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,14 +13,6 @@
 //! | [`retry_pacing`] | what rejections cost, by the rate at which their clients return |
 //! | [`round_robin`] | the delay that one key's items cause to another's |
 //! | [`token_bucket`] | requests a second, with a burst |
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `log_limiter` `memory_budget` `memory_pressure` `minimum_rate` `poll_budget` `reconnect_backoff` `retry_pacing` `round_robin` `token_bucket` |
-//! | 1 | `read_spacing` |
-//! | 2 | `read_pacing` |
 
 pub(crate) mod log_limiter;
 pub mod memory_budget;

@@ -4,17 +4,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
-use std::time::Duration;
-use std::time::Instant;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
 use crate::numeric::saturating_u32;
-use crate::throttling::poll_budget::PollBudget;
-use crate::throttling::poll_budget::WORK_PER_POLL;
+use crate::throttling::poll_budget::{PollBudget, WORK_PER_POLL};
 use crate::throttling::read_spacing::ReadSpacing;
 
 /// The pause for the work of each poll that a read exceeds its own by: twenty times what that work

@@ -5,11 +5,9 @@
 //! processor time. A connection may send them at a rate, with a burst. Beyond it, the connection
 //! stays open and is read in intervals, so that its client waits and not the other clients.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
+use crate::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The interval between two reads of a connection beyond its rate. With the frames of one poll it
 /// still allows some 6,000 frames a second, at a few per cent of a core.

@@ -7,8 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How long the connections of a key are spaced after its last violation.
 pub const BACKOFF: Duration = Duration::from_secs(1);

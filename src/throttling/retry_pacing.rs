@@ -14,8 +14,7 @@
 //! The module is pure: `now` is an argument.
 
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The longest wait that pacing asks for: at 667 rejections a second (the default limit, HTTP/1.1)
 /// the 10,000 rejections that may be held are all sent within 15 s. A longer hold would exceed the

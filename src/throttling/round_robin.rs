@@ -1,10 +1,8 @@
 //! Queues that take turns: one queue for each key, so that a key with many items delays the item of
 //! another by one item. Pure.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 
 /// The queue of one key.

@@ -5,8 +5,7 @@
 //! is rounded down to whole nanoseconds of waiting, so that a token that is less than a nanosecond
 //! short is granted. A rejection changes nothing.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::numeric::saturating_u32;
 

@@ -4,14 +4,12 @@
 //! rustls asks each verifier for it. Every verifier that decides by itself which certificates it
 //! accepts has the same one: what the crypto provider supports, by keys of certificates that Go accepts.
 
-use rustls::CertificateError;
-use rustls::DigitallySignedStruct;
-use rustls::Error;
-use rustls::PeerMisbehaved;
-use rustls::ProtocolVersion;
-use rustls::SignatureScheme;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, PeerMisbehaved, ProtocolVersion,
+    SignatureScheme,
+};
 use rustls_pki_types::CertificateDer;
 
 use crate::x509::Certificate;

@@ -6,12 +6,10 @@
 //! is to blame for neither, so it never receives the first.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use tokio::sync::Notify;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -75,7 +73,7 @@ impl FrontProxyTrust {
     }
 
     /// Why requests are not sent, if they are not.
-    pub(in crate::upstream) fn standing_rejection(&self) -> Option<Arc<str>> {
+    pub(crate) fn standing_rejection(&self) -> Option<Arc<str>> {
         let state = self.state.borrow();
         state.rejection.clone().filter(|_| state.is_failing)
     }
@@ -97,7 +95,7 @@ impl FrontProxyTrust {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(in crate::upstream) async fn rejection(&self, code: StatusCode) -> Option<Arc<str>> {
+    pub(crate) async fn rejection(&self, code: StatusCode) -> Option<Arc<str>> {
         let mut changes = self.state.subscribe();
         let state = changes.borrow_and_update().clone();
         let may_be_rejected = match code {

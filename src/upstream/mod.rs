@@ -5,18 +5,6 @@
 //! [`AuthMode`](headers::auth_mode::AuthMode) that its credential allows (the types say so). Nothing
 //! is buffered. A request is sent again only if the API server cannot have executed it. Every failure
 //! says which side caused it.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `front_proxy_trust` `loop_detection` `requester` `tls` |
-//! | 1 | `credentials` `headers` |
-//! | 2 | `body` |
-//! | 3 | `connection` |
-//! | 4 | `kubeconfig` `servers` |
-//! | 5 | `pool` |
-//! | 6 | `forward` |
 
 pub mod body;
 pub mod connection;
@@ -33,14 +21,10 @@ pub mod tls;
 
 use parking_lot::Mutex;
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use http::HeaderValue;
-use http::Response;
-use http::StatusCode;
+use http::{HeaderValue, Response, StatusCode};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
@@ -52,14 +36,10 @@ use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::send::SendContext;
-use crate::upstream::forward::server_pools::PoolSettings;
-use crate::upstream::forward::server_pools::PresentedCertificate;
-use crate::upstream::forward::server_pools::ServerPools;
-use crate::upstream::headers::auth_mode::FrontProxy;
-use crate::upstream::headers::auth_mode::Impersonating;
-use crate::upstream::headers::auth_mode::Internal;
-use crate::upstream::headers::auth_mode::PassThrough;
-use crate::upstream::headers::auth_mode::Unverified;
+use crate::upstream::forward::server_pools::{PoolSettings, PresentedCertificate, ServerPools};
+use crate::upstream::headers::auth_mode::{
+    FrontProxy, Impersonating, Internal, PassThrough, Unverified,
+};
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::connection_class::ConnectionClass;

@@ -54,7 +54,7 @@ impl SlotHolder {
 
 impl Requester {
     /// The holder that takes turns where requests wait; the empty name where there is none.
-    pub(in crate::upstream) fn wait_holder(&self) -> SlotHolder {
+    pub(crate) fn wait_holder(&self) -> SlotHolder {
         let nameless = || SlotHolder::User(String::new());
         self.holder().unwrap_or_else(nameless)
     }
@@ -67,7 +67,7 @@ impl Requester {
         }
     }
 
-    pub(in crate::upstream) fn holders(&self) -> Vec<SlotHolder> {
+    pub(crate) fn holders(&self) -> Vec<SlotHolder> {
         let user = self
             .user
             .as_ref()

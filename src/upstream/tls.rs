@@ -9,38 +9,21 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use rustls::CertificateError;
-use rustls::ClientConfig;
-use rustls::OtherError;
-use rustls::client::ResolvesClientCert;
-use rustls::client::Resumption;
-use rustls::client::danger::ServerCertVerified;
-use rustls::client::danger::ServerCertVerifier;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::WebPkiSupportedAlgorithms;
-use rustls::crypto::aws_lc_rs;
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs};
 use rustls::sign::CertifiedKey;
-use rustls::version::TLS12;
-use rustls::version::TLS13;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
-use rustls_pki_types::ServerName;
-use rustls_pki_types::UnixTime;
-use rustls_pki_types::pem;
+use rustls::version::{TLS12, TLS13};
+use rustls::{CertificateError, ClientConfig, OtherError};
 use rustls_pki_types::pem::PemObject;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::document::SourceLocation;
 use crate::tls::verify_handshake_signatures;
-use crate::x509::CertificatePool;
-use crate::x509::PathVerifier;
-use crate::x509::Purpose;
-use crate::x509::Reason;
-use crate::x509::VerifyError;
+use crate::x509::{CertificatePool, PathVerifier, Purpose, Reason, VerifyError};
 
 /// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]

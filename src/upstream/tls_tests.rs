@@ -1,8 +1,4 @@
-use rcgen::BasicConstraints;
-use rcgen::CertificateParams;
-use rcgen::DnType;
-use rcgen::IsCa;
-use rcgen::KeyPair;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
 
 use super::*;
 

@@ -7,27 +7,17 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
 
-use rustls_pki_types::AlgorithmIdentifier;
-use rustls_pki_types::InvalidSignature;
-use rustls_pki_types::SignatureVerificationAlgorithm;
+use rustls_pki_types::{AlgorithmIdentifier, InvalidSignature, SignatureVerificationAlgorithm};
 
-use crate::x509::constraints::AlternativeNames;
-use crate::x509::constraints::NameConstraints;
-use crate::x509::constraints::ia5_string;
-use crate::x509::constraints::ip_address;
-use crate::x509::constraints::is_domain;
-use crate::x509::der::BOOLEAN;
-use crate::x509::der::Der;
-use crate::x509::der::INTEGER;
-use crate::x509::der::OBJECT_IDENTIFIER;
-use crate::x509::der::OCTET_STRING;
-use crate::x509::der::SEQUENCE;
-use crate::x509::der::constructed;
-use crate::x509::der::context;
-use crate::x509::der::is_object_identifier;
-use crate::x509::keys;
+use crate::x509::constraints::{
+    AlternativeNames, NameConstraints, ia5_string, ip_address, is_domain,
+};
+use crate::x509::der::{
+    BOOLEAN, Der, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE, constructed, context,
+    is_object_identifier,
+};
 use crate::x509::name::parse_name;
-use crate::x509::uri;
+use crate::x509::{keys, uri};
 
 /// The part of a certificate that Go does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Reads DER as strictly as Go does (`cryptobyte.String`): tags of one byte, lengths and integers of
 //! the least number of bytes, no bits in the padding of a bit string. Pure.
 
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// DER tags.
 pub(crate) const BOOLEAN: u8 = 0x01;

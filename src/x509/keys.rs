@@ -1,18 +1,12 @@
 //! Public keys and the algorithms of signatures, as Go reads them. Pure.
 
-use aws_lc_rs::signature::ECDSA_P256_SHA256_ASN1;
-use aws_lc_rs::signature::ECDSA_P384_SHA384_ASN1;
-use aws_lc_rs::signature::ECDSA_P521_SHA512_ASN1;
-use aws_lc_rs::signature::EcdsaVerificationAlgorithm;
-use aws_lc_rs::signature::ParsedPublicKey;
-use rustls_pki_types::AlgorithmIdentifier;
-use rustls_pki_types::alg_id;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1, ECDSA_P384_SHA384_ASN1, ECDSA_P521_SHA512_ASN1,
+    EcdsaVerificationAlgorithm, ParsedPublicKey,
+};
+use rustls_pki_types::{AlgorithmIdentifier, alg_id};
 
-use crate::x509::der::Der;
-use crate::x509::der::NULL;
-use crate::x509::der::OBJECT_IDENTIFIER;
-use crate::x509::der::SEQUENCE;
-use crate::x509::der::constructed;
+use crate::x509::der::{Der, NULL, OBJECT_IDENTIFIER, SEQUENCE, constructed};
 
 /// Object identifiers, in DER.
 const RSA_ENCRYPTION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 13, 1, 1, 1];
@@ -189,9 +183,8 @@ fn is_dsa_key(parameters: &[u8], key: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::x509::der::BIT_STRING;
-    use crate::x509::der::INTEGER;
     use crate::x509::der::encode as der;
+    use crate::x509::der::{BIT_STRING, INTEGER};
 
     /// The contents of the `SubjectPublicKeyInfo`.
     fn rsa_key(modulus: &[u8], exponent: &[u8]) -> Vec<u8> {

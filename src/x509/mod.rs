@@ -5,15 +5,6 @@
 //! differently in both directions: it does not check what makes a trusted certificate a CA, nor the
 //! key usages of issuers, and it does not accept CAs as leaves. Differences that are left are listed in
 //! `docs/differences.md`. Signatures are checked by the TLS library's algorithms.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `der` `uri` |
-//! | 1 | `constraints` `keys` `name` |
-//! | 2 | `certificate` |
-//! | 3 | `hostname` `verify` |
 
 mod certificate;
 mod constraints;
@@ -26,8 +17,4 @@ mod verify;
 
 pub(crate) use certificate::Certificate;
 pub use verify::CertificatePool;
-pub(crate) use verify::PathVerifier;
-pub(crate) use verify::Purpose;
-pub(crate) use verify::Reason;
-pub(crate) use verify::VerifiedCertificate;
-pub(crate) use verify::VerifyError;
+pub(crate) use verify::{PathVerifier, Purpose, Reason, VerifiedCertificate, VerifyError};

@@ -2,16 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::x509::der::BIT_STRING;
-use crate::x509::der::BOOLEAN;
-use crate::x509::der::Der;
-use crate::x509::der::Element;
-use crate::x509::der::GENERALIZED_TIME;
-use crate::x509::der::INTEGER;
-use crate::x509::der::OBJECT_IDENTIFIER;
-use crate::x509::der::SEQUENCE;
-use crate::x509::der::SET;
-use crate::x509::der::UTC_TIME;
+use crate::x509::der::{
+    BIT_STRING, BOOLEAN, Der, Element, GENERALIZED_TIME, INTEGER, OBJECT_IDENTIFIER, SEQUENCE, SET,
+    UTC_TIME,
+};
 
 pub(crate) const UTF8_STRING: u8 = 12;
 pub(crate) const NUMERIC_STRING: u8 = 18;

@@ -11,11 +11,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::DistinguishedName;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::SignatureVerificationAlgorithm;
+use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm};
 
-use crate::x509::certificate::Certificate;
-use crate::x509::certificate::ParseError;
+use crate::x509::certificate::{Certificate, ParseError};
 use crate::x509::constraints::ComparisonBudget;
 
 /// How many signatures are checked for one certificate at most (Go's `maxChainSignatureChecks`).

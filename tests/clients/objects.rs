@@ -3,26 +3,15 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 
-use futures_util::AsyncBufReadExt;
-use futures_util::TryStreamExt;
-use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::core::v1::Pod;
+use futures_util::{AsyncBufReadExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::Error;
-use kube::api::DeleteParams;
-use kube::api::ListParams;
-use kube::api::LogParams;
-use kube::api::Patch;
-use kube::api::PatchParams;
-use kube::api::PostParams;
-use kube::api::WatchEvent;
-use kube::api::WatchParams;
+use kube::api::{
+    DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
+use kube::{Api, Error};
 
-use crate::playground::ALICE;
-use crate::playground::Playground;
-use crate::playground::within;
+use crate::playground::{ALICE, Playground, within};
 
 pub(crate) fn config_map(name: &str, value: &str) -> ConfigMap {
     ConfigMap {

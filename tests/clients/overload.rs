@@ -3,27 +3,18 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::Client;
-use kube::Error;
 use kube::api::PostParams;
-use rustls::ClientConfig;
-use rustls::RootCertStore;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::ServerName;
+use kube::{Api, Client, Error};
 use rustls::pki_types::pem::PemObject;
-use tokio::io::AsyncBufReadExt;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
-use tokio::io::BufReader;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::objects::config_map;
-use crate::playground::ALICE;
-use crate::playground::Playground;
-use crate::playground::within;
+use crate::playground::{ALICE, Playground, within};
 
 /// One mutating request at a time, and no queues.
 const ONE_WRITE_FLAGS: [&str; 2] = [

@@ -8,17 +8,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::Client;
-use kube::Config;
 use kube::api::ListParams;
-use kube::config::KubeConfigOptions;
-use kube::config::Kubeconfig;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
 use tempfile::TempDir;
-use tokio::io::AsyncBufReadExt;
-use tokio::io::BufReader;
-use tokio::process::Child;
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 
 /// Timeout of all events. A test that exceeds it fails.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(40);

@@ -1,31 +1,19 @@
 //! Rate limits in real time: the playground behind weir stores exactly the accepted events.
 
 use std::fs;
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream;
-use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::api::core::v1::EventSource;
-use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Api;
-use kube::Client;
-use kube::Error;
-use kube::api::ListParams;
-use kube::api::ObjectMeta;
-use kube::api::PostParams;
+use futures_util::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, EventSource, Namespace, ObjectReference};
+use kube::api::{ListParams, ObjectMeta, PostParams};
+use kube::{Api, Client, Error};
 use tempfile::TempDir;
 
 use crate::controller::Controller;
-use crate::playground::Playground;
-use crate::playground::within;
+use crate::playground::{Playground, within};
 use crate::recorder::Recorder;
 
 fn write_file(folder: &TempDir, name: &str, text: &str) -> String {

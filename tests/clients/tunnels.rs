@@ -1,14 +1,10 @@
 //! exec, attach and port-forward: WebSocket from end to end.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::api::AttachParams;
-use kube::api::AttachedProcess;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use kube::api::{AttachParams, AttachedProcess};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::playground::ALICE;
-use crate::playground::Playground;
-use crate::playground::within;
+use crate::playground::{ALICE, Playground, within};
 
 /// Far more than the buffers on the path hold, so that data must flow both ways at once.
 const LARGE_LENGTH: usize = 8 << 20;

@@ -2,27 +2,19 @@
 //! in one priority level of 20 seats before a server with a service time of 50 ms.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::StatusCode;
-use tokio::time::Instant;
-use tokio::time::interval_at;
+use tokio::time::{Instant, interval_at};
 
-use crate::LOAD_LOCK;
 use crate::client::TokenClient;
-use crate::env_number;
-use crate::harness::Harness;
-use crate::harness::HarnessBuilder;
-use crate::harness::within;
-use crate::is_nightly;
-use crate::manifests::QUEUE;
-use crate::manifests::level_for;
+use crate::harness::{Harness, HarnessBuilder, within};
+use crate::manifests::{QUEUE, level_for};
+use crate::{LOAD_LOCK, env_number, is_nightly};
 
 const SEATS: usize = 20;
 const SERVICE_TIME: Duration = Duration::from_millis(50);

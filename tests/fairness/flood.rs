@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
-use tokio::time::interval;
+use tokio::time::{Instant, interval};
 
-use crate::LOAD_LOCK;
 use crate::client::send_http2;
-use crate::env_number;
-use crate::harness::Harness;
-use crate::harness::HarnessBuilder;
+use crate::harness::{Harness, HarnessBuilder};
 use crate::scrape::Scrape;
+use crate::{LOAD_LOCK, env_number};
 
 /// A total that gives every built-in priority level a whole number of seats: they have 245 shares.
 const TOTAL: usize = 49;

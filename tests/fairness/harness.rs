@@ -1,28 +1,21 @@
 //! The test environment: the playground's API server in this process, so that its counters can be
 //! read, `weir serve` as a process in front of it, and clients over TLS.
 
-use std::fs;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::panic::Location;
-use std::process::Output;
-use std::process::Stdio;
-use std::thread;
+use std::process::{Output, Stdio};
 use std::time::Duration;
+use std::{fs, thread};
 
 use tempfile::TempDir;
-use tokio::io::AsyncBufReadExt;
-use tokio::io::BufReader;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
-use tokio::process::Child;
-use tokio::process::Command;
-use tokio::sync::mpsc;
-use tokio::sync::oneshot;
-use weir_playground::Certificates;
-use weir_playground::PlaygroundServer;
-use weir_playground::PlaygroundSettings;
-use weir_playground::PlaygroundUser;
-use weir_playground::ServerCounters;
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot};
+use weir_playground::{
+    Certificates, PlaygroundServer, PlaygroundSettings, PlaygroundUser, ServerCounters,
+};
 
 use crate::client;
 use crate::client::TokenClient;

@@ -1,22 +1,16 @@
 //! Leaders stay leaders and nodes stay ready under any other load.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use http::StatusCode;
 use tokio::task::JoinSet;
 
 use crate::LOAD_LOCK;
-use crate::client::Http1Connection;
-use crate::client::TokenClient;
-use crate::harness::Harness;
-use crate::harness::HarnessBuilder;
-use crate::harness::within;
+use crate::client::{Http1Connection, TokenClient};
+use crate::harness::{Harness, HarnessBuilder, within};
 
 const FLOOD: &str = "system:serviceaccount:default:flood";
 const LEADERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];

@@ -1,13 +1,11 @@
 //! Metrics and dumps on the admin listener, as kube-apiserver has them.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use http::StatusCode;
 
 use crate::LOAD_LOCK;
-use crate::harness::Harness;
-use crate::harness::HarnessBuilder;
+use crate::harness::{Harness, HarnessBuilder};
 use crate::manifests::level_for;
 use crate::scrape::Scrape;
 

@@ -5,8 +5,7 @@ use serde_json::Value;
 
 use crate::LOAD_LOCK;
 use crate::harness::HarnessBuilder;
-use crate::manifests::REJECT;
-use crate::manifests::level_for;
+use crate::manifests::{REJECT, level_for};
 
 const PODS: &str = "/api/v1/namespaces/default/pods?limit=1";
 const SCHEMA_HEADER: &str = "x-kubernetes-pf-flowschema-uid";

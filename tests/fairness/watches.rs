@@ -4,10 +4,8 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 
 use crate::LOAD_LOCK;
-use crate::harness::HarnessBuilder;
-use crate::harness::within;
-use crate::manifests::REJECT;
-use crate::manifests::level_for;
+use crate::harness::{HarnessBuilder, within};
+use crate::manifests::{REJECT, level_for};
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 

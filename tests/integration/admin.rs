@@ -3,22 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::weir::config::AdmissionConfig;
-use ::weir::config::FlowcontrolConfig;
+use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::admin::log_level::LogLevel;
 
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::ReservedAddress;
+use crate::support::fake_upstream::{FakeUpstream, ReservedAddress};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2;
 use crate::support::raw_http2::RawFrame;
-use crate::support::weir;
+use crate::support::{HttpVersion, Stopwatch, eventually, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -2,12 +2,9 @@
 
 use serde_json::Value;
 
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::FinishedRun;
-use crate::support::process::WeirProcess;
+use crate::support::process::{ConfigDir, FinishedRun, WeirProcess};
+use crate::support::{eventually, process};
 
 /// `weir status` with these flags.
 async fn status(weir: &WeirProcess, flags: &[&str]) -> FinishedRun {

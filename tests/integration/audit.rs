@@ -1,14 +1,11 @@
 //! The audit log and the explaining headers. No request waits for the log.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ::weir::config::AdmissionConfig;
-use ::weir::config::FlowcontrolConfig;
-use ::weir::config::ReportingConfig;
+use ::weir::config::{AdmissionConfig, FlowcontrolConfig, ReportingConfig};
 use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
@@ -18,14 +15,11 @@ use ::weir::observe::audit::rotation::LogFileConfig;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::ReservedAddress;
+use crate::support::fake_upstream::{FakeUpstream, ReservedAddress};
 use crate::support::process::WeirProcess;
-use crate::support::weir;
 use crate::support::weir::WeirBuilder;
+use crate::support::{HttpVersion, eventually, weir};
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 

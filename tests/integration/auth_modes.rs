@@ -5,21 +5,13 @@ use std::collections::HashMap;
 
 use ::weir::config::FrontProxyConfig;
 use rcgen::DnValue;
-use rcgen::string::BmpString;
-use rcgen::string::TeletexString;
-use rcgen::string::UniversalString;
+use rcgen::string::{BmpString, TeletexString, UniversalString};
 
-use crate::support::HttpVersion;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::HTTP1_ONLY;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Weir;
+use crate::support::certificates::{IssuedCertificate, pki};
+use crate::support::client::{TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream, HTTP1_ONLY};
+use crate::support::weir::{ALICE, Weir};
+use crate::support::{HttpVersion, weir};
 
 /// A token that weir does not know.
 const UNKNOWN_TOKEN: (&str, &str) = ("authorization", "Bearer who-knows");

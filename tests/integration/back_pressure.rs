@@ -5,19 +5,14 @@
 //! through weir.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use crate::support::HttpVersion;
-use crate::support::UnexpectedEnd;
-use crate::support::client::TestCall;
-use crate::support::client::TestRequest;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
+use crate::support::client::{TestCall, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::{HttpVersion, UnexpectedEnd, weir};
 
 /// The size of the body.
 const TOTAL_BYTES: usize = 64 << 20;

@@ -5,15 +5,11 @@ use std::net::SocketAddr;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::kubeconfig::kubeconfig_flags;
-use crate::kubeconfig::kubeconfig_yaml;
+use crate::kubeconfig::{kubeconfig_flags, kubeconfig_yaml};
 use crate::support::certificates::pki;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::FinishedRun;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags};
 
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 

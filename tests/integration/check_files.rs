@@ -1,15 +1,13 @@
 //! `weir check FILE|DIR...`: what is wrong in files, and what is surely unwanted.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::support::certificates::pki;
 use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::FinishedRun;
+use crate::support::process::{ConfigDir, FinishedRun};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -1,16 +1,12 @@
 //! Flags and the `--config` file: both spellings, flags override, and all errors of settings and
 //! files are reported at once with their locations.
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::FinishedRun;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags};
 use crate::support::raw_http1::RawHttp1;
+use crate::support::{HttpVersion, process};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -1,22 +1,11 @@
 //! Connections to the upstream are shared and reused. Their number follows the load, up to a limit.
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::HTTP1_ONLY;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream, HTTP1_ONLY, RawUpstream};
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
-use crate::support::within;
+use crate::support::{HttpVersion, eventually, fake_upstream, raw_http2, weir, within};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";

@@ -6,15 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::for_each_protocol_pair;
-use crate::support::weir;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, eventually, for_each_protocol_pair, weir};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -8,20 +8,13 @@ use fastrand::Rng;
 use h2::Reason;
 use tokio::task::JoinSet;
 
-use crate::support::HttpVersion;
-use crate::support::UnexpectedEnd;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
+use crate::support::certificates::{IssuedCertificate, pki};
 use crate::support::client::TestRequest;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::message::Framing;
-use crate::support::message::Headers;
-use crate::support::message::ReceivedResponse;
+use crate::support::fake_upstream::{Exchange, FakeUpstream, RawUpstream};
+use crate::support::message::{Framing, Headers, ReceivedResponse};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, UnexpectedEnd, weir};
 use ::weir::upstream::UpstreamProtocol;
 
 const LIST: &str = "/api/v1/pods";

@@ -1,10 +1,9 @@
 //! Responses that arrive before their request has been sent in full.
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::RawUpstream;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
+use crate::support::{HttpVersion, weir};
 use ::weir::upstream::UpstreamProtocol;
 
 const LIST: &str = "/api/v1/namespaces/a/configmaps";

@@ -5,22 +5,17 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::support::EVENT_TIMEOUT;
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::ALICE;
+use crate::support::{EVENT_TIMEOUT, HttpVersion, eventually};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";

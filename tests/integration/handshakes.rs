@@ -4,21 +4,15 @@
 use std::sync::Arc;
 
 use ::weir::server::settings::AddressLimit;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpSocket;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-use crate::support::HttpVersion;
-use crate::support::certificates;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Endpoints;
-use crate::support::within;
+use crate::support::weir::{ALICE, Endpoints};
+use crate::support::{HttpVersion, certificates, weir, within};
 
 const LIST: &str = "/api/v1/pods";
 

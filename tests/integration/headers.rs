@@ -6,19 +6,13 @@ use ::weir::observe::spans;
 use http::HeaderName;
 use tokio::net::TcpListener;
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::message::Headers;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Weir;
-use crate::support::within;
+use crate::support::raw_http2::{RawFrame, RawHttp2};
+use crate::support::weir::{ALICE, Weir};
+use crate::support::{HttpVersion, raw_http2, weir, within};
 
 /// Every spelling of headers by which a client could assert an identity.
 const IDENTITY_HEADERS: [&str; 12] = [

@@ -1,12 +1,10 @@
 //! Hop-by-hop headers end at weir, and the framing of a message is the same for every hop.
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
 use crate::support::weir::ALICE;
+use crate::support::{HttpVersion, weir};
 
 #[tokio::test]
 async fn hop_by_hop_headers_of_the_client_are_removed() {

@@ -4,15 +4,12 @@
 
 use serde_json::Value;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2;
 use crate::support::raw_http2::RawFrame;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Weir;
+use crate::support::weir::{ALICE, Weir};
+use crate::support::{HttpVersion, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 

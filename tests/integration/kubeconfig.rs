@@ -5,22 +5,16 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use tokio::io::copy_bidirectional;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::fake_upstream::{Exchange, FakeUpstream, RawUpstream};
 use crate::support::message::ReceivedRequest;
-use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
+use crate::support::process::{ConfigDir, WeirProcess};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::ALICE;
+use crate::support::{HttpVersion, eventually, process};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::audit::spawn_ok_responder;
 use crate::support::HttpVersion;
-use crate::support::client::FullResponse;
-use crate::support::client::TestRequest;
+use crate::support::client::{FullResponse, TestRequest};
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
 

@@ -5,28 +5,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::copy_bidirectional;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
 use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::ReservedAddress;
+use crate::support::client::{FullResponse, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream, ReservedAddress};
 use crate::support::message::Framing;
-use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Endpoints;
-use crate::support::weir::Weir;
+use crate::support::process::{ConfigDir, WeirProcess};
+use crate::support::weir::{ALICE, Endpoints, Weir};
+use crate::support::{HttpVersion, Stopwatch, eventually, process, weir};
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec?command=sh&stdin=true";
@@ -216,9 +205,7 @@ async fn a_chain_of_three_lists_each_weir_once_in_order_and_is_no_loop() {
 #[tokio::test]
 async fn a_chain_of_three_ends_at_the_playground() {
     use ::weir::upstream::tls;
-    use weir_playground::Certificates;
-    use weir_playground::PlaygroundServer;
-    use weir_playground::PlaygroundSettings;
+    use weir_playground::{Certificates, PlaygroundServer, PlaygroundSettings};
 
     let certificates = Certificates::generate().unwrap();
     let server = PlaygroundServer::new(PlaygroundSettings::default(), &certificates).unwrap();

@@ -1,16 +1,10 @@
 //! Max-in-flight: the requests that it rejects, its rejection, and the exempt requests.
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
-use crate::support::weir::ROOT;
-use crate::support::weir::Weir;
+use crate::support::client::{FullResponse, TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::weir::{ROOT, Weir};
+use crate::support::{HttpVersion, weir};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -4,22 +4,15 @@
 
 use std::time::Duration;
 
-use ::weir::upstream::credentials::BearerToken;
-use ::weir::upstream::credentials::CredentialSource;
 use ::weir::upstream::credentials::bearer::bearer_header;
-use weir_playground::Denial;
-use weir_playground::PlaygroundSettings;
-use weir_playground::RequestRecord;
+use ::weir::upstream::credentials::{BearerToken, CredentialSource};
+use weir_playground::{Denial, PlaygroundSettings, RequestRecord};
 
-use crate::authentication::PlaygroundCluster;
-use crate::authentication::authorization;
-use crate::seat_estimates::StoredObjects;
-use crate::seat_estimates::expected_seats;
-use crate::seat_estimates::wide_limits;
-use crate::support::HttpVersion;
+use crate::authentication::{PlaygroundCluster, authorization};
+use crate::seat_estimates::{StoredObjects, expected_seats, wide_limits};
 use crate::support::client::TestClient;
-use crate::support::eventually;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, eventually};
 
 /// Some of the pods, by a selector: such a list does not tell the total.
 const PODS: &str = "/api/v1/namespaces/default/pods";

@@ -5,15 +5,10 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::authentication::PlaygroundCluster;
-use crate::authentication::authorization;
-use crate::support::HttpVersion;
-use crate::support::eventually;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::yaml;
-use weir_playground::PlaygroundSettings;
-use weir_playground::RequestRecord;
+use crate::authentication::{PlaygroundCluster, authorization};
+use crate::support::process::{ConfigDir, WeirProcess};
+use crate::support::{HttpVersion, eventually, yaml};
+use weir_playground::{PlaygroundSettings, RequestRecord};
 
 const RBAC: &str = include_str!("../../deploy/kustomize/base/rbac.yaml");
 const SETTINGS: &str = include_str!("../../deploy/kustomize/base/config.yaml");

@@ -8,22 +8,15 @@ use ::weir::document::Diagnostics;
 use ::weir::limits::rate;
 use ::weir::limits::rate::clients;
 use ::weir::limits::rate::events::buckets::LimitedEventGroups;
-use ::weir::limits::rate::events::config::EventLimitConfig;
-use ::weir::limits::rate::events::config::LimitType;
+use ::weir::limits::rate::events::config::{EventLimitConfig, LimitType};
 use ::weir::limits::rate::events::enforcer;
 
-use crate::handshakes::connect_from;
-use crate::handshakes::raw_http1_over;
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
+use crate::handshakes::{connect_from, raw_http1_over};
 use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
+use crate::support::client::{FullResponse, TestClient, TestRequest};
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, Stopwatch, eventually, weir};
 
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 

@@ -4,20 +4,15 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use ::weir::observe::logging::recording::PseudonymKey;
-use ::weir::observe::logging::recording::RecordingConfig;
+use ::weir::observe::logging::recording::{PseudonymKey, RecordingConfig};
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::io::AsyncBufReadExt;
-use tokio::io::BufReader;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
-use crate::support::within;
+use crate::support::{HttpVersion, eventually, weir, within};
 
 const LIST: &str = "/api/v1/namespaces/shop/pods";
 

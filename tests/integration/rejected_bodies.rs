@@ -3,18 +3,11 @@
 
 use std::time::Duration;
 
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
-use crate::support::client::TestCall;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::client::{TestCall, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, Stopwatch, eventually, raw_http2, weir};
 
 const PODS: &str = "/api/v1/namespaces/a/pods";
 

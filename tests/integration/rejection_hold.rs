@@ -5,24 +5,14 @@ use std::time::Duration;
 
 use ::weir::limits::rate;
 use ::weir::throttling::token_bucket::Rate;
-use futures_util::future::join_all;
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 
 use crate::rate_limits::alice_rule_for_verbs;
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::ReservedAddress;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream, ReservedAddress};
 use crate::support::message::Framing;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::ROOT;
-use crate::support::weir::Weir;
+use crate::support::weir::{ALICE, ROOT, Weir};
+use crate::support::{HttpVersion, Stopwatch, eventually, weir};
 
 const LIST: &str = "/api/v1/pods";
 

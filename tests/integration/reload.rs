@@ -6,29 +6,17 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
 use rustls::HandshakeKind;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::authentication::TestSigner;
-use crate::authentication::now;
-use crate::kubeconfig::kubeconfig_flags;
-use crate::kubeconfig::kubeconfig_yaml;
-use crate::servers::healthy;
-use crate::servers::next_slices_request;
-use crate::servers::slices;
-use crate::support::HttpVersion;
-use crate::support::certificates;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::authentication::{TestSigner, now};
+use crate::kubeconfig::{kubeconfig_flags, kubeconfig_yaml};
+use crate::servers::{healthy, next_slices_request, slices};
+use crate::support::certificates::{IssuedCertificate, pki};
+use crate::support::client::{TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 use crate::support::raw_http1::RawHttp1;
+use crate::support::{HttpVersion, certificates, eventually};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=true";

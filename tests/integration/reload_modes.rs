@@ -2,9 +2,7 @@
 //! of logging. Requests under way finish as they began.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::Value;
 #[cfg(feature = "playground")]
@@ -12,20 +10,13 @@ use weir_playground::PlaygroundSettings;
 
 #[cfg(feature = "playground")]
 use crate::authentication::PlaygroundCluster;
-use crate::kubeconfig::kubeconfig_flags;
-use crate::kubeconfig::kubeconfig_yaml;
-use crate::support::HttpVersion;
+use crate::kubeconfig::{kubeconfig_flags, kubeconfig_yaml};
 use crate::support::certificates::pki;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 use crate::support::weir::Endpoints;
+use crate::support::{HttpVersion, eventually};
 
 const LIST: &str = "/api/v1/pods";
 const GENERATION: &str = "weir_config_generation";

@@ -6,8 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::support::process;
-use crate::support::process::ConfigDir;
-use crate::support::process::FinishedRun;
+use crate::support::process::{ConfigDir, FinishedRun};
 
 const LOG: &str = "log.jsonl";
 

@@ -3,17 +3,12 @@
 
 use std::time::Duration;
 
-use crate::handshakes::connect_from;
-use crate::handshakes::raw_http1_over;
-use crate::support::HttpVersion;
+use crate::handshakes::{connect_from, raw_http1_over};
 use crate::support::client::TestRequest;
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::raw_http2;
 use crate::support::raw_http2::RawFrame;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Weir;
+use crate::support::weir::{ALICE, Weir};
+use crate::support::{HttpVersion, eventually, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -6,17 +6,12 @@ use std::time::Duration;
 
 use h2::Reason;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, eventually, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 

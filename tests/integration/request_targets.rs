@@ -1,15 +1,12 @@
 //! A request target is forwarded byte for byte, without its fragment, or rejected: weir classifies
 //! what the API server sees.
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, raw_http2, weir};
 
 /// Unusual but valid.
 const FORWARDED_TARGETS: [&str; 21] = [

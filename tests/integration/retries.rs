@@ -3,16 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::fake_upstream;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, fake_upstream, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";

@@ -8,28 +8,19 @@
 use std::io::Write;
 use std::time::Duration;
 
-use ::weir::config::AdmissionConfig;
-use ::weir::config::FlowcontrolConfig;
+use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
 use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
-use ::weir::flowcontrol::work_estimator::EstimateContext;
-use ::weir::flowcontrol::work_estimator::ObjectStats;
-use ::weir::flowcontrol::work_estimator::estimate;
+use ::weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use ::weir::request_info::RequestInfo;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use crate::support::HttpVersion;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
-use crate::support::weir::Weir;
-use crate::support::weir::WeirBuilder;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::weir::{Weir, WeirBuilder};
+use crate::support::{HttpVersion, eventually, weir};
 
 /// The priority level of alice's group has no queues, and does not limit the seats of a request.
 const WIDE_MANIFEST: &str = "

@@ -2,23 +2,18 @@
 //! and its own permissions.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kubeconfig::kubeconfig_flags;
-use crate::kubeconfig::kubeconfig_yaml;
-use crate::support::HttpVersion;
+use crate::kubeconfig::{kubeconfig_flags, kubeconfig_yaml};
 use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestRequest;
+use crate::support::client::{FullResponse, TestRequest};
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::weir;
+use crate::support::process::{ConfigDir, WeirProcess};
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, weir};
 
 const LIST: &str = "/api/v1/pods";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";

@@ -3,28 +3,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use h2::Reason;
 use tokio::io::copy_bidirectional;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::HttpVersion;
-use crate::support::Stopwatch;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::ReservedAddress;
-use crate::support::for_each_protocol_pair;
-use crate::support::weir;
-use crate::support::weir::ROOT;
-use crate::support::weir::Weir;
-use crate::support::weir::WeirBuilder;
-use crate::support::weir::server_address;
+use crate::support::fake_upstream::{Exchange, FakeUpstream, ReservedAddress};
+use crate::support::weir::{ROOT, Weir, WeirBuilder, server_address};
+use crate::support::{HttpVersion, Stopwatch, eventually, for_each_protocol_pair, weir};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";

@@ -2,18 +2,15 @@
 //! exit code 0.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2;
 use crate::support::raw_http2::RawFrame;
 use crate::support::weir::ALICE;
+use crate::support::{HttpVersion, eventually, raw_http2};
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";

@@ -4,9 +4,7 @@ use std::fs;
 
 use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::ConfigDir;
-use crate::support::process::WeirProcess;
-use crate::support::process::required_flags;
+use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 
 /// The systemd unit of the distribution.
 const SYSTEMD_UNIT: &str = include_str!("../../deploy/weir.service");

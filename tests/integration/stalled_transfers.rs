@@ -5,23 +5,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::support::HttpVersion;
-use crate::support::UnexpectedEnd;
 use crate::support::certificates::pki;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::for_each_protocol_pair;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::process::WeirProcess;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
-use crate::support::within;
+use crate::support::{
+    HttpVersion, UnexpectedEnd, eventually, for_each_protocol_pair, raw_http2, weir, within,
+};
 
 const PODS: &str = "/api/v1/namespaces/a/pods";
 const LIST: &str = "/api/v1/pods";

@@ -5,18 +5,11 @@ use std::time::Duration;
 use ::weir::limits::abandoned_backlog::MAX_EXECUTING;
 use ::weir::server::settings::AddressLimit;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
-use crate::support::raw_http2;
-use crate::support::raw_http2::RawFrame;
-use crate::support::raw_http2::RawHttp2;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::ROOT;
-use crate::support::weir::Weir;
-use crate::support::weir::WeirBuilder;
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
+use crate::support::raw_http2::{RawFrame, RawHttp2};
+use crate::support::weir::{ALICE, ROOT, Weir, WeirBuilder};
+use crate::support::{HttpVersion, raw_http2, weir};
 
 const LIST: &str = "/api/v1/pods";
 

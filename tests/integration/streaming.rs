@@ -1,17 +1,13 @@
 //! Nothing is buffered and nothing is changed: bytes arrive as they were written.
 
 use bytes::Bytes;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
-use crate::support::HttpVersion;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::client::{TestClient, TestRequest};
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, weir};
 
 const WATCH: &str = "/api/v1/pods?watch=1";
 

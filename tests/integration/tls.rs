@@ -4,30 +4,19 @@
 use std::sync::Arc;
 
 use rcgen::KeyUsagePurpose;
-use rustls::ClientConfig;
-use rustls::HandshakeKind;
-use rustls::ProtocolVersion;
-use rustls::SupportedProtocolVersion;
-use rustls::version::TLS12;
-use rustls::version::TLS13;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
 use rustls_pki_types::CertificateDer;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
-use crate::support::HttpVersion;
-use crate::support::certificates;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
+use crate::support::certificates::{IssuedCertificate, pki};
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Endpoints;
-use crate::support::weir::Weir;
-use crate::support::within;
+use crate::support::weir::{ALICE, Endpoints, Weir};
+use crate::support::{HttpVersion, certificates, weir, within};
 
 /// A client of this TLS version only.
 fn tls_config(

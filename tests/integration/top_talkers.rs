@@ -2,21 +2,16 @@
 
 use std::time::Duration;
 
-use ::weir::config::AdmissionConfig;
-use ::weir::config::Config;
-use ::weir::config::FlowcontrolConfig;
+use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::KeySet;
-use ::weir::observe::top_talkers::TalkerRow;
-use ::weir::observe::top_talkers::TopTalkersReport;
+use ::weir::observe::top_talkers::{TalkerRow, TopTalkersReport};
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, eventually, weir};
 
 const LIST: &str = "/apis/apps/v1/namespaces/shop/deployments";
 

@@ -1,8 +1,7 @@
 //! Ends of tunnels: one direction at a time, or both at once. Both sides always see the end.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;

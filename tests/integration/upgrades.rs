@@ -1,15 +1,11 @@
 //! Upgrades: each on its own HTTP/1.1 connection, opaque after 101, an ordinary response otherwise.
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
-use crate::support::weir::ALICE;
-use crate::support::weir::Weir;
+use crate::support::weir::{ALICE, Weir};
+use crate::support::{HttpVersion, eventually, weir};
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec?command=sh&stdin=true";
 

@@ -5,15 +5,11 @@ use std::time::Duration;
 
 use h2::Reason;
 
-use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestRequest;
-use crate::support::eventually;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::fake_upstream::RawUpstream;
+use crate::support::client::{FullResponse, TestRequest};
+use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir;
+use crate::support::{HttpVersion, eventually, weir};
 
 const LIST: &str = "/api/v1/pods";
 

@@ -1,14 +1,9 @@
 //! The HTTP version of requests that end (`--upstream-protocol`).
 
-use crate::support::HttpVersion;
-use crate::support::client::TestCall;
-use crate::support::client::TestClient;
-use crate::support::client::TestRequest;
-use crate::support::fake_upstream::Exchange;
-use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::weir::Weir;
-use crate::support::within;
+use crate::support::{HttpVersion, weir, within};
 use ::weir::upstream::UpstreamProtocol;
 use std::time::Duration;
 

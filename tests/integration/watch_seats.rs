@@ -3,17 +3,15 @@
 
 use std::time::Duration;
 
-use ::weir::config::AdmissionConfig;
-use ::weir::config::FlowcontrolConfig;
+use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
 use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 
-use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::{HttpVersion, weir};
 
 /// One seat and one queue for alice's group.
 const NARROW_MANIFEST: &str = "

@@ -2,13 +2,10 @@
 //! the memory that weir adds for `CDN-Loop`: usually none.
 
 use allocation_counter::measure;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use weir::pipeline::connection::head_budget::head_memory;
 use weir::upstream::loop_detection::cdn_loop;
-use weir::upstream::loop_detection::cdn_loop::CDN_LOOP;
-use weir::upstream::loop_detection::cdn_loop::InstanceId;
+use weir::upstream::loop_detection::cdn_loop::{CDN_LOOP, InstanceId};
 
 #[test]
 fn a_header_map_never_exceeds_its_reservation() {

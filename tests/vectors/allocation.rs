@@ -6,8 +6,7 @@
 )]
 
 use serde_json::Value;
-use weir::flowcontrol::concurrency::allocation::AllocationClass;
-use weir::flowcontrol::concurrency::allocation::allocate;
+use weir::flowcontrol::concurrency::allocation::{AllocationClass, allocate};
 
 use crate::support;
 

@@ -8,22 +8,15 @@
 
 use std::collections::HashSet;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use weir::api::flowcontrol;
-use weir::api::flowcontrol::FieldError;
-use weir::api::flowcontrol::FlowSchemaSpec;
-use weir::api::flowcontrol::LimitedPriorityLevelConfiguration;
-use weir::api::flowcontrol::Manifest;
-use weir::api::flowcontrol::Object;
-use weir::api::flowcontrol::PolicyRulesWithSubjects;
-use weir::api::flowcontrol::PriorityLevelConfigurationSpec;
-use weir::api::flowcontrol::QueuingConfiguration;
-use weir::api::flowcontrol::Subject;
-use weir::api::flowcontrol::Version;
+use weir::api::flowcontrol::{
+    FieldError, FlowSchemaSpec, LimitedPriorityLevelConfiguration, Manifest, Object,
+    PolicyRulesWithSubjects, PriorityLevelConfigurationSpec, QueuingConfiguration, Subject,
+    Version,
+};
 use weir::document;
-use weir::document::Diagnostics;
-use weir::document::Strictness;
+use weir::document::{Diagnostics, Strictness};
 
 use crate::support;
 

@@ -3,8 +3,7 @@
 use serde_json::json;
 use weir::api::flowcontrol;
 use weir::document;
-use weir::document::Diagnostics;
-use weir::document::Strictness;
+use weir::document::{Diagnostics, Strictness};
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::bootstrap::BootstrapClass;
 

@@ -4,20 +4,15 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::aws_lc_rs;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::ServerName;
-use rustls_pki_types::UnixTime;
-use serde_json::Value;
-use serde_json::json;
-use weir::identity::client_certificate::CertificateVerifier;
-use weir::identity::client_certificate::PeerCertificate;
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use serde_json::{Value, json};
+use weir::identity::client_certificate::{CertificateVerifier, PeerCertificate};
 use weir::upstream::tls::ServerVerifier;
 use weir::x509::CertificatePool;
 

@@ -9,14 +9,12 @@
 )]
 
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weir::flowcontrol::concurrency::ConcurrencyLimits;
-use weir::flowcontrol::concurrency::LevelSeats;
 use weir::flowcontrol::concurrency::demand::SeatDemand;
 use weir::flowcontrol::concurrency::level_limits::LevelSpec;
+use weir::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
 use weir::flowcontrol::fairqueuing::queue_set::Queuing;
 use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 

@@ -9,23 +9,16 @@
 )]
 
 use std::borrow::Cow;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weir::document::Diagnostics;
-use weir::limits::rate::events::body;
-use weir::limits::rate::events::body::EventEncoding;
-use weir::limits::rate::events::body::EventSchema;
-use weir::limits::rate::events::buckets::EventBucketKeys;
-use weir::limits::rate::events::buckets::EventLimits;
-use weir::limits::rate::events::buckets::EventWrite;
-use weir::limits::rate::events::buckets::LimitedEvent;
-use weir::limits::rate::events::buckets::LimitedEventGroups;
-use weir::limits::rate::events::buckets::rejection_message;
-use weir::limits::rate::events::config;
-use weir::limits::rate::events::config::EventLimitConfig;
-use weir::limits::rate::events::config::LimitType;
+use weir::limits::rate::events::body::{EventEncoding, EventSchema};
+use weir::limits::rate::events::buckets::{
+    EventBucketKeys, EventLimits, EventWrite, LimitedEvent, LimitedEventGroups, rejection_message,
+};
+use weir::limits::rate::events::config::{EventLimitConfig, LimitType};
+use weir::limits::rate::events::{body, config};
 use weir::limits::rate::lru_key::LruKeyHasher;
 use weir::request_info::RequestInfo;
 

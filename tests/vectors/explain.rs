@@ -8,12 +8,9 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use weir::explain::batch::explain_lines;
-use weir::explain::explainer::ConcurrencyPolicy;
-use weir::explain::explainer::ExplainedPolicies;
-use weir::explain::explainer::Explainer;
+use weir::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer};
 use weir::limits::rate::RateLimitsConfig;
 
 use crate::flow_schema_match::objects;

@@ -7,19 +7,14 @@
     reason = "a test says so when a case is not as described"
 )]
 
-use serde_json::Value;
-use serde_json::json;
-use weir::api::UserInfo;
-use weir::api::flowcontrol;
+use serde_json::{Value, json};
 use weir::api::flowcontrol::Object;
+use weir::api::{UserInfo, flowcontrol};
 use weir::document;
-use weir::document::Diagnostics;
-use weir::document::Strictness;
+use weir::document::{Diagnostics, Strictness};
 use weir::flowcontrol::fairqueuing::queue_set::Queuing;
-use weir::flowcontrol::matching::Matcher;
-use weir::flowcontrol::matching::RequestDigest;
-use weir::request_info::RequestInfo;
-use weir::request_info::Verb;
+use weir::flowcontrol::matching::{Matcher, RequestDigest};
+use weir::request_info::{RequestInfo, Verb};
 
 use crate::support;
 

@@ -10,19 +10,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use weir::flowcontrol::concurrency::demand::SeatDemand;
-use weir::flowcontrol::fairqueuing::queue_set::Arrival;
-use weir::flowcontrol::fairqueuing::queue_set::Departure;
-use weir::flowcontrol::fairqueuing::queue_set::Effects;
-use weir::flowcontrol::fairqueuing::queue_set::QueueSet;
-use weir::flowcontrol::fairqueuing::queue_set::Queuing;
-use weir::flowcontrol::fairqueuing::queue_set::RejectReason;
-use weir::flowcontrol::fairqueuing::queue_set::RequestKey;
+use weir::flowcontrol::fairqueuing::queue_set::{
+    Arrival, Departure, Effects, QueueSet, Queuing, RejectReason, RequestKey,
+};
 use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 

@@ -1,9 +1,7 @@
 //! `shuffle_shard`: hashes of flows and their hands. `shuffle_shard_validation`: valid hand sizes.
 
 use serde_json::Value;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::required_entropy_bits;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash, required_entropy_bits};
 
 use crate::support;
 

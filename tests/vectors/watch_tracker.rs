@@ -5,8 +5,7 @@
     reason = "a test says so when a case is not as described"
 )]
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use weir::flowcontrol::work_estimator::watch_tracker::WatchTracker;
 use weir::request_info::RequestInfo;
 

@@ -7,14 +7,10 @@
     reason = "a test says so when a case is not as described"
 )]
 
-use std::cell::Cell;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-use serde_json::Value;
-use serde_json::json;
-use weir::flowcontrol::work_estimator::EstimateContext;
-use weir::flowcontrol::work_estimator::ObjectStats;
-use weir::flowcontrol::work_estimator::estimate;
+use serde_json::{Value, json};
+use weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir::request_info::RequestInfo;
 
 use crate::support;

@@ -25,21 +25,14 @@ mod state;
 mod status;
 mod time;
 
-pub use auth::authorization::Denial;
-pub use auth::authorization::Grant;
+pub use auth::authorization::{Denial, Grant};
 pub use auth::kubeconfig;
-pub use auth::pki::Certificates;
-pub use auth::pki::PlaygroundUser;
+pub use auth::pki::{Certificates, PlaygroundUser};
 pub use auth::service_account_tokens::ISSUER;
 pub use auth::user::ApiUser;
 pub use server::PlaygroundServer;
-pub use serving::fairness::BoxFuture;
-pub use serving::fairness::ClassificationUids;
-pub use serving::fairness::Fairness;
-pub use serving::fairness::InvalidField;
-pub use serving::fairness::ObjectError;
-pub use serving::fairness::SeatGuard;
-pub use serving::fairness::TooManyRequests;
-pub use serving::request_log::RequestRecord;
-pub use serving::request_log::ServerCounters;
+pub use serving::fairness::{
+    BoxFuture, ClassificationUids, Fairness, InvalidField, ObjectError, SeatGuard, TooManyRequests,
+};
+pub use serving::request_log::{RequestRecord, ServerCounters};
 pub use settings::PlaygroundSettings;

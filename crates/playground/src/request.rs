@@ -4,8 +4,7 @@
 //! its own, so that it gets the right kind of 404.
 
 use crate::auth::authorization::AccessAttributes;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::GROUPS;
+use crate::objects::resources::{ApiResource, GROUPS};
 use crate::percent::percent_decode;
 use crate::status::StatusError;
 use http::Method;
@@ -339,10 +338,7 @@ impl ResponseForm {
 
 #[cfg(test)]
 mod tests {
-    use super::ApiRoute;
-    use super::QueryParameters;
-    use super::ResourceTarget;
-    use super::ResponseForm;
+    use super::{ApiRoute, QueryParameters, ResourceTarget, ResponseForm};
     use http::Method;
 
     fn target(path: &str) -> Option<ResourceTarget> {

@@ -360,11 +360,7 @@ impl StatusCause {
 
 #[cfg(test)]
 mod tests {
-    use super::ResourceRef;
-    use super::StatusCause;
-    use super::StatusDetails;
-    use super::StatusError;
-    use super::success_json;
+    use super::{ResourceRef, StatusCause, StatusDetails, StatusError, success_json};
 
     const CONFIG_MAP: ResourceRef<'_> = ResourceRef {
         group: "",

@@ -3,11 +3,9 @@
 //! Monotonic time is tokio's, so that a paused runtime advances it. Wall time is used only in
 //! objects (`creationTimestamp`, ages in tables) and in the verification of certificates.
 
-use jiff::Timestamp;
-use jiff::Unit;
+use jiff::{Timestamp, Unit};
 use rustls::pki_types::UnixTime;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Monotonic time.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads it")]

@@ -3,8 +3,7 @@
 //!
 //! An omitted member struct stays absent. Only the fields of a struct that is present get defaults.
 
-use super::types::FlowSchemaSpec;
-use super::types::Version;
+use super::types::{FlowSchemaSpec, Version};
 
 /// `spec.matchingPrecedence`
 const MATCHING_PRECEDENCE: i32 = 1000;

@@ -1,22 +1,12 @@
 //! Decoders for the fields of both kinds, in every version.
 
 use super::defaults;
-use super::types::ExemptPriorityLevelConfiguration;
-use super::types::FlowSchema;
-use super::types::FlowSchemaSpec;
-use super::types::LimitResponse;
-use super::types::LimitedPriorityLevelConfiguration;
-use super::types::NonResourcePolicyRule;
-use super::types::ObjectMeta;
-use super::types::OwnerReference;
-use super::types::PolicyRulesWithSubjects;
-use super::types::PriorityLevelConfiguration;
-use super::types::PriorityLevelConfigurationSpec;
-use super::types::QueuingConfiguration;
-use super::types::ResourcePolicyRule;
-use super::types::ServiceAccountSubject;
-use super::types::Subject;
-use super::types::Version;
+use super::types::{
+    ExemptPriorityLevelConfiguration, FlowSchema, FlowSchemaSpec, LimitResponse,
+    LimitedPriorityLevelConfiguration, NonResourcePolicyRule, ObjectMeta, OwnerReference,
+    PolicyRulesWithSubjects, PriorityLevelConfiguration, PriorityLevelConfigurationSpec,
+    QueuingConfiguration, ResourcePolicyRule, ServiceAccountSubject, Subject, Version,
+};
 use crate::api::time::is_time;
 use crate::document::MappingDecoder;
 

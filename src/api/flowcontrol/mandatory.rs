@@ -5,12 +5,9 @@
 use std::sync::LazyLock;
 
 use super::manifest::decode;
-use super::types::FlowSchema;
-use super::types::Object;
-use super::types::PriorityLevelConfiguration;
+use super::types::{FlowSchema, Object, PriorityLevelConfiguration};
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::Strictness;
+use crate::document::{Diagnostics, Strictness};
 
 static OBJECTS: LazyLock<Vec<Object>> =
     LazyLock::new(|| decode_embedded("mandatory.yaml", include_str!("mandatory.yaml")));

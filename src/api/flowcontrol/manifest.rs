@@ -1,14 +1,8 @@
 //! Decodes objects from manifests: single or in lists, in any version.
 
-use super::fields::decode_flow_schema;
-use super::fields::decode_priority_level;
-use super::types::GROUP;
-use super::types::Object;
-use super::types::Version;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::Strictness;
+use super::fields::{decode_flow_schema, decode_priority_level};
+use super::types::{GROUP, Object, Version};
+use crate::document::{Content, Diagnostics, Node, Strictness};
 
 /// A decoded object and its place in the document.
 #[derive(Clone, Debug)]

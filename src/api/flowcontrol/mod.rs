@@ -5,18 +5,6 @@
 //! writes or kubectl prints them, and reports what Kubernetes 1.36 would reject, in its own words.
 //! [`decode`] does not validate: it is for objects that an API server has already accepted. The
 //! module `flowcontrol` acts on the objects; nothing here writes them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `field_error` `names` `types` |
-//! | 1 | `defaults` `write` |
-//! | 2 | `fields` |
-//! | 3 | `manifest` |
-//! | 4 | `mandatory` `read` |
-//! | 5 | `validation` |
-//! | 6 | `rules` |
 
 mod defaults;
 mod field_error;
@@ -33,37 +21,22 @@ mod validation;
 mod write;
 
 pub use field_error::FieldError;
-pub use manifest::Manifest;
-pub use manifest::decode;
-pub(crate) use names::check_dns_label;
-pub(crate) use names::check_dns_subdomain;
-pub(crate) use read::LocatedObject;
+pub use manifest::{Manifest, decode};
+pub(crate) use names::{check_dns_label, check_dns_subdomain};
 pub use read::read;
-pub(crate) use read::read_located;
-pub(crate) use read::read_with_locations;
+pub(crate) use read::{LocatedObject, read_located, read_with_locations};
 pub(crate) use rules::read_rules;
-pub(crate) use types::CATCH_ALL;
-pub(crate) use types::EXEMPT;
 #[cfg(test)]
 pub(crate) use types::ExemptPriorityLevelConfiguration;
-pub(crate) use types::FlowDistinguisherMethodType;
-pub use types::FlowSchema;
-pub use types::FlowSchemaSpec;
-pub use types::GROUP;
-pub(crate) use types::LimitResponse;
-pub(crate) use types::LimitResponseType;
-pub use types::LimitedPriorityLevelConfiguration;
-pub(crate) use types::NonResourcePolicyRule;
-pub use types::Object;
-pub(crate) use types::ObjectMeta;
-pub use types::PolicyRulesWithSubjects;
-pub(crate) use types::PriorityLevelConfiguration;
-pub use types::PriorityLevelConfigurationSpec;
-pub(crate) use types::PriorityLevelEnablement;
-pub use types::QueuingConfiguration;
-pub(crate) use types::ResourcePolicyRule;
-pub(crate) use types::ServiceAccountSubject;
-pub use types::Subject;
-pub(crate) use types::SubjectKind;
-pub use types::Version;
+pub(crate) use types::{CATCH_ALL, EXEMPT};
+pub(crate) use types::{
+    FlowDistinguisherMethodType, LimitResponse, LimitResponseType, NonResourcePolicyRule,
+    ObjectMeta, PriorityLevelConfiguration, PriorityLevelEnablement, ResourcePolicyRule,
+    ServiceAccountSubject, SubjectKind,
+};
+pub use types::{
+    FlowSchema, FlowSchemaSpec, GROUP, LimitedPriorityLevelConfiguration, Object,
+    PolicyRulesWithSubjects, PriorityLevelConfigurationSpec, QueuingConfiguration, Subject,
+    Version,
+};
 pub use write::to_manifest;

@@ -178,10 +178,7 @@ fn format_rule(rule: &str, format: &str, examples: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::check_dns_label;
-    use super::check_dns_subdomain;
-    use super::check_label_key;
-    use super::check_label_value;
+    use super::{check_dns_label, check_dns_subdomain, check_label_key, check_label_value};
 
     #[test]
     fn names_that_upstream_accepts_are_accepted() {

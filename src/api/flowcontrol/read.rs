@@ -2,16 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::manifest::Manifest;
-use super::manifest::decode;
-use super::manifest::join_path;
+use super::manifest::{Manifest, decode, join_path};
 use super::names;
-use super::types::Object;
-use super::types::Version;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::SourceLocation;
-use crate::document::Strictness;
+use super::types::{Object, Version};
+use crate::document::{Diagnostics, Node, SourceLocation, Strictness};
 
 /// Reads manifests as the API server would with `fieldValidation=Warn`, and reports everything that
 /// it would reject or warn of. Objects with errors are left out, and so is the second of two

@@ -2,9 +2,8 @@
 //! way.
 
 use super::field_error::FieldErrors;
-use super::fields;
 use super::types::PolicyRulesWithSubjects;
-use super::validation;
+use super::{fields, validation};
 use crate::document::MappingDecoder;
 
 /// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would reject

@@ -2,12 +2,8 @@
 
 use super::manifest::decode;
 use super::read::read;
-use super::types::LimitedPriorityLevelConfiguration;
-use super::types::Object;
-use super::types::PriorityLevelConfiguration;
-use crate::document::Diagnostics;
-use crate::document::Strictness;
-use crate::document::parse_all;
+use super::types::{LimitedPriorityLevelConfiguration, Object, PriorityLevelConfiguration};
+use crate::document::{Diagnostics, Strictness, parse_all};
 
 /// The objects of a text, by kind and name, and the report.
 fn read_text(text: &str) -> (Vec<String>, String) {

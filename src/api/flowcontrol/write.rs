@@ -1,16 +1,11 @@
 //! Writes objects as manifests of v1: with every default filled in, and without their status.
 
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::types::FlowSchemaSpec;
-use super::types::GROUP;
-use super::types::Object;
-use super::types::ObjectMeta;
-use super::types::PolicyRulesWithSubjects;
-use super::types::PriorityLevelConfigurationSpec;
-use super::types::Subject;
+use super::types::{
+    FlowSchemaSpec, GROUP, Object, ObjectMeta, PolicyRulesWithSubjects,
+    PriorityLevelConfigurationSpec, Subject,
+};
 
 /// The object as a manifest of v1. [`decode`](super::decode) reads the same object from it, but for
 /// the status and the owners.
@@ -158,11 +153,9 @@ fn insert(fields: &mut Value, key: &str, value: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flowcontrol::decode;
-    use crate::api::flowcontrol::mandatory;
+    use crate::api::flowcontrol::{decode, mandatory};
     use crate::document;
-    use crate::document::Diagnostics;
-    use crate::document::Strictness;
+    use crate::document::{Diagnostics, Strictness};
 
     #[test]
     fn a_written_object_reads_as_the_same_object() {

@@ -8,13 +8,6 @@
 //! protobuf. It checks only the list around the objects. Inside the objects it follows only strings
 //! and brackets, or lengths. It does not decompress and does not read the status code: the caller
 //! chooses the responses to scan.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `totals` |
-//! | 1 | `protobuf` `visitor` |
 
 mod protobuf;
 #[cfg(test)]
@@ -25,8 +18,7 @@ mod visitor;
 use crate::api::list_scan::totals::ListTotals;
 use crate::api::list_scan::visitor::ListVisitor;
 use crate::api::media_type::MediaType;
-use crate::api::walk::CborWalker;
-use crate::api::walk::JsonWalker;
+use crate::api::walk::{CborWalker, JsonWalker};
 use crate::numeric::saturating_u64;
 
 pub(crate) use crate::api::list_scan::totals::ListSummary;

@@ -5,15 +5,10 @@
 //! fields of the same numbers: a list's kind ends in `List`. Groups, which Kubernetes does not use,
 //! are malformed.
 
-use super::totals::ListTotals;
-use super::totals::is_transformed_kind;
+use super::totals::{ListTotals, is_transformed_kind};
 use crate::api::walk::TokenBuffer;
-use crate::encoding::protobuf::KUBERNETES_MAGIC;
-use crate::encoding::protobuf::VarintDecoder;
-use crate::encoding::protobuf::VarintProgress;
-use crate::encoding::protobuf::wire_type;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
+use crate::encoding::protobuf::{KUBERNETES_MAGIC, VarintDecoder, VarintProgress, wire_type};
+use crate::numeric::{saturating_u64, saturating_usize};
 
 const MAGIC: u32 = u32::from_be_bytes(*KUBERNETES_MAGIC);
 /// Suffix of a list's kind.

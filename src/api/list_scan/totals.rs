@@ -72,7 +72,7 @@ impl ListTotals {
 }
 
 /// Whether objects of this kind are tables or metadata instead of the stored objects.
-pub(in crate::api) fn is_transformed_kind(kind: &[u8]) -> bool {
+pub(crate) fn is_transformed_kind(kind: &[u8]) -> bool {
     matches!(
         kind,
         b"Table" | b"PartialObjectMetadata" | b"PartialObjectMetadataList"

@@ -3,13 +3,8 @@
 //! A list is an object with an array of objects, or null, as `items` or `rows`. An object with more
 //! than one `items`, `rows` or `metadata` is not a list.
 
-use super::totals::ListTotals;
-use super::totals::is_transformed_kind;
-use crate::api::walk::LeafValue;
-use crate::api::walk::ValueKind;
-use crate::api::walk::ValueStart;
-use crate::api::walk::VisitAction;
-use crate::api::walk::Visitor;
+use super::totals::{ListTotals, is_transformed_kind};
+use crate::api::walk::{LeafValue, ValueKind, ValueStart, VisitAction, Visitor};
 
 #[derive(Debug, Default)]
 pub(super) struct ListVisitor {

@@ -3,23 +3,16 @@
 //! watch (`application/cbor-seq`).
 
 use super::token_buffer::TokenBuffer;
-use super::visitor::LeafValue;
-use super::visitor::ValueKind;
-use super::visitor::ValueStart;
-use super::visitor::VisitAction;
-use super::visitor::Visitor;
+use super::visitor::{LeafValue, ValueKind, ValueStart, VisitAction, Visitor};
 
-use crate::encoding::cbor::BREAK;
-use crate::encoding::cbor::major_type;
-use crate::encoding::cbor::simple_value;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
+use crate::encoding::cbor::{BREAK, major_type, simple_value};
+use crate::numeric::{saturating_u64, saturating_usize};
 
 /// Deeper than any object: even a schema within a schema has some dozens of levels.
 const MAX_DEPTH: usize = 256;
 
 #[derive(Debug)]
-pub(in crate::api) struct CborWalker<P> {
+pub(crate) struct CborWalker<P> {
     state: CborState,
     open_collections: Vec<CborFrame<P>>,
     /// The visitor's context of the current value, if it was entered.
@@ -73,7 +66,7 @@ impl<P> Default for CborWalker<P> {
 }
 
 impl<P: Copy> CborWalker<P> {
-    pub(in crate::api) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
+    pub(crate) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
             match self.state {
@@ -115,12 +108,12 @@ impl<P: Copy> CborWalker<P> {
     }
 
     /// Whether the input was malformed or the visitor stopped.
-    pub(in crate::api) const fn is_stopped(&self) -> bool {
+    pub(crate) const fn is_stopped(&self) -> bool {
         matches!(self.state, CborState::Stopped)
     }
 
     /// Whether the walker is between two documents.
-    pub(in crate::api) const fn is_between_documents(&self) -> bool {
+    pub(crate) const fn is_between_documents(&self) -> bool {
         self.open_collections.is_empty()
             && self.chunk_type.is_none()
             && matches!(self.state, CborState::Head)

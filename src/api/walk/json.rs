@@ -5,11 +5,7 @@
 
 use super::nested_skipper::NestedSkipper;
 use super::token_buffer::TokenBuffer;
-use super::visitor::LeafValue;
-use super::visitor::ValueKind;
-use super::visitor::ValueStart;
-use super::visitor::VisitAction;
-use super::visitor::Visitor;
+use super::visitor::{LeafValue, ValueKind, ValueStart, VisitAction, Visitor};
 
 use crate::numeric::saturating_u64;
 
@@ -17,7 +13,7 @@ use crate::numeric::saturating_u64;
 const PLACEHOLDER: u8 = 0xff;
 
 #[derive(Debug)]
-pub(in crate::api) struct JsonWalker<P> {
+pub(crate) struct JsonWalker<P> {
     state: JsonState,
     /// The entered collections that are open.
     open_collections: Vec<JsonFrame<P>>,
@@ -80,7 +76,7 @@ impl<P> Default for JsonWalker<P> {
 }
 
 impl<P: Copy> JsonWalker<P> {
-    pub(in crate::api) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
+    pub(crate) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
             if let JsonState::Nested(nested) = &mut self.state {
@@ -103,12 +99,12 @@ impl<P: Copy> JsonWalker<P> {
     }
 
     /// Whether the input was malformed or the visitor stopped.
-    pub(in crate::api) const fn is_stopped(&self) -> bool {
+    pub(crate) const fn is_stopped(&self) -> bool {
         matches!(self.state, JsonState::Stopped)
     }
 
     /// Whether the walker is between two documents.
-    pub(in crate::api) const fn is_between_documents(&self) -> bool {
+    pub(crate) const fn is_between_documents(&self) -> bool {
         self.open_collections.is_empty() && matches!(self.state, JsonState::Value)
     }
 

@@ -4,13 +4,6 @@
 //! A walker keeps no part of a document: its memory is bounded for every document, and the chunk
 //! boundaries do not matter. The visitor chooses which collections are entered; every other value
 //! is skipped.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `nested_skipper` `token_buffer` `visitor` |
-//! | 1 | `cbor` `json` |
 
 mod cbor;
 mod json;
@@ -21,8 +14,4 @@ mod visitor;
 pub(super) use self::cbor::CborWalker;
 pub(super) use self::json::JsonWalker;
 pub(super) use self::token_buffer::TokenBuffer;
-pub(super) use self::visitor::LeafValue;
-pub(super) use self::visitor::ValueKind;
-pub(super) use self::visitor::ValueStart;
-pub(super) use self::visitor::VisitAction;
-pub(super) use self::visitor::Visitor;
+pub(super) use self::visitor::{LeafValue, ValueKind, ValueStart, VisitAction, Visitor};

@@ -8,7 +8,7 @@ const CAPACITY: usize = 40;
 
 /// A short string. Of a longer one, only the fact that it is too long is kept.
 #[derive(Debug)]
-pub(in crate::api) struct TokenBuffer {
+pub(crate) struct TokenBuffer {
     bytes: [u8; CAPACITY],
     length: usize,
 }
@@ -23,11 +23,11 @@ impl Default for TokenBuffer {
 }
 
 impl TokenBuffer {
-    pub(in crate::api) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.length = 0;
     }
 
-    pub(in crate::api) fn push(&mut self, byte: u8) {
+    pub(crate) fn push(&mut self, byte: u8) {
         if let Some(slot) = self.bytes.get_mut(self.length) {
             *slot = byte;
         }
@@ -35,7 +35,7 @@ impl TokenBuffer {
     }
 
     /// Appends `bytes` if they fit; counts them in any case.
-    pub(in crate::api) fn extend(&mut self, bytes: &[u8]) {
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
         let end = self.length.saturating_add(bytes.len());
         if let Some(slot) = self.bytes.get_mut(self.length..end) {
             slot.copy_from_slice(bytes);
@@ -44,11 +44,11 @@ impl TokenBuffer {
     }
 
     /// The whole string, if it fits.
-    pub(in crate::api) fn as_bytes(&self) -> Option<&[u8]> {
+    pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
         self.bytes.get(..self.length)
     }
 
-    pub(in crate::api) fn equals(&self, text: &[u8]) -> bool {
+    pub(crate) fn equals(&self, text: &[u8]) -> bool {
         self.as_bytes() == Some(text)
     }
 

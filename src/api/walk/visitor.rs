@@ -1,7 +1,7 @@
 //! The interface between a walker and the code that reads a document.
 
 /// Reads a document.
-pub(in crate::api) trait Visitor {
+pub(crate) trait Visitor {
     /// The place of an entered value in the document.
     type Context: Copy;
 
@@ -18,18 +18,18 @@ pub(in crate::api) trait Visitor {
 
 /// A value that begins.
 #[derive(Clone, Copy)]
-pub(in crate::api) struct ValueStart<'n, P> {
+pub(crate) struct ValueStart<'n, P> {
     /// The context of the entered collection around the value; `None` for the document itself.
-    pub(in crate::api) parent: Option<P>,
+    pub(crate) parent: Option<P>,
     /// The member's name, if there is one and it is short.
-    pub(in crate::api) name: Option<&'n [u8]>,
-    pub(in crate::api) kind: ValueKind,
+    pub(crate) name: Option<&'n [u8]>,
+    pub(crate) kind: ValueKind,
     /// Number of bytes before the value.
-    pub(in crate::api) offset: u64,
+    pub(crate) offset: u64,
 }
 
 /// What the walker does with a value.
-pub(in crate::api) enum VisitAction<P> {
+pub(crate) enum VisitAction<P> {
     Enter(P),
     Skip,
     /// The value must not stand there; the walk ends.
@@ -37,7 +37,7 @@ pub(in crate::api) enum VisitAction<P> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum ValueKind {
+pub(crate) enum ValueKind {
     List,
     Map,
     /// A number, a boolean or null.
@@ -46,7 +46,7 @@ pub(in crate::api) enum ValueKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum LeafValue<'t> {
+pub(crate) enum LeafValue<'t> {
     Null,
     /// An integer from 0 to the largest `int64`.
     Number(u64),

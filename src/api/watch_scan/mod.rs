@@ -6,13 +6,6 @@
 //!
 //! The scan keeps no part of the stream, and the chunk boundaries do not matter. It reads JSON,
 //! CBOR and Kubernetes' protobuf. In a malformed stream the bookmark is not found.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `totals` |
-//! | 1 | `protobuf` `visitor` |
 
 mod protobuf;
 #[cfg(test)]
@@ -21,8 +14,7 @@ mod totals;
 mod visitor;
 
 use crate::api::media_type::MediaType;
-use crate::api::walk::CborWalker;
-use crate::api::walk::JsonWalker;
+use crate::api::walk::{CborWalker, JsonWalker};
 use crate::api::watch_scan::totals::WatchTotals;
 use crate::api::watch_scan::visitor::WatchVisitor;
 

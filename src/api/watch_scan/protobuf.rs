@@ -4,17 +4,11 @@
 //! Only the messages that contain the kind and the annotations are entered, the annotations only in
 //! bookmarks. Every other field is skipped by its length.
 
-use super::totals::INITIAL_EVENTS_END;
-use super::totals::WatchEventType;
-use super::totals::WatchTotals;
+use super::totals::{INITIAL_EVENTS_END, WatchEventType, WatchTotals};
 use crate::api::list_scan::is_transformed_kind;
 use crate::api::walk::TokenBuffer;
-use crate::encoding::protobuf::KUBERNETES_MAGIC;
-use crate::encoding::protobuf::VarintDecoder;
-use crate::encoding::protobuf::VarintProgress;
-use crate::encoding::protobuf::wire_type;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
+use crate::encoding::protobuf::{KUBERNETES_MAGIC, VarintDecoder, VarintProgress, wire_type};
+use crate::numeric::{saturating_u64, saturating_usize};
 
 /// Maximum depth of entered messages.
 const MAX_DEPTH: usize = 8;

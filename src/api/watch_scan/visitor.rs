@@ -2,15 +2,9 @@
 //!
 //! A bookmark of a table has its object in a row.
 
-use super::totals::INITIAL_EVENTS_END;
-use super::totals::WatchEventType;
-use super::totals::WatchTotals;
+use super::totals::{INITIAL_EVENTS_END, WatchEventType, WatchTotals};
 use crate::api::list_scan::is_transformed_kind;
-use crate::api::walk::LeafValue;
-use crate::api::walk::ValueKind;
-use crate::api::walk::ValueStart;
-use crate::api::walk::VisitAction;
-use crate::api::walk::Visitor;
+use crate::api::walk::{LeafValue, ValueKind, ValueStart, VisitAction, Visitor};
 
 #[derive(Debug, Default)]
 pub(super) struct WatchVisitor {

@@ -4,8 +4,7 @@
 //! counts only if the server is ready, and repeats for a while. Before that, the request is tried
 //! again in seconds.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How long 403s repeat before a right counts as missing.
 pub(super) const GRACE: Duration = Duration::from_secs(10);

@@ -3,10 +3,8 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -18,8 +16,7 @@ use crate::app::lifecycle::state::LearnedState;
 use crate::flowcontrol::sources::ClusterStatus;
 use crate::handover::channel::HandoverChannel;
 use crate::handover::listeners::ListenerId;
-use crate::handover::message::HeldSeats;
-use crate::handover::message::Message;
+use crate::handover::message::{HeldSeats, Message};
 use crate::observe::process_metrics::HandoverMetrics;
 use crate::observe::readiness::Readiness;
 
@@ -34,11 +31,11 @@ const READINESS_RETRY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct HandoverParts {
     /// Weak, so that a port closes when its listener ends.
-    pub(in crate::app) listeners: Vec<(ListenerId, Weak<TcpListener>)>,
-    pub(in crate::app) readiness: Arc<Readiness>,
+    pub(crate) listeners: Vec<(ListenerId, Weak<TcpListener>)>,
+    pub(crate) readiness: Arc<Readiness>,
     /// Counts the turns of each worker's maintenance.
-    pub(in crate::app) heartbeats: Vec<Arc<AtomicU64>>,
-    pub(in crate::app) state: LearnedState,
+    pub(crate) heartbeats: Vec<Arc<AtomicU64>>,
+    pub(crate) state: LearnedState,
     /// Counts hand-overs from and to this process.
     pub(crate) metrics: HandoverMetrics,
 }

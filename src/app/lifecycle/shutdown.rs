@@ -7,21 +7,18 @@
 //! After a hand-over another process serves. Readiness does not fail, and requests and watches end
 //! at the same time.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::time::timeout;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 use tracing::info;
 
 use crate::clock::Clock;
 use crate::config::ShutdownConfig;
-use crate::drain::Drain;
-use crate::drain::DrainStage;
+use crate::drain::{Drain, DrainStage};
 
 /// How long connections may take to close once they have no requests: a GOAWAY and a few round
 /// trips.
-pub(in crate::app) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long HTTP/1.1 connections without a request stay open after a hand-over. A client that sends
 /// a request within this time receives `Connection: close` with the response. A connection that is
@@ -50,13 +47,13 @@ pub enum ShutdownOutcome {
 
 /// The times of a shutdown.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::app) struct ShutdownTimes {
-    pub(in crate::app) config: ShutdownConfig,
+pub(crate) struct ShutdownTimes {
+    pub(crate) config: ShutdownConfig,
     /// `--request-timeout`.
-    pub(in crate::app) request_timeout: Duration,
+    pub(crate) request_timeout: Duration,
 }
 
-pub(in crate::app) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
+pub(crate) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
     let ShutdownTimes {
         config: ShutdownConfig { delay, watch_grace },
         request_timeout,
@@ -92,10 +89,7 @@ pub(in crate::app) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> Sh
 }
 
 /// Ends a process whose listeners another process has taken over.
-pub(in crate::app) async fn finish_after_handover(
-    drain: &Drain,
-    times: ShutdownTimes,
-) -> ShutdownOutcome {
+pub(crate) async fn finish_after_handover(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
     let ShutdownTimes {
         config: ShutdownConfig { watch_grace, .. },
         request_timeout,

@@ -5,21 +5,17 @@
 
 use std::sync::Arc;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::clock::Clock;
 use crate::flowcontrol::work_estimator::object_counts::SavedCount;
-use crate::handover::message::HeldSeats;
-use crate::handover::message::Message;
+use crate::handover::message::{HeldSeats, Message};
 use crate::limits::limiters::Limiters;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::top_talkers::SavedTalkers;
-use crate::observe::top_talkers::TopTalkers;
+use crate::observe::top_talkers::{SavedTalkers, TopTalkers};
 use crate::pipeline::response::abandoned::AbandonedRequests;
 
 /// The version of [`SavedState`]. Another one is ignored.
@@ -39,12 +35,12 @@ struct SavedState {
 
 /// The parts of a running proxy that have learned something.
 #[derive(Clone, Debug)]
-pub(in crate::app) struct LearnedState {
-    pub(in crate::app) status: Arc<StatusFeed>,
-    pub(in crate::app) talkers: Arc<TopTalkers>,
-    pub(in crate::app) limiters: Arc<Limiters>,
+pub(crate) struct LearnedState {
+    pub(crate) status: Arc<StatusFeed>,
+    pub(crate) talkers: Arc<TopTalkers>,
+    pub(crate) limiters: Arc<Limiters>,
     /// Of each worker.
-    pub(in crate::app) abandoned: Vec<Arc<AbandonedRequests>>,
+    pub(crate) abandoned: Vec<Arc<AbandonedRequests>>,
 }
 
 impl LearnedState {

@@ -1,12 +1,5 @@
 //! What weir asks the API server about itself: the permissions of its own credential, and, for
 //! `weir check --online`, whether it can be reached and accepts weir's certificates.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `self_access` |
-//! | 1 | `online` |
 
 pub(super) mod online;
 pub(super) mod self_access;

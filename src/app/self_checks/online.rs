@@ -17,20 +17,15 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::document::Severity;
 use crate::identity::request_header::IdentityHeaders;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::{ApiTransport, RemoteError, RemoteRequest, RemoteResponse};
 use crate::metrics::Registry;
-use crate::observe::readiness::front_proxy::FrontProxyHealth;
-use crate::observe::readiness::front_proxy::FrontProxyProbe;
-use crate::observe::readiness::front_proxy::FrontProxyProbeOutcome;
-use crate::observe::readiness::front_proxy::REQUIREMENTS;
+use crate::observe::readiness::front_proxy::{
+    FrontProxyHealth, FrontProxyProbe, FrontProxyProbeOutcome, REQUIREMENTS,
+};
 use crate::upstream;
-use crate::upstream::UpstreamConfig;
-use crate::upstream::UpstreamMetrics;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use crate::upstream::{UpstreamConfig, UpstreamMetrics};
 
 /// Longest time for everything.
 const TIME_LIMIT: Duration = Duration::from_secs(10);

@@ -8,20 +8,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
-use serde_json::Value;
-use serde_json::json;
-use tracing::debug;
-use tracing::warn;
+use serde_json::{Value, json};
+use tracing::{debug, warn};
 
 use crate::api::flowcontrol;
-use crate::config::AdmissionConfig;
-use crate::config::Config;
+use crate::config::{AdmissionConfig, Config};
 use crate::document::Severity;
-use crate::flowcontrol::sources::ClusterResource;
-use crate::flowcontrol::sources::rbac_rule;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
+use crate::flowcontrol::sources::{ClusterResource, rbac_rule};
+use crate::identity::transport::{ApiTransport, RemoteRequest, RemoteResponse};
 
 /// The path of the API server's SelfSubjectAccessReviews.
 const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -142,7 +136,7 @@ impl Permission {
 }
 
 /// The review of whether weir has the permission in `spec`.
-pub(in crate::app) fn self_access_review(spec: &Value) -> RemoteRequest {
+pub(crate) fn self_access_review(spec: &Value) -> RemoteRequest {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -156,7 +150,7 @@ pub(in crate::app) fn self_access_review(spec: &Value) -> RemoteRequest {
 
 /// The decision in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::app) enum SelfAccessDecision {
+pub(crate) enum SelfAccessDecision {
     Allowed,
     Denied,
     /// There is no decision, and a retry would not change that.
@@ -166,7 +160,7 @@ pub(in crate::app) enum SelfAccessDecision {
 }
 
 /// Parses the response to a review.
-pub(in crate::app) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
+pub(crate) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
     match reply.status {
         StatusCode::OK | StatusCode::CREATED => {}
         code @ (StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
@@ -191,14 +185,14 @@ pub(in crate::app) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecisi
 
 /// The permissions that a configuration requires, and the client that checks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::app) struct SelfAccess {
+pub(crate) struct SelfAccess {
     required: Vec<Permission>,
 }
 
 impl SelfAccess {
     /// The permissions that `weir check --online` asks for: also those whose lack a start finds out
     /// by itself.
-    pub(in crate::app) fn for_check(config: &Config) -> Self {
+    pub(crate) fn for_check(config: &Config) -> Self {
         let Self { mut required } = Self::from_config(config);
         let read = |group, resource, verb| Permission {
             verb,
@@ -238,7 +232,7 @@ impl SelfAccess {
     }
 
     /// The permissions that `config` requires; none if weir does not check itself.
-    pub(in crate::app) fn from_config(config: &Config) -> Self {
+    pub(crate) fn from_config(config: &Config) -> Self {
         let verification = &config.identity.verification;
         let mut needed = Vec::new();
         if config.admin.self_check_interval.is_none() {
@@ -289,7 +283,7 @@ impl SelfAccess {
     }
 
     /// Checks each permission until there is a decision, and warns of those that are missing.
-    pub(in crate::app) async fn check(self, server: Arc<dyn ApiTransport>) {
+    pub(crate) async fn check(self, server: Arc<dyn ApiTransport>) {
         for right in self.required {
             let decision = loop {
                 let decision = right.ask(&*server).await;
@@ -310,10 +304,7 @@ impl SelfAccess {
     }
 
     /// Asks once for each permission. Returns a sentence for each that is missing or not known.
-    pub(in crate::app) async fn missing(
-        &self,
-        server: &dyn ApiTransport,
-    ) -> Vec<(Severity, String)> {
+    pub(crate) async fn missing(&self, server: &dyn ApiTransport) -> Vec<(Severity, String)> {
         let mut missing = Vec::new();
         for right in &self.required {
             match right.ask(server).await {

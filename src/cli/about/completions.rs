@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
-use clap::Command;
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::cli::process::exit::print_stdout;
@@ -17,7 +16,7 @@ pub(crate) struct CompletionsArgs {
 }
 
 /// Runs the command. `command` is the root of the argument tree.
-pub(in crate::cli) fn run(args: CompletionsArgs, command: &mut Command) -> ExitCode {
+pub(crate) fn run(args: CompletionsArgs, command: &mut Command) -> ExitCode {
     print_stdout(&render(args.shell, command))
 }
 
@@ -30,8 +29,7 @@ fn render(shell: Shell, command: &mut Command) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-    use clap::ValueEnum;
+    use clap::{CommandFactory, ValueEnum};
 
     use super::*;
     use crate::cli::commands::Cli;

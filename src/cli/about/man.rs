@@ -1,13 +1,10 @@
 //! `weir man`: manual pages, generated from the flags.
 
-use std::fs;
-use std::io;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{fs, io};
 
-use clap::Args;
-use clap::Command;
+use clap::{Args, Command};
 
 use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::exit_with_failure;
@@ -21,7 +18,7 @@ pub(crate) struct ManArgs {
 }
 
 /// Runs the command. `command` is the root of the argument tree.
-pub(in crate::cli) fn run(args: &ManArgs, command: Command) -> ExitCode {
+pub(crate) fn run(args: &ManArgs, command: Command) -> ExitCode {
     match write_pages(&args.dir, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

@@ -3,8 +3,7 @@
 use std::env::consts;
 use std::process::ExitCode;
 
-use clap::Args;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::cli::process::exit::print_stdout;
@@ -30,7 +29,7 @@ enum VersionFormat {
 }
 
 /// Prints the version.
-pub(in crate::cli) fn run(args: VersionArgs) -> ExitCode {
+pub(crate) fn run(args: VersionArgs) -> ExitCode {
     print_stdout(render(args.output).as_bytes())
 }
 

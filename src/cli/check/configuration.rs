@@ -6,13 +6,11 @@ use std::sync::Arc;
 use crate::cli::check::lint;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::flags::FlowcontrolSource;
-use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
+use crate::cli::flags::{FlowcontrolSource, ServeArgs};
 use crate::cli::process::resolve;
 use crate::config::Config;
-use crate::lint::authenticators::Authenticators;
-use crate::lint::authenticators::IssuerPrefixes;
+use crate::lint::authenticators::{Authenticators, IssuerPrefixes};
 use crate::lint::finding::LintFinding;
 use crate::lint::objects::Scope;
 
@@ -21,11 +19,11 @@ const DEFAULT_SEATS: u32 = 600;
 
 /// What was found about a configuration.
 #[derive(Default)]
-pub(in crate::cli) struct ConfigurationCheck {
-    pub(in crate::cli) findings: Findings,
-    pub(in crate::cli) args: Option<Box<ServeArgs>>,
+pub(crate) struct ConfigurationCheck {
+    pub(crate) findings: Findings,
+    pub(crate) args: Option<Box<ServeArgs>>,
     /// `None` if it cannot be used.
-    pub(in crate::cli) config: Option<Box<Config>>,
+    pub(crate) config: Option<Box<Config>>,
     /// The authenticators, if they yield only some users.
     pub(super) authenticators: Option<Authenticators>,
     /// Whether weir has credentials of its own. `None` if it is not known.
@@ -34,7 +32,7 @@ pub(in crate::cli) struct ConfigurationCheck {
 
 impl ConfigurationCheck {
     /// Of a configuration that cannot be parsed.
-    pub(in crate::cli) fn from_findings(findings: Findings) -> Self {
+    pub(crate) fn from_findings(findings: Findings) -> Self {
         Self {
             findings,
             ..Self::default()
@@ -42,7 +40,7 @@ impl ConfigurationCheck {
     }
 
     /// Of the arguments of `weir serve`.
-    pub(in crate::cli) fn resolve(args: ServeArgs) -> Self {
+    pub(crate) fn resolve(args: ServeArgs) -> Self {
         let kept = Some(Box::new(args.clone()));
         match resolve::resolve(args) {
             Ok(Resolved { config, warnings }) => Self {

@@ -7,19 +7,15 @@ use crate::api::flowcontrol;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::CLIENT_LIMITS;
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::Node;
+use crate::document::{Diagnostics, Node};
 use crate::limits::rate::clients;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::config::PluginConfigSource;
 use crate::lint::authenticators::Authenticators;
 use crate::lint::finding::LintFinding;
-use crate::lint::flow_schemas;
-use crate::lint::objects::ObjectSet;
-use crate::lint::objects::Scope;
-use crate::lint::priority_levels;
-use crate::lint::rate_limits;
+use crate::lint::objects::{ObjectSet, Scope};
 use crate::lint::rate_limits::ListPlace;
+use crate::lint::{flow_schemas, priority_levels, rate_limits};
 
 /// The text of a file, if it is UTF-8.
 pub(super) fn read_text(file: &Path, files: &InputFiles) -> Option<String> {

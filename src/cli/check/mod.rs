@@ -4,19 +4,11 @@
 //! The findings are those of [`config_resolver`](crate::cli::config_resolver), which a start
 //! reports, too, and those of the [linter](crate::lint). With `--online` the API server is asked as
 //! well.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `lint` |
-//! | 1 | `configuration` `report` |
-//! | 2 | `files` |
 
-pub(in crate::cli) mod configuration;
+pub(crate) mod configuration;
 mod files;
 mod lint;
-pub(in crate::cli) mod report;
+pub(crate) mod report;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,14 +20,9 @@ use crate::app;
 use crate::app::OnlineReport;
 use crate::cli::check::configuration::ConfigurationCheck;
 use crate::cli::check::files::ConfigurationChecker;
-use crate::cli::check::report::ApiServerSummary;
-use crate::cli::check::report::CheckFormat;
-use crate::cli::check::report::CheckReport;
-use crate::cli::check::report::CheckedFileNames;
+use crate::cli::check::report::{ApiServerSummary, CheckFormat, CheckReport, CheckedFileNames};
 use crate::cli::config_resolver::certificates;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::print_stdout;
 use crate::config::Config;

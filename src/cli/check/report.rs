@@ -1,15 +1,11 @@
 //! The report of `weir check`, as text or JSON. Pure.
 
 use clap::ValueEnum;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::cli::config_resolver::certificates::CertificateSummary;
-use crate::cli::config_resolver::certificates::date;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::Findings;
-use crate::encoding::printable::escape_json;
-use crate::encoding::printable::escape_message;
+use crate::cli::config_resolver::certificates::{CertificateSummary, date};
+use crate::cli::config_resolver::findings::{Finding, Findings};
+use crate::encoding::printable::{escape_json, escape_message};
 
 /// How the report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -23,44 +19,44 @@ pub(crate) enum CheckFormat {
 
 /// What was found.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct CheckReport {
-    pub(in crate::cli) findings: Findings,
+pub(crate) struct CheckReport {
+    pub(crate) findings: Findings,
     /// The serving certificate, if the configuration can be used.
-    pub(in crate::cli) certificate: Option<CertificateSummary>,
+    pub(crate) certificate: Option<CertificateSummary>,
     /// With `--online`.
-    pub(in crate::cli) api_server: Option<ApiServerSummary>,
+    pub(crate) api_server: Option<ApiServerSummary>,
     /// With files or folders.
-    pub(in crate::cli) files: Option<CheckedFileNames>,
+    pub(crate) files: Option<CheckedFileNames>,
     /// Whether warnings count as errors.
-    pub(in crate::cli) is_strict: bool,
+    pub(crate) is_strict: bool,
 }
 
 /// The files that were found.
 #[derive(Debug)]
-pub(in crate::cli) struct CheckedFileNames {
-    pub(in crate::cli) checked: Vec<String>,
+pub(crate) struct CheckedFileNames {
+    pub(crate) checked: Vec<String>,
     /// Files of folders that are nothing that weir knows.
-    pub(in crate::cli) skipped: Vec<String>,
+    pub(crate) skipped: Vec<String>,
     /// Files of folders that cannot be parsed.
-    pub(in crate::cli) unparsable: Vec<String>,
+    pub(crate) unparsable: Vec<String>,
 }
 
 /// What the API server says.
 #[derive(Debug)]
-pub(in crate::cli) struct ApiServerSummary {
-    pub(in crate::cli) version: Option<String>,
+pub(crate) struct ApiServerSummary {
+    pub(crate) version: Option<String>,
     /// The user of weir's own credential.
-    pub(in crate::cli) user: Option<String>,
+    pub(crate) user: Option<String>,
 }
 
 impl CheckReport {
     /// Whether there are no errors, and no warnings if these count as errors.
-    pub(in crate::cli) fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         let mut warnings = self.findings.warnings().filter(|_| self.is_strict);
         self.findings.errors().next().is_none() && warnings.next().is_none()
     }
 
-    pub(in crate::cli) fn render(&self, format: CheckFormat) -> String {
+    pub(crate) fn render(&self, format: CheckFormat) -> String {
         match format {
             CheckFormat::Text => self.text(),
             CheckFormat::Json => format!("{}\n", escape_json(&self.json().to_string())),
@@ -142,8 +138,7 @@ fn counted(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::cli::config_resolver::findings::FindingSubject;

@@ -4,48 +4,40 @@
 //! error names the file, the line and the field. A flag on the command line overrides the file's
 //! entry.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 
-use clap::Arg;
-use clap::ArgAction;
-use clap::ArgMatches;
-use clap::Command;
 use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::Value;
 
 use crate::cli::flags::origin;
-use crate::cli::flags::origin::AUTHENTICATION;
-use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::SourceLocation;
+use crate::document::{Content, Diagnostics, Node, SourceLocation};
 
 /// Unknown settings for which a similar one is looked for.
 const MAX_HINTS: u32 = 20;
 
 /// The content of a file.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct ConfigFile {
+pub(crate) struct ConfigFile {
     /// The flags of the entries, without those that are on the command line.
-    pub(in crate::cli) flags: Vec<OsString>,
+    pub(crate) flags: Vec<OsString>,
     /// The location of each flag's entry, by the flag's name.
-    pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
+    pub(crate) locations: BTreeMap<String, SourceLocation>,
     /// Settings that have no flag: key and value.
-    pub(in crate::cli) file_only: Vec<(String, Value)>,
+    pub(crate) file_only: Vec<(String, Value)>,
     /// The warnings of the file.
-    pub(in crate::cli) warnings: Diagnostics,
+    pub(crate) warnings: Diagnostics,
     /// Whether the file is none with settings, as far as can be read. Then nothing is known about
     /// what it does not set.
-    pub(in crate::cli) is_unusable: bool,
+    pub(crate) is_unusable: bool,
 }
 
 /// The settings of a file, without those that `typed` has. Adds an error for each entry that is
 /// invalid.
-pub(in crate::cli) fn read(
+pub(crate) fn read(
     file: &str,
     text: &str,
     command: &Command,
@@ -216,7 +208,7 @@ fn entry_flags(
 }
 
 /// The message of a parser error, on one line and without the usage.
-pub(in crate::cli) fn clap_message(error: &clap::Error) -> String {
+pub(crate) fn clap_message(error: &clap::Error) -> String {
     let text = error.to_string();
     let sentence = text.split("\n\n").next().unwrap_or_default();
     sentence.trim_start_matches("error: ").replace('\n', " ")

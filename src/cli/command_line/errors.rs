@@ -4,22 +4,15 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
-use clap::ArgMatches;
-use clap::Command;
-use clap::Error;
-use clap::error::ContextKind;
-use clap::error::ContextValue;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Command, Error};
 
 use crate::cli::command_line::config_file;
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
-use crate::cli::flags::ServeArgs;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::input_files::InputFiles;
-use crate::cli::flags::origin;
+use crate::cli::flags::{ServeArgs, origin};
 use crate::document;
 use crate::document::Severity;
 

@@ -2,13 +2,6 @@
 //!
 //! Of a command line that clap rejects, its error is all that is reported. The errors of the
 //! `--config` file and of the configuration as a whole are reported together.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config_file` |
-//! | 1 | `errors` |
 
 mod config_file;
 mod errors;
@@ -18,29 +11,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::ArgMatches;
-use clap::Command;
-use clap::CommandFactory;
-use clap::Error;
-use clap::FromArgMatches;
-use clap::ValueEnum;
 use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches, ValueEnum};
 
 use crate::cli::check;
 use crate::cli::check::CheckOptions;
 use crate::cli::command_line::config_file::ConfigFile;
 use crate::cli::command_line::errors::CommandLineErrors;
 use crate::cli::commands::Cli;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::cli::process::exit::EXIT_USAGE;
-use crate::cli::process::exit::exit_with_usage_error;
-use crate::cli::process::exit::report_clap_error;
+use crate::cli::process::exit::{EXIT_USAGE, exit_with_usage_error, report_clap_error};
 
 const SERVE: &str = "serve";
 const CHECK: &str = "check";

@@ -1,24 +1,20 @@
 //! The audit log: its policy and its file. The record of requests.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::Access;
-use rustix::fs::access;
+use rustix::fs::{Access, access};
 
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
 use crate::document;
 use crate::numeric::saturating_usize;
-use crate::observe::audit;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
-use crate::observe::logging::recording::PseudonymKey;
-use crate::observe::logging::recording::RecordingConfig;
-use crate::observe::spans;
+use crate::observe::logging::recording::{PseudonymKey, RecordingConfig};
+use crate::observe::{audit, spans};
 
 const PATH: &str = "audit-log-path";
 const POLICY: &str = "audit-policy-file";

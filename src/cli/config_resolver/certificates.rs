@@ -2,14 +2,11 @@
 //! Pure: `now` is an argument.
 
 use std::net::IpAddr;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::GeneralName;
-use x509_parser::prelude::X509Certificate;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::lint::rule::Rule;
 use crate::x509;
@@ -27,7 +24,7 @@ const WARN_FRACTION: u32 = 5;
 
 /// What a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum CertificateUse {
+pub(crate) enum CertificateUse {
     /// Clients verify it and its names.
     Serving,
     /// The API server verifies it.
@@ -38,7 +35,7 @@ pub(in crate::cli) enum CertificateUse {
 
 /// What is wrong with a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum Defect {
+pub(crate) enum Defect {
     /// Peers reject it, or will within hours.
     Unusable(Rule, String),
     /// It may fail later, or for some peers.
@@ -47,15 +44,15 @@ pub(in crate::cli) enum Defect {
 
 /// What a certificate is for and how long it is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct CertificateSummary {
+pub(crate) struct CertificateSummary {
     /// DNS names and addresses.
-    pub(in crate::cli) names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// The end of its validity.
-    pub(in crate::cli) not_after: SystemTime,
+    pub(crate) not_after: SystemTime,
 }
 
 /// The summary of the first certificate of a chain.
-pub(in crate::cli) fn summarize(chain: &[CertificateDer<'_>]) -> Option<CertificateSummary> {
+pub(crate) fn summarize(chain: &[CertificateDer<'_>]) -> Option<CertificateSummary> {
     let certificate = parse(chain.first()?)?;
     Some(CertificateSummary {
         names: alternative_names(&certificate),
@@ -64,7 +61,7 @@ pub(in crate::cli) fn summarize(chain: &[CertificateDer<'_>]) -> Option<Certific
 }
 
 /// The defects of a certificate with its chain.
-pub(in crate::cli) fn inspect_chain(
+pub(crate) fn inspect_chain(
     chain: &[CertificateDer<'_>],
     usage: CertificateUse,
     now: SystemTime,
@@ -100,7 +97,7 @@ pub(in crate::cli) fn inspect_chain(
 
 /// The defects of CA certificates. Like in Go, those that can be parsed are trusted themselves, even
 /// if they issue no certificate.
-pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
+pub(crate) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
     let mut defects = Vec::new();
     for (n, root) in roots.iter().enumerate() {
         let parsed = match x509::Certificate::parse(root) {
@@ -136,15 +133,13 @@ pub(in crate::cli) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTim
 }
 
 /// The numbers, from 1, of those that are no X.509 certificates.
-pub(in crate::cli) fn malformed(
-    certificates: &[CertificateDer<'_>],
-) -> impl Iterator<Item = usize> {
+pub(crate) fn malformed(certificates: &[CertificateDer<'_>]) -> impl Iterator<Item = usize> {
     let all = certificates.iter().enumerate();
     all.filter_map(|(n, certificate)| parse(certificate).is_none().then_some(n + 1))
 }
 
 /// Whether all of these are CAs.
-pub(in crate::cli) fn are_roots(certificates: &[CertificateDer<'_>]) -> bool {
+pub(crate) fn are_roots(certificates: &[CertificateDer<'_>]) -> bool {
     let mut parsed = certificates.iter().map(parse);
     parsed.all(|certificate| certificate.is_some_and(|certificate| is_ca(&certificate)))
 }
@@ -266,7 +261,7 @@ fn system_time(seconds: i64) -> SystemTime {
 }
 
 /// The time in RFC 3339.
-pub(in crate::cli) fn date(at: SystemTime) -> String {
+pub(crate) fn date(at: SystemTime) -> String {
     Timestamp::try_from(at).map_or_else(|_| "a time out of range".to_owned(), |at| at.to_string())
 }
 
@@ -286,14 +281,10 @@ fn in_words(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::BasicConstraints;
-    use rcgen::CertificateParams;
-    use rcgen::DnType;
-    use rcgen::ExtendedKeyUsagePurpose;
-    use rcgen::IsCa;
-    use rcgen::Issuer;
-    use rcgen::KeyPair;
-    use rcgen::KeyUsagePurpose;
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+        KeyPair, KeyUsagePurpose,
+    };
 
     use super::*;
 

@@ -1,24 +1,20 @@
 //! What is wrong with a configuration, or surely unwanted in it: flags, settings and the files that
 //! they name. Pure data and its texts.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::document::Diagnostic;
-use crate::document::Severity;
-use crate::document::SourceLocation;
+use crate::document::{Diagnostic, Severity, SourceLocation};
 use crate::lint::finding::LintFinding;
 use crate::lint::rule::Rule;
 use crate::upstream::tls::KEY_MISMATCH;
 
 /// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::cli) enum FindingSubject {
+pub(crate) enum FindingSubject {
     /// A flag, or the setting of its name. Without dashes.
     Flag(String),
     /// An argument that the parser rejected. The message names it. Empty if it is not known.
@@ -31,7 +27,7 @@ pub(in crate::cli) enum FindingSubject {
 
 impl FindingSubject {
     /// The name of the flag, without dashes.
-    pub(in crate::cli) fn flag(&self) -> Option<&str> {
+    pub(crate) fn flag(&self) -> Option<&str> {
         match self {
             Self::Flag(name) | Self::Argument(name) | Self::Setting(name) => {
                 Some(name.as_str()).filter(|name| !name.is_empty())
@@ -48,34 +44,30 @@ impl FindingSubject {
 
 /// An error or a warning.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::cli) struct Finding {
+pub(crate) struct Finding {
     /// A configuration with an error cannot be used, unless the error is `tolerated`.
-    pub(in crate::cli) severity: Severity,
+    pub(crate) severity: Severity,
     /// What kind of finding it is.
-    pub(in crate::cli) rule: Rule,
+    pub(crate) rule: Rule,
     /// The flag or setting.
-    pub(in crate::cli) subject: FindingSubject,
+    pub(crate) subject: FindingSubject,
     /// Where the `--config` file sets the flag, if it is set there.
-    pub(in crate::cli) set_at: Option<SourceLocation>,
+    pub(crate) set_at: Option<SourceLocation>,
     /// The place in the file that is wrong.
-    pub(in crate::cli) location: Option<SourceLocation>,
+    pub(crate) location: Option<SourceLocation>,
     /// The path of the field, such as `limits[0].qps`. May be empty.
-    pub(in crate::cli) field: String,
+    pub(crate) field: String,
     /// What is wrong, and what would be right.
-    pub(in crate::cli) message: String,
+    pub(crate) message: String,
     /// An error that does not prevent a start here: an expired certificate still serves clients
     /// that do not verify it, and a file that is not there yet ends the start later, with an exit
     /// code after which it is tried again. A start logs it as a warning.
-    pub(in crate::cli) tolerated: bool,
+    pub(crate) tolerated: bool,
 }
 
 impl Finding {
     /// A finding without a location.
-    pub(in crate::cli) fn new(
-        severity: Severity,
-        subject: FindingSubject,
-        message: String,
-    ) -> Self {
+    pub(crate) fn new(severity: Severity, subject: FindingSubject, message: String) -> Self {
         Self {
             severity,
             rule: Rule::Configuration,
@@ -89,10 +81,7 @@ impl Finding {
     }
 
     /// A diagnostic of a file.
-    pub(in crate::cli) fn from_diagnostic(
-        subject: FindingSubject,
-        diagnostic: &Diagnostic,
-    ) -> Self {
+    pub(crate) fn from_diagnostic(subject: FindingSubject, diagnostic: &Diagnostic) -> Self {
         Self {
             rule: Rule::from_diagnostic(diagnostic).unwrap_or(Rule::Configuration),
             location: Some(diagnostic.location.clone()),
@@ -107,12 +96,12 @@ impl Finding {
     }
 
     /// The place to edit: where the file is wrong, or else where the flag is set.
-    pub(in crate::cli) fn place(&self) -> Option<&SourceLocation> {
+    pub(crate) fn place(&self) -> Option<&SourceLocation> {
         self.location.as_ref().or(self.set_at.as_ref())
     }
 
     /// A warning of the linter.
-    pub(in crate::cli) fn from_lint(subject: FindingSubject, found: LintFinding) -> Self {
+    pub(crate) fn from_lint(subject: FindingSubject, found: LintFinding) -> Self {
         Self {
             rule: found.rule,
             location: Some(found.location),
@@ -122,7 +111,7 @@ impl Finding {
     }
 
     /// `FILE:LINE:COLUMN: error: --flag: field: message [rule]`, as `weir check` prints it.
-    pub(in crate::cli) fn report_line(&self) -> String {
+    pub(crate) fn report_line(&self) -> String {
         let severity = severity_name(self.severity);
         let place = self.place().map(ToString::to_string);
         let parts = [place, Some(severity.to_owned()), self.flag_prefix()];
@@ -130,7 +119,7 @@ impl Finding {
     }
 
     /// All fields. `line` and `column` are left out where they are not known.
-    pub(in crate::cli) fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let place = self.place();
         let number = |number: fn(&SourceLocation) -> u32| {
             place
@@ -179,7 +168,7 @@ impl fmt::Display for Finding {
     }
 }
 
-pub(in crate::cli) const fn severity_name(severity: Severity) -> &'static str {
+pub(crate) const fn severity_name(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
@@ -189,7 +178,7 @@ pub(in crate::cli) const fn severity_name(severity: Severity) -> &'static str {
 /// Errors and warnings in the order in which they were found. Displays the errors that
 /// prevent a start, one a line.
 #[derive(Clone, Debug, Default)]
-pub(in crate::cli) struct Findings {
+pub(crate) struct Findings {
     list: Vec<Finding>,
     /// All of them.
     seen: HashSet<Finding>,
@@ -199,7 +188,7 @@ pub(in crate::cli) struct Findings {
 
 impl Findings {
     /// Adds a finding, unless the same is there already: a file may be read for several flags.
-    pub(in crate::cli) fn push(&mut self, finding: Finding) {
+    pub(crate) fn push(&mut self, finding: Finding) {
         if !self.seen.insert(finding.clone()) {
             return;
         }
@@ -212,7 +201,7 @@ impl Findings {
 
     /// Adds a finding, unless the same place has the same already: for another flag, or because a
     /// start reports it, too.
-    pub(in crate::cli) fn push_new(&mut self, finding: Finding) {
+    pub(crate) fn push_new(&mut self, finding: Finding) {
         let is_same = |(rule, message): &(Rule, String)| {
             rule.is_alike(finding.rule)
                 && (*message == finding.message || finding.rule == Rule::FlowSchemaDangling)
@@ -224,7 +213,7 @@ impl Findings {
     }
 
     /// Sorts by place. Findings without a place stay in front.
-    pub(in crate::cli) fn sort_by_place(&mut self) {
+    pub(crate) fn sort_by_place(&mut self) {
         let key = |finding: &Finding| {
             let place = finding.place()?;
             Some((Arc::clone(&place.file), place.line, place.column))
@@ -233,7 +222,7 @@ impl Findings {
     }
 
     /// Leaves out the warnings of these rules.
-    pub(in crate::cli) fn without(self, ignored: &[Rule]) -> Self {
+    pub(crate) fn without(self, ignored: &[Rule]) -> Self {
         let kept = |finding: &Finding| {
             finding.severity == Severity::Error || !ignored.contains(&finding.rule)
         };
@@ -245,31 +234,31 @@ impl Findings {
         all
     }
 
-    pub(in crate::cli) fn iter(&self) -> std::slice::Iter<'_, Finding> {
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Finding> {
         self.list.iter()
     }
 
-    pub(in crate::cli) fn errors(&self) -> impl Iterator<Item = &Finding> {
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &Finding> {
         self.of(Severity::Error)
     }
 
-    pub(in crate::cli) fn warnings(&self) -> impl Iterator<Item = &Finding> {
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = &Finding> {
         self.of(Severity::Warning)
     }
 
     /// What a start logs as warnings: warnings and tolerated errors.
-    pub(in crate::cli) fn tolerated(&self) -> impl Iterator<Item = &Finding> {
+    pub(crate) fn tolerated(&self) -> impl Iterator<Item = &Finding> {
         self.list.iter().filter(|finding| !finding.prevents_start())
     }
 
     /// Whether the configuration cannot be used.
-    pub(in crate::cli) fn prevent_start(&self) -> bool {
+    pub(crate) fn prevent_start(&self) -> bool {
         self.list.iter().any(Finding::prevents_start)
     }
 
     /// Whether all errors that prevent a start are keys that belong to another certificate: one
     /// file of each pair may be new already, and the other not yet.
-    pub(in crate::cli) fn are_key_mismatches(&self) -> bool {
+    pub(crate) fn are_key_mismatches(&self) -> bool {
         let mut errors = self.list.iter().filter(|finding| finding.prevents_start());
         self.prevent_start() && errors.all(|finding| finding.message.starts_with(KEY_MISMATCH))
     }

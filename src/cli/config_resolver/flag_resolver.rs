@@ -1,32 +1,25 @@
 //! Reads the files that flags name, and collects what is found on the way.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
 
 use crate::cli::config_resolver::certificates;
-use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::certificates::Defect;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::clock::Clock;
-use crate::document;
-use crate::document::Severity;
-use crate::document::SourceLocation;
+use crate::document::{Severity, SourceLocation};
 use crate::lint::rule::Rule;
 use crate::observe::alarms::list::CertificateLifetime;
-use crate::upstream;
-use crate::upstream::tls::PemError;
-use crate::upstream::tls::PemInput;
+use crate::upstream::tls::{PemError, PemInput};
 use crate::x509::CertificatePool;
+use crate::{document, upstream};
 
 /// Resolves the flags, group by group. An error does not end it, so that all are found.
 #[derive(Debug, Default)]

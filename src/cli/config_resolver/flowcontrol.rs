@@ -1,19 +1,15 @@
 //! `--flowcontrol-config`, `--flowcontrol-source` and `--state-dir`: the sources of flow schemas and
 //! priority levels.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::cli::flags::FlowcontrolSource;
-use crate::cli::flags::LimitArgs;
-use crate::cli::flags::UpstreamArgs;
 use crate::cli::flags::input_files::InputFiles;
-use crate::config::AdmissionConfig;
-use crate::config::ClusterSourceConfig;
+use crate::cli::flags::{FlowcontrolSource, LimitArgs, UpstreamArgs};
+use crate::config::{AdmissionConfig, ClusterSourceConfig};
 use crate::document;
 use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
@@ -125,10 +121,7 @@ impl FlagResolver {
 }
 
 /// The file itself, or the manifests of a folder, sorted by name.
-pub(in crate::cli) fn manifest_files(
-    path: &Path,
-    inputs: &InputFiles,
-) -> Result<Vec<PathBuf>, String> {
+pub(crate) fn manifest_files(path: &Path, inputs: &InputFiles) -> Result<Vec<PathBuf>, String> {
     let cannot_read = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
     let Some(mut files) = inputs.list(path).map_err(cannot_read)? else {
         return Ok(vec![path.to_owned()]);

@@ -1,26 +1,17 @@
 //! Flags to a [`Config`]: reads the files that flags name, combines flags that belong together, and
 //! reports all errors and warnings at once, each with its flag's name.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `certificates` `findings` `memory` |
-//! | 1 | `flag_resolver` |
-//! | 2 | `audit` `authentication` `flowcontrol` `idle_settings` `rate_limits` `serving` `upstream` |
-//! | 3 | `single_file` |
 
 mod audit;
 mod authentication;
-pub(in crate::cli) mod certificates;
-pub(in crate::cli) mod findings;
+pub(crate) mod certificates;
+pub(crate) mod findings;
 mod flag_resolver;
-pub(in crate::cli) mod flowcontrol;
+pub(crate) mod flowcontrol;
 mod idle_settings;
 mod memory;
 mod rate_limits;
 mod serving;
-pub(in crate::cli) mod single_file;
+pub(crate) mod single_file;
 mod upstream;
 
 use std::path::Path;
@@ -31,38 +22,29 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::config_resolver::authentication::client_certificate_roots;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::config_resolver::memory::default_memory_limit;
-use crate::cli::flags::FlowcontrolEnforcement;
-use crate::cli::flags::FlowcontrolSource;
-use crate::cli::flags::IdentityArgs;
-use crate::cli::flags::LimitArgs;
-use crate::cli::flags::OperationArgs;
-use crate::cli::flags::ProxyArgs;
-use crate::cli::flags::ServeArgs;
-use crate::cli::flags::origin;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::config;
+use crate::cli::flags::{
+    FlowcontrolEnforcement, FlowcontrolSource, IdentityArgs, LimitArgs, OperationArgs, ProxyArgs,
+    ServeArgs, origin,
+};
 use crate::config::Config;
-use crate::document;
 use crate::document::Severity;
-use crate::explain::explainer::ConcurrencyPolicy;
-use crate::explain::explainer::ExplainedPolicies;
+use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::limits::max_in_flight;
 use crate::numeric::saturating_usize;
-use crate::observe::admin::is_loopback;
-use crate::observe::admin::log_level;
 use crate::observe::admin::zpages::EffectiveConfig;
+use crate::observe::admin::{is_loopback, log_level};
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream::UpstreamConfig;
+use crate::{config, document};
 
 /// File descriptors that no client connection uses: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -81,9 +63,9 @@ const UNVERIFIED_TOKENS: &str = "go on to the API server unverified: their reque
 const EXPOSED_ADMIN_ADDRESS: &str = "not a loopback address: it serves users' names, limits and metrics without authentication; nothing can be changed there (PUT /debug/log_level gets 403)";
 
 /// A configuration that can be used.
-pub(in crate::cli) struct Resolved {
-    pub(in crate::cli) config: Config,
-    pub(in crate::cli) warnings: Findings,
+pub(crate) struct Resolved {
+    pub(crate) config: Config,
+    pub(crate) warnings: Findings,
 }
 
 /// The configuration that the flags mean.

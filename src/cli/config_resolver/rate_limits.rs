@@ -1,29 +1,23 @@
 //! Rate limits: the configuration files of EventRateLimit, and `clientLimits` of the `--config`
 //! file.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::flag_resolver::FlagFile;
-use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::cli::flags::EventGroups;
-use crate::cli::flags::LimitArgs;
+use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::origin::CLIENT_LIMITS;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
+use crate::cli::flags::{EventGroups, LimitArgs};
 use crate::document;
 use crate::document::Node;
 use crate::limits::rate;
 use crate::limits::rate::clients;
 use crate::limits::rate::clients::config::ClientLimitRule;
 use crate::limits::rate::events::buckets::LimitedEventGroups;
-use crate::limits::rate::events::config;
-use crate::limits::rate::events::config::EventLimitConfig;
-use crate::limits::rate::events::config::PluginConfigSource;
-use crate::limits::rate::events::enforcer;
+use crate::limits::rate::events::config::{EventLimitConfig, PluginConfigSource};
+use crate::limits::rate::events::{config, enforcer};
 use crate::shared_limits::key::SharedKey;
-use crate::shared_limits::server::SharedLimitsConfig;
-use crate::shared_limits::server::SharedServer;
+use crate::shared_limits::server::{SharedLimitsConfig, SharedServer};
 use crate::upstream::tls::parse_roots;
 
 const ADMISSION: &str = "admission-control-config-file";
@@ -248,8 +242,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::commands::Cli;
-    use crate::cli::commands::Command;
+    use crate::cli::commands::{Cli, Command};
 
     fn resolve(flags: &[&str], config: Option<&Path>) -> (Option<rate::RateLimitsConfig>, String) {
         let line = ["weir", "serve"].iter().chain(flags);

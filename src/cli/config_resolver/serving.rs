@@ -1,15 +1,10 @@
 //! The listener for clients.
 
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::flag_resolver::FlagFile;
-use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::cli::flags::IdentityArgs;
-use crate::cli::flags::ServingArgs;
-use crate::cli::flags::TlsVersion;
+use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
+use crate::cli::flags::{IdentityArgs, ServingArgs, TlsVersion};
 use crate::config;
 use crate::numeric::saturating_usize;
 use crate::server::settings::AddressLimit;

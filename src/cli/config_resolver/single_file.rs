@@ -13,7 +13,7 @@ use crate::cli::flags::input_files::InputFiles;
 
 /// What a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum FileKind {
+pub(crate) enum FileKind {
     /// AdmissionConfiguration.
     Admission,
     /// An audit policy.
@@ -29,7 +29,7 @@ pub(in crate::cli) enum FileKind {
 }
 
 /// What is wrong with a file, and with the files that it names.
-pub(in crate::cli) fn check(kind: FileKind, file: &Path, files: &Arc<InputFiles>) -> Findings {
+pub(crate) fn check(kind: FileKind, file: &Path, files: &Arc<InputFiles>) -> Findings {
     let mut resolver =
         FlagResolver::new(BTreeMap::new(), Arc::clone(files), Environment::default());
     match kind {

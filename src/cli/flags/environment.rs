@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::upstream::connection::environment_proxy::ProxyEnvironment;
 
@@ -19,16 +18,16 @@ pub(crate) struct Environment {
 
 /// A Pod's service account, and the API server's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct PodEnvironment<'e> {
-    pub(in crate::cli) host: &'e str,
-    pub(in crate::cli) port: &'e str,
+pub(crate) struct PodEnvironment<'e> {
+    pub(crate) host: &'e str,
+    pub(crate) port: &'e str,
     /// The folder with the token and the CA.
-    pub(in crate::cli) service_account: &'e Path,
+    pub(crate) service_account: &'e Path,
 }
 
 impl Environment {
     /// The variables of this process.
-    pub(in crate::cli) fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         let names = [
             "HTTPS_PROXY",
             "KUBECONFIG",
@@ -49,7 +48,7 @@ impl Environment {
 
     /// These variables, for tests.
     #[cfg(test)]
-    pub(in crate::cli) fn of<const N: usize>(
+    pub(crate) fn of<const N: usize>(
         variables: [(&'static str, OsString); N],
         service_account: &Path,
     ) -> Self {
@@ -60,7 +59,7 @@ impl Environment {
     }
 
     /// The files of `KUBECONFIG`, each once; none if it is not set, or empty.
-    pub(in crate::cli) fn kubeconfig_files(&self) -> Vec<PathBuf> {
+    pub(crate) fn kubeconfig_files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let list = self.variables.get("KUBECONFIG").into_iter();
         for file in list.flat_map(std::env::split_paths) {
@@ -72,7 +71,7 @@ impl Environment {
     }
 
     /// The Pod that this process is in, if the kubelet's variables say that it is in one.
-    pub(in crate::cli) fn pod(&self) -> Option<PodEnvironment<'_>> {
+    pub(crate) fn pod(&self) -> Option<PodEnvironment<'_>> {
         Some(PodEnvironment {
             host: self.text("KUBERNETES_SERVICE_HOST")?,
             port: self.text("KUBERNETES_SERVICE_PORT")?,
@@ -81,7 +80,7 @@ impl Environment {
     }
 
     /// The proxy, as Go reads it: by the name in capitals first.
-    pub(in crate::cli) fn proxy(&self) -> ProxyEnvironment {
+    pub(crate) fn proxy(&self) -> ProxyEnvironment {
         let either = |capitals, small| self.text(capitals).or_else(|| self.text(small));
         ProxyEnvironment {
             https_proxy: either("HTTPS_PROXY", "https_proxy").map(str::to_owned),

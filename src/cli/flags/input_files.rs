@@ -2,23 +2,19 @@
 //! their digests, so that a change is seen.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs;
-use std::io;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 /// The files of one resolution. A file that is read twice has the same content both times, so that
 /// the configuration does not mix an old one with a new one.
 ///
 /// It contains private keys: it is dropped when the configuration has been resolved.
 #[derive(Default)]
-pub(in crate::cli) struct InputFiles(Mutex<BTreeMap<PathBuf, Input>>);
+pub(crate) struct InputFiles(Mutex<BTreeMap<PathBuf, Input>>);
 
 #[derive(Clone)]
 enum Input {
@@ -34,11 +30,11 @@ type InputDigest = [u8; 32];
 
 /// The digests of the files and folders of a resolution.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::cli) struct InputDigests(BTreeMap<PathBuf, InputDigest>);
+pub(crate) struct InputDigests(BTreeMap<PathBuf, InputDigest>);
 
 impl InputFiles {
     /// The content of a file.
-    pub(in crate::cli) fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         match self.input(path) {
             Input::File(content) => Ok(content),
             Input::Folder(_) => Err(Errno::ISDIR.into()),
@@ -47,7 +43,7 @@ impl InputFiles {
     }
 
     /// The entries of a folder, sorted; `None` if it is no folder.
-    pub(in crate::cli) fn list(&self, path: &Path) -> io::Result<Option<Vec<PathBuf>>> {
+    pub(crate) fn list(&self, path: &Path) -> io::Result<Option<Vec<PathBuf>>> {
         match self.input(path) {
             Input::File(_) => Ok(None),
             Input::Folder(entries) => Ok(Some(entries)),
@@ -56,7 +52,7 @@ impl InputFiles {
     }
 
     /// The digests of everything that was read so far.
-    pub(in crate::cli) fn digests(&self) -> InputDigests {
+    pub(crate) fn digests(&self) -> InputDigests {
         let inputs = self.0.lock();
         let digests = inputs
             .iter()
@@ -127,13 +123,13 @@ impl Input {
 
 impl InputDigests {
     /// Whether the files and folders still have these digests. Reads all of them.
-    pub(in crate::cli) fn are_current(&self) -> bool {
+    pub(crate) fn are_current(&self) -> bool {
         let mut digests = self.0.iter();
         digests.all(|(path, digest)| Input::read(path).digest() == *digest)
     }
 
     /// The files and folders, those that could not be read included.
-    pub(in crate::cli) fn paths(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.0.keys().map(PathBuf::as_path)
     }
 }

@@ -2,41 +2,30 @@
 //!
 //! `config_resolver` gives flags their meaning. A `--config` file has settings of the same names (see
 //! `command_line::config_file`). The table in docs/reference/flags.md is generated from this module.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `environment` `input_files` `shared_limit_args` `values` |
-//! | 1 | `origin` `replica_args` |
 
-pub(in crate::cli) mod environment;
-pub(in crate::cli) mod input_files;
+pub(crate) mod environment;
+pub(crate) mod input_files;
 pub(crate) mod origin;
-pub(in crate::cli) mod replica_args;
-pub(in crate::cli) mod shared_limit_args;
-pub(in crate::cli) mod values;
+pub(crate) mod replica_args;
+pub(crate) mod shared_limit_args;
+pub(crate) mod values;
 
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
-use clap::ValueEnum;
 use clap::builder::TypedValueParser;
+use clap::{Args, ValueEnum};
 use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::replica_args::ReplicaArgs;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
-use crate::cli::flags::values::parse_duration;
-use crate::cli::flags::values::parse_goaway_chance;
-use crate::cli::flags::values::parse_memory_limit;
-use crate::cli::flags::values::parse_positive_duration;
-use crate::cli::flags::values::parse_rejection_hold;
-use crate::cli::flags::values::parse_request_timeout;
+use crate::cli::flags::values::{
+    parse_duration, parse_goaway_chance, parse_memory_limit, parse_positive_duration,
+    parse_rejection_hold, parse_request_timeout,
+};
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
 use crate::upstream::UpstreamProtocol;
 

@@ -4,51 +4,44 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use clap::ArgAction;
-use clap::ArgMatches;
-use clap::Command;
 use clap::parser::ValueSource;
-use serde_json::Number;
-use serde_json::Value;
+use clap::{ArgAction, ArgMatches, Command};
+use serde_json::{Number, Value};
 
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::ResolvedScalar;
-use crate::document::SourceLocation;
+use crate::document::{Content, Diagnostics, Node, ResolvedScalar, SourceLocation};
 use crate::observe::admin::zpages::EffectiveConfig;
 
 /// The key of the client limits in a `--config` file. They have no flag.
-pub(in crate::cli) const CLIENT_LIMITS: &str = "clientLimits";
+pub(crate) const CLIENT_LIMITS: &str = "clientLimits";
 
 /// The key of the JWT issuers in a `--config` file. They have no flag of this name.
-pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
+pub(crate) const AUTHENTICATION: &str = "authentication";
 
 /// Where the settings come from, and the effective configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigOrigin {
     /// Locations of the settings of the `--config` file that are in effect, by the flag's name.
-    pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
+    pub(crate) locations: BTreeMap<String, SourceLocation>,
     /// Warnings about the settings of the `--config` file.
-    pub(in crate::cli) warnings: Diagnostics,
+    pub(crate) warnings: Diagnostics,
     /// The configuration that `/configz` and `/flagz` show.
-    pub(in crate::cli) effective: EffectiveConfig,
+    pub(crate) effective: EffectiveConfig,
     /// The settings that are given on the command line or in the file, by their names in a file.
-    pub(in crate::cli) given: BTreeMap<String, Value>,
+    pub(crate) given: BTreeMap<String, Value>,
     /// Whether any setting is given, on the command line or in the file.
-    pub(in crate::cli) is_typed: bool,
+    pub(crate) is_typed: bool,
     /// Reads the files that flags name.
-    pub(in crate::cli) files: Arc<InputFiles>,
+    pub(crate) files: Arc<InputFiles>,
     /// The variables that settings depend on.
-    pub(in crate::cli) environment: Environment,
+    pub(crate) environment: Environment,
 }
 
 impl ConfigOrigin {
     /// From the parsed flags of a command. `locations` are those of the `--config` file,
     /// `file_only` its settings that have no flag.
-    pub(in crate::cli) fn from_matches(
+    pub(crate) fn from_matches(
         command: &Command,
         matches: &ArgMatches,
         locations: BTreeMap<String, SourceLocation>,
@@ -100,7 +93,7 @@ impl ConfigOrigin {
 }
 
 /// A flag's name in camelCase, as in a `--config` file.
-pub(in crate::cli) fn camel_case(name: &str) -> String {
+pub(crate) fn camel_case(name: &str) -> String {
     let mut words = name.split('-');
     let mut key = words.next().unwrap_or_default().to_owned();
     for word in words {
@@ -113,7 +106,7 @@ pub(in crate::cli) fn camel_case(name: &str) -> String {
 
 /// The flag of a key: `maxRequestsInflight` and `max-requests-inflight` are the flag
 /// `max-requests-inflight`, `clientCAFile` is `client-ca-file`.
-pub(in crate::cli) fn flag_name(key: &str) -> String {
+pub(crate) fn flag_name(key: &str) -> String {
     let letters: Vec<char> = key.chars().collect();
     let mut name = String::with_capacity(key.len() + 8);
     for (n, letter) in letters.iter().enumerate() {
@@ -142,7 +135,7 @@ fn scalar_value(text: &str) -> Value {
 }
 
 /// A node of a document as JSON.
-pub(in crate::cli) fn node_to_json(node: &Node) -> Value {
+pub(crate) fn node_to_json(node: &Node) -> Value {
     match &node.content {
         Content::Mapping(entries) => {
             let fields = entries.iter();

@@ -4,8 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::cli::flags::values::parse_duration;
 

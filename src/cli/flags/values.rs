@@ -8,7 +8,7 @@ use crate::request_info::go_duration;
 ///
 /// # Errors
 /// If the syntax is invalid, or the duration is negative.
-pub(in crate::cli) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let nanos = go_duration::parse(text.as_bytes())
         .map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
     u64::try_from(nanos)
@@ -16,7 +16,7 @@ pub(in crate::cli) fn parse_duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "it must not be negative".to_owned())
 }
 
-pub(in crate::cli) fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     let duration = parse_duration(text)?;
     if duration.is_zero() {
         return Err("it must be longer than 0s".to_owned());
@@ -25,7 +25,7 @@ pub(in crate::cli) fn parse_positive_duration(text: &str) -> Result<Duration, St
 }
 
 /// Parses a duration of more than zero. With zero every request would get 504.
-pub(in crate::cli) fn parse_request_timeout(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_request_timeout(text: &str) -> Result<Duration, String> {
     let limit = parse_duration(text)?;
     if limit.is_zero() {
         return Err("it must be more than 0s: every request would get 504".to_owned());
@@ -36,7 +36,7 @@ pub(in crate::cli) fn parse_request_timeout(text: &str) -> Result<Duration, Stri
 /// A longer delay would exceed the timeout of clients.
 const MAX_REJECTION_HOLD: Duration = Duration::from_secs(60);
 
-pub(in crate::cli) fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
     let hold = parse_duration(text)?;
     if hold > MAX_REJECTION_HOLD {
         return Err("it must not be longer than 1m".to_owned());
@@ -44,7 +44,7 @@ pub(in crate::cli) fn parse_rejection_hold(text: &str) -> Result<Duration, Strin
     Ok(hold)
 }
 
-pub(in crate::cli) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
         // kube-apiserver's own wording.
@@ -53,14 +53,14 @@ pub(in crate::cli) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
 }
 
 /// A mebibyte in bytes.
-pub(in crate::cli) const MEBIBYTE: u64 = 1 << 20;
+pub(crate) const MEBIBYTE: u64 = 1 << 20;
 
 /// weir takes some 30 MiB without clients. With a lower limit it would reject everything.
 const MIN_MEMORY_LIMIT: u64 = 64 * MEBIBYTE;
 
 /// Parses a limit of memory: bytes, or a Kubernetes quantity without a fraction (`512Mi`, `1G`). 0
 /// is no limit.
-pub(in crate::cli) fn parse_memory_limit(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_memory_limit(text: &str) -> Result<u64, String> {
     const SUFFIXES: [(&str, u64); 8] = [
         ("Ki", 1 << 10),
         ("Mi", 1 << 20),

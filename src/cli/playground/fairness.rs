@@ -5,35 +5,24 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
-use http::Uri;
+use http::{Method, Uri};
 use serde_json::Value;
 
-use crate::api::UserInfo;
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::Manifest;
-use crate::api::flowcontrol::Object;
+use crate::api::flowcontrol::{Manifest, Object};
+use crate::api::{UserInfo, flowcontrol};
 use crate::clock::Clock;
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::Strictness;
+use crate::document::{Diagnostics, Strictness};
 use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::ControllerConfig;
-use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::controller::{
+    Controller, ControllerConfig, Enforcement, FlowControlDecision, RequestTimes,
+};
 use crate::metrics::Registry;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
-use weir_playground::ApiUser;
-use weir_playground::BoxFuture;
-use weir_playground::ClassificationUids;
-use weir_playground::Fairness;
-use weir_playground::InvalidField;
-use weir_playground::ObjectError;
-use weir_playground::SeatGuard;
-use weir_playground::TooManyRequests;
+use crate::request_info::{RequestInfo, Verb};
+use weir_playground::{
+    ApiUser, BoxFuture, ClassificationUids, Fairness, InvalidField, ObjectError, SeatGuard,
+    TooManyRequests,
+};
 
 /// kube-apiserver's default `--request-timeout`. A request may wait a quarter of it in a queue.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -175,9 +164,7 @@ impl Fairness for ServerFairness {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Context;
-    use std::task::Poll;
-    use std::task::Waker;
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
 

@@ -4,45 +4,31 @@
 
 pub mod fairness;
 
-use std::fs;
 use std::fs::DirBuilder;
-use std::io;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
-use std::net::Ipv6Addr;
-use std::net::SocketAddr;
-use std::num::NonZeroU32;
-use std::num::NonZeroUsize;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{fs, io, thread};
 
 use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::flags::ProxyArgs;
-use crate::cli::flags::ServeArgs;
-use crate::cli::flags::UpstreamArgs;
 use crate::cli::flags::values::parse_duration;
+use crate::cli::flags::{ProxyArgs, ServeArgs, UpstreamArgs};
 use crate::cli::playground::fairness::ServerFairness;
-use crate::cli::process::exit::CommandError;
-use crate::cli::process::exit::exit_code;
-use crate::cli::process::logging;
+use crate::cli::process::exit::{CommandError, exit_code};
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
-use crate::cli::process::signals;
+use crate::cli::process::{logging, signals};
 use crate::server::acceptor;
-use weir_playground::Certificates;
-use weir_playground::Fairness;
-use weir_playground::ISSUER;
-use weir_playground::PlaygroundServer;
-use weir_playground::PlaygroundSettings;
-use weir_playground::kubeconfig;
+use weir_playground::{
+    Certificates, Fairness, ISSUER, PlaygroundServer, PlaygroundSettings, kubeconfig,
+};
 
 /// The mode of a folder that only its owner can use.
 const OWNER_ONLY: u32 = 0o700;

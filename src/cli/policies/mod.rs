@@ -1,11 +1,5 @@
 //! Commands about policies: which are in force (`weir flowcontrol`), what they decide (`weir
 //! explain`), what passes (`weir record`), and what they would have decided (`weir replay`).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `explain` `flowcontrol` `record` `replay` |
 
 pub(crate) mod explain;
 pub(crate) mod flowcontrol;

@@ -1,9 +1,8 @@
 //! Exit codes, and what is printed before an exit.
 
-use std::fmt;
-use std::io;
 use std::io::Write;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -12,15 +11,14 @@ use serde_json::json;
 use crate::app::ShutdownOutcome;
 use crate::cli::flags::LoggingFormat;
 use crate::clock::Clock;
-use crate::encoding::printable::escape_json;
-use crate::encoding::printable::escape_message;
+use crate::encoding::printable::{escape_json, escape_message};
 
 /// The exit code of a usage error: a bad flag or a bad file. `clap` and most programs use it.
-pub(in crate::cli) const EXIT_USAGE: u8 = 2;
+pub(crate) const EXIT_USAGE: u8 = 2;
 
 /// Prints a result of the parser: help and the version to the standard output, errors to the
 /// standard error.
-pub(in crate::cli) fn report_clap_error(error: clap::Error) -> ExitCode {
+pub(crate) fn report_clap_error(error: clap::Error) -> ExitCode {
     let code = u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE);
     let _ = error.print(); // a failure to print cannot be reported
     ExitCode::from(code)
@@ -28,7 +26,7 @@ pub(in crate::cli) fn report_clap_error(error: clap::Error) -> ExitCode {
 
 /// Writes `bytes` to the standard output. A pipe that its reader closes early (`| head`) is not a
 /// failure.
-pub(in crate::cli) fn print_stdout(bytes: &[u8]) -> ExitCode {
+pub(crate) fn print_stdout(bytes: &[u8]) -> ExitCode {
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,7 +42,7 @@ pub(in crate::cli) fn print_stdout(bytes: &[u8]) -> ExitCode {
 ///
 /// # Errors
 /// The value cannot be written as JSON.
-pub(in crate::cli) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
+pub(crate) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
     match serde_json::to_string(value) {
         Ok(text) => Ok(escape_json(&text).into_owned() + "\n"),
         Err(why) => Err(CommandError::Startup(why.to_string())),
@@ -52,7 +50,7 @@ pub(in crate::cli) fn to_json(value: &impl Serialize) -> Result<String, CommandE
 }
 
 /// Why a command failed.
-pub(in crate::cli) enum CommandError {
+pub(crate) enum CommandError {
     /// A flag or a file is wrong. Exit code 2.
     Usage(String),
     /// A resource that the command needs is not available. Exit code 1.
@@ -62,12 +60,12 @@ pub(in crate::cli) enum CommandError {
 impl CommandError {
     /// Makes a [`CommandError::Startup`] of an error; `what` says what failed.
     #[cfg(feature = "playground")]
-    pub(in crate::cli) fn startup_error(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
+    pub(crate) fn startup_error(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
         move |why| Self::Startup(format!("{what}: {why}"))
     }
 
     /// Prints the error line by line and returns the exit code.
-    pub(in crate::cli) fn report(self, format: LoggingFormat) -> ExitCode {
+    pub(crate) fn report(self, format: LoggingFormat) -> ExitCode {
         match self {
             Self::Usage(why) => exit_with_usage_error(&why, format),
             Self::Startup(why) => exit_with_failure(&why, format),
@@ -75,17 +73,14 @@ impl CommandError {
     }
 }
 
-pub(in crate::cli) fn exit_with_usage_error(message: &str, format: LoggingFormat) -> ExitCode {
+pub(crate) fn exit_with_usage_error(message: &str, format: LoggingFormat) -> ExitCode {
     for line in message.lines() {
         print_error_line(line, format);
     }
     ExitCode::from(EXIT_USAGE)
 }
 
-pub(in crate::cli) fn exit_with_failure(
-    message: &impl fmt::Display,
-    format: LoggingFormat,
-) -> ExitCode {
+pub(crate) fn exit_with_failure(message: &impl fmt::Display, format: LoggingFormat) -> ExitCode {
     print_error_line(&message.to_string(), format);
     ExitCode::FAILURE
 }
@@ -115,7 +110,7 @@ impl From<io::Error> for CommandError {
 }
 
 /// 0 if all requests ended during shutdown, 1 if some were cut off.
-pub(in crate::cli) fn exit_code(outcome: ShutdownOutcome) -> ExitCode {
+pub(crate) fn exit_code(outcome: ShutdownOutcome) -> ExitCode {
     match outcome {
         ShutdownOutcome::Drained => ExitCode::SUCCESS,
         ShutdownOutcome::CutOff | ShutdownOutcome::Forced => ExitCode::FAILURE,

@@ -3,43 +3,31 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::io::IsTerminal;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tracing::Event;
-use tracing::Subscriber;
 use tracing::field::Field;
-use tracing::span::Attributes;
-use tracing::span::Id;
-use tracing::span::Record;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::Layer;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::field::MakeExt;
-use tracing_subscriber::fmt;
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::fmt::format;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::fmt::{MakeWriter, format};
+use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
-use crate::cli::flags::LoggingFormat;
-use crate::cli::flags::OperationArgs;
+use crate::cli::flags::{LoggingFormat, OperationArgs};
 use crate::cli::process::exit::CommandError;
 use crate::config::Config;
-use crate::encoding::printable::escape_json;
-use crate::encoding::printable::escape_message;
+use crate::encoding::printable::{escape_json, escape_message};
 use crate::observe::admin::log_level;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::logging::non_blocking::NonBlockingWriter;
 
 /// The running log. Dropping it writes the lines that are still buffered, for a limited time, and
 /// ends the log.
-pub(in crate::cli) struct Logging {
+pub(crate) struct Logging {
     level: Arc<LogLevel>,
     format: LogFormat,
     lines: NonBlockingWriter,
@@ -47,7 +35,7 @@ pub(in crate::cli) struct Logging {
 
 /// The format of the log, which can be changed while it runs.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct LogFormat(Arc<AtomicBool>);
+pub(crate) struct LogFormat(Arc<AtomicBool>);
 
 impl LogFormat {
     fn new(format: LoggingFormat) -> Self {
@@ -55,7 +43,7 @@ impl LogFormat {
     }
 
     /// The format of the next line. Relaxed: no other memory depends on it.
-    pub(in crate::cli) fn get(&self) -> LoggingFormat {
+    pub(crate) fn get(&self) -> LoggingFormat {
         match self.0.load(Ordering::Relaxed) {
             true => LoggingFormat::Json,
             false => LoggingFormat::Text,
@@ -63,7 +51,7 @@ impl LogFormat {
     }
 
     /// Changes the format of the lines that follow.
-    pub(in crate::cli) fn set(&self, format: LoggingFormat) {
+    pub(crate) fn set(&self, format: LoggingFormat) {
         self.0
             .store(format == LoggingFormat::Json, Ordering::Relaxed);
     }
@@ -155,18 +143,18 @@ impl<S: Subscriber> Layer<S> for FormatLayer<S> {
 
 impl Logging {
     /// The filter of the log.
-    pub(in crate::cli) const fn level(&self) -> &Arc<LogLevel> {
+    pub(crate) const fn level(&self) -> &Arc<LogLevel> {
         &self.level
     }
 
     /// The format of the log.
-    pub(in crate::cli) const fn format(&self) -> &LogFormat {
+    pub(crate) const fn format(&self) -> &LogFormat {
         &self.format
     }
 
     /// Gives the admin listener the log level, which it shows and changes, and the count of dropped
     /// lines.
-    pub(in crate::cli) fn attach_to(&self, config: &mut Config) {
+    pub(crate) fn attach_to(&self, config: &mut Config) {
         config.admin.log_level = Some(Arc::clone(&self.level));
         config.reporting.dropped_lines = self.lines.dropped_lines();
     }
@@ -186,7 +174,7 @@ const FALLBACK_FILTER: &str = "info";
 ///
 /// # Errors
 /// If the log's thread cannot be started.
-pub(in crate::cli) fn start(operation: &OperationArgs) -> Result<Logging, CommandError> {
+pub(crate) fn start(operation: &OperationArgs) -> Result<Logging, CommandError> {
     let directives = &operation.log_level;
     let filter =
         log_level::parse_filter(directives).unwrap_or_else(|_| EnvFilter::new(FALLBACK_FILTER));
@@ -216,8 +204,7 @@ mod tests {
     use tracing::info;
 
     use super::*;
-    use crate::encoding::printable::HOSTILE_NAMES;
-    use crate::encoding::printable::is_printable;
+    use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 
     #[derive(Clone, Default)]
     struct Output(Arc<Mutex<Vec<u8>>>);

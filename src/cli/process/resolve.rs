@@ -5,9 +5,7 @@ use tracing::warn;
 
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals;
@@ -48,7 +46,7 @@ fn open_files_finding(limit: u64) -> Option<Finding> {
 ///
 /// # Errors
 /// All errors and warnings.
-pub(in crate::cli) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
+pub(crate) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
     let unraised = signals::raise_open_file_limit().err().map(|why| {
         let message = format!("the open-file limit stays as it is: {why}");
         Finding::new(Severity::Warning, FindingSubject::Configuration, message)
@@ -76,7 +74,7 @@ pub(in crate::cli) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
 ///
 /// # Errors
 /// All errors, one a line.
-pub(in crate::cli) fn resolve_and_log(args: ServeArgs) -> Result<Config, CommandError> {
+pub(crate) fn resolve_and_log(args: ServeArgs) -> Result<Config, CommandError> {
     match resolve(args) {
         Ok(Resolved { config, warnings }) => {
             log_warnings(&warnings);
@@ -93,7 +91,7 @@ pub(in crate::cli) fn resolve_and_log(args: ServeArgs) -> Result<Config, Command
 ///
 /// # Errors
 /// All errors, one a line.
-pub(in crate::cli) fn resolve_policies_and_log(
+pub(crate) fn resolve_policies_and_log(
     args: &ServeArgs,
 ) -> Result<ExplainedPolicies, CommandError> {
     match config_resolver::resolve_policies(args) {
@@ -109,7 +107,7 @@ pub(in crate::cli) fn resolve_policies_and_log(
 }
 
 /// Logs warnings and tolerated errors.
-pub(in crate::cli) fn log_warnings(findings: &Findings) {
+pub(crate) fn log_warnings(findings: &Findings) {
     for finding in findings.tolerated() {
         warn!("{finding}");
     }

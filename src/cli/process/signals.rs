@@ -3,38 +3,35 @@
 use std::future::Future;
 use std::io;
 
-use tokio::signal::unix::Signal;
-use tokio::signal::unix::SignalKind;
-use tokio::signal::unix::signal;
-use tracing::info;
-use tracing::warn;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
 
 /// Completes on the first SIGTERM or SIGINT after the call.
-pub(in crate::cli) fn stop_signal() -> impl Future<Output = ()> {
+pub(crate) fn stop_signal() -> impl Future<Output = ()> {
     nth_stop_signal(1)
 }
 
 /// Completes on the second SIGTERM or SIGINT after the call.
-pub(in crate::cli) fn second_stop_signal() -> impl Future<Output = ()> {
+pub(crate) fn second_stop_signal() -> impl Future<Output = ()> {
     nth_stop_signal(2)
 }
 
 /// Logs SIGUSR1 from now on and otherwise ignores it. Its default action would end the process.
 ///
 /// Must be called within a runtime. The signal is logged as long as it runs.
-pub(in crate::cli) fn ignore_user_signal() {
+pub(crate) fn ignore_user_signal() {
     ignore("SIGUSR1", SignalKind::user_defined1());
 }
 
 /// Logs SIGUSR2 as [`ignore_user_signal`] does SIGUSR1.
 #[cfg(feature = "playground")]
-pub(in crate::cli) fn ignore_handover() {
+pub(crate) fn ignore_handover() {
     ignore("SIGUSR2", SignalKind::user_defined2());
 }
 
 /// Logs SIGHUP as [`ignore_user_signal`] does SIGUSR1.
 #[cfg(feature = "playground")]
-pub(in crate::cli) fn ignore_hangup() {
+pub(crate) fn ignore_hangup() {
     ignore("SIGHUP", SignalKind::hangup());
 }
 
@@ -51,16 +48,16 @@ fn ignore(name: &'static str, kind: SignalKind) {
 
 /// The signals of one kind from the call on.
 #[derive(Debug)]
-pub(in crate::cli) struct SignalStream(Option<Signal>);
+pub(crate) struct SignalStream(Option<Signal>);
 
 impl SignalStream {
     /// SIGHUP: reads the configuration again. Must be called within a runtime.
-    pub(in crate::cli) fn hangups() -> Self {
+    pub(crate) fn hangups() -> Self {
         Self::start("SIGHUP", SignalKind::hangup())
     }
 
     /// SIGUSR2: hands over to a new process. Must be called within a runtime.
-    pub(in crate::cli) fn handovers() -> Self {
+    pub(crate) fn handovers() -> Self {
         Self::start("SIGUSR2", SignalKind::user_defined2())
     }
 
@@ -76,7 +73,7 @@ impl SignalStream {
     ///
     /// # Cancel safety
     /// No signal is lost.
-    pub(in crate::cli) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         let received = match &mut self.0 {
             Some(signals) => signals.recv().await,
             None => None,

@@ -3,32 +3,24 @@
 //! The new process is a child: the same command line with the program and the files as they are now.
 //! A child that ends, or that is not ready in time, changes nothing.
 
-use std::env;
 use std::ffi::OsString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process;
 use std::process::Stdio;
 use std::time::Duration;
+use std::{env, io, process};
 
-use tokio::process::Child;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use tracing::{error, info, warn};
 
 use crate::app::HandoverParts;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals::SignalStream;
 use crate::cli::serve::systemd::Notifier;
-use crate::handover::channel::HANDOVER_VARIABLE;
-use crate::handover::channel::HandoverChannel;
-use crate::handover::channel::ReceivedOffer;
+use crate::handover::channel::{HANDOVER_VARIABLE, HandoverChannel, ReceivedOffer};
 use crate::handover::listeners::InheritedListeners;
-use crate::handover::message::HeldSeats;
-use crate::handover::message::Message;
+use crate::handover::message::{HeldSeats, Message};
 
 /// How long a new process may take until it is prepared: it reads its files, may run a credential
 /// plugin, and waits some seconds for the API server.

@@ -1,12 +1,4 @@
 //! `weir serve`: runs weir in front of an API server.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `file_watcher` `systemd` |
-//! | 1 | `handover` `restart` `watchdog` |
-//! | 2 | `reload` |
 
 mod file_watcher;
 mod handover;
@@ -22,28 +14,19 @@ use std::sync::Arc;
 use tracing::info;
 
 use crate::api::flowcontrol::Object;
-use crate::app::Addresses;
-use crate::app::App;
-use crate::app::StopReason;
+use crate::app::{Addresses, App, StopReason};
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
-use crate::cli::process::exit::CommandError;
-use crate::cli::process::exit::exit_code;
-use crate::cli::process::logging;
+use crate::cli::process::exit::{CommandError, exit_code};
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
-use crate::cli::process::signals;
 use crate::cli::process::signals::SignalStream;
-use crate::cli::serve::handover::HandoverTask;
-use crate::cli::serve::handover::Predecessor;
-use crate::cli::serve::reload::ParseAgain;
-use crate::cli::serve::reload::ReloadTask;
-use crate::cli::serve::systemd::Notifier;
-use crate::cli::serve::systemd::SERVING;
-use crate::config::AdmissionConfig;
-use crate::config::Config;
-use crate::flowcontrol::sources::EffectiveObject;
-use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::cli::process::{logging, signals};
+use crate::cli::serve::handover::{HandoverTask, Predecessor};
+use crate::cli::serve::reload::{ParseAgain, ReloadTask};
+use crate::cli::serve::systemd::{Notifier, SERVING};
+use crate::config::{AdmissionConfig, Config};
+use crate::flowcontrol::sources::{EffectiveObject, FlowcontrolSources};
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
 use crate::limits::max_in_flight::InFlightLimit;

@@ -5,33 +5,24 @@
 //! that belong to another certificate is probably half replaced: it is refused only if it stays so.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use tokio::time::MissedTickBehavior;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use tracing::{error, info, warn};
 
 use crate::app::Reloader;
 use crate::cli::config_resolver;
 use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::Findings;
-use crate::cli::flags::LoggingFormat;
-use crate::cli::flags::ServeArgs;
-use crate::cli::flags::input_files::InputDigests;
-use crate::cli::flags::input_files::InputFiles;
-use crate::cli::process::logging::LogFormat;
-use crate::cli::process::logging::Logging;
+use crate::cli::flags::input_files::{InputDigests, InputFiles};
+use crate::cli::flags::{LoggingFormat, ServeArgs};
+use crate::cli::process::logging::{LogFormat, Logging};
 use crate::cli::process::resolve::log_warnings;
 use crate::cli::process::signals::SignalStream;
-use crate::cli::serve::file_watcher::FileStates;
-use crate::cli::serve::file_watcher::FileWatcher;
-use crate::cli::serve::file_watcher::LOOK_INTERVAL;
+use crate::cli::serve::file_watcher::{FileStates, FileWatcher, LOOK_INTERVAL};
 use crate::cli::serve::restart::keep_restart_only;
-use crate::cli::serve::systemd::Notifier;
-use crate::cli::serve::systemd::SERVING;
+use crate::cli::serve::systemd::{Notifier, SERVING};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::observe::admin::log_level::LogLevel;

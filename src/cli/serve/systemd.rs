@@ -3,20 +3,15 @@
 //! `sd_notify(3)` is a datagram of assignments to the socket that `NOTIFY_SOCKET` names. Without that
 //! variable nothing is sent.
 
-use std::env;
-use std::io;
 use std::net::TcpListener;
-use std::os::unix::net::SocketAddr;
-use std::os::unix::net::UnixDatagram;
-use std::process;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{env, io, process};
 
 use listenfd::ListenFd;
-use rustix::time::ClockId;
-use rustix::time::clock_gettime;
-use tracing::debug;
-use tracing::warn;
+use rustix::time::{ClockId, clock_gettime};
+use tracing::{debug, warn};
 
 /// The status of a process that serves.
 pub(crate) const SERVING: &str = "serving";

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::app::HandoverParts;
 use crate::cli::serve::systemd;

@@ -1,28 +1,17 @@
 //! `weir status`: health, alarms and the status page as a table, for scripts and for hosts without a
 //! terminal. The exit code says whether there are alarms.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `text_table` |
 
 mod text_table;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::cli::flags::LoggingFormat;
-use crate::cli::process::exit::exit_with_failure;
-use crate::cli::process::exit::print_stdout;
-use crate::cli::top::ViewArgs;
-use crate::cli::top::client;
-use crate::cli::top::format;
-use crate::cli::top::model::StatusUpdate;
-use crate::cli::top::model::TopModel;
+use crate::cli::process::exit::{exit_with_failure, print_stdout};
+use crate::cli::top::model::{StatusUpdate, TopModel};
+use crate::cli::top::{ViewArgs, client, format};
 use crate::encoding::printable::escape_json;
 use crate::observe::alarms::list::Severity;
 use crate::observe::status::snapshot::StatusSnapshot;

@@ -5,15 +5,10 @@ use std::fmt::Write;
 
 use crate::cli::top::format;
 use crate::cli::top::format::sanitize;
-use crate::cli::top::view_model::ViewModel;
-use crate::cli::top::view_model::compare_talkers;
-use crate::cli::top::view_model::talker_rows;
+use crate::cli::top::view_model::{ViewModel, compare_talkers, talker_rows};
 use crate::cli::top::view_options::ViewOptions;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::TopTalkersStatus;
-use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::UsageMeasure;
-use crate::observe::top_talkers::Window;
+use crate::observe::status::snapshot::{StatusSnapshot, TopTalkersStatus};
+use crate::observe::top_talkers::{Dimension, UsageMeasure, Window};
 
 /// The whole status as lines of text.
 #[must_use]
@@ -220,12 +215,9 @@ fn render_columns(header: &[&str], texts: usize, rows: Vec<Vec<String>>) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::top::model::StatusUpdate;
-    use crate::cli::top::model::TopModel;
+    use crate::cli::top::model::{StatusUpdate, TopModel};
     use crate::limits::rate::snapshot::RateLimitSnapshot;
-    use crate::observe::status::snapshot::SlotHolderStatus;
-    use crate::observe::status::snapshot::SlotsStatus;
-    use crate::observe::status::snapshot::TalkerStatus;
+    use crate::observe::status::snapshot::{SlotHolderStatus, SlotsStatus, TalkerStatus};
 
     #[test]
     fn columns_are_aligned() {

@@ -5,21 +5,14 @@ use std::future::Future;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::Uri;
-use http::header;
-use http_body_util::BodyExt;
-use http_body_util::Empty;
-use http_body_util::Limited;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::cli::top::model::StatusUpdate;

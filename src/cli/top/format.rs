@@ -5,9 +5,7 @@ use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::status::replica_view::ALL_REPLICAS;
-use crate::observe::status::snapshot::SlotsStatus;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::ViewedReplicaStatus;
+use crate::observe::status::snapshot::{SlotsStatus, StatusSnapshot, ViewedReplicaStatus};
 
 /// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];

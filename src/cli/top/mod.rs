@@ -3,16 +3,6 @@
 //! The state ([`model`]), the rows that are displayed ([`view_model`], [`view_options`]) and their
 //! drawing ([`view`]) are independent of the connection to weir ([`client`]) and of the terminal.
 //! The terminal is restored however the command ends.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `view_options` |
-//! | 1 | `view_model` |
-//! | 2 | `format` `model` |
-//! | 3 | `client` `panels` |
-//! | 4 | `view` |
 
 pub(crate) mod client;
 pub(crate) mod format;
@@ -22,33 +12,25 @@ pub(crate) mod view;
 pub(crate) mod view_model;
 pub(crate) mod view_options;
 
-use std::io;
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::thread;
+use std::{io, thread};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
-use clap::builder::TypedValueParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event;
 use ratatui::crossterm::event::Event;
-use tokio::sync::mpsc;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::cli::flags::LoggingFormat;
-use crate::cli::process::exit::exit_with_failure;
-use crate::cli::process::exit::exit_with_usage_error;
+use crate::cli::process::exit::{exit_with_failure, exit_with_usage_error};
 use crate::cli::process::signals;
 use crate::cli::top::client::AdminUrl;
-use crate::cli::top::model::KeyOutcome;
-use crate::cli::top::model::TopModel;
-use crate::cli::top::view_options::ScrollOffsets;
-use crate::cli::top::view_options::ViewOptions;
+use crate::cli::top::model::{KeyOutcome, TopModel};
+use crate::cli::top::view_options::{ScrollOffsets, ViewOptions};
 use crate::observe::status::replica_view::ALL_REPLICAS;
-use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::UsageMeasure;
-use crate::observe::top_talkers::Window;
+use crate::observe::top_talkers::{Dimension, UsageMeasure, Window};
 use crate::replicas::message::check_name;
 
 /// Updates or key events that are not handled yet. weir sends one update a second.

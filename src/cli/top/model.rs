@@ -2,17 +2,12 @@
 
 use std::collections::VecDeque;
 
-use ratatui::crossterm::event::KeyCode;
-use ratatui::crossterm::event::KeyEvent;
-use ratatui::crossterm::event::KeyEventKind;
-use ratatui::crossterm::event::KeyModifiers;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::cli::top::view_model::ViewModel;
 use crate::cli::top::view_options::ViewOptions;
-use crate::observe::status::history::HistoryRing;
-use crate::observe::status::history::ROW_SECONDS;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
+use crate::observe::status::snapshot::{StatusHistory, StatusSnapshot};
 
 /// The interval of rates in milliseconds: long enough to read, short enough to show a flood.
 const RATE_INTERVAL_MS: u64 = 2500;

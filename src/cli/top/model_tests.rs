@@ -2,17 +2,12 @@
 
 use super::*;
 use crate::cli::top::view_model::talker_rows;
-use crate::cli::top::view_options::LevelSort;
-use crate::cli::top::view_options::MAX_FILTER_LENGTH;
-use crate::cli::top::view_options::Panel;
-use crate::cli::top::view_options::ScrollOffsets;
+use crate::cli::top::view_options::{LevelSort, MAX_FILTER_LENGTH, Panel, ScrollOffsets};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::ReplicaViewStatus;
-use crate::observe::status::snapshot::TalkerStatus;
-use crate::observe::status::snapshot::TopTalkersStatus;
-use crate::observe::status::snapshot::ViewedReplicaStatus;
+use crate::observe::status::snapshot::{
+    LevelStatus, ReplicaViewStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
+};
 
 fn snapshot(second: u64, levels: &[(&str, u64, u64)]) -> StatusSnapshot {
     let level = |&(name, waiting, rejected): &(&str, u64, u64)| LevelStatus {

@@ -1,25 +1,15 @@
 //! Draws the panels below the priority levels: event and client limits, and top talkers.
 
 use ratatui::Frame;
-use ratatui::layout::Constraint;
-use ratatui::layout::Rect;
-use ratatui::style::Modifier;
-use ratatui::style::Style;
-use ratatui::style::Stylize;
-use ratatui::text::Line;
-use ratatui::text::Span;
-use ratatui::widgets::Block;
-use ratatui::widgets::Borders;
-use ratatui::widgets::Cell;
-use ratatui::widgets::Row;
-use ratatui::widgets::Table;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Cell, Row, Table};
 
-use crate::cli::top::format;
 use crate::cli::top::format::sanitize;
 use crate::cli::top::model::TopModel;
-use crate::cli::top::view_model::LimitRow;
-use crate::cli::top::view_model::talker_rows;
-use crate::cli::top::view_options;
+use crate::cli::top::view_model::{LimitRow, talker_rows};
+use crate::cli::top::{format, view_options};
 use crate::numeric::saturating_u16;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers::UsageMeasure;

@@ -3,36 +3,20 @@
 use std::collections::BTreeMap;
 
 use ratatui::Frame;
-use ratatui::layout::Constraint;
-use ratatui::layout::Layout;
-use ratatui::layout::Rect;
-use ratatui::style::Style;
-use ratatui::style::Stylize;
-use ratatui::text::Line;
-use ratatui::text::Span;
-use ratatui::text::Text;
-use ratatui::widgets::Block;
-use ratatui::widgets::Cell;
-use ratatui::widgets::Clear;
-use ratatui::widgets::Paragraph;
-use ratatui::widgets::Row;
-use ratatui::widgets::Table;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
-use crate::cli::top::format;
 use crate::cli::top::format::sanitize;
 use crate::cli::top::model::TopModel;
-use crate::cli::top::panels;
-use crate::cli::top::panels::highlight_sorted;
-use crate::cli::top::panels::right_aligned;
-use crate::cli::top::view_model::LevelRow;
-use crate::cli::top::view_model::ViewModel;
-use crate::cli::top::view_options;
-use crate::cli::top::view_options::LevelSort;
-use crate::cli::top::view_options::ScrollOffsets;
+use crate::cli::top::panels::{highlight_sorted, right_aligned};
+use crate::cli::top::view_model::{LevelRow, ViewModel};
+use crate::cli::top::view_options::{LevelSort, ScrollOffsets};
+use crate::cli::top::{format, panels, view_options};
 use crate::numeric::saturating_u16;
 use crate::observe::alarms::list::Severity;
-use crate::observe::status::snapshot::AdmissionMode;
-use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::{AdmissionMode, StatusSnapshot};
 
 /// The smallest terminal on which the status is drawn.
 const MIN_SIZE: (u16, u16) = (40, 8);

@@ -2,16 +2,12 @@
 
 use std::cmp::Ordering;
 
-use crate::cli::top::view_options::LevelSort;
-use crate::cli::top::view_options::Panel;
-use crate::cli::top::view_options::ViewOptions;
+use crate::cli::top::view_options::{LevelSort, Panel, ViewOptions};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::numeric::to_f64;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::TalkerStatus;
-use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::status::snapshot::{
+    LevelStatus, StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus,
+};
 use crate::observe::top_talkers;
 
 /// The displayed data. It does not change while the view is frozen.
@@ -167,7 +163,7 @@ pub(crate) fn talker_rows<'s>(
 }
 
 /// Compares by a measure, descending, then by name.
-pub(in crate::cli) fn compare_talkers(
+pub(crate) fn compare_talkers(
     sort: top_talkers::UsageMeasure,
     a: &TalkerStatus,
     b: &TalkerStatus,

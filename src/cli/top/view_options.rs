@@ -4,8 +4,7 @@ use ratatui::crossterm::event::KeyCode;
 
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::top_talkers;
-use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::Window;
+use crate::observe::top_talkers::{Dimension, Window};
 
 /// Maximum length of the filter, in characters.
 pub(super) const MAX_FILTER_LENGTH: usize = 64;

@@ -2,22 +2,17 @@
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::KeyCode;
-use ratatui::crossterm::event::KeyEvent;
-use ratatui::crossterm::event::KeyModifiers;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::*;
 use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::view_options::Panel;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::top_keys::TopKey;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::ReplicaViewStatus;
-use crate::observe::status::snapshot::SlotHolderStatus;
-use crate::observe::status::snapshot::SlotsStatus;
-use crate::observe::status::snapshot::TalkerStatus;
-use crate::observe::status::snapshot::TopTalkersStatus;
-use crate::observe::status::snapshot::ViewedReplicaStatus;
+use crate::observe::status::snapshot::{
+    LevelStatus, ReplicaViewStatus, SlotHolderStatus, SlotsStatus, TalkerStatus, TopTalkersStatus,
+    ViewedReplicaStatus,
+};
 
 fn snapshot(second: u64, levels: usize) -> StatusSnapshot {
     let level = |n: usize| LevelStatus {

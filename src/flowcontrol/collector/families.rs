@@ -2,8 +2,7 @@
 
 use prometheus::proto::MetricType;
 
-use super::view::LevelMetricFamily;
-use super::view::add_nonempty_histogram;
+use super::view::{LevelMetricFamily, add_nonempty_histogram};
 use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::metrics::samples::MetricSpec;
 use crate::numeric::to_f64;

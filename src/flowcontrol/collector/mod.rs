@@ -6,21 +6,13 @@
 //! some minutes after its level or schema was removed, and all end while another mode of admission
 //! is in force. The metrics that upstream deprecates and hides by default are left out.
 //! `metrics::in_flight` exposes `read_vs_write_current_requests`.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `view` |
-//! | 1 | `families` |
 
 mod families;
 mod view;
 
 use std::sync::Arc;
 
-use prometheus::core::Collector;
-use prometheus::core::Desc;
+use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 
 use self::families::FAMILIES;

@@ -5,11 +5,9 @@ use std::time::Instant;
 use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::level::LevelMetrics;
-use crate::flowcontrol::level::SchemaCounters;
+use crate::flowcontrol::level::{LevelMetrics, SchemaCounters};
 use crate::flowcontrol::metrics::histogram::Histogram;
-use crate::flowcontrol::metrics::samples::MetricSamples;
-use crate::flowcontrol::metrics::samples::MetricSpec;
+use crate::flowcontrol::metrics::samples::{MetricSamples, MetricSpec};
 use crate::numeric::to_f64;
 
 /// A metric family, and the function that collects its samples.

@@ -8,9 +8,7 @@
 //! An adjustment has no state. [`demand`](crate::flowcontrol::concurrency::demand) smooths the
 //! demand.
 
-use crate::flowcontrol::concurrency::allocation::AllocationClass;
-use crate::flowcontrol::concurrency::allocation::AllocationError;
-use crate::flowcontrol::concurrency::allocation::allocate;
+use crate::flowcontrol::concurrency::allocation::{AllocationClass, AllocationError, allocate};
 use crate::flowcontrol::concurrency::demand::SmoothedDemand;
 use crate::flowcontrol::concurrency::level_limits::LevelLimits;
 

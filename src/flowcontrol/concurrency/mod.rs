@@ -5,13 +5,6 @@
 //! [`ConcurrencyLimits::adjust`] every [`BORROWING_ADJUSTMENT_PERIOD`]. It then applies each
 //! level's `current_limit`. The caller decides which objects are valid and which levels are
 //! imagined or draining. It passes all levels that have requests or may still receive some.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `allocation` `demand` `level_limits` |
-//! | 1 | `borrowing` |
 
 pub mod allocation;
 pub(crate) mod borrowing;
@@ -22,13 +15,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::flowcontrol::concurrency::allocation::AllocationError;
-use crate::flowcontrol::concurrency::borrowing::BorrowingInput;
-use crate::flowcontrol::concurrency::borrowing::compute_adjustment;
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::demand::SmoothedDemand;
-use crate::flowcontrol::concurrency::level_limits::LevelLimits;
-use crate::flowcontrol::concurrency::level_limits::LevelSpec;
-use crate::flowcontrol::concurrency::level_limits::max_seats;
+use crate::flowcontrol::concurrency::borrowing::{BorrowingInput, compute_adjustment};
+use crate::flowcontrol::concurrency::demand::{DemandPeriod, SmoothedDemand};
+use crate::flowcontrol::concurrency::level_limits::{LevelLimits, LevelSpec, max_seats};
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 
 /// The time for which levels keep borrowed seats: `borrowingAdjustmentPeriod`.

@@ -4,31 +4,23 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use prometheus::IntGauge;
 use tokio::sync::Notify;
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
-use tokio::time::timeout_at;
+use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tracing::debug;
 
-use super::config::ControllerConfig;
-use super::config::Enforcement;
-use super::config::RequestTimes;
-use super::config::longest_queue_wait;
+use super::config::{ControllerConfig, Enforcement, RequestTimes, longest_queue_wait};
 use super::configuration::Configuration;
 use super::count_state::ObjectCounting;
 use super::dry_run;
 use super::dry_run::SimulatedRequest;
-use super::outcome::AdmissionPermit;
-use super::outcome::AdmissionRejection;
-use super::outcome::DryRun;
 #[cfg(feature = "playground")]
 use super::outcome::FlowControlDecision;
 use super::outcome::WatchGuard;
+use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
@@ -37,28 +29,19 @@ use crate::flowcontrol::collector;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::level::ArrivalError;
-use crate::flowcontrol::level::ArrivalOutcome;
-use crate::flowcontrol::level::ArrivingRequest;
-use crate::flowcontrol::level::DecisionOrder;
-use crate::flowcontrol::level::DecisionSequence;
-use crate::flowcontrol::level::LevelSummary;
-use crate::flowcontrol::level::PriorityLevel;
-use crate::flowcontrol::level::SchemaRoute;
-use crate::flowcontrol::level::SeatPermit;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::matching::RequestDigest;
+use crate::flowcontrol::level::{
+    ArrivalError, ArrivalOutcome, ArrivingRequest, DecisionOrder, DecisionSequence, LevelSummary,
+    PriorityLevel, SchemaRoute, SeatPermit,
+};
+use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::work_estimator::EstimateContext;
-use crate::flowcontrol::work_estimator::ObjectStats;
-use crate::flowcontrol::work_estimator::estimate;
 use crate::flowcontrol::work_estimator::list_samples::ListSampleQueue;
 use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
 use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::metrics::Registry;
 use crate::numeric::saturating_u32;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 use crate::throttling::log_limiter::LogLimiter;
 
 /// Routes requests to all priority levels.

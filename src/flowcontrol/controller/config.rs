@@ -1,7 +1,6 @@
 //! The settings of the controller, and the times of a request.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The longest time in a queue, whatever the request's deadline (Kubernetes 1.36,
 /// `server/filters/priority-and-fairness.go`).

@@ -13,21 +13,15 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use super::snapshot::ConfigSnapshot;
-use super::snapshot::LevelEntry;
+use super::snapshot::{ConfigSnapshot, LevelEntry};
 use crate::flowcontrol::concurrency::ConcurrencyLimits;
 use crate::flowcontrol::concurrency::allocation::AllocationError;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::level::MAX_RETAINED;
-use crate::flowcontrol::level::PriorityLevel;
-use crate::flowcontrol::level::RETENTION;
-use crate::flowcontrol::matching::CompiledLevel;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
-use crate::numeric::saturating_u32;
-use crate::numeric::saturating_u64;
+use crate::flowcontrol::level::{MAX_RETAINED, PriorityLevel, RETENTION};
+use crate::flowcontrol::matching::{CompiledLevel, Matcher};
+use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
+use crate::numeric::{saturating_u32, saturating_u64};
 use crate::request_info::RequestKind;
 
 #[derive(Debug)]

@@ -1,8 +1,7 @@
 //! The state of the object counts that weir requests from the API server.
 
 use parking_lot::Mutex;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use prometheus::IntCounterVec;
 use tokio::sync::Notify;

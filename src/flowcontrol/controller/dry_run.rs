@@ -7,18 +7,15 @@
 //! count all of them.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use tokio::time::sleep_until;
-use tokio::time::timeout_at;
+use tokio::time::{sleep_until, timeout_at};
 use tracing::info;
 
 use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::level::SchemaRoute;
-use crate::flowcontrol::level::SeatPermit;
+use crate::flowcontrol::level::{SchemaRoute, SeatPermit};
 use crate::throttling::log_limiter::LogLimiter;
 
 /// The handle of the real request. Its drop is the end of the request.

@@ -6,16 +6,14 @@
 //! client cannot inject lines.
 
 use std::fmt::Write as _;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use jiff::Timestamp;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
 use crate::encoding::printable;
-use crate::flowcontrol::level::DetailColumn;
-use crate::flowcontrol::level::DumpedRequest;
+use crate::flowcontrol::level::{DetailColumn, DumpedRequest};
 use crate::request_info::go_duration;
 
 const PRIORITY_LEVEL_COLUMNS: &[&str] = &[
@@ -230,11 +228,7 @@ fn escape(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flowcontrol::controller::tests::MS;
-    use crate::flowcontrol::controller::tests::PODS;
-    use crate::flowcontrol::controller::tests::WATCH;
-    use crate::flowcontrol::controller::tests::one_level;
-    use crate::flowcontrol::controller::tests::queue;
+    use crate::flowcontrol::controller::tests::{MS, PODS, WATCH, one_level, queue};
 
     /// As kube-apiserver 1.36 printed it.
     const UPSTREAM_DUMP: &str = "\

@@ -8,15 +8,6 @@
 //!
 //! The controller does not read files or respond to requests. Its caller decides which requests
 //! bypass it: long-running requests except for watches.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config` `count_state` `dry_run` `snapshot` |
-//! | 1 | `configuration` `outcome` |
-//! | 2 | `apf_controller` |
-//! | 3 | `dump` `held_seats` `object_counting` `object_stats` |
 
 mod apf_controller;
 mod config;
@@ -33,11 +24,7 @@ mod snapshot;
 pub(crate) mod tests;
 
 pub use self::apf_controller::Controller;
-pub use self::config::ControllerConfig;
-pub use self::config::Enforcement;
-pub use self::config::RequestTimes;
 pub(crate) use self::config::longest_queue_wait;
+pub use self::config::{ControllerConfig, Enforcement, RequestTimes};
 pub(crate) use self::held_seats::SeatUse;
-pub(crate) use self::outcome::AdmissionPermit;
-pub(crate) use self::outcome::AdmissionRejection;
-pub(crate) use self::outcome::FlowControlDecision;
+pub(crate) use self::outcome::{AdmissionPermit, AdmissionRejection, FlowControlDecision};

@@ -5,10 +5,9 @@ use std::sync::atomic::Ordering;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
-use crate::flowcontrol::work_estimator::count_schedule::CountCall;
-use crate::flowcontrol::work_estimator::count_schedule::CountOutcome;
-use crate::flowcontrol::work_estimator::count_schedule::CountableResource;
-use crate::flowcontrol::work_estimator::count_schedule::NextCountCall;
+use crate::flowcontrol::work_estimator::count_schedule::{
+    CountCall, CountOutcome, CountableResource, NextCountCall,
+};
 use crate::flowcontrol::work_estimator::depends_on_count;
 use crate::flowcontrol::work_estimator::object_counts::lists_objects;
 use crate::request_info::RequestInfo;

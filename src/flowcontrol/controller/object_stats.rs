@@ -9,11 +9,8 @@ use crate::api::list_scan::ListSummary;
 use crate::api::media_type::MediaType;
 use crate::api::watch_scan::InitialEvents;
 use crate::clock::Clock;
-use crate::flowcontrol::work_estimator::list_samples::ListRequest;
-use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
-use crate::flowcontrol::work_estimator::object_counts::ListResponse;
-use crate::flowcontrol::work_estimator::object_counts::SavedCount;
-use crate::flowcontrol::work_estimator::object_counts::SizeAccuracy;
+use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
+use crate::flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, SizeAccuracy};
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
 /// The bytes that an object in protobuf is longer in storage than in a list. In storage, `k8s`,

@@ -7,13 +7,9 @@ use std::time::Duration;
 use super::dry_run::SimulatedRequest;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::level::DecisionOrder;
-use crate::flowcontrol::level::ObjectId;
-use crate::flowcontrol::level::SchemaRoute;
-use crate::flowcontrol::level::SeatPermit;
+use crate::flowcontrol::level::{DecisionOrder, ObjectId, SchemaRoute, SeatPermit};
 use crate::flowcontrol::matching::FlowDistinguisherMethod;
-use crate::flowcontrol::work_estimator::watch_tracker::Registration;
-use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use crate::flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
 
 /// Permission to execute a request. On drop it releases the request's seats, which may linger.
 #[derive(Debug)]

@@ -6,15 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::HeaderValue;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 use crate::api::flowcontrol::GROUP;
 use crate::flowcontrol::concurrency::level_limits::LevelSpec;
-use crate::flowcontrol::level::ObjectId;
-use crate::flowcontrol::level::PriorityLevel;
-use crate::flowcontrol::level::SchemaRoute;
-use crate::flowcontrol::level::SchemaSlot;
+use crate::flowcontrol::level::{ObjectId, PriorityLevel, SchemaRoute, SchemaSlot};
 use crate::flowcontrol::matching::Matcher;
 
 /// The compiled schemas and their routes.

@@ -2,13 +2,6 @@
 //!
 //! This is `util/flowcontrol/fairqueuing` of Kubernetes 1.36. The [theory](crate::flowcontrol) is
 //! in the parent module. All modules are pure.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `seats` `shuffle_sharding` |
-//! | 1 | `queue_set` |
 
 pub mod queue_set;
 pub mod seats;

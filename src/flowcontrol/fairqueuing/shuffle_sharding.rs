@@ -16,8 +16,7 @@
 
 use std::fmt;
 
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 /// The most cards in a hand. A deck and hand of 15 need 59 bits, of 16 already 64.
 pub(crate) const MAX_HAND_SIZE: usize = 15;

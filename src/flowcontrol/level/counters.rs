@@ -4,16 +4,11 @@
 //! schema that was removed stays until its last counts were surely scraped. Then another schema gets
 //! it: schemas that come and go take no more memory and no more series.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::fairqueuing::queue_set::EpochAdvance;
-use crate::flowcontrol::fairqueuing::queue_set::Load;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::metrics::histogram::Histogram;
-use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;
+use crate::flowcontrol::fairqueuing::queue_set::{EpochAdvance, Load, Queuing, RejectReason};
+use crate::flowcontrol::metrics::histogram::{Histogram, TimingRatioHistogram};
 use crate::numeric::saturating_u64;
 
 const QUEUE_LENGTH_BUCKETS: &[f64] = &[0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0];

@@ -10,11 +10,8 @@
 //! An adjustment of seats is a step of all levels. The next request that arrives keeps it.
 
 use parking_lot::Mutex;
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The numbers of all levels' steps. Relaxed throughout: the lock of a level orders its steps.

@@ -1,33 +1,24 @@
 //! The lock of one priority level, and the steps under it.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::arrival::ArrivalError;
-use super::arrival::ArrivingRequest;
-use super::counters::LevelCounters;
-use super::counters::SchemaSlot;
+use super::arrival::{ArrivalError, ArrivingRequest};
+use super::counters::{LevelCounters, SchemaSlot};
 use super::request_details::RequestDetails;
-use super::state::LevelInner;
-use super::state::LevelState;
+use super::state::{LevelInner, LevelState};
 use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
-use crate::flowcontrol::fairqueuing::queue_set::QueueDump;
-use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::fairqueuing::queue_set::{
+    LastDispatch, QueueDump, QueueSetTotals, Queuing, RequestKey,
+};
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 
 /// A priority level that exists or has existed.

@@ -3,15 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use http::HeaderValue;
 use tokio::runtime::Handle;
 
-use super::arrival::ArrivalError;
-use super::arrival::ArrivingRequest;
+use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::SchemaSlot;
 use super::priority_level::PriorityLevel;
 use crate::clock::Clock;

@@ -6,33 +6,22 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::arrival::ArrivalError;
-use super::arrival::ArrivingRequest;
-use super::counters::LevelCounters;
-use super::counters::SchemaSlot;
+use super::arrival::{ArrivalError, ArrivingRequest};
+use super::counters::{LevelCounters, SchemaSlot};
 use super::decision_order::DecisionOrder;
 use super::request_details::RequestDetails;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::demand::SeatDemand;
-use crate::flowcontrol::fairqueuing::queue_set::Arrival;
-use crate::flowcontrol::fairqueuing::queue_set::Departure;
-use crate::flowcontrol::fairqueuing::queue_set::DispatchPhase;
-use crate::flowcontrol::fairqueuing::queue_set::Effects;
-use crate::flowcontrol::fairqueuing::queue_set::Load;
-use crate::flowcontrol::fairqueuing::queue_set::QueueSet;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
+use crate::flowcontrol::fairqueuing::queue_set::{
+    Arrival, Departure, DispatchPhase, Effects, Load, QueueSet, Queuing, RejectReason, RequestKey,
+};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::retry_after::DroppedRequestsTracker;
 use crate::numeric::saturating_u32;
-use crate::request_info::RequestKind;
-use crate::request_info::Verb;
+use crate::request_info::{RequestKind, Verb};
 
 /// The number of buffers kept for later requests: as many as the queue set keeps slots.
 const MAX_SPARE_BUFFERS: usize = 128;

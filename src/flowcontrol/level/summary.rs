@@ -4,8 +4,7 @@
 use super::priority_level::PriorityLevel;
 use super::state::LevelState;
 use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 use crate::flowcontrol::metrics::histogram::Histogram;
 
 /// A summary of a level, all values of one instant.

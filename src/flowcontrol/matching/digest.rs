@@ -1,8 +1,7 @@
 //! The attributes of a request that rules match.
 
 use crate::api::UserInfo;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 /// The attributes of a request that rules and subjects match. Strings are bytes, as in
 /// [`RequestInfo`].

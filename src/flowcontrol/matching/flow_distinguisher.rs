@@ -2,8 +2,7 @@
 
 use super::digest::RequestDigest;
 use crate::api::flowcontrol::FlowDistinguisherMethodType;
-use crate::flowcontrol::fairqueuing::shuffle_sharding::FlowHasher;
-use crate::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
+use crate::flowcontrol::fairqueuing::shuffle_sharding::{FlowHasher, flow_hash};
 
 /// The attribute that distinguishes the flows of a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

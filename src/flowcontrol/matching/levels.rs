@@ -6,13 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::flowcontrol::CATCH_ALL;
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::LimitResponse;
-use crate::api::flowcontrol::LimitResponseType;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::PriorityLevelEnablement;
-use crate::api::flowcontrol::mandatory;
+use crate::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, LimitResponse, LimitResponseType, PriorityLevelConfiguration,
+    PriorityLevelEnablement, mandatory,
+};
 use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
@@ -118,11 +115,10 @@ fn clamp_negative(number: i32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flowcontrol::ExemptPriorityLevelConfiguration;
-    use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
-    use crate::api::flowcontrol::ObjectMeta;
-    use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
-    use crate::api::flowcontrol::QueuingConfiguration;
+    use crate::api::flowcontrol::{
+        ExemptPriorityLevelConfiguration, LimitedPriorityLevelConfiguration, ObjectMeta,
+        PriorityLevelConfigurationSpec, QueuingConfiguration,
+    };
 
     fn limited(name: &str) -> PriorityLevelConfiguration {
         PriorityLevelConfiguration {

@@ -1,18 +1,14 @@
 //! A compiled configuration, which classifies requests.
 
 use super::digest::RequestDigest;
-use super::flow_distinguisher::FlowDistinguisher;
-use super::flow_distinguisher::FlowDistinguisherMethod;
+use super::flow_distinguisher::{FlowDistinguisher, FlowDistinguisherMethod};
 use super::levels;
 use super::levels::CompiledLevel;
 use super::mismatch::Mismatch;
 use super::policies::Policies;
-use crate::api::flowcontrol::CATCH_ALL;
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::mandatory;
+use crate::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, FlowSchema, Object, PriorityLevelConfiguration, mandatory,
+};
 
 /// A compiled configuration.
 #[derive(Clone, Debug)]

@@ -13,15 +13,6 @@
 //!
 //! The [controller](crate::flowcontrol::controller) keeps removed levels that still have requests.
 //! kube-apiserver writes the objects' status.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `digest` `levels` `mismatch` `names` |
-//! | 1 | `flow_distinguisher` `rules` `subjects` |
-//! | 2 | `policies` |
-//! | 3 | `matcher` |
 
 mod digest;
 mod flow_distinguisher;

@@ -6,8 +6,7 @@
 use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
 use super::rules::Rules;
-use super::subjects::ListBits;
-use super::subjects::Subjects;
+use super::subjects::{ListBits, Subjects};
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
 
 /// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these

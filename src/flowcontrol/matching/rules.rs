@@ -6,12 +6,8 @@
 
 use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
-use super::names::NameSet;
-use super::names::boxed_bytes;
-use super::names::is_wildcard;
-use crate::api::flowcontrol::NonResourcePolicyRule;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::ResourcePolicyRule;
+use super::names::{NameSet, boxed_bytes, is_wildcard};
+use crate::api::flowcontrol::{NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule};
 use crate::request_info::Verb;
 
 /// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any rule of its kind matches.

@@ -7,12 +7,9 @@
 
 use std::collections::HashMap;
 
-use super::names::NameMap;
-use super::names::boxed_bytes;
+use super::names::{NameMap, boxed_bytes};
 use crate::api::UserInfo;
-use crate::api::flowcontrol::ServiceAccountSubject;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
+use crate::api::flowcontrol::{ServiceAccountSubject, Subject, SubjectKind};
 
 /// The prefix of the user name of a service account.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

@@ -6,29 +6,14 @@ use fastrand::Rng;
 
 use super::*;
 use crate::api::UserInfo;
-use crate::api::flowcontrol::CATCH_ALL;
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::FlowDistinguisherMethodType;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::FlowSchemaSpec;
-use crate::api::flowcontrol::LimitResponse;
-use crate::api::flowcontrol::LimitResponseType;
-use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
-use crate::api::flowcontrol::NonResourcePolicyRule;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::ObjectMeta;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
-use crate::api::flowcontrol::PriorityLevelEnablement;
-use crate::api::flowcontrol::QueuingConfiguration;
-use crate::api::flowcontrol::ResourcePolicyRule;
-use crate::api::flowcontrol::ServiceAccountSubject;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
-use crate::api::flowcontrol::mandatory;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse,
+    LimitResponseType, LimitedPriorityLevelConfiguration, NonResourcePolicyRule, Object,
+    ObjectMeta, PolicyRulesWithSubjects, PriorityLevelConfiguration,
+    PriorityLevelConfigurationSpec, PriorityLevelEnablement, QueuingConfiguration,
+    ResourcePolicyRule, ServiceAccountSubject, Subject, SubjectKind, mandatory,
+};
+use crate::request_info::{RequestInfo, Verb};
 
 mod examples;
 mod reference;

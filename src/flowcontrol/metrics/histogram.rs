@@ -9,8 +9,7 @@
 
 use std::time::Instant;
 
-use crate::numeric::saturating_u64;
-use crate::numeric::to_f64;
+use crate::numeric::{saturating_u64, to_f64};
 
 /// Counts of values up to each of some bounds.
 #[derive(Clone, Debug)]

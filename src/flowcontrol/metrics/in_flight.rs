@@ -12,17 +12,13 @@
 //! without arrivals does not read as 0. This module only counts. Other modules decide which
 //! requests execute.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prometheus::IntGaugeVec;
-use prometheus::core::Collector;
-use prometheus::core::Desc;
-use prometheus::proto::MetricFamily;
-use prometheus::proto::MetricType;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{MetricFamily, MetricType};
 
 use crate::clock::Clock;
 use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;

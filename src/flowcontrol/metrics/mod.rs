@@ -1,13 +1,5 @@
 //! Histograms and counters of API Priority and Fairness, and their conversion to metrics.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `histogram` |
-//! | 1 | `samples` |
-//! | 2 | `in_flight` |
 
-pub(in crate::flowcontrol) mod histogram;
+pub(crate) mod histogram;
 pub(crate) mod in_flight;
-pub(in crate::flowcontrol) mod samples;
+pub(crate) mod samples;

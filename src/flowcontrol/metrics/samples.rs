@@ -7,30 +7,24 @@
 use std::collections::HashMap;
 
 use prometheus::core::Desc;
-use prometheus::proto::Bucket;
-use prometheus::proto::Counter;
-use prometheus::proto::Gauge;
-use prometheus::proto::LabelPair;
-use prometheus::proto::Metric;
-use prometheus::proto::MetricFamily;
-use prometheus::proto::MetricType;
+use prometheus::proto::{Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use crate::flowcontrol::metrics::histogram::Histogram;
 
 /// The constant parts of a metric family.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::flowcontrol) struct MetricSpec {
-    pub(in crate::flowcontrol) name: &'static str,
-    pub(in crate::flowcontrol) kind: MetricType,
+pub(crate) struct MetricSpec {
+    pub(crate) name: &'static str,
+    pub(crate) kind: MetricType,
     /// In alphabetical order, as in Kubernetes.
-    pub(in crate::flowcontrol) labels: &'static [&'static str],
+    pub(crate) labels: &'static [&'static str],
     /// With Kubernetes' stability mark.
-    pub(in crate::flowcontrol) help: &'static str,
+    pub(crate) help: &'static str,
 }
 
 /// The samples of one metric family.
 #[derive(Debug)]
-pub(in crate::flowcontrol) struct MetricSamples {
+pub(crate) struct MetricSamples {
     spec: MetricSpec,
     metrics: Vec<Metric>,
 }
@@ -40,7 +34,7 @@ impl MetricSpec {
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test shows them all"
     )]
-    pub(in crate::flowcontrol) fn desc(&self) -> Desc {
+    pub(crate) fn desc(&self) -> Desc {
         let labels = self.labels.iter().map(|&label| label.to_owned()).collect();
         Desc::new(
             self.name.to_owned(),
@@ -51,7 +45,7 @@ impl MetricSpec {
         .expect("a metric's name and labels are well-formed")
     }
 
-    pub(in crate::flowcontrol) const fn samples(self) -> MetricSamples {
+    pub(crate) const fn samples(self) -> MetricSamples {
         MetricSamples {
             spec: self,
             metrics: Vec::new(),
@@ -61,7 +55,7 @@ impl MetricSpec {
 
 impl MetricSamples {
     /// Adds a counter or gauge. `labels` are the values of the labels, in their order.
-    pub(in crate::flowcontrol) fn add_value(&mut self, labels: &[&str], value: f64) {
+    pub(crate) fn add_value(&mut self, labels: &[&str], value: f64) {
         let mut metric = self.new_metric(labels);
         if self.spec.kind == MetricType::COUNTER {
             let mut counter = Counter::default();
@@ -76,7 +70,7 @@ impl MetricSamples {
     }
 
     /// Adds a histogram.
-    pub(in crate::flowcontrol) fn add_histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+    pub(crate) fn add_histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let buckets = histogram.buckets().map(|(bound, count)| {
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(bound);
@@ -92,7 +86,7 @@ impl MetricSamples {
         self.metrics.push(metric);
     }
 
-    pub(in crate::flowcontrol) fn into_family(self) -> MetricFamily {
+    pub(crate) fn into_family(self) -> MetricFamily {
         let mut family = MetricFamily::default();
         family.set_name(self.spec.name.to_owned());
         family.set_help(self.spec.help.to_owned());

@@ -8,13 +8,9 @@
 use std::collections::BTreeMap;
 
 use crate::api::flowcontrol;
-use crate::api::flowcontrol::GROUP;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::mandatory;
+use crate::api::flowcontrol::{GROUP, Object, mandatory};
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::Strictness;
+use crate::document::{Diagnostics, Node, Strictness};
 
 /// The code of a watch's error if its resource version is too old.
 const GONE: &str = "410";

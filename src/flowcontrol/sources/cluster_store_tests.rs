@@ -1,7 +1,6 @@
 //! Lists, watches and the rules for keeping the last complete set.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::flowcontrol::bootstrap;

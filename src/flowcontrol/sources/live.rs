@@ -1,29 +1,20 @@
 //! The objects in force: applies each change of a source to the controller.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use serde_json::Value;
-use serde_json::json;
-use tracing::debug;
-use tracing::info;
-use tracing::warn;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
 
 use super::merge::FlowcontrolSources;
-use super::origin::EffectiveObject;
-use super::origin::Origin;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::to_manifest;
+use super::origin::{EffectiveObject, Origin};
+use crate::api::flowcontrol::{Object, to_manifest};
 use crate::document::SourceLocation;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::ControllerConfig;
+use crate::flowcontrol::controller::{Controller, ControllerConfig};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;

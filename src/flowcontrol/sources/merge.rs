@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::origin::EffectiveObject;
-use super::origin::Origin;
+use super::origin::{EffectiveObject, Origin};
 use crate::api::flowcontrol::Object;
 use crate::document::SourceLocation;
 use crate::flowcontrol::bootstrap;
@@ -96,9 +95,7 @@ fn put(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flowcontrol::FlowSchema;
-    use crate::api::flowcontrol::ObjectMeta;
-    use crate::api::flowcontrol::PriorityLevelConfiguration;
+    use crate::api::flowcontrol::{FlowSchema, ObjectMeta, PriorityLevelConfiguration};
 
     fn metadata(name: &str, uid: &str) -> ObjectMeta {
         ObjectMeta {

@@ -1,17 +1,12 @@
 //! The text of the file that keeps the cluster's objects over a restart (`--state-dir`), and the
 //! cluster that they are of.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api::flowcontrol;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::to_manifest;
+use crate::api::flowcontrol::{Object, to_manifest};
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::Strictness;
+use crate::document::{Content, Diagnostics, Node, Strictness};
 
 /// The name of the file in the state folder.
 pub(crate) const FILE_NAME: &str = "flowcontrol.json";

@@ -12,8 +12,7 @@
 //! minute.
 
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::request_info::RequestInfo;
 

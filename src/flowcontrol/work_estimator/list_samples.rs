@@ -10,12 +10,10 @@
 //! and the inflated bytes per second. A response that exceeds the bounds is not sampled. The next
 //! list of that resource is.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Method;
@@ -24,8 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use crate::api::gunzip::Gunzip;
-use crate::api::list_scan::ListScan;
-use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::{ListScan, ListSummary};
 use crate::api::media_type::MediaType;
 use crate::numeric::saturating_u32;
 use crate::request_info::RequestInfo;
@@ -65,7 +62,7 @@ impl ListRequest {
 
 /// A queue of samples.
 #[derive(Debug, Default)]
-pub(in crate::flowcontrol) struct ListSampleQueue {
+pub(crate) struct ListSampleQueue {
     queue: Mutex<VecDeque<ListSample>>,
     sample_added: Notify,
     reserved: AtomicUsize,
@@ -87,11 +84,11 @@ pub(crate) struct ListSampleBuilder {
 
 /// The sample of a complete compressed response.
 #[derive(Debug)]
-pub(in crate::flowcontrol) struct ListSample(ListSampleBuilder);
+pub(crate) struct ListSample(ListSampleBuilder);
 
 impl ListSampleQueue {
     /// Starts to sample a compressed response.
-    pub(in crate::flowcontrol) fn start_sample(
+    pub(crate) fn start_sample(
         self: &Arc<Self>,
         list: ListRequest,
         coding: MediaType,
@@ -111,7 +108,7 @@ impl ListSampleQueue {
     ///
     /// # Cancel safety
     /// No sample is lost.
-    pub(in crate::flowcontrol) async fn next(&self) -> ListSample {
+    pub(crate) async fn next(&self) -> ListSample {
         loop {
             if let Some(sample) = self.lock_queue().pop_front() {
                 return sample;
@@ -178,7 +175,7 @@ impl Drop for ListSampleBuilder {
 }
 
 impl ListSample {
-    pub(in crate::flowcontrol) const fn list(&self) -> &ListRequest {
+    pub(crate) const fn list(&self) -> &ListRequest {
         &self.0.list
     }
 
@@ -186,7 +183,7 @@ impl ListSample {
     ///
     /// # Cancel safety
     /// Only the work so far is lost.
-    pub(in crate::flowcontrol) async fn scan(&self) -> (Option<ListSummary>, Duration) {
+    pub(crate) async fn scan(&self) -> (Option<ListSummary>, Duration) {
         let mut gunzip = Gunzip::new(MAX_INFLATED_BYTES);
         let mut scan = ListScan::new(self.0.coding);
         let mut inflated = 0_usize;

@@ -8,13 +8,6 @@
 //! An [`EstimateContext`] provides the inputs that are not in the request. Each of its methods is
 //! called only if it matters, and at most once. The estimate does not depend on how objects and
 //! watches are counted.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `count_schedule` `list_samples` `resource_metrics` `watch_tracker` |
-//! | 1 | `object_counts` |
 
 pub(crate) mod count_schedule;
 pub(crate) mod list_samples;
@@ -29,9 +22,7 @@ use std::time::Duration;
 
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::numeric::saturating_u32;
-use crate::request_info::Query;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{Query, RequestInfo, Verb};
 
 pub use self::object_counts::ObjectStats;
 

@@ -25,16 +25,13 @@
 //! passed.
 
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::flowcontrol::work_estimator::resource_metrics::ServerCount;
 use crate::numeric::saturating_u64;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 #[cfg(test)]
 mod tests;

@@ -6,12 +6,6 @@
 //! verified once, and again when one of its certificates expires. A certificate that has expired or
 //! is not valid yet is verified again every ten seconds at most. After a reload that changes the CA,
 //! every chain is verified again with its next request.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `subject` `trust` |
 
 mod subject;
 pub(crate) mod trust;
@@ -20,27 +14,20 @@ use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use rustls::crypto::CryptoProvider;
 use rustls::server::VerifierBuilderError;
 use rustls_pki_types::CertificateDer;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 use crate::api::UserInfo;
-use crate::identity::client_certificate::subject::CertificateSubject;
-use crate::identity::client_certificate::subject::SubjectError;
+use crate::identity::client_certificate::subject::{CertificateSubject, SubjectError};
 use crate::identity::client_certificate::trust::TrustedCertificate;
-use crate::x509::Certificate;
-use crate::x509::CertificatePool;
-use crate::x509::PathVerifier;
-use crate::x509::Purpose;
-use crate::x509::Reason;
-use crate::x509::VerifiedCertificate;
+use crate::x509::{
+    Certificate, CertificatePool, PathVerifier, Purpose, Reason, VerifiedCertificate,
+};
 
 /// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";

@@ -64,16 +64,11 @@ impl<'c> CertificateSubject<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::x509::der::OBJECT_IDENTIFIER;
-    use crate::x509::der::SEQUENCE;
-    use crate::x509::der::SET;
     use crate::x509::der::encode as der;
-    use crate::x509::name::BMP_STRING;
-    use crate::x509::name::IA5_STRING;
-    use crate::x509::name::NUMERIC_STRING;
-    use crate::x509::name::PRINTABLE_STRING;
-    use crate::x509::name::T61_STRING;
-    use crate::x509::name::UTF8_STRING;
+    use crate::x509::der::{OBJECT_IDENTIFIER, SEQUENCE, SET};
+    use crate::x509::name::{
+        BMP_STRING, IA5_STRING, NUMERIC_STRING, PRINTABLE_STRING, T61_STRING, UTF8_STRING,
+    };
 
     const T61: u8 = T61_STRING;
     const UNIVERSAL_STRING: u8 = 28;

@@ -1,15 +1,8 @@
-use rcgen::BasicConstraints;
-use rcgen::CertificateParams;
-use rcgen::DnType;
-use rcgen::DnValue;
-use rcgen::ExtendedKeyUsagePurpose;
-use rcgen::IsCa;
-use rcgen::Issuer;
-use rcgen::KeyPair;
-use rcgen::KeyUsagePurpose;
-use rcgen::string::BmpString;
-use rcgen::string::TeletexString;
-use rcgen::string::UniversalString;
+use rcgen::string::{BmpString, TeletexString, UniversalString};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
+};
 use rustls::crypto::aws_lc_rs;
 
 use super::*;

@@ -6,12 +6,10 @@
 //! if its certificate gave an identity that the new CAs do not give.
 
 use std::fmt;
-use std::future::Future;
-use std::future::pending;
+use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 

@@ -7,35 +7,25 @@
 //! - Reviews are sent at a configured rate, fair between clients.
 //! - Cached decisions are bounded, and stored by keyed hash.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tokio::time::timeout_at;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::impersonation::decision_cache::CachedDecision;
-use crate::identity::impersonation::decision_cache::DecisionCache;
+use crate::identity::impersonation::decision_cache::{CachedDecision, DecisionCache};
 use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::impersonation::target::ImpersonationPermission;
-use crate::identity::review_queue::MissingPermission;
-use crate::identity::review_queue::PendingReview;
-use crate::identity::review_queue::QueuedReview;
-use crate::identity::review_queue::ReviewQueue;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::token_hash::TokenHash;
-use crate::identity::token_hash::TokenHasher;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::ReviewError;
+use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
+use crate::identity::token_hash::{TokenHash, TokenHasher};
+use crate::identity::transport::{ApiTransport, ReviewError};
 use crate::metrics::Registry;
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {

@@ -1,11 +1,8 @@
 //! Reviews by a fake API server, with a paused clock.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -13,10 +10,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteFuture;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::{RemoteError, RemoteFuture, RemoteRequest, RemoteResponse};
 
 /// A minimal API server.
 #[derive(Debug)]

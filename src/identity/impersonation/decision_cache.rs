@@ -5,8 +5,7 @@
 //! no granted permission.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;

@@ -3,15 +3,11 @@
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::api::UserInfo;
 use crate::identity::impersonation::target::ImpersonationPermission;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::ReviewError;
+use crate::identity::transport::{RemoteRequest, RemoteResponse, ReviewError};
 
 /// The path at which reviews are created.
 pub(crate) const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";

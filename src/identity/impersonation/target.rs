@@ -11,13 +11,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
-use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::api::user::{ANONYMOUS, GROUP_UNAUTHENTICATED};
 use crate::encoding::go_text;
 use crate::identity::request_header::unescape_extra_key;
 

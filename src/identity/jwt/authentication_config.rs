@@ -8,15 +8,8 @@
 
 use std::path::PathBuf;
 
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::SourceLocation;
-use crate::document::Strictness;
-use crate::identity::jwt::issuer::ClaimMapping;
-use crate::identity::jwt::issuer::JwtIssuer;
-use crate::identity::jwt::issuer::RequiredClaim;
+use crate::document::{Content, Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
+use crate::identity::jwt::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
 
 const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",

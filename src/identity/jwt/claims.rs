@@ -1,7 +1,6 @@
 //! The claims of a token whose signature is verified.
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The leeway for `nbf` and `iat`, in seconds, for issuers whose clocks are ahead of weir's
 /// (`jwt.DefaultLeeway` of kube-apiserver's library). `exp` has none: an expired token loses its

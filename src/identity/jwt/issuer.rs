@@ -8,9 +8,7 @@
 use serde_json::Value;
 
 use crate::api::UserInfo;
-use crate::identity::jwt::claims::ClaimError;
-use crate::identity::jwt::claims::Claims;
-use crate::identity::jwt::claims::string_list;
+use crate::identity::jwt::claims::{ClaimError, Claims, string_list};
 
 /// The prefix of names and groups that Kubernetes reserves.
 const SYSTEM_PREFIX: &str = "system:";

@@ -7,17 +7,13 @@ use std::fmt;
 
 use aws_lc_rs::rsa::PublicKeyComponents;
 use aws_lc_rs::signature;
-use aws_lc_rs::signature::UnparsedPublicKey;
-use aws_lc_rs::signature::VerificationAlgorithm;
+use aws_lc_rs::signature::{UnparsedPublicKey, VerificationAlgorithm};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::pem::SectionKind;
+use rustls_pki_types::pem::{PemObject, SectionKind};
 use serde::Deserialize;
-use sha2::Digest;
-use sha2::Sha256;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
+use sha2::{Digest, Sha256};
+use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// The most keys of one issuer. A rotation needs two or three. A token without a `kid` is tried

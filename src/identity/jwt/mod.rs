@@ -9,14 +9,6 @@
 //! space is allowed. It computes the signing input from the decoded parts. All of these encodings
 //! are accepted here, too: a client that has the token can produce them, and would be
 //! unauthenticated to weir alone.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `claims` `keys` |
-//! | 1 | `issuer` |
-//! | 2 | `authentication_config` |
 
 pub(crate) mod authentication_config;
 mod claims;
@@ -31,19 +23,14 @@ use std::borrow::Cow;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-pub(crate) use claims::ClaimError;
-pub(crate) use claims::Claims;
-pub use issuer::ClaimMapping;
-pub use issuer::JwtIssuer;
-pub(crate) use issuer::ServiceAccountValidator;
-pub(crate) use issuer::ValidatedUser;
+pub(crate) use claims::{ClaimError, Claims};
+pub use issuer::{ClaimMapping, JwtIssuer};
+pub(crate) use issuer::{ServiceAccountValidator, ValidatedUser};
 pub use keys::KeySet;
 
-use crate::identity::bearer_token::BASE64_RAW_URL;
-use crate::identity::bearer_token::MAX_TOKEN_BYTES;
+use crate::identity::bearer_token::{BASE64_RAW_URL, MAX_TOKEN_BYTES};
 #[cfg(test)]
 pub(crate) use issuer::RequiredClaim;
 

@@ -1,16 +1,13 @@
 //! Tokens with valid signatures, and tokens with invalid ones.
 
-use aws_lc_rs::encoding::AsDer;
-use aws_lc_rs::encoding::PublicKeyX509Der;
+use aws_lc_rs::encoding::{AsDer, PublicKeyX509Der};
 use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
-use aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
-use aws_lc_rs::signature::EcdsaKeyPair;
-use aws_lc_rs::signature::KeyPair;
-use aws_lc_rs::signature::RSA_PKCS1_SHA256;
-use aws_lc_rs::signature::RSA_PSS_SHA256;
-use aws_lc_rs::signature::RsaKeyPair;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RSA_PSS_SHA256,
+    RsaKeyPair,
+};
 use serde_json::json;
 
 use super::*;

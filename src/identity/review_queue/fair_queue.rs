@@ -8,13 +8,11 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::source_network::source_network;
 use crate::throttling::round_robin::RoundRobin;
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
+use crate::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The most queued items in all, for each of the two classes. At the default rate of 50 per second,
 /// a request would time out before a later item is dequeued.

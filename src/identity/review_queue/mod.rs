@@ -8,27 +8,20 @@
 
 pub mod fair_queue;
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use prometheus::IntGauge;
-use tokio::sync::Notify;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::Semaphore;
-use tokio::sync::watch;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::review_queue::fair_queue::FairQueue;
-use crate::identity::review_queue::fair_queue::NextItem;
+use crate::identity::review_queue::fair_queue::{ClientSource, FairQueue, NextItem};
 use crate::identity::token_hash::TokenHash;
 use crate::identity::transport::ReviewError;
 use crate::numeric::saturating_i64;

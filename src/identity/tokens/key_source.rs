@@ -6,10 +6,8 @@
 //! - An issuer's discovery document counts only if it names that issuer.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use serde::Deserialize;
@@ -17,12 +15,9 @@ use tokio::sync::Mutex;
 
 use crate::clock::Clock;
 use crate::identity::jwt::KeySet;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteFuture;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::UrlFetcher;
+use crate::identity::transport::{
+    ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
+};
 
 /// The shortest time between two fetches. A new key is found by one fetch, and made-up key ids
 /// cause no more fetches than that.

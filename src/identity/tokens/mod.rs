@@ -10,16 +10,6 @@
 //!   decides which flow that is.
 //!
 //! The API server authenticates a forwarded token again. The result here affects the limits only.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `key_source` `token_file` `token_review` |
-//! | 1 | `signature` `token_cache` |
-//! | 2 | `token_store` |
-//! | 3 | `token_reviewer` |
-//! | 4 | `settings` |
 
 pub(crate) mod key_source;
 mod settings;
@@ -35,15 +25,12 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
@@ -53,10 +40,7 @@ use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeySource;
 use crate::identity::tokens::settings::TokenSettings;
 use crate::identity::tokens::signature::SignatureOutcome;
-use crate::identity::tokens::token_cache::TokenCache;
-use crate::identity::tokens::token_cache::TokenState;
-use crate::identity::tokens::token_cache::VerifiedBy;
-use crate::identity::tokens::token_cache::VerifiedToken;
+use crate::identity::tokens::token_cache::{TokenCache, TokenState, VerifiedBy, VerifiedToken};
 use crate::identity::tokens::token_reviewer::TokenReviewResult;
 use crate::identity::tokens::token_store::TokenStore;
 use crate::metrics::Registry;

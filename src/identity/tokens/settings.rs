@@ -1,13 +1,11 @@
 //! The settings of token authentication, which a reload replaces as a whole.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::tokens::key_source::KeySource;
-use crate::identity::tokens::signature::ServiceAccountKeys;
-use crate::identity::tokens::signature::SignatureVerifier;
+use crate::identity::tokens::signature::{ServiceAccountKeys, SignatureVerifier};
 use crate::identity::tokens::token_cache::TokenCache;
 use crate::identity::tokens::token_reviewer::TokenReviewer;
 use crate::identity::tokens::token_store::TokenStore;

@@ -1,18 +1,11 @@
 //! Verifies tokens by signature: selects the issuer's keys and validates the claims.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::clock::Clock;
-use crate::identity::jwt::ClaimError;
-use crate::identity::jwt::Jwt;
-use crate::identity::jwt::JwtIssuer;
-use crate::identity::jwt::ServiceAccountValidator;
-use crate::identity::jwt::ValidatedUser;
-use crate::identity::tokens::key_source::KeySource;
-use crate::identity::tokens::key_source::KeyStamp;
-use crate::identity::tokens::key_source::PublishedKeys;
+use crate::identity::jwt::{ClaimError, Jwt, JwtIssuer, ServiceAccountValidator, ValidatedUser};
+use crate::identity::tokens::key_source::{KeySource, KeyStamp, PublishedKeys};
 
 /// The keys and issuers of service account tokens.
 #[derive(Debug)]

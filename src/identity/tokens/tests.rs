@@ -4,20 +4,15 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::LazyLock;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
-use aws_lc_rs::signature::EcdsaKeyPair;
-use aws_lc_rs::signature::KeyPair;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::StatusCode;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::*;
@@ -25,12 +20,9 @@ use crate::identity::jwt::JwtIssuer;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::key_source::KeyProvider;
 use crate::identity::tokens::token_cache::STALE_IF_ERROR;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteFuture;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::UrlFetcher;
+use crate::identity::transport::{
+    ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
+};
 use crate::x509::CertificatePool;
 
 mod replacement;

@@ -4,9 +4,7 @@
 //! no valid one.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::UserInfo;
 use crate::identity::generational_map::GenerationalMap;

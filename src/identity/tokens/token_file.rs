@@ -8,8 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::api::UserInfo;
-use crate::identity::token_hash::TokenHash;
-use crate::identity::token_hash::TokenHasher;
+use crate::identity::token_hash::{TokenHash, TokenHasher};
 
 /// The user and the hash of the token, once it is computed.
 type TokenFileEntry = (Arc<UserInfo>, Option<TokenHash>);

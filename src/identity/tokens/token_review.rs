@@ -7,9 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::api::UserInfo;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::ReviewError;
+use crate::identity::transport::{RemoteRequest, RemoteResponse, ReviewError};
 
 /// The path at which reviews are created.
 pub(crate) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";

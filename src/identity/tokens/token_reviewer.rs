@@ -9,21 +9,14 @@ use prometheus::IntGauge;
 use crate::clock::Clock;
 use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 use crate::identity::jwt::Jwt;
-use crate::identity::review_queue::MissingPermission;
-use crate::identity::review_queue::PendingReview;
-use crate::identity::review_queue::QueuedReview;
-use crate::identity::review_queue::ReviewQueue;
 use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
 use crate::identity::token_hash::TokenHash;
-use crate::identity::tokens::signature;
-use crate::identity::tokens::token_cache::VerifiedBy;
-use crate::identity::tokens::token_cache::VerifiedToken;
-use crate::identity::tokens::token_review;
+use crate::identity::tokens::token_cache::{VerifiedBy, VerifiedToken};
 use crate::identity::tokens::token_review::TokenReviewOutcome;
-use crate::identity::tokens::token_store::TokenOutcome;
-use crate::identity::tokens::token_store::TokenStore;
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::ReviewError;
+use crate::identity::tokens::token_store::{TokenOutcome, TokenStore};
+use crate::identity::tokens::{signature, token_review};
+use crate::identity::transport::{ApiTransport, ReviewError};
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "TokenReviews",

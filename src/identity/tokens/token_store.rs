@@ -1,20 +1,15 @@
 //! State that the authenticator and the reviewer share: cached tokens, accepted tokens and metrics.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
 use crate::identity::token_hash::TokenHash;
-use crate::identity::tokens::token_cache::TokenCache;
-use crate::identity::tokens::token_cache::VerifiedBy;
-use crate::identity::tokens::token_cache::VerifiedToken;
+use crate::identity::tokens::token_cache::{TokenCache, VerifiedBy, VerifiedToken};
 use crate::metrics::Registry;
 
 /// The number of shards of the cache, each with a lock of its own.

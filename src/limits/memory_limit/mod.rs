@@ -10,13 +10,6 @@
 //! than an equal share ([`unread_shares`]) are rejected, and their connections close first. Others
 //! are served until memory is an eighth above the limit: then all are rejected, whatever it is that
 //! takes the memory.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `read_ahead` `unread_shares` |
-//! | 1 | `unread_responses` |
 
 pub(crate) mod read_ahead;
 pub(crate) mod unread_responses;
@@ -24,22 +17,17 @@ mod unread_shares;
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use tokio::sync::watch;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
-use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
-use crate::limits::memory_limit::read_ahead::ReadAheadBudget;
-use crate::limits::memory_limit::unread_responses::ReservedResponse;
-use crate::limits::memory_limit::unread_responses::UnreadConnection;
-use crate::limits::memory_limit::unread_responses::UnreadResponses;
+use crate::limits::memory_limit::read_ahead::{ReadAheadAccount, ReadAheadBudget};
+use crate::limits::memory_limit::unread_responses::{
+    ReservedResponse, UnreadConnection, UnreadResponses,
+};
 use crate::limits::memory_limit::unread_shares::estimate_use;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;

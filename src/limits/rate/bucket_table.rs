@@ -2,21 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru::LruOutcome;
+use crate::limits::rate::lru::{Lru, LruOutcome};
 use crate::limits::rate::lru_key::LruKey;
-use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::bucket::RefillStep;
-use crate::shared_limits::bucket::SharedBucket;
-use crate::shared_limits::bucket::SharedRate;
-use crate::shared_limits::source::Sharing;
-use crate::shared_limits::source::SourceCall;
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
-use crate::throttling::token_bucket::TokenReserve;
+use crate::shared_limits::bucket::{RefillAnswer, RefillStep, SharedBucket, SharedRate};
+use crate::shared_limits::source::{Sharing, SourceCall};
+use crate::throttling::token_bucket::{Rate, TokenBucket, TokenReserve};
 
 /// The most keys that wait for their calls. Its memory is taken at the start, so that no request
 /// waits for it. Of further keys, the local share decides.

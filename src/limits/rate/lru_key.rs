@@ -1,11 +1,8 @@
 //! Keys of the LRU tables: 128-bit hashes with a secret of this process, or of all replicas.
 
-use std::hash::BuildHasher;
-use std::hash::Hasher;
-use std::hash::RandomState;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
-use siphasher::sip128::Hasher128;
-use siphasher::sip128::SipHasher13;
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::shared_limits::source::Sharing;
 

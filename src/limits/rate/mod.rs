@@ -1,14 +1,5 @@
 //! Rate limits: client limits and event limits, which are checked before a request queues for a
 //! seat.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `lru_key` `spin_lock` `top_keys` |
-//! | 1 | `lru` `snapshot` |
-//! | 2 | `bucket_table` |
-//! | 3 | `clients` `events` |
 
 pub(crate) mod bucket_table;
 pub mod clients;
@@ -131,17 +122,14 @@ mod tests {
 
     use super::*;
     use crate::api::UserInfo;
-    use crate::api::flowcontrol::PolicyRulesWithSubjects;
-    use crate::api::flowcontrol::ResourcePolicyRule;
-    use crate::api::flowcontrol::Subject;
-    use crate::api::flowcontrol::SubjectKind;
+    use crate::api::flowcontrol::{
+        PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
+    };
     use crate::limits::admission_attributes::AdmissionAttributes;
-    use crate::limits::rate::clients::config::ClientDistinguisher;
-    use crate::limits::rate::clients::config::ClientLimitResponse;
-    use crate::limits::rate::clients::config::ClientLimitRule;
-    use crate::limits::rate::clients::config::LongRunningLimits;
-    use crate::limits::rate::clients::enforcer::ClientLimitPermit;
-    use crate::limits::rate::clients::enforcer::RequestSource;
+    use crate::limits::rate::clients::config::{
+        ClientDistinguisher, ClientLimitResponse, ClientLimitRule, LongRunningLimits,
+    };
+    use crate::limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
     use crate::request_info::RequestInfo;
     use crate::throttling::token_bucket::Rate;
 

@@ -1,7 +1,6 @@
 //! The state of a rate limit for operators.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::rate::top_keys::TopKey;
 

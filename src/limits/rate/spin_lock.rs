@@ -1,7 +1,6 @@
 //! A lock for a mutex that is contended and held for some tens of nanoseconds.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::hint::spin_loop;
 
 /// The attempts before the thread sleeps. The pause doubles after each.

@@ -3,8 +3,7 @@
 //! Each key in the table has a count and the maximal error of that count. A key is in the table if
 //! it has more rejections than all rejections divided by the size of the table.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The most tracked keys: more than an operator reads.
 const MAX_KEYS: usize = 64;

@@ -3,17 +3,13 @@
 //! kube-apiserver has `PUT /debug/flags/v` for this. weir's filters express more than a number and
 //! have the syntax of `--log-level`. An invalid filter changes nothing.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 
 use bytes::Bytes;
-use http::Method;
-use http::Request;
-use http::StatusCode;
+use http::{Method, Request, StatusCode};
 use http_body::Body;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
+use http_body_util::{BodyExt, Limited};
 use tracing::info;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;

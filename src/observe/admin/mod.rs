@@ -2,12 +2,6 @@
 //!
 //! They run on a runtime of their own, so that a flood of client requests does not delay probes and
 //! scrapes.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `connections` `log_level` `zpages` |
 
 mod connections;
 pub mod log_level;
@@ -17,38 +11,25 @@ pub mod zpages;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::Ipv4Addr;
-use std::net::Ipv6Addr;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::stream;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Method;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::header;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use http_body_util::StreamBody;
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use hyper_util::rt::TokioTimer;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
-use tracing::debug;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::encoding::printable::escape_json;
@@ -59,12 +40,10 @@ use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::logging::recording::Recorder;
-use crate::observe::readiness::CACHE_TTL;
-use crate::observe::readiness::Readiness;
-use crate::observe::status::StatusFeed;
-use crate::observe::status::page;
+use crate::observe::readiness::{CACHE_TTL, Readiness};
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::sources::ConfiguredSources;
+use crate::observe::status::{StatusFeed, page};
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
 use crate::replicas::message::check_name;

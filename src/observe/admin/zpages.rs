@@ -6,16 +6,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use http::HeaderMap;
-use http::header;
+use http::{HeaderMap, header};
 use jiff::Timestamp;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::observe::alarms::list::CertificateLifetime;
 use crate::observe::status::sources::ConfiguredSources;
@@ -120,9 +116,8 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::limits::Admission;
-    use crate::limits::MaxInFlight;
     use crate::limits::max_in_flight::MaxInFlightConfig;
+    use crate::limits::{Admission, MaxInFlight};
     use crate::metrics::Registry;
     use crate::pipeline::reject::delay::RejectionDelay;
 

@@ -3,31 +3,21 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
-use prometheus::IntGaugeVec;
-use prometheus::Opts;
-use prometheus::core::Collector;
-use prometheus::core::Desc;
+use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
-use crate::numeric::saturating_u64;
+use crate::numeric::{saturating_i64, saturating_u64};
 use crate::observe::alarms::list;
-use crate::observe::alarms::list::Alarm;
-use crate::observe::alarms::list::AlarmState;
-use crate::observe::alarms::list::AlarmStatus;
-use crate::observe::alarms::list::CertificateLifetime;
-use crate::observe::alarms::list::KINDS;
-use crate::observe::alarms::list::Losses;
-use crate::observe::alarms::list::OpenFiles;
-use crate::observe::alarms::list::ServerHealth;
-use crate::observe::alarms::list::UnlikeTotal;
+use crate::observe::alarms::list::{
+    Alarm, AlarmState, AlarmStatus, CertificateLifetime, KINDS, Losses, OpenFiles, ServerHealth,
+    UnlikeTotal,
+};
 use crate::observe::process_metrics::open_files;
 use crate::observe::readiness::Readiness;
 use crate::replicas::message::POOL_NAMES;

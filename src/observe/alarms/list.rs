@@ -1,7 +1,6 @@
 //! Which alarms there are, from a plain snapshot of state. Pure.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::numeric::to_f64;
 use crate::upstream::credentials::CredentialTrouble;
@@ -595,8 +594,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_an_alarm_by_what_is_left_of_its_lifetime() {
-        use Severity::Critical;
-        use Severity::Warning;
+        use Severity::{Critical, Warning};
         for (lifetime, left, expected) in [
             (3650, 15, None),
             (3650, 13, Some((Warning, "x expires in 13 days"))),

@@ -4,13 +4,6 @@
 //! the same list with the same names, and so does the alert `WeirAlarm`. [`list`] makes it from a
 //! plain snapshot of state; [`board`] reads the state, which waits for nothing, and keeps since when
 //! each alarm has lasted.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `list` |
-//! | 1 | `board` |
 
 pub mod board;
 pub mod list;

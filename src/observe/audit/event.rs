@@ -10,24 +10,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
+use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::api::UserInfo;
 use crate::encoding::go_text;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::observe::audit::policy::AuditLevel;
-use crate::observe::audit::policy::AuditPolicy;
-use crate::observe::audit::policy::AuditStage;
+use crate::observe::audit::policy::{AuditLevel, AuditPolicy, AuditStage};
 use crate::observe::client_text::redact_target;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
-use crate::request_info::escaped_path;
-use crate::request_info::go_duration;
+use crate::request_info::{RequestInfo, Verb, escaped_path, go_duration};
 
 /// Longest user agent in bytes (`audit/request.go`).
 const MAX_USER_AGENT_BYTES: usize = 1024;
@@ -178,10 +171,7 @@ impl AuditEntry {
 
     /// Returns the stages that the request has passed since its previous entry.
     fn stages(&self, info: &RequestInfo<'_>) -> &'static [AuditStage] {
-        use AuditStage::Panic;
-        use AuditStage::RequestReceived;
-        use AuditStage::ResponseComplete;
-        use AuditStage::ResponseStarted;
+        use AuditStage::{Panic, RequestReceived, ResponseComplete, ResponseStarted};
         if self.failed_before_audit(info) {
             return match (self.phase, self.response_started) {
                 (AuditPhase::RequestEnded, true) => &[],

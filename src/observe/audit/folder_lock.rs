@@ -10,8 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
-use rustix::fs::flock;
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::clock::Clock;

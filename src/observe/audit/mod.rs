@@ -6,15 +6,6 @@
 //! builds them, [`output`] writes them. A slow disk blocks that thread only. When the queue is
 //! full, entries are dropped and counted. No request waits for the log or fails because of it
 //! (kube-apiserver's `--audit-log-mode=batch`).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `folder_lock` `policy` |
-//! | 1 | `event` `rotation` |
-//! | 2 | `output` |
-//! | 3 | `writer` |
 
 mod event;
 mod folder_lock;
@@ -28,11 +19,9 @@ mod two_writers_tests;
 mod writer;
 
 use parking_lot::Mutex;
-use std::io;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use jiff::Timestamp;
 use tokio::sync::oneshot;
@@ -40,16 +29,13 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::observe::audit::event::AuditEntry;
-use crate::observe::audit::event::AuditPhase;
+use crate::observe::audit::event::{AuditEntry, AuditPhase};
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::rotation::LogFileConfig;
-use crate::observe::audit::writer::AuditWriter;
-use crate::observe::audit::writer::WriterChange;
+use crate::observe::audit::writer::{AuditWriter, WriterChange};
 use crate::observe::bounded_queue::BoundedQueue;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 use crate::throttling::log_limiter::LogLimiter;
 
 pub use writer::AuditMetrics;

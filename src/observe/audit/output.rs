@@ -7,33 +7,21 @@
 //!
 //! Only the writer's thread calls this module: everything here may block.
 
-use std::fs;
-use std::fs::DirBuilder;
-use std::fs::File;
-use std::fs::OpenOptions;
-use std::io;
-use std::io::Read;
-use std::io::Seek;
-use std::io::SeekFrom;
-use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::numeric::saturating_u64;
-use crate::observe::audit::folder_lock::FolderLock;
-use crate::observe::audit::folder_lock::LOCK_TIMEOUT;
-use crate::observe::audit::rotation::BackupMaintenance;
-use crate::observe::audit::rotation::FILE_MODE;
-use crate::observe::audit::rotation::LogFileConfig;
-use crate::observe::audit::rotation::compressed_path;
+use crate::observe::audit::folder_lock::{FolderLock, LOCK_TIMEOUT};
+use crate::observe::audit::rotation::{
+    BackupMaintenance, FILE_MODE, LogFileConfig, compressed_path,
+};
 
 /// Only the owner may list the folder of the log.
 const DIR_MODE: u32 = 0o700;

@@ -8,10 +8,7 @@
 use crate::api::UserInfo;
 use crate::api::flowcontrol::check_dns_subdomain;
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Strictness;
-use crate::document::ValueDecoder;
+use crate::document::{Diagnostics, MappingDecoder, Strictness, ValueDecoder};
 use crate::request_info::RequestInfo;
 
 const API_VERSION: &str = "audit.k8s.io/v1";

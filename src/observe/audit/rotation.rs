@@ -3,18 +3,12 @@
 //! Names and rules are lumberjack's, with which kube-apiserver rotates its log.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::fs::File;
-use std::fs::OpenOptions;
-use std::io;
-use std::mem;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+use std::{fs, io, mem, thread};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -22,8 +16,7 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
-use rustix::fs::flock;
+use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
 use crate::clock::Clock;

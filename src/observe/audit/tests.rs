@@ -2,26 +2,19 @@
 
 use std::fs;
 use std::fs::File;
-use std::io::BufRead;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
 use super::*;
 use crate::api::UserInfo;
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::controller;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::controller::{Controller, Enforcement, RequestTimes};
+use crate::flowcontrol::{bootstrap, controller};
 use crate::metrics::Registry;
 use crate::observe::wait_tests::eventually;
 use crate::pipeline::trace::audit_id::AuditContext;

@@ -1,14 +1,10 @@
 //! Two writers of one audit log, as the two processes of a hand-over.
 
-use std::fs;
-use std::fs::File;
-use std::fs::OpenOptions;
-use std::io::Read;
-use std::io::Write;
-use std::path::Path;
-use std::path::PathBuf;
-use std::thread;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, thread};
 
 use flate2::read::GzDecoder;
 

@@ -7,8 +7,7 @@ use std::mem;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
+use prometheus::{IntCounter, IntCounterVec};
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -16,8 +15,7 @@ use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::output::AuditOutput;
-use crate::observe::audit::policy::AuditLevel;
-use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::audit::policy::{AuditLevel, AuditPolicy};
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::throttling::log_limiter::LogLimiter;
 

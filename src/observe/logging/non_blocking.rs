@@ -7,15 +7,11 @@
 //! stalled reader would not end.)
 
 use parking_lot::Mutex;
-use std::fmt;
-use std::io;
 use std::io::Write;
-use std::mem;
-use std::sync::Arc;
-use std::sync::mpsc;
 use std::sync::mpsc::Receiver;
-use std::thread;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use std::{fmt, io, mem, thread};
 
 use prometheus::IntCounter;
 use tracing::warn;
@@ -223,8 +219,7 @@ impl<W: Write> LogWriterThread<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::BufRead;
-    use std::io::BufReader;
+    use std::io::{BufRead, BufReader};
 
     use tracing_subscriber::fmt as format;
 

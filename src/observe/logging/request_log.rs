@@ -8,25 +8,18 @@
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
-use tracing::Level;
-use tracing::debug;
-use tracing::enabled;
-use tracing::warn;
+use tracing::{Level, debug, enabled, warn};
 
 use crate::limits::rate::top_keys::TopKeys;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 use crate::request_info::MetricLabels;
 
 /// Lines per interval for each reason: enough to see the cause, and no more than a disk takes.

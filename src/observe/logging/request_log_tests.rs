@@ -1,10 +1,8 @@
 use std::io;
 use std::net::SocketAddr;
 
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 use tracing_subscriber::EnvFilter;
 
 use super::*;

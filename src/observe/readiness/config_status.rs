@@ -4,10 +4,8 @@
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use serde::Deserialize;
-use serde::Serialize;
+use prometheus::{IntCounterVec, IntGauge};
+use serde::{Deserialize, Serialize};
 
 use crate::metrics::Registry;
 

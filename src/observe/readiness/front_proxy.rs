@@ -6,46 +6,32 @@
 //! once a second ([`FrontProxyTrust`]). A response that does not depend on the certificate (no connection,
 //! 429, 5xx) changes nothing.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
+use parking_lot::{Mutex, MutexGuard};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::Method;
-use http::Request;
-use http::StatusCode;
-use http::header;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use http::{HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use prometheus::{IntCounterVec, IntGauge};
 use serde::Deserialize;
 use tokio::time::timeout;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use tracing::{error, info, warn};
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
-use crate::upstream::ForwardError;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::forward::server_pools::ServerPools;
-use crate::upstream::front_proxy_trust::ACCEPTED_TTL;
-use crate::upstream::front_proxy_trust::FrontProxyTrust;
-use crate::upstream::headers;
+use crate::upstream::front_proxy_trust::{ACCEPTED_TTL, FrontProxyTrust};
 use crate::upstream::headers::auth_mode::FrontProxy;
-use crate::upstream::headers::forwarded_for::ClientAddress;
-use crate::upstream::headers::forwarded_for::address_value;
+use crate::upstream::headers::forwarded_for::{ClientAddress, address_value};
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
+use crate::upstream::{ForwardError, headers};
 
 /// The user that probes assert. Its only rights are those of `system:authenticated`, which include
 /// creating a `SelfSubjectReview`.

@@ -7,28 +7,19 @@
 //!
 //! Promises: reading the state never waits. Probes run in tasks of their own, and a server that
 //! does not respond shows as such after [`HUNG_AFTER`].
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config_status` `front_proxy` |
 
 pub(crate) mod config_status;
 pub mod front_proxy;
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use http::Method;
 use http::uri::PathAndQuery;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
+use http_body_util::{BodyExt, Limited};
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::clock::Clock;

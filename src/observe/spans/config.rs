@@ -3,10 +3,7 @@
 
 use http::uri::Authority;
 
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::Strictness;
+use crate::document::{Diagnostics, MappingDecoder, Node, Strictness};
 
 const API_VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",

@@ -5,15 +5,13 @@ use std::convert::Infallible;
 use std::time::Instant;
 
 use crate::metrics::Registry;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 
 /// `TracingConfiguration`, of which no value exists.
 pub(crate) mod config {
     use std::convert::Infallible;
 
-    use crate::document::Diagnostics;
-    use crate::document::Node;
+    use crate::document::{Diagnostics, Node};
 
     /// A type without values.
     #[derive(Clone, Debug, PartialEq, Eq)]

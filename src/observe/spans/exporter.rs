@@ -7,19 +7,11 @@
 use std::io;
 use std::time::Duration;
 
-use bytes::BufMut;
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{BufMut, Bytes, BytesMut};
 use h2::client;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Method;
-use http::Request;
-use http::Uri;
-use http::header;
 use http::uri::Authority;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use prometheus::{IntCounter, IntCounterVec};
 use prost::Message;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -30,14 +22,10 @@ use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::numeric::saturating_u32;
 use crate::observe::spans::otlp;
-use crate::observe::spans::otlp::AttributeValue;
-use crate::observe::spans::otlp::ExportTraceServiceRequest;
-use crate::observe::spans::otlp::InstrumentationScope;
-use crate::observe::spans::otlp::KeyValue;
-use crate::observe::spans::otlp::OtlpResource;
-use crate::observe::spans::otlp::ResourceSpans;
-use crate::observe::spans::otlp::ScopeSpans;
-use crate::observe::spans::otlp::Span;
+use crate::observe::spans::otlp::{
+    AttributeValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, OtlpResource,
+    ResourceSpans, ScopeSpans, Span,
+};
 use crate::throttling::log_limiter::LogLimiter;
 
 /// Most spans per batch, and how long the first of them waits for others: OpenTelemetry's defaults

@@ -5,27 +5,16 @@
 //! second span. Names and attributes follow kube-apiserver's spans and OpenTelemetry's conventions
 //! for HTTP; weir's decision is added to them. Spans are built when the request has ended, and wait
 //! for the collector in a bounded queue.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config` `otlp` |
-//! | 1 | `exporter` |
-//! | 2 | `disabled` (replaces this module in builds without traces) |
 
 pub mod config;
 mod exporter;
 mod otlp;
 
 use std::fmt;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwapOption;
-use tokio::sync::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -34,13 +23,9 @@ use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::observe::spans::config::TracingConfig;
 use crate::observe::spans::exporter::OtlpExporter;
-use crate::observe::spans::otlp::AttributeValue;
-use crate::observe::spans::otlp::KeyValue;
-use crate::observe::spans::otlp::Span;
-use crate::observe::spans::otlp::SpanStatus;
+use crate::observe::spans::otlp::{AttributeValue, KeyValue, Span, SpanStatus};
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 use crate::pipeline::trace::trace_context::TraceContext;
 use crate::request_info::RequestInfo;
 

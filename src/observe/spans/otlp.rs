@@ -1,8 +1,7 @@
 //! The messages of OTLP (opentelemetry-proto 1.x, `collector/trace/v1` and `trace/v1`) with the
 //! fields that weir sets. Pure.
 
-use prost::Message;
-use prost::Oneof;
+use prost::{Message, Oneof};
 
 /// The gRPC method that receives spans.
 pub(super) const EXPORT_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";

@@ -3,14 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bytes::Buf;
-use bytes::Bytes;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Method;
-use http::Response;
-use http::StatusCode;
+use bytes::{Buf, Bytes};
 use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;

@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::numeric::saturating_u32;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::{LevelStatus, StatusHistory, StatusSnapshot};
 
 /// Seconds between rows. 15 minutes are then 180 points, as many as a small plot has pixels.
 pub(crate) const ROW_SECONDS: u64 = 5;

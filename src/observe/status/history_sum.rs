@@ -4,10 +4,8 @@
 //! with another one's.
 
 use crate::numeric::saturating_u64;
-use crate::observe::status::history::MAX_ROWS;
-use crate::observe::status::history::ROW_SECONDS;
-use crate::observe::status::snapshot::LevelHistory;
-use crate::observe::status::snapshot::StatusHistory;
+use crate::observe::status::history::{MAX_ROWS, ROW_SECONDS};
+use crate::observe::status::snapshot::{LevelHistory, StatusHistory};
 
 /// Most levels of a history of another replica. No cluster has as many.
 const MAX_LEVELS: usize = 1000;

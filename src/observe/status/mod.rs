@@ -10,17 +10,6 @@
 //!
 //! With peer connections a client chooses all replicas or one of them. Then weir asks the others for
 //! their [states](replica_snapshot), once a second, and makes a [view](replica_view) of them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `outcome_counts` `page` `snapshot` `view_channels` |
-//! | 1 | `history` `sources` |
-//! | 2 | `history_sum` |
-//! | 3 | `replica_snapshot` |
-//! | 4 | `replica_view` |
-//! | 5 | `top_talkers` |
 
 pub(crate) mod history;
 mod history_sum;
@@ -33,45 +22,31 @@ pub(crate) mod sources;
 mod top_talkers;
 mod view_channels;
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::Stream;
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use http_body::Frame;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::Semaphore;
-use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::clock::Clock;
 use crate::encoding::printable::escape_json;
-use crate::observe::status::history::HistoryRing;
-use crate::observe::status::history::ROW_SECONDS;
+use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
 use crate::observe::status::history_sum::retain_busy_levels;
-use crate::observe::status::replica_snapshot::ReplicaSnapshot;
-use crate::observe::status::replica_snapshot::TALKERS_PER_MEASURE;
-use crate::observe::status::replica_view::KnownReplica;
-use crate::observe::status::replica_view::history;
-use crate::observe::status::replica_view::view;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
+use crate::observe::status::replica_view::{KnownReplica, history, view};
+use crate::observe::status::snapshot::{StatusHistory, StatusSnapshot, TopTalkersStatus};
 use crate::observe::status::sources::StatusSources;
-use crate::observe::status::top_talkers::LongWindowCache;
-use crate::observe::status::top_talkers::window_lists;
+use crate::observe::status::top_talkers::{LongWindowCache, window_lists};
 use crate::observe::status::view_channels::ViewChannels;
 use crate::observe::top_talkers::TalkerTable;
-use crate::replicas::coordinator::Replicas;
-use crate::replicas::coordinator::SnapshotOfPeer;
-use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
-use crate::replicas::peers::frame_kind::SNAPSHOT_FRAME_OVERHEAD;
+use crate::replicas::coordinator::{Replicas, SnapshotOfPeer};
+use crate::replicas::peers::frame_kind::{MAX_SNAPSHOT_BYTES, SNAPSHOT_FRAME_OVERHEAD};
 use crate::replicas::peers::snapshots::SnapshotSource;
 
 /// The interval between `snapshot` events.
@@ -359,8 +334,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::encoding::printable::HOSTILE_NAMES;
-    use crate::encoding::printable::is_printable;
+    use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 
     #[test]
     fn names_are_only_printable_characters_in_an_event() {

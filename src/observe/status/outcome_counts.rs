@@ -2,18 +2,13 @@
 //! fixed size.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::limits::rejection::ABANDONED_REQUESTS;
-use crate::limits::rejection::MEMORY_LIMIT;
-use crate::limits::rejection::UNPROVEN_UPGRADES;
-use crate::pipeline::reject::rejection::EVENT_BODIES;
-use crate::pipeline::reject::rejection::LONG_RUNNING_SHARE;
+use crate::limits::rejection::{ABANDONED_REQUESTS, MEMORY_LIMIT, UNPROVEN_UPGRADES};
+use crate::pipeline::reject::rejection::{EVENT_BODIES, LONG_RUNNING_SHARE};
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 
 /// HTTP status codes are 100 to 599. Greater ones are counted as the last.
 const FIRST_CODE: u16 = 100;

@@ -5,8 +5,7 @@ use std::sync::LazyLock;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderValue;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 /// The page with its script and style. It loads nothing from other hosts, which may be out of
 /// reach.

@@ -6,14 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::observe::status::history_sum::bound_history;
-use crate::observe::status::snapshot::FlowcontrolStatus;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::{
+    FlowcontrolStatus, LevelStatus, StatusHistory, StatusSnapshot,
+};
 use crate::observe::top_talkers::TalkerTable;
 
 /// The largest count that is taken from another replica or is the sum of several: a browser has all

@@ -11,24 +11,12 @@ use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::status::history_sum::sum_of_histories;
-use crate::observe::status::replica_snapshot::MAX_COUNT;
-use crate::observe::status::replica_snapshot::ReplicaSnapshot;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::QueueWaitStatus;
-use crate::observe::status::snapshot::ReplicaViewStatus;
-use crate::observe::status::snapshot::ServerStatus;
-use crate::observe::status::snapshot::SlotHolderStatus;
-use crate::observe::status::snapshot::SlotsStatus;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::TalkerStatus;
-use crate::observe::status::snapshot::TopTalkersStatus;
-use crate::observe::status::snapshot::ViewedReplicaStatus;
-use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::MergedTalkers;
-use crate::observe::top_talkers::TalkerRow;
-use crate::observe::top_talkers::UsageMeasure;
-use crate::observe::top_talkers::Window;
+use crate::observe::status::replica_snapshot::{MAX_COUNT, ReplicaSnapshot};
+use crate::observe::status::snapshot::{
+    LevelStatus, QueueWaitStatus, ReplicaViewStatus, ServerStatus, SlotHolderStatus, SlotsStatus,
+    StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
+};
+use crate::observe::top_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
 
 /// Stands for all replicas.
 pub(crate) const ALL_REPLICAS: &str = "all";

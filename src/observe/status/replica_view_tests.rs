@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::limits::rate::top_keys::TopKey;
-use crate::observe::status::snapshot::FailureStatus;
-use crate::observe::status::snapshot::LevelKind;
+use crate::observe::status::snapshot::{FailureStatus, LevelKind};
 use crate::observe::top_talkers::TalkerTable;
 
 const SECOND: Duration = Duration::from_secs(1);

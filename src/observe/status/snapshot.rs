@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::alarms::list::AlarmStatus;

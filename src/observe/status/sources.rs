@@ -3,51 +3,35 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 
 use crate::drain::Drain;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
-use crate::flowcontrol::sources::EffectiveObject;
-use crate::flowcontrol::sources::LiveObjects;
-use crate::limits::Admission;
-use crate::limits::max_in_flight;
+use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::rate::RateLimits;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
+use crate::limits::{Admission, max_in_flight};
 use crate::numeric::saturating_u64;
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
-use crate::observe::status::snapshot::AdmissionMode;
-use crate::observe::status::snapshot::ConnectionsStatus;
-use crate::observe::status::snapshot::FailureStatus;
-use crate::observe::status::snapshot::FlowcontrolObjectStatus;
-use crate::observe::status::snapshot::FlowcontrolStatus;
-use crate::observe::status::snapshot::HoldsStatus;
-use crate::observe::status::snapshot::LevelKind;
-use crate::observe::status::snapshot::LevelStatus;
-use crate::observe::status::snapshot::OtherReplicaStatus;
-use crate::observe::status::snapshot::QueueWaitStatus;
-use crate::observe::status::snapshot::ReplicaPoolStatus;
-use crate::observe::status::snapshot::ReplicasStatus;
-use crate::observe::status::snapshot::RequestsStatus;
-use crate::observe::status::snapshot::ServerStatus;
-use crate::observe::status::snapshot::SlotHolderStatus;
-use crate::observe::status::snapshot::SlotsStatus;
-use crate::observe::status::snapshot::StatusSnapshot;
-use crate::observe::status::snapshot::UpstreamStatus;
+use crate::observe::status::snapshot::{
+    AdmissionMode, ConnectionsStatus, FailureStatus, FlowcontrolObjectStatus, FlowcontrolStatus,
+    HoldsStatus, LevelKind, LevelStatus, OtherReplicaStatus, QueueWaitStatus, ReplicaPoolStatus,
+    ReplicasStatus, RequestsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
+    UpstreamStatus,
+};
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::replicas::message::POOL_NAMES;
 use crate::replicas::metrics::standing_name;
 use crate::replicas::state::ReplicaReport;
 use crate::upstream;
-use crate::upstream::connection::connection_budget::ConnectionBudget;
-use crate::upstream::connection::connection_budget::SlotUsage;
+use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotUsage};
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
 

@@ -1,17 +1,11 @@
 //! The top talkers for the status page: the first names by any measure, for each dimension and
 //! window.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::observe::status::replica_view::ROWS_PER_MEASURE;
-use crate::observe::status::replica_view::add_rows;
+use crate::observe::status::replica_view::{ROWS_PER_MEASURE, add_rows};
 use crate::observe::status::snapshot::TopTalkersStatus;
-use crate::observe::top_talkers::Dimension;
-use crate::observe::top_talkers::TopTalkers;
-use crate::observe::top_talkers::TopTalkersQuery;
-use crate::observe::top_talkers::UsageMeasure;
-use crate::observe::top_talkers::Window;
+use crate::observe::top_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 
 /// The longer windows change slowly, and cost as much as the short one.
 const LONG_WINDOW_REFRESH: Duration = Duration::from_secs(10);

@@ -22,12 +22,9 @@
 
 use std::sync::Arc;
 
-use super::saved::SavedTable;
-use super::saved::SavedWeights;
-use super::weights::MEASURES;
-use super::weights::Weights;
-use crate::hash_keys::HashKey;
-use crate::hash_keys::HashKeyMap;
+use super::saved::{SavedTable, SavedWeights};
+use super::weights::{MEASURES, Weights};
+use crate::hash_keys::{HashKey, HashKeyMap};
 
 /// Least number of entries kept per measure in an eviction. It is more than a reader looks at, and
 /// bounds the error to 2 % of the total.

@@ -8,18 +8,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::heavy_hitters::HeavyHitters;
-use super::query::Dimension;
-use super::query::TalkerRow;
-use super::query::Usage;
-use super::query::UsageMeasure;
-use super::query::Window;
+use super::query::{Dimension, TalkerRow, Usage, UsageMeasure, Window};
 use super::saved::SavedWeights;
-use super::weights::MEASURES;
-use super::weights::Weights;
+use super::weights::{MEASURES, Weights};
 
 /// One replica's table of one dimension and window.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

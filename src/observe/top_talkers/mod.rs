@@ -9,18 +9,6 @@
 //! worker never waits: a shard has two halves, and while a flush locks one, the worker counts in the
 //! other. If both are locked, or if a half is full while the shared tables are locked, the request's
 //! usage is added to the error bound. The reported bounds therefore always hold.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `name` `saved` `weights` |
-//! | 1 | `heavy_hitters` |
-//! | 2 | `query` |
-//! | 3 | `merged` `sliding_windows` |
-//! | 4 | `shared` |
-//! | 5 | `worker_shard` |
-//! | 6 | `observer` |
 
 mod heavy_hitters;
 mod merged;
@@ -44,30 +32,22 @@ mod worker_shard;
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 
 use crate::clock::Clock;
-use crate::observe::top_talkers::shared::DIMENSIONS;
-use crate::observe::top_talkers::shared::SharedState;
-use crate::observe::top_talkers::sliding_windows::SlidingWindows;
-use crate::observe::top_talkers::sliding_windows::WindowView;
+use crate::observe::top_talkers::shared::{DIMENSIONS, SharedState};
+use crate::observe::top_talkers::sliding_windows::{SlidingWindows, WindowView};
 
-pub(crate) use self::merged::MergedTalkers;
-pub(crate) use self::merged::TalkerTable;
+pub(crate) use self::merged::{MergedTalkers, TalkerTable};
 pub use self::name::TalkerName;
 pub(crate) use self::query::Dimension;
-pub use self::query::TalkerRow;
-pub use self::query::TopTalkersQuery;
-pub use self::query::TopTalkersReport;
 #[cfg(test)]
 pub(crate) use self::query::Usage;
-pub(crate) use self::query::UsageMeasure;
-pub(crate) use self::query::Window;
+pub use self::query::{TalkerRow, TopTalkersQuery, TopTalkersReport};
+pub(crate) use self::query::{UsageMeasure, Window};
 pub(crate) use self::saved::SavedTalkers;
 pub use self::weights::Weights;
 pub(crate) use crate::observe::top_talkers::worker_shard::WorkerShard;

@@ -1,8 +1,6 @@
 //! A name made of borrowed parts. It is hashed for each request and copied only for a new entry.
 
-use std::hash::BuildHasher;
-use std::hash::Hash;
-use std::hash::Hasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::hash_keys::HashKey;

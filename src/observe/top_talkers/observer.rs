@@ -10,8 +10,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::matching::FlowDistinguisherMethod;
 use crate::hash_keys::HashKey;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 
 /// The name of a missing namespace or user agent, as kubectl prints it.
 const NONE: &[u8] = b"<none>";

@@ -5,17 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 
 use super::*;
 use crate::api::UserInfo;
 use crate::observe::top_talkers::shared::DIMENSIONS;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 
 const OK: RequestOutcome = RequestOutcome::Responded(StatusCode::OK);
 

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::weights::Weights;
 use crate::request_info;

@@ -1,9 +1,6 @@
 //! Tests of the parameters.
 
-use super::query::Dimension;
-use super::query::TopTalkersQuery;
-use super::query::UsageMeasure;
-use super::query::Window;
+use super::query::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 use crate::request_info;
 
 #[test]

@@ -1,7 +1,6 @@
 //! The counts as they are handed over to another process of weir. Pure data.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The usage of one name or of all: one number for each measure.
 pub(super) type SavedWeights = [u64; 5];

@@ -8,18 +8,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::heavy_hitters::HeavyHitters;
-use super::heavy_hitters::MAX_ENTRIES;
+use super::heavy_hitters::{HeavyHitters, MAX_ENTRIES};
 use super::query::Window;
-use super::saved::SavedWindow;
-use super::saved::SavedWindows;
+use super::saved::{SavedWindow, SavedWindows};
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
-use crate::numeric::saturating_u32;
-use crate::numeric::saturating_u64;
+use crate::numeric::{saturating_u32, saturating_u64};
 
 /// Length of the shortest bucket.
 const TICK: Duration = Duration::from_secs(5);

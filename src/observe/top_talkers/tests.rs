@@ -8,11 +8,9 @@
 use std::collections::HashMap;
 use std::hash::RandomState;
 use std::sync::LazyLock;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::heavy_hitters::HeavyHitters;
-use super::heavy_hitters::MIN_KEPT_PER_MEASURE;
+use super::heavy_hitters::{HeavyHitters, MIN_KEPT_PER_MEASURE};
 use super::weights::MEASURES;
 use super::*;
 use crate::hash_keys::HashKey;

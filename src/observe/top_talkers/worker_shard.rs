@@ -1,21 +1,16 @@
 //! The counts of one worker. Counting never waits for a lock.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::name::TalkerName;
-use super::shared::DIMENSIONS;
-use super::shared::SharedState;
+use super::shared::{DIMENSIONS, SharedState};
 use super::sliding_windows::SlidingWindows;
-use super::weights::MEASURES;
-use super::weights::Weights;
-use crate::hash_keys::HashKey;
-use crate::hash_keys::HashKeyMap;
+use super::weights::{MEASURES, Weights};
+use crate::hash_keys::{HashKey, HashKeyMap};
 
 /// A batch is flushed when it has this many entries: half of what a hash table of 256 buckets
 /// holds.

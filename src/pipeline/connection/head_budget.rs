@@ -6,8 +6,7 @@
 //! budget, of which one source network may use a quarter. The reservation is the size in memory,
 //! not the size that was sent.
 
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,8 +17,7 @@ use prometheus::IntCounterVec;
 
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
-use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::memory_budget::MemoryReservation;
+use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 /// The budget of all of these heads, in bytes: more than ten thousand usual ones, nine of the
 /// largest. A source network may use a quarter. Trusted proxies, which stand for many clients, may
@@ -103,7 +101,7 @@ impl HeadBudget {
     ///
     /// # Cancel safety
     /// That of `lookup`. The reservation is released.
-    pub(in crate::pipeline) async fn reserve_while_pending<F: Future>(
+    pub(crate) async fn reserve_while_pending<F: Future>(
         &self,
         peer: &Peer,
         headers: &HeaderMap,

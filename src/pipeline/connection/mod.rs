@@ -1,13 +1,6 @@
 //! What belongs to a client's connection.
 //!
 //! The server creates a [`Peer`](peer::Peer) for each connection and passes it with every request.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `peer` `request_count` |
-//! | 1 | `head_budget` |
 
 pub mod head_budget;
 pub mod peer;

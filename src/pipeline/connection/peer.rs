@@ -1,22 +1,17 @@
 //! The client's side of a connection, as its requests see it.
 
 use parking_lot::Mutex;
-use std::net::IpAddr;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
 
-use http::HeaderValue;
-use http::request;
+use http::{HeaderValue, request};
 use tokio::sync::Semaphore;
 
 use crate::api::UserInfo;
-use crate::identity::ClientContext;
-use crate::identity::PeerCertificate;
 use crate::identity::client_certificate::ClientTrust;
-use crate::identity::client_certificate::trust::TrustLoss;
-use crate::identity::client_certificate::trust::TrustObserver;
+use crate::identity::client_certificate::trust::{TrustLoss, TrustObserver};
 use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::{ClientContext, PeerCertificate};
 use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::source_network::source_network;
 use crate::upstream::headers::forwarded_for::address_value;
@@ -50,7 +45,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(in crate::pipeline) fn client(&self) -> ClientContext<'_> {
+    pub(crate) fn client(&self) -> ClientContext<'_> {
         ClientContext {
             certificate: self.certificate.as_deref(),
             source: ClientSource {
@@ -64,7 +59,7 @@ impl Peer {
     }
 
     /// The client's address as a header value.
-    pub(in crate::pipeline) fn address_value(&self) -> &HeaderValue {
+    pub(crate) fn address_value(&self) -> &HeaderValue {
         let new = || address_value(self.address.ip());
         self.address_value.get_or_init(new)
     }
@@ -82,7 +77,7 @@ impl Peer {
     }
 
     /// The requester that a request of `user` is charged to.
-    pub(in crate::pipeline) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
+    pub(crate) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
         Requester {
             user: Some(Arc::clone(user)),
             network: self.source_network(),
@@ -92,17 +87,17 @@ impl Peer {
 
 /// The head of a request and the connection on which it arrived.
 #[derive(Clone, Copy)]
-pub(in crate::pipeline) struct ReceivedHead<'a> {
-    pub(in crate::pipeline) peer: &'a Peer,
-    pub(in crate::pipeline) head: &'a request::Parts,
+pub(crate) struct ReceivedHead<'a> {
+    pub(crate) peer: &'a Peer,
+    pub(crate) head: &'a request::Parts,
 }
 
 /// The delayed rejections of a connection.
 #[derive(Debug)]
 pub struct HoldState {
-    pub(in crate::pipeline) retry_times: Mutex<ConnectionRetryTimes>,
+    pub(crate) retry_times: Mutex<ConnectionRetryTimes>,
     /// Maximum of rejections that are delayed on it at a time.
-    pub(in crate::pipeline) max_held: usize,
+    pub(crate) max_held: usize,
 }
 
 impl HoldState {
@@ -119,7 +114,7 @@ impl HoldState {
 
 /// Slots for rejected requests of a connection whose bodies are drained.
 #[derive(Debug)]
-pub struct BodyDrainSlots(pub(in crate::pipeline) Semaphore);
+pub struct BodyDrainSlots(pub(crate) Semaphore);
 
 impl Default for BodyDrainSlots {
     fn default() -> Self {

@@ -2,21 +2,17 @@
 //! by the client.
 
 use parking_lot::Mutex;
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::limits::memory_limit::unread_responses::UnreadConnection;
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
+use crate::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The burst of resets that an HTTP/2 connection may send, in seconds of its rate. When a client
 /// ends, all of its watches end at once, and there are as many as the connection has streams (100

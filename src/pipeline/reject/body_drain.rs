@@ -4,10 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
-use http::Version;
-use http::header;
-use http::request;
+use http::{Method, Version, header, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -16,8 +13,7 @@ use prometheus::IntCounter;
 use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::rejection::StatusEncoding;
-use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::memory_budget::MemoryReservation;
+use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 use crate::upstream::body::client_body::ClientBody;
 
 /// A rejected request's body up to this size, in bytes, is read so that the connection can be
@@ -68,7 +64,7 @@ impl BodyDrainBudget {
 }
 
 /// The state of a request's body.
-pub(in crate::pipeline) enum RequestBodyState {
+pub(crate) enum RequestBodyState {
     /// The body may still arrive.
     Unread(ClientBody),
     /// The body has been read completely.
@@ -79,7 +75,7 @@ pub(in crate::pipeline) enum RequestBodyState {
 
 impl RequestBodyState {
     /// Takes the body for the upstream request, if it is unread.
-    pub(in crate::pipeline) fn take(&mut self) -> Option<ClientBody> {
+    pub(crate) fn take(&mut self) -> Option<ClientBody> {
         match std::mem::replace(self, Self::Forwarded) {
             Self::Unread(body) => Some(body),
             Self::Consumed | Self::Forwarded => None,
@@ -87,7 +83,7 @@ impl RequestBodyState {
     }
 
     /// The body, if it is unread.
-    pub(in crate::pipeline) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
+    pub(crate) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
         match self {
             Self::Unread(body) => Some(body),
             Self::Consumed | Self::Forwarded => None,
@@ -98,17 +94,17 @@ impl RequestBodyState {
 /// What a rejection needs to know of a request that was taken apart: nothing that shares the
 /// connection's buffer.
 #[derive(Clone, Copy)]
-pub(in crate::pipeline) struct RejectionContext {
-    pub(in crate::pipeline) encoding: StatusEncoding,
-    pub(in crate::pipeline) is_head: bool,
-    pub(in crate::pipeline) is_http1: bool,
+pub(crate) struct RejectionContext {
+    pub(crate) encoding: StatusEncoding,
+    pub(crate) is_head: bool,
+    pub(crate) is_http1: bool,
     /// Whether more than the head was announced.
-    pub(in crate::pipeline) has_body: bool,
+    pub(crate) has_body: bool,
     expects_continue: bool,
 }
 
 impl RejectionContext {
-    pub(in crate::pipeline) fn from_request(head: &request::Parts, body: &Incoming) -> Self {
+    pub(crate) fn from_request(head: &request::Parts, body: &Incoming) -> Self {
         Self {
             encoding: StatusEncoding::from_request(head),
             is_head: head.method == Method::HEAD,
@@ -120,7 +116,7 @@ impl RejectionContext {
 
     /// Reads the rest of a rejected request's body. Returns whether that was all: a small and
     /// timely body obstructs neither the response nor the next request on an HTTP/1.1 connection.
-    pub(in crate::pipeline) async fn drain_body(
+    pub(crate) async fn drain_body(
         self,
         body: RequestBodyState,
         peer: &Peer,

@@ -8,36 +8,24 @@ use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::future::Future;
-use std::hash::BuildHasher;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use prometheus::Histogram;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::drain::Drain;
-use crate::drain::DrainStage;
-use crate::limits::rejection_hold::HoldDecision;
-use crate::limits::rejection_hold::HoldFlow;
-use crate::limits::rejection_hold::HoldId;
-use crate::limits::rejection_hold::HoldKey;
-use crate::limits::rejection_hold::HoldOwner;
-use crate::limits::rejection_hold::HoldPolicy;
-use crate::limits::rejection_hold::RejectionHolds;
+use crate::drain::{Drain, DrainStage};
+use crate::limits::rejection_hold::{
+    HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy, RejectionHolds,
+};
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
 use crate::pipeline::connection::peer::HoldState;
 use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::retry_pacing::RejectionCost;
-use crate::throttling::retry_pacing::RetryPacing;
+use crate::throttling::retry_pacing::{RejectionCost, RetryPacing};
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than

@@ -5,12 +5,7 @@
 //! start of the next request is uncertain. Two checks are stricter here: `Expect` is compared as a
 //! whole, and `Host` is also checked on HTTP/2.
 
-use http::HeaderMap;
-use http::HeaderValue;
-use http::StatusCode;
-use http::Version;
-use http::header;
-use http::request;
+use http::{HeaderMap, HeaderValue, StatusCode, Version, header, request};
 
 /// What is wrong with a request's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +56,7 @@ impl InvalidHead {
 
     /// `reason` of the Status. Kubernetes has no reason of its own for most of these codes.
     #[must_use]
-    pub(in crate::pipeline) const fn reason(&self) -> &'static str {
+    pub(crate) const fn reason(&self) -> &'static str {
         if matches!(self, Self::TransferEncoding) {
             return "NotImplemented";
         }
@@ -70,7 +65,7 @@ impl InvalidHead {
 
     /// The message, with Go's text where it has one.
     #[must_use]
-    pub(in crate::pipeline) fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self {
             Self::Expectation => "Expect may only be 100-continue".to_owned(),
             Self::TooLong => "the request's head is too long or has too many fields".to_owned(),
@@ -84,7 +79,7 @@ impl InvalidHead {
     }
 
     /// The value of the metric's label.
-    pub(in crate::pipeline) const fn cause(&self) -> &'static str {
+    pub(crate) const fn cause(&self) -> &'static str {
         match self {
             Self::Expectation => "expect",
             Self::TooLong => "headers",
@@ -97,7 +92,7 @@ impl InvalidHead {
 }
 
 /// Checks how a request is framed and addressed, in Go's order.
-pub(in crate::pipeline) fn check(head: &request::Parts) -> Result<(), InvalidHead> {
+pub(crate) fn check(head: &request::Parts) -> Result<(), InvalidHead> {
     let headers = &head.headers;
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next();
@@ -166,11 +161,9 @@ mod tests {
 
     #[test]
     fn heads_are_checked_as_go_checks_them() {
-        use InvalidHead::Expectation;
-        use InvalidHead::MalformedHost;
-        use InvalidHead::MissingHost;
-        use InvalidHead::RepeatedHost;
-        use InvalidHead::TransferEncoding;
+        use InvalidHead::{
+            Expectation, MalformedHost, MissingHost, RepeatedHost, TransferEncoding,
+        };
         let cases: [(HeaderPairs<'_>, Result<(), InvalidHead>); 17] = [
             (&[("host", "a.b:6443")], Ok(())),
             (&[("host", "[fe80::1%25eth0]:1")], Ok(())),

@@ -26,7 +26,7 @@ fn too_many_events(rejected: &EventRejection) -> Status {
 }
 
 /// The Status of a limit's rejection.
-pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
+pub(crate) fn limit_status(rejection: &Rejection) -> Status {
     let (cause, message) = match rejection {
         Rejection::EventRateLimit(rejected) => return too_many_events(rejected),
         Rejection::ClientLimit(ClientLimitRejection { rule, limit, .. }) => {

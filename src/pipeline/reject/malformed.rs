@@ -7,23 +7,21 @@
 
 use std::time::Instant;
 
-use http::Method;
-use http::request;
 use http::uri::PathAndQuery;
+use http::{Method, request};
 
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::invalid_head;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::RequestMetrics;
-use crate::request_info::RequestInfo;
-use crate::request_info::TargetError;
+use crate::request_info::{RequestInfo, TargetError};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
 
 /// Why a request is malformed.
 #[derive(Debug)]
-pub(in crate::pipeline) enum MalformedRequest<'a> {
+pub(crate) enum MalformedRequest<'a> {
     /// `CONNECT`, which has no target on the API server.
     Connect,
     /// The headers would break the connection to the API server for other requests.
@@ -65,7 +63,7 @@ impl MalformedRequest<'_> {
 
 /// The request's target, byte for byte as the upstream will receive it. The HTTP library has removed
 /// its fragment.
-pub(in crate::pipeline) fn request_target(
+pub(crate) fn request_target(
     head: &request::Parts,
 ) -> Result<PathAndQuery, MalformedRequest<'static>> {
     if head.method == Method::CONNECT {
@@ -80,7 +78,7 @@ pub(in crate::pipeline) fn request_target(
 }
 
 /// Parses the request's RequestInfo.
-pub(in crate::pipeline) fn parse_info<'a>(
+pub(crate) fn parse_info<'a>(
     method: &Method,
     target: &'a PathAndQuery,
 ) -> Result<RequestInfo<'a>, MalformedRequest<'a>> {
@@ -89,7 +87,7 @@ pub(in crate::pipeline) fn parse_info<'a>(
 }
 
 /// Counts a malformed request and returns its rejection.
-pub(in crate::pipeline) fn reject_malformed(
+pub(crate) fn reject_malformed(
     metrics: &RequestMetrics,
     peer: &Peer,
     malformed: MalformedRequest<'_>,

@@ -11,10 +11,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::StatusCode;
-use http::header;
-use http::request;
+use http::{HeaderValue, StatusCode, header, request};
 
 use crate::api::Status;
 use crate::identity::AuthenticationError;
@@ -25,8 +22,7 @@ use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::trace::outcome::RejectionFacts;
-use crate::request_info::Query;
-use crate::request_info::TargetError;
+use crate::request_info::{Query, TargetError};
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MAX_HEADER_BYTES;
 use crate::upstream::headers::request_head::UnencodableUser;
@@ -314,7 +310,7 @@ impl RequestRejection {
     }
 
     /// What a trace records of the rejection.
-    pub(in crate::pipeline) fn facts(&self) -> RejectionFacts<'_> {
+    pub(crate) fn facts(&self) -> RejectionFacts<'_> {
         RejectionFacts {
             code: self.code(),
             limit: self.limit(),
@@ -505,7 +501,7 @@ fn body_read_error(fault: BodyReadError) -> StatusParts {
 }
 
 /// The media type of Kubernetes' protobuf encoding.
-pub(in crate::pipeline) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// The encoding of a Status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,26 +5,17 @@
 //! thousand times. Head and body are cached, including the date, and only copied.
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
-use http::Response;
-use http::StatusCode;
-use http::header;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
 use crate::api::Status;
 use crate::clock::Clock;
 use crate::flowcontrol::level::ObjectId;
-use crate::hash_keys::HashKey;
-use crate::hash_keys::HashSecret;
-use crate::hash_keys::SharedHashKeyMap;
+use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
 use crate::limits::Rejection;
 use crate::pipeline::reject::limit_status::limit_status;
-use crate::pipeline::reject::rejection::PROTOBUF;
-use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::pipeline::reject::rejection::{PROTOBUF, RequestRejection, StatusEncoding};
 use crate::pipeline::response::body::Body;
 use crate::upstream::headers::keep_unindexed;
 

@@ -10,28 +10,21 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use prometheus::IntGauge;
 use tokio::runtime::Handle;
-use tokio::time::sleep_until;
-use tokio::time::timeout_at;
+use tokio::time::{sleep_until, timeout_at};
 
 use crate::clock::Clock;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
-use crate::limits::service_times::RequestShape;
-use crate::limits::service_times::ServiceTimes;
-use crate::metrics::GaugeGuard;
-use crate::metrics::Registry;
+use crate::limits::service_times::{RequestShape, ServiceTimes};
+use crate::metrics::{GaugeGuard, Registry};
 use crate::upstream::forward::send::SendContext;
-use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
-use crate::upstream::pool::stream_guard::CancelOutcome;
-use crate::upstream::pool::stream_guard::StreamGuard;
-use crate::upstream::requester::Requester;
-use crate::upstream::requester::SlotHolder;
+use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome, StreamGuard};
+use crate::upstream::requester::{Requester, SlotHolder};
 
 /// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
 /// response that may finish nor the reply to a PING takes longer.
@@ -77,7 +70,7 @@ impl AbandonedRequests {
 }
 
 /// Fields are released in this order: the stream, then the permit.
-pub(in crate::pipeline) struct InFlightRequest {
+pub(crate) struct InFlightRequest {
     stream_guard: Option<Box<dyn StreamGuard>>,
     /// When the request was handed to a connection; before that the API server executes nothing.
     sent_at: Option<Instant>,
@@ -89,24 +82,24 @@ pub(in crate::pipeline) struct InFlightRequest {
 }
 
 /// How long an abandoned request is charged.
-pub(in crate::pipeline) struct AbandonedRetention {
-    pub(in crate::pipeline) abandoned: Arc<AbandonedRequests>,
+pub(crate) struct AbandonedRetention {
+    pub(crate) abandoned: Arc<AbandonedRequests>,
     /// The shape that predicts how long such requests take; `None` after the response, or if the
     /// client determines the duration.
-    pub(in crate::pipeline) shape: Option<RequestShape>,
+    pub(crate) shape: Option<RequestShape>,
     /// When the request was admitted.
-    pub(in crate::pipeline) admitted_at: Instant,
+    pub(crate) admitted_at: Instant,
     /// The requester that an exempt request without a seat counts for.
-    pub(in crate::pipeline) backlog: Option<(Arc<AbandonedBacklog>, SlotHolder)>,
+    pub(crate) backlog: Option<(Arc<AbandonedBacklog>, SlotHolder)>,
     /// When the seats of a watch are released at the latest, if the watch may not be initialized.
-    pub(in crate::pipeline) watch_seats_until: Option<Instant>,
+    pub(crate) watch_seats_until: Option<Instant>,
     /// The end of the charge at the latest, whatever the API server does.
-    pub(in crate::pipeline) deadline: Instant,
+    pub(crate) deadline: Instant,
 }
 
 impl InFlightRequest {
     /// Of a request that is about to be sent.
-    pub(in crate::pipeline) fn new(permit: Permit, retention: AbandonedRetention) -> Self {
+    pub(crate) fn new(permit: Permit, retention: AbandonedRetention) -> Self {
         Self {
             stream_guard: None,
             sent_at: None,
@@ -117,7 +110,7 @@ impl InFlightRequest {
     }
 
     /// What sending the request fills in, and the permit, until it is released.
-    pub(in crate::pipeline) const fn send_context<'a>(
+    pub(crate) const fn send_context<'a>(
         &'a mut self,
         requester: &'a Requester,
     ) -> (SendContext<'a>, Option<&'a mut Permit>) {
@@ -130,22 +123,22 @@ impl InFlightRequest {
     }
 
     /// When the request was admitted.
-    pub(in crate::pipeline) const fn admitted_at(&self) -> Instant {
+    pub(crate) const fn admitted_at(&self) -> Instant {
         self.retention.admitted_at
     }
 
     /// The permit, until it is released.
-    pub(in crate::pipeline) const fn permit_mut(&mut self) -> Option<&mut Permit> {
+    pub(crate) const fn permit_mut(&mut self) -> Option<&mut Permit> {
         self.permit.as_mut()
     }
 
     /// Sets when the seats of a watch that is not initialized are released at the latest.
-    pub(in crate::pipeline) const fn keep_watch_seats_until(&mut self, deadline: Option<Instant>) {
+    pub(crate) const fn keep_watch_seats_until(&mut self, deadline: Option<Instant>) {
         self.retention.watch_seats_until = deadline;
     }
 
     /// A watch is initialized, or has taken too long for it.
-    pub(in crate::pipeline) fn release_watch_seats(&mut self) {
+    pub(crate) fn release_watch_seats(&mut self) {
         if let Some(permit) = &mut self.permit {
             permit.release_watch_seats();
         }
@@ -154,7 +147,7 @@ impl InFlightRequest {
     /// Records the API server's response. Only a successful response measures the duration of its
     /// shape: otherwise the rejections of a client without permission to list would shorten it for
     /// all.
-    pub(in crate::pipeline) fn record_response(&mut self, now: Instant, status: StatusCode) {
+    pub(crate) fn record_response(&mut self, now: Instant, status: StatusCode) {
         if let Some(shape) = self.retention.shape.take().filter(|_| status.is_success()) {
             let duration =
                 now.saturating_duration_since(self.sent_at.unwrap_or(self.retention.admitted_at));
@@ -167,13 +160,13 @@ impl InFlightRequest {
 
     /// Records that the request ended without a response, by the API server or by its own body:
     /// nothing slow executes there.
-    pub(in crate::pipeline) fn record_failure(&mut self) {
+    pub(crate) fn record_failure(&mut self) {
         self.retention.shape = None;
     }
 
     /// Records the end of the response; `all_sent` if the request body has ended, too. An
     /// unfinished request body is reset.
-    pub(in crate::pipeline) fn complete(&mut self, all_sent: bool) {
+    pub(crate) fn complete(&mut self, all_sent: bool) {
         self.complete = all_sent;
         if let Some(stream) = &mut self.stream_guard {
             stream.complete();
@@ -269,12 +262,8 @@ mod tests {
     use super::*;
     use crate::api::UserInfo;
     use crate::flowcontrol::controller::RequestTimes;
-    use crate::flowcontrol::controller::tests::one_level;
-    use crate::flowcontrol::controller::tests::reject;
-    use crate::limits::Admission;
-    use crate::limits::AdmissionAttributes;
-    use crate::limits::MaxInFlight;
-    use crate::limits::max_in_flight;
+    use crate::flowcontrol::controller::tests::{one_level, reject};
+    use crate::limits::{Admission, AdmissionAttributes, MaxInFlight, max_in_flight};
     use crate::request_info::RequestInfo;
     use crate::upstream::pool::stream_guard::Cancellation;
 

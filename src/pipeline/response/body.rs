@@ -2,25 +2,20 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::Body as _;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Frame, SizeHint};
 
 use crate::in_place;
 use crate::limits::memory_limit::unread_responses::PausableResponse;
 use crate::numeric::saturating_u64;
-use crate::pipeline::connection::request_count::ActiveRequest;
-use crate::pipeline::connection::request_count::ResetGuard;
-use crate::pipeline::response::guarded::GuardedBody;
-use crate::pipeline::response::guarded::GuardedBodyError;
+use crate::pipeline::connection::request_count::{ActiveRequest, ResetGuard};
+use crate::pipeline::response::guarded::{GuardedBody, GuardedBodyError};
 use crate::pipeline::response::in_flight::ResponseGuard;
 use crate::pipeline::response::response_reader::ResponseReader;
-use crate::upstream::body::response_body::ResponseBody;
-use crate::upstream::body::response_body::ResponseBodyError;
+use crate::upstream::body::response_body::{ResponseBody, ResponseBodyError};
 
 /// The body of a response.
 pub struct Body(BodyKind);
@@ -67,7 +62,7 @@ impl Body {
     }
 
     /// A body of the API server, whose bytes count for `reader` until they are written.
-    pub(in crate::pipeline) fn forwarded(
+    pub(crate) fn forwarded(
         body: GuardedBody<ResponseBody, Box<ResponseGuard>>,
         reader: ResponseReader,
     ) -> Self {

@@ -6,22 +6,18 @@
 //! second. Registration and removal cost a lock and a slot each, and transfers only count their
 //! bytes. The clock is read once per check, which is linear in the number of entries.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use slab::Slab;
 
 use crate::metrics::Registry;
-use crate::throttling::minimum_rate::MinimumRate;
-use crate::throttling::minimum_rate::RateMeter;
+use crate::throttling::minimum_rate::{MinimumRate, RateMeter};
 
 /// The interval of the checks: how long after its deadline an entry may expire.
 pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(250);
@@ -339,15 +335,14 @@ impl fmt::Debug for DeadlineGuard {
 }
 
 #[cfg(test)]
-pub(in crate::pipeline) mod tests {
-    use std::sync::atomic::AtomicU32;
-    use std::sync::atomic::AtomicU64;
+pub(crate) mod tests {
+    use std::sync::atomic::{AtomicU32, AtomicU64};
 
     use super::*;
     use crate::clock::Clock;
 
     /// With weir's default rate.
-    pub(in crate::pipeline) fn deadlines() -> (Arc<Deadlines>, Registry) {
+    pub(crate) fn deadlines() -> (Arc<Deadlines>, Registry) {
         let registry = Registry::new();
         let slow = SlowTransfers::register(&registry);
         (Deadlines::new(MinimumRate::default(), slow), registry)

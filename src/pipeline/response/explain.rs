@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::flowcontrol::controller::FlowControlDecision;
 
@@ -16,10 +14,7 @@ const SEATS: HeaderName = HeaderName::from_static("x-weir-seats");
 
 /// Sets the headers of a decision, if there is one. Headers of these names from the API server are
 /// removed.
-pub(in crate::pipeline) fn set_explain_headers(
-    headers: &mut HeaderMap,
-    decision: Option<&FlowControlDecision>,
-) {
+pub(crate) fn set_explain_headers(headers: &mut HeaderMap, decision: Option<&FlowControlDecision>) {
     let values = decision.map(|decision| {
         [
             decision.flow_schema().name.to_string(),

@@ -9,40 +9,26 @@
 //! Responses of which nothing waits for their client at two [checks](super::deadlines) have no task
 //! and no buffer.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Wake;
-use std::task::Waker;
-use std::task::ready;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
-use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::Expire;
-use crate::pipeline::response::deadlines::SCAN_INTERVAL;
-use crate::pipeline::response::deadlines::SlowReader;
-use crate::pipeline::response::deadlines::SlowTransfer;
-use crate::pipeline::response::deadlines::Transfer;
-use crate::pipeline::response::deadlines::TransferPhase;
+use crate::pipeline::response::deadlines::{
+    DeadlineGuard, Deadlines, Expire, SCAN_INTERVAL, SlowReader, SlowTransfer, Transfer,
+    TransferPhase,
+};
 use crate::pipeline::response::read_ahead::ReadAhead;
 
 /// What a body holds until its end.

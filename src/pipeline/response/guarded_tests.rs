@@ -1,15 +1,13 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use http_body_util::BodyExt;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::Registry;
-use crate::pipeline::connection::request_count::ActiveRequest;
-use crate::pipeline::connection::request_count::RequestCount;
+use crate::pipeline::connection::request_count::{ActiveRequest, RequestCount};
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::pipeline::response::deadlines::tests::deadlines;
 use crate::upstream::requester::SlotHolder;

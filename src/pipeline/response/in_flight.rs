@@ -16,49 +16,43 @@ use crate::drain::DrainGuard;
 use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::response::abandoned::InFlightRequest;
-use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::Expire;
-use crate::pipeline::response::deadlines::SlowTransfer;
-use crate::pipeline::response::deadlines::Transfer;
-use crate::pipeline::response::deadlines::TransferPhase;
-use crate::pipeline::response::guarded::BodyGuard;
-use crate::pipeline::response::guarded::GuardedBody;
+use crate::pipeline::response::deadlines::{
+    DeadlineGuard, Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
+};
+use crate::pipeline::response::guarded::{BodyGuard, GuardedBody};
 use crate::pipeline::response::list_observer::ListObserver;
 use crate::pipeline::response::response_reader::WorkerMemoryLimit;
-use crate::pipeline::response::watch_init::InitializationEnd;
-use crate::pipeline::response::watch_init::WatchInitialization;
+use crate::pipeline::response::watch_init::{InitializationEnd, WatchInitialization};
 use crate::pipeline::trace::Trace;
-use crate::upstream::body::progress::BodyProgress;
-use crate::upstream::body::progress::BodyState;
+use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::requester::SlotHolder;
 
 /// What a response body or a tunnel owns. Dropped in this order: the trace, the stream guard, the
 /// permit.
-pub(in crate::pipeline) struct ResponseGuard {
-    pub(in crate::pipeline) trace: Trace,
+pub(crate) struct ResponseGuard {
+    pub(crate) trace: Trace,
     /// `None` once the API server has sent everything and what is left is read ahead.
-    pub(in crate::pipeline) in_flight: Option<InFlightRequest>,
+    pub(crate) in_flight: Option<InFlightRequest>,
     /// Of a watch whose initial events are observed: it may hold seats until they have ended.
-    pub(in crate::pipeline) watch: Option<Box<WatchInitialization>>,
+    pub(crate) watch: Option<Box<WatchInitialization>>,
     /// The request body, if the response may have come before its end.
-    pub(in crate::pipeline) upload: Option<MonitoredUpload>,
-    pub(in crate::pipeline) list: Option<Box<ListObserver>>,
+    pub(crate) upload: Option<MonitoredUpload>,
+    pub(crate) list: Option<Box<ListObserver>>,
     /// Of a response that may be read ahead.
-    pub(in crate::pipeline) read_ahead: Option<Arc<WorkerMemoryLimit>>,
-    pub(in crate::pipeline) active_request: Option<ActiveRequest>,
-    pub(in crate::pipeline) _drain_guard: Option<DrainGuard>,
+    pub(crate) read_ahead: Option<Arc<WorkerMemoryLimit>>,
+    pub(crate) active_request: Option<ActiveRequest>,
+    pub(crate) _drain_guard: Option<DrainGuard>,
 }
 
 /// A request body that is not sent completely, held to the minimum rate or to the longest pause.
-pub(in crate::pipeline) struct MonitoredUpload {
-    pub(in crate::pipeline) progress: Arc<BodyProgress>,
-    pub(in crate::pipeline) _deadline_guard: DeadlineGuard,
+pub(crate) struct MonitoredUpload {
+    pub(crate) progress: Arc<BodyProgress>,
+    pub(crate) _deadline_guard: DeadlineGuard,
 }
 
 impl MonitoredUpload {
     /// Holds the body to its limit from now on.
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         progress: Arc<BodyProgress>,
         may_pause: bool,
         deadlines: &Arc<Deadlines>,
@@ -97,7 +91,7 @@ impl Expire for Upload {
 impl ResponseGuard {
     /// Releases the seats of a watch at `deadline` if it is not initialized by then, also without
     /// a reader.
-    pub(in crate::pipeline) fn limit_initialization<B>(
+    pub(crate) fn limit_initialization<B>(
         body: &GuardedBody<B, Box<Self>>,
         deadline: Instant,
         deadlines: &Arc<Deadlines>,

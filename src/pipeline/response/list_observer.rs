@@ -7,19 +7,14 @@
 
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::Response;
-use http::StatusCode;
-use http::header;
-use http::request;
+use http::{HeaderMap, Response, StatusCode, header, request};
 
 use crate::api::gunzip::Gunzip;
 use crate::api::list_scan::ListScan;
 use crate::api::media_type::MediaType;
 use crate::api::watch_scan::WatchScan;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::work_estimator::list_samples::ListRequest;
-use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
+use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
 use crate::flowcontrol::work_estimator::object_counts::lists_all_objects;
 use crate::request_info::RequestInfo;
 
@@ -28,13 +23,13 @@ use crate::request_info::RequestInfo;
 const MAX_INFLATED_EVENT_BYTES: usize = 4 << 20;
 
 /// A list, or a watch that begins with one, whose response is worth observing.
-pub(in crate::pipeline) struct ObservedList {
+pub(crate) struct ObservedList {
     controller: Arc<Controller>,
     request: ListRequest,
 }
 
 /// A response that is observed.
-pub(in crate::pipeline) enum ListObserver {
+pub(crate) enum ListObserver {
     /// Observed as it is.
     Plain {
         scan: ListScan,
@@ -45,7 +40,7 @@ pub(in crate::pipeline) enum ListObserver {
 }
 
 /// The initial events of a watch.
-pub(in crate::pipeline) struct InitialEventsObserver {
+pub(crate) struct InitialEventsObserver {
     /// Boxed, since a watch outlives its initial events by far.
     scan: Option<Box<WatchScan>>,
     gunzip: Option<Box<Gunzip>>,
@@ -56,7 +51,7 @@ pub(in crate::pipeline) struct InitialEventsObserver {
 
 /// How the initial events ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum InitialEventsEnd {
+pub(crate) enum InitialEventsEnd {
     /// A bookmark marked the end: they were all.
     Bookmark,
     /// No data arrived for a while: there may be more.
@@ -65,7 +60,7 @@ pub(in crate::pipeline) enum InitialEventsEnd {
 
 /// The object of the last event of a watch so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum LastObject {
+pub(crate) enum LastObject {
     /// An event has begun and not ended.
     Incomplete,
     /// The last event has ended. Its object has this many bytes.
@@ -77,7 +72,7 @@ pub(in crate::pipeline) enum LastObject {
 impl ObservedList {
     /// The list of this request, unless its response shows nothing. A list of a part of the objects
     /// only shows their size, if it is unknown.
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         controller: &Arc<Controller>,
         info: &RequestInfo<'_>,
         head: &request::Parts,
@@ -98,10 +93,7 @@ impl ObservedList {
     }
 
     /// The observer of this response, if it can be parsed.
-    pub(in crate::pipeline) fn observer_for<B>(
-        self,
-        response: &Response<B>,
-    ) -> Option<Box<ListObserver>> {
+    pub(crate) fn observer_for<B>(self, response: &Response<B>) -> Option<Box<ListObserver>> {
         let media_type = response_coding(response)?;
         let observer = if is_gzip(response.headers())? {
             ListObserver::Compressed(self.controller.start_list_sample(self.request, media_type))
@@ -117,7 +109,7 @@ impl ObservedList {
 
 impl ListObserver {
     /// Observes these bytes.
-    pub(in crate::pipeline) fn feed(&mut self, data: &[u8]) {
+    pub(crate) fn feed(&mut self, data: &[u8]) {
         match self {
             Self::Plain { scan, .. } => scan.feed(data),
             Self::Compressed(sampling) => sampling.feed(data),
@@ -125,7 +117,7 @@ impl ListObserver {
     }
 
     /// Records the observed list at the response's end.
-    pub(in crate::pipeline) fn finish(self) {
+    pub(crate) fn finish(self) {
         match self {
             Self::Plain { scan, listing } => {
                 if let Some(summary) = scan.finish() {
@@ -141,7 +133,7 @@ impl ListObserver {
 
 impl InitialEventsObserver {
     /// Of this response to a watch; the initial events are recorded if there is an `observed_list`.
-    pub(in crate::pipeline) fn for_response<B>(
+    pub(crate) fn for_response<B>(
         response: &Response<B>,
         observed_list: Option<ObservedList>,
     ) -> Self {
@@ -154,7 +146,7 @@ impl InitialEventsObserver {
     }
 
     /// Starts scanning the events if they are to be recorded, or if their ends are needed.
-    pub(in crate::pipeline) fn with_scan(mut self, needs_ends: bool) -> Self {
+    pub(crate) fn with_scan(mut self, needs_ends: bool) -> Self {
         if let Some((coding, gzip)) = self.coding
             && (needs_ends || self.observed_list.is_some())
         {
@@ -165,7 +157,7 @@ impl InitialEventsObserver {
     }
 
     /// Observes these bytes. Returns whether the bookmark has arrived.
-    pub(in crate::pipeline) fn feed(&mut self, data: &[u8]) -> bool {
+    pub(crate) fn feed(&mut self, data: &[u8]) -> bool {
         let Some(scan) = &mut self.scan else {
             return false;
         };
@@ -178,12 +170,12 @@ impl InitialEventsObserver {
     }
 
     /// Whether the initial events are recorded at their end.
-    pub(in crate::pipeline) const fn is_recording(&self) -> bool {
+    pub(crate) const fn is_recording(&self) -> bool {
         self.scan.is_some() && self.observed_list.is_some()
     }
 
     /// The object of the last event.
-    pub(in crate::pipeline) fn last_object(&self) -> LastObject {
+    pub(crate) fn last_object(&self) -> LastObject {
         match &self.scan {
             Some(scan) if !scan.is_malformed() => match scan.last_object() {
                 _ if !scan.is_between_events() => LastObject::Incomplete,
@@ -195,7 +187,7 @@ impl InitialEventsObserver {
     }
 
     /// Records the initial events at their end.
-    pub(in crate::pipeline) fn finish(&mut self, end: InitialEventsEnd) {
+    pub(crate) fn finish(&mut self, end: InitialEventsEnd) {
         self.gunzip = None;
         let (Some(scan), Some((coding, _)), Some(listing)) =
             (self.scan.take(), self.coding, self.observed_list.take())

@@ -11,23 +11,14 @@
 //! | [`Permit`](crate::limits::Permit) | `limits` | the slot of max-in-flight instead of a seat; the client limits |
 //! | `InFlightRequest` | [`abandoned`] | the upstream's stream, which is closed first |
 //! | `ResponseGuard` | `in_flight` | the trace; dropped with the last byte that the client gets. Of a response that is read ahead, the stream and the permit are dropped with the API server's last byte |
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `abandoned` `deadlines` `explain` `list_observer` `read_ahead` `response_reader` |
-//! | 1 | `guarded` `watch_init` |
-//! | 2 | `in_flight` |
-//! | 3 | `body` |
 
 pub mod abandoned;
 pub mod body;
 pub mod deadlines;
-pub(in crate::pipeline) mod explain;
+pub(crate) mod explain;
 pub(crate) mod guarded;
-pub(in crate::pipeline) mod in_flight;
-pub(in crate::pipeline) mod list_observer;
+pub(crate) mod in_flight;
+pub(crate) mod list_observer;
 mod read_ahead;
-pub(in crate::pipeline) mod response_reader;
-pub(in crate::pipeline) mod watch_init;
+pub(crate) mod response_reader;
+pub(crate) mod watch_init;

@@ -5,12 +5,10 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 
-use crate::limits::memory_limit::read_ahead::CHUNK_BYTES;
-use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
+use crate::limits::memory_limit::read_ahead::{CHUNK_BYTES, ReadAheadAccount};
 
 /// Most chunks of one response: 32 MiB, so that one response leaves some of a large share to others
 /// of its user.
@@ -21,7 +19,7 @@ const MAX_CHUNKS: usize = (32 << 20) / CHUNK_BYTES;
 const FREE_CHUNKS: usize = 2;
 
 /// What is read ahead.
-pub(in crate::pipeline::response) struct ReadAhead<E> {
+pub(crate) struct ReadAhead<E> {
     chunks: VecDeque<BytesMut>,
     account: ReadAheadAccount,
     /// What follows the data: trailers, or why the source has failed.
@@ -30,7 +28,7 @@ pub(in crate::pipeline::response) struct ReadAhead<E> {
 
 impl<E> ReadAhead<E> {
     /// Nothing yet.
-    pub(in crate::pipeline::response) const fn new(account: ReadAheadAccount) -> Self {
+    pub(crate) const fn new(account: ReadAheadAccount) -> Self {
         Self {
             chunks: VecDeque::new(),
             account,
@@ -39,13 +37,13 @@ impl<E> ReadAhead<E> {
     }
 
     /// Whether there is memory for a frame. Takes it.
-    pub(in crate::pipeline::response) fn has_room(&mut self) -> bool {
+    pub(crate) fn has_room(&mut self) -> bool {
         let chunks = self.chunks.len() + FREE_CHUNKS;
         chunks <= MAX_CHUNKS && self.account.try_grow_to(chunks)
     }
 
     /// Adds a frame. Returns whether it was empty before.
-    pub(in crate::pipeline::response) fn push(&mut self, frame: Frame<Bytes>) -> bool {
+    pub(crate) fn push(&mut self, frame: Frame<Bytes>) -> bool {
         let was_empty = self.is_empty();
         let mut data = match frame.into_data() {
             Ok(data) => data,
@@ -68,15 +66,12 @@ impl<E> ReadAhead<E> {
     }
 
     /// The source has failed.
-    pub(in crate::pipeline::response) fn fail(&mut self, error: E) {
+    pub(crate) fn fail(&mut self, error: E) {
         self.last = Some(Err(error));
     }
 
     /// The next frame. What follows the data only if the source has ended.
-    pub(in crate::pipeline::response) fn pop(
-        &mut self,
-        source_ended: bool,
-    ) -> Option<Option<Result<Frame<Bytes>, E>>> {
+    pub(crate) fn pop(&mut self, source_ended: bool) -> Option<Option<Result<Frame<Bytes>, E>>> {
         if let Some(chunk) = self.chunks.pop_front() {
             self.account.shrink_to(self.chunks.len());
             return Some(Some(Ok(Frame::data(chunk.freeze()))));
@@ -88,7 +83,7 @@ impl<E> ReadAhead<E> {
     }
 
     /// Whether nothing is left.
-    pub(in crate::pipeline::response) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.chunks.is_empty() && self.last.is_none()
     }
 }

@@ -7,29 +7,27 @@ use bytes::Bytes;
 use http_body::Frame;
 
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::memory_limit::unread_responses::ReservedResponse;
-use crate::limits::memory_limit::unread_responses::UnreadConnection;
-use crate::upstream::requester::Requester;
-use crate::upstream::requester::SlotHolder;
+use crate::limits::memory_limit::unread_responses::{ReservedResponse, UnreadConnection};
+use crate::upstream::requester::{Requester, SlotHolder};
 
 /// The memory limit, for the responses of one worker: two workers share no reference count that
 /// each response changes.
 #[derive(Debug)]
-pub(in crate::pipeline) struct WorkerMemoryLimit(pub(in crate::pipeline) Arc<MemoryLimit>);
+pub(crate) struct WorkerMemoryLimit(pub(crate) Arc<MemoryLimit>);
 
 /// The client that reads a response.
-pub(in crate::pipeline) struct ResponseReader {
-    pub(in crate::pipeline) requester: Requester,
+pub(crate) struct ResponseReader {
+    pub(crate) requester: Requester,
     memory: Arc<WorkerMemoryLimit>,
     /// Present while the response may have data that is not read.
     reserved: Option<ReservedResponse>,
     /// Set when the response is handed to the connection.
-    pub(in crate::pipeline) connection: Option<Arc<UnreadConnection>>,
+    pub(crate) connection: Option<Arc<UnreadConnection>>,
 }
 
 impl ResponseReader {
     /// The client that has sent a request, and what the request counts for already.
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         requester: Requester,
         memory: &Arc<WorkerMemoryLimit>,
         reserved: Option<ReservedResponse>,
@@ -44,7 +42,7 @@ impl ResponseReader {
 
     /// Counts what was polled, if anything is counted. A response without data for now counts for
     /// nothing: its client has read it, as that of a watch has.
-    pub(in crate::pipeline) fn count<E>(
+    pub(crate) fn count<E>(
         &mut self,
         polled: Poll<Option<Result<Frame<Bytes>, E>>>,
     ) -> Poll<Option<Result<Frame<Bytes>, E>>> {
@@ -63,7 +61,7 @@ impl ResponseReader {
 
     /// The response has ended. What is not read of it still counts, and its end until the
     /// connection has written it.
-    pub(in crate::pipeline) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         if let (Some(ended), Some(connection)) = (self.reserved.take(), &self.connection) {
             connection.keep_until_flush(ended);
         }

@@ -9,14 +9,13 @@ use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
-use http::Response;
-use http::Version;
+use http::{Response, Version};
 use tokio::time::Sleep;
 
 use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::list_observer::InitialEventsEnd;
-use crate::pipeline::response::list_observer::InitialEventsObserver;
-use crate::pipeline::response::list_observer::LastObject;
+use crate::pipeline::response::list_observer::{
+    InitialEventsEnd, InitialEventsObserver, LastObject,
+};
 use crate::request_info::RequestInfo;
 
 /// The initial events have ended for certain when no data has arrived for this long: many times
@@ -40,11 +39,11 @@ const HTTP1_WRITE_BUFFER: u64 = 2048;
 const EVENT_ENVELOPE: u64 = 64;
 
 /// A watch releases its seats after this time at the latest, whatever its stream contains.
-pub(in crate::pipeline) const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A watch whose initial events are observed: until its seats are released, or longer if the events
 /// are recorded.
-pub(in crate::pipeline) struct WatchInitialization {
+pub(crate) struct WatchInitialization {
     /// `None` once the seats are released.
     seats_end: Option<SeatsEnd>,
     ends_with_bookmark: bool,
@@ -127,7 +126,7 @@ fn is_true(value: &[u8]) -> bool {
 impl WatchInitialization {
     /// The initialization of a watch that has been admitted and has a successful response, whose
     /// head took this long; `None` if it ends with the head, or if nothing depends on its end.
-    pub(in crate::pipeline) fn start<B>(
+    pub(crate) fn start<B>(
         info: &RequestInfo<'_>,
         response: &Response<B>,
         events: InitialEventsObserver,
@@ -171,12 +170,12 @@ impl WatchInitialization {
     }
 
     /// Whether the watch still holds its seats.
-    pub(in crate::pipeline) const fn holds_seats(&self) -> bool {
+    pub(crate) const fn holds_seats(&self) -> bool {
         self.seats_end.is_some()
     }
 
     /// Keeps the guard of the time-out until the seats are released.
-    pub(in crate::pipeline) fn set_timeout_guard(&mut self, timeout_guard: DeadlineGuard) {
+    pub(crate) fn set_timeout_guard(&mut self, timeout_guard: DeadlineGuard) {
         self.timeout_guard = Some(timeout_guard);
     }
 

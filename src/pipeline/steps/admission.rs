@@ -4,26 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::limits::Admission;
-use crate::limits::AdmissionAttributes;
-use crate::limits::Permit;
-use crate::limits::abandoned_backlog::AbandonedBacklog;
-use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::limits::{Admission, AdmissionAttributes, Permit};
+use crate::pipeline::connection::peer::{Peer, ReceivedHead};
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::arrival::RequestDeadline;
 use crate::pipeline::steps::rates::RateLimitStep;
-use crate::pipeline::steps::request_body::BodyPrefix;
-use crate::pipeline::steps::request_body::BodyReadTime;
-use crate::pipeline::steps::request_body::RequestBodyStep;
+use crate::pipeline::steps::request_body::{BodyPrefix, BodyReadTime, RequestBodyStep};
 use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
 use crate::request_info::Verb;
@@ -31,16 +23,16 @@ use crate::upstream::Upstream;
 use crate::upstream::requester::SlotHolder;
 
 /// The permit of an admitted request, and the part of its body that was read.
-pub(in crate::pipeline) struct Admitted {
-    pub(in crate::pipeline) permit: Permit,
-    pub(in crate::pipeline) body: Option<BodyPrefix>,
+pub(crate) struct Admitted {
+    pub(crate) permit: Permit,
+    pub(crate) body: Option<BodyPrefix>,
     /// What the response counts for until it arrives, while memory may become scarce.
-    pub(in crate::pipeline) reserved: Option<ReservedResponse>,
+    pub(crate) reserved: Option<ReservedResponse>,
 }
 
 /// Admits requests or rejects them.
 #[derive(Debug)]
-pub(in crate::pipeline) struct AdmissionStep {
+pub(crate) struct AdmissionStep {
     memory_limit: Arc<MemoryLimit>,
     rates: RateLimitStep,
     upgrade_rate: Arc<UpgradeRateLimit>,
@@ -52,7 +44,7 @@ pub(in crate::pipeline) struct AdmissionStep {
 }
 
 impl AdmissionStep {
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         shared: &SharedDependencies,
         worker: &WorkerDependencies,
         settings: PipelineSettings,
@@ -70,7 +62,7 @@ impl AdmissionStep {
     }
 
     /// Checks the limits.
-    pub(in crate::pipeline) async fn admit(
+    pub(crate) async fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,

@@ -1,51 +1,36 @@
 //! The arrival of a request: resolves it, starts to record it, and checks what needs no user.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
-use http::HeaderMap;
-use http::Method;
-use http::Response;
-use http::request;
 use http::uri::PathAndQuery;
-use tracing::Level;
-use tracing::enabled;
+use http::{HeaderMap, Method, Response, request};
+use tracing::{Level, enabled};
 
 use crate::clock::Clock;
-use crate::drain::Drain;
-use crate::drain::DrainGuard;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::drain::{Drain, DrainGuard};
+use crate::pipeline::connection::peer::{Peer, ReceivedHead};
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::malformed;
 use crate::pipeline::reject::malformed::MalformedRequest;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::trace::RequestMetrics;
-use crate::pipeline::trace::Trace;
-use crate::pipeline::trace::record::ArrivalTime;
-use crate::pipeline::trace::record::RecordGuard;
-use crate::pipeline::trace::record::RequestObservers;
+use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, RequestObservers};
 use crate::pipeline::trace::trace_context::Sampler;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
-use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::loop_detection::cdn_loop;
+use crate::pipeline::trace::{RequestMetrics, Trace};
+use crate::request_info::{RequestInfo, Verb};
+use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
 
 /// How long a request may take, and until when.
 #[derive(Clone, Copy)]
-pub(in crate::pipeline) struct RequestDeadline {
-    pub(in crate::pipeline) timeout: Duration,
-    pub(in crate::pipeline) deadline: Instant,
+pub(crate) struct RequestDeadline {
+    pub(crate) timeout: Duration,
+    pub(crate) deadline: Instant,
 }
 
 /// Resolves requests and starts to record them.
 #[derive(Debug)]
-pub(in crate::pipeline) struct ArrivalStep {
+pub(crate) struct ArrivalStep {
     metrics: Arc<RequestMetrics>,
     observers: RequestObservers,
     sampler: Option<Sampler>,
@@ -56,7 +41,7 @@ pub(in crate::pipeline) struct ArrivalStep {
 }
 
 impl ArrivalStep {
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         shared: &SharedDependencies,
         worker: &WorkerDependencies,
         settings: PipelineSettings,
@@ -73,13 +58,13 @@ impl ArrivalStep {
     }
 
     /// Starts the trace of a request that arrives now.
-    pub(in crate::pipeline) fn start_trace(&self) -> Trace {
+    pub(crate) fn start_trace(&self) -> Trace {
         Trace::start(Arc::clone(&self.metrics), Clock.now())
     }
 
     /// The wall-clock time of a request that arrives now: exact if it is written down, and otherwise
     /// that of the last tick, which the dates of credentials are compared with.
-    pub(in crate::pipeline) fn wall(&self) -> SystemTime {
+    pub(crate) fn wall(&self) -> SystemTime {
         if self.has_audit_log || self.sampler.is_some() {
             Clock.wall()
         } else {
@@ -88,13 +73,13 @@ impl ArrivalStep {
     }
 
     /// Whether the request is a probe of this weir or of another.
-    pub(in crate::pipeline) fn is_weirs_probe(head: &request::Parts) -> bool {
+    pub(crate) fn is_weirs_probe(head: &request::Parts) -> bool {
         head.uri.path() == "/readyz" && cdn_loop::is_probe(&head.headers)
     }
 
     /// Adds this weir's ID to the answer to a probe of a weir, so that it does not take this one for
     /// an API server.
-    pub(in crate::pipeline) fn answer_probe<B>(
+    pub(crate) fn answer_probe<B>(
         &self,
         is_weirs_probe: bool,
         mut response: Response<B>,
@@ -107,7 +92,7 @@ impl ArrivalStep {
     }
 
     /// The request's target, byte for byte as the upstream will receive it.
-    pub(in crate::pipeline) fn request_target(
+    pub(crate) fn request_target(
         &self,
         received: ReceivedHead<'_>,
         trace: &Trace,
@@ -117,7 +102,7 @@ impl ArrivalStep {
     }
 
     /// The RequestInfo of the request.
-    pub(in crate::pipeline) fn parse_info<'t>(
+    pub(crate) fn parse_info<'t>(
         &self,
         peer: &Peer,
         method: &Method,
@@ -129,11 +114,7 @@ impl ArrivalStep {
     }
 
     /// Counts a request whose head the HTTP library could not parse, and returns its rejection.
-    pub(in crate::pipeline) fn reject_unparsed(
-        &self,
-        peer: &Peer,
-        malformed: InvalidHead,
-    ) -> RequestRejection {
+    pub(crate) fn reject_unparsed(&self, peer: &Peer, malformed: InvalidHead) -> RequestRejection {
         self.reject_malformed(peer, MalformedRequest::InvalidHead(malformed), Clock.now())
     }
 
@@ -147,7 +128,7 @@ impl ArrivalStep {
     }
 
     /// Starts to count and record the request, which has a RequestInfo now.
-    pub(in crate::pipeline) fn start_record(
+    pub(crate) fn start_record(
         &self,
         received: ReceivedHead<'_>,
         target: &PathAndQuery,
@@ -167,7 +148,7 @@ impl ArrivalStep {
 
     /// What shutdown waits for: requests, then watches. Other long-running requests are cut off, as
     /// in kube-apiserver.
-    pub(in crate::pipeline) fn drain_guard(&self, info: &RequestInfo<'_>) -> Option<DrainGuard> {
+    pub(crate) fn drain_guard(&self, info: &RequestInfo<'_>) -> Option<DrainGuard> {
         if *info.verb() == Verb::Watch {
             Some(self.drain.track_watch())
         } else if info.long_running() {
@@ -180,7 +161,7 @@ impl ArrivalStep {
     /// How long the request may take from its arrival; `None` for a long-running request. An
     /// invalid timeout is rejected before everything else, as in kube-apiserver
     /// (`WithRequestDeadline`).
-    pub(in crate::pipeline) fn request_deadline(
+    pub(crate) fn request_deadline(
         &self,
         info: &RequestInfo<'_>,
         arrived: Instant,
@@ -199,7 +180,7 @@ impl ArrivalStep {
     /// Rejections before authentication: a request that has passed weir before, since a loop would
     /// otherwise continue through authentication and limits, and `/readyz` during shutdown, so that
     /// a load balancer sees it on the client's port.
-    pub(in crate::pipeline) fn check_loop_and_readiness(
+    pub(crate) fn check_loop_and_readiness(
         &self,
         received: ReceivedHead<'_>,
         info: &RequestInfo<'_>,
@@ -214,7 +195,7 @@ impl ArrivalStep {
 
     /// Writes the trace context and the audit id into the headers that are forwarded; the
     /// connection's own headers have been removed.
-    pub(in crate::pipeline) fn propagate_trace(&self, headers: &mut HeaderMap, trace: &mut Trace) {
+    pub(crate) fn propagate_trace(&self, headers: &mut HeaderMap, trace: &mut Trace) {
         trace.sample(self.sampler, headers);
         trace.propagate_audit_id(headers);
     }

@@ -1,33 +1,27 @@
 //! The user of a request.
 
 use std::sync::Arc;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::clock::Clock;
-use crate::identity::AssertedIdentity;
-use crate::identity::Authentication;
-use crate::identity::ClientContext;
-use crate::identity::PeerCertificate;
-use crate::identity::RequestAuthenticator;
-use crate::identity::RequestCredential;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
+use crate::identity::{
+    AssertedIdentity, Authentication, ClientContext, PeerCertificate, RequestAuthenticator,
+    RequestCredential,
+};
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::dependencies::{SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::steps::upgrade::RequestedUpgrade;
-use crate::pipeline::steps::upgrade::UpgradeRequest;
-use crate::pipeline::trace::RequestMetrics;
-use crate::pipeline::trace::Trace;
+use crate::pipeline::steps::upgrade::{RequestedUpgrade, UpgradeRequest};
 use crate::pipeline::trace::record::ArrivalTime;
+use crate::pipeline::trace::{RequestMetrics, Trace};
 use crate::upstream::Upstream;
 
 /// Authenticates requests.
 #[derive(Debug)]
-pub(in crate::pipeline) struct AuthenticationStep {
+pub(crate) struct AuthenticationStep {
     authenticator: Arc<RequestAuthenticator>,
     head_budget: Arc<HeadBudget>,
     metrics: Arc<RequestMetrics>,
@@ -35,10 +29,7 @@ pub(in crate::pipeline) struct AuthenticationStep {
 }
 
 impl AuthenticationStep {
-    pub(in crate::pipeline) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-    ) -> Self {
+    pub(crate) fn new(shared: &SharedDependencies, worker: &WorkerDependencies) -> Self {
         Self {
             authenticator: Arc::clone(&shared.authenticator),
             head_budget: Arc::clone(&shared.head_budget),
@@ -48,13 +39,13 @@ impl AuthenticationStep {
     }
 
     /// Observes which client certificates are trusted.
-    pub(in crate::pipeline) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
+    pub(crate) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
         self.authenticator.trust_observer()
     }
 
     /// The identity that a front proxy asserts. It is read before the headers that `Connection`
     /// names are removed: clients cannot remove a front proxy's identity headers.
-    pub(in crate::pipeline) fn asserted_user(
+    pub(crate) fn asserted_user(
         &self,
         received: ReceivedHead<'_>,
         now: SystemTime,
@@ -65,7 +56,7 @@ impl AuthenticationStep {
     }
 
     /// The user of a request, and the credential that it carried.
-    pub(in crate::pipeline) async fn authenticate(
+    pub(crate) async fn authenticate(
         &self,
         asserted: AssertedIdentity,
         received: ReceivedHead<'_>,
@@ -128,12 +119,12 @@ impl AuthenticationStep {
     }
 
     /// Whether the request's user is known for certain.
-    pub(in crate::pipeline) fn is_proven(&self, authentication: &Authentication) -> bool {
+    pub(crate) fn is_proven(&self, authentication: &Authentication) -> bool {
         self.authenticator.is_proven(authentication)
     }
 
     /// Whether the request asks for another protocol.
-    pub(in crate::pipeline) fn requested_upgrade(
+    pub(crate) fn requested_upgrade(
         &self,
         authentication: &Authentication,
         upgrade: Option<&UpgradeRequest>,

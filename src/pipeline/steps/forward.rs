@@ -2,95 +2,68 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use http::HeaderMap;
-use http::Response;
-use http::StatusCode;
-use http::Version;
-use http::request;
+use http::{HeaderMap, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
-use crate::drain::Drain;
-use crate::drain::DrainGuard;
+use crate::drain::{Drain, DrainGuard};
 use crate::flowcontrol::controller::Controller;
 use crate::identity::Authentication;
 use crate::identity::request_header::IdentityHeaders;
 use crate::in_place;
-use crate::limits::Admission;
-use crate::limits::Permit;
-use crate::limits::abandoned_backlog::AbandonedBacklog;
-use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::service_times::RequestShape;
+use crate::limits::{Admission, Permit};
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::response::abandoned::AbandonedRequests;
-use crate::pipeline::response::abandoned::AbandonedRetention;
-use crate::pipeline::response::abandoned::InFlightRequest;
+use crate::pipeline::response::abandoned::{
+    AbandonedRequests, AbandonedRetention, InFlightRequest,
+};
 use crate::pipeline::response::body::Body;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::SlowReader;
+use crate::pipeline::response::deadlines::{Deadlines, SlowReader};
 use crate::pipeline::response::explain::set_explain_headers;
-use crate::pipeline::response::guarded::BodyLifetime;
-use crate::pipeline::response::guarded::GuardedBody;
-use crate::pipeline::response::in_flight::MonitoredUpload;
-use crate::pipeline::response::in_flight::ResponseGuard;
-use crate::pipeline::response::list_observer::InitialEventsObserver;
-use crate::pipeline::response::list_observer::ListObserver;
-use crate::pipeline::response::list_observer::ObservedList;
-use crate::pipeline::response::response_reader::ResponseReader;
-use crate::pipeline::response::response_reader::WorkerMemoryLimit;
-use crate::pipeline::response::watch_init::INITIALIZATION_TIMEOUT;
-use crate::pipeline::response::watch_init::WatchInitialization;
+use crate::pipeline::response::guarded::{BodyLifetime, GuardedBody};
+use crate::pipeline::response::in_flight::{MonitoredUpload, ResponseGuard};
+use crate::pipeline::response::list_observer::{InitialEventsObserver, ListObserver, ObservedList};
+use crate::pipeline::response::response_reader::{ResponseReader, WorkerMemoryLimit};
+use crate::pipeline::response::watch_init::{INITIALIZATION_TIMEOUT, WatchInitialization};
 use crate::pipeline::steps::arrival::RequestDeadline;
 use crate::pipeline::steps::impersonation::EffectiveUser;
-use crate::pipeline::steps::request_body::BodyPrefix;
-use crate::pipeline::steps::request_body::OutgoingBody;
-use crate::pipeline::steps::request_body::forward_rejection;
-use crate::pipeline::steps::upgrade::UpgradeRequest;
-use crate::pipeline::steps::upgrade::start_tunnel;
-use crate::pipeline::steps::upgrade::tunnel_client;
-use crate::pipeline::steps::upstream_request::OutgoingRequest;
-use crate::pipeline::steps::upstream_request::UpstreamRequestBuilder;
-use crate::pipeline::trace::MetricSubject;
-use crate::pipeline::trace::Trace;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
-use crate::upstream::ForwardError;
-use crate::upstream::Upstream;
-use crate::upstream::UpstreamRequest;
+use crate::pipeline::steps::request_body::{BodyPrefix, OutgoingBody, forward_rejection};
+use crate::pipeline::steps::upgrade::{UpgradeRequest, start_tunnel, tunnel_client};
+use crate::pipeline::steps::upstream_request::{OutgoingRequest, UpstreamRequestBuilder};
+use crate::pipeline::trace::{MetricSubject, Trace};
+use crate::request_info::{RequestInfo, Verb};
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::send::SendContext;
-use crate::upstream::headers;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
+use crate::upstream::{ForwardError, Upstream, UpstreamRequest, headers};
 
 /// An admitted request and what belongs to it.
-pub(in crate::pipeline) struct AdmittedRequest {
-    pub(in crate::pipeline) outgoing: OutgoingRequest,
-    pub(in crate::pipeline) body: OutgoingBody,
-    pub(in crate::pipeline) upgrade: Option<UpgradeRequest>,
-    pub(in crate::pipeline) permit: Permit,
-    pub(in crate::pipeline) reader: ResponseReader,
-    pub(in crate::pipeline) deadline: Option<RequestDeadline>,
+pub(crate) struct AdmittedRequest {
+    pub(crate) outgoing: OutgoingRequest,
+    pub(crate) body: OutgoingBody,
+    pub(crate) upgrade: Option<UpgradeRequest>,
+    pub(crate) permit: Permit,
+    pub(crate) reader: ResponseReader,
+    pub(crate) deadline: Option<RequestDeadline>,
     /// Whether its user is known for certain.
-    pub(in crate::pipeline) is_proven: bool,
-    pub(in crate::pipeline) observed_list: Option<ObservedList>,
-    pub(in crate::pipeline) drain_guard: Option<DrainGuard>,
+    pub(crate) is_proven: bool,
+    pub(crate) observed_list: Option<ObservedList>,
+    pub(crate) drain_guard: Option<DrainGuard>,
 }
 
 /// Forwards admitted requests.
 #[derive(Debug)]
-pub(in crate::pipeline) struct ForwardingStep {
+pub(crate) struct ForwardingStep {
     builder: UpstreamRequestBuilder,
     identity_headers: Arc<IdentityHeaders>,
     upstream: Arc<Upstream>,
@@ -106,7 +79,7 @@ pub(in crate::pipeline) struct ForwardingStep {
 }
 
 impl ForwardingStep {
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         shared: &SharedDependencies,
         worker: &WorkerDependencies,
         settings: PipelineSettings,
@@ -129,12 +102,12 @@ impl ForwardingStep {
         }
     }
 
-    pub(in crate::pipeline) fn close_idle(&self, now: Instant) {
+    pub(crate) fn close_idle(&self, now: Instant) {
         self.upstream.close_idle(now);
     }
 
     /// The list that the response is counted as. `None` without priority and fairness.
-    pub(in crate::pipeline) fn observed_list(
+    pub(crate) fn observed_list(
         &self,
         info: &RequestInfo<'_>,
         head: &request::Parts,
@@ -143,7 +116,7 @@ impl ForwardingStep {
     }
 
     /// The head of the request to the API server.
-    pub(in crate::pipeline) fn build_request(
+    pub(crate) fn build_request(
         &self,
         info: &RequestInfo<'_>,
         mut head: Box<request::Parts>,
@@ -156,7 +129,7 @@ impl ForwardingStep {
     }
 
     /// The body of the request to the API server.
-    pub(in crate::pipeline) fn outgoing_body(
+    pub(crate) fn outgoing_body(
         &self,
         prefix: Option<BodyPrefix>,
         body: &mut RequestBodyState,
@@ -165,7 +138,7 @@ impl ForwardingStep {
     }
 
     /// The client that reads the response, and what its request counts for already.
-    pub(in crate::pipeline) fn reader(
+    pub(crate) fn reader(
         &self,
         requester: Requester,
         reserved: Option<ReservedResponse>,
@@ -174,7 +147,7 @@ impl ForwardingStep {
     }
 
     /// Sends the request and returns the response of the API server.
-    pub(in crate::pipeline) async fn forward(
+    pub(crate) async fn forward(
         &self,
         subject: MetricSubject<'_>,
         admitted: AdmittedRequest,

@@ -14,21 +14,14 @@ use http::HeaderMap;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::Authentication;
-use crate::identity::ImpersonationAuthorizer;
-use crate::identity::RequestCredential;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
-use crate::identity::impersonation::target::HeaderRules;
-use crate::identity::impersonation::target::ImpersonationTarget;
+use crate::identity::impersonation::target::{HeaderRules, ImpersonationTarget};
+use crate::identity::{Authentication, ImpersonationAuthorizer, RequestCredential};
 use crate::pipeline::connection::head_budget::HeadBudget;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
-use crate::pipeline::reject::rejection::ImpersonationError;
-use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::connection::peer::{Peer, ReceivedHead};
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::reject::rejection::{ImpersonationError, RequestRejection};
 use crate::pipeline::trace::Trace;
 use crate::upstream::Upstream;
 
@@ -40,7 +33,7 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The impersonated user of a request, if any.
 #[derive(Clone, Debug, Default)]
-pub(in crate::pipeline) struct EffectiveUser {
+pub(crate) struct EffectiveUser {
     /// For the limits.
     for_limits: Option<Arc<UserInfo>>,
     /// For the upstream, if weir impersonates.
@@ -49,7 +42,7 @@ pub(in crate::pipeline) struct EffectiveUser {
 
 impl EffectiveUser {
     /// The user that the limits see.
-    pub(in crate::pipeline) fn for_limits<'k>(
+    pub(crate) fn for_limits<'k>(
         &'k self,
         authentication: &'k Authentication,
     ) -> &'k Arc<UserInfo> {
@@ -57,7 +50,7 @@ impl EffectiveUser {
     }
 
     /// The user that weir impersonates.
-    pub(in crate::pipeline) fn for_upstream<'k>(
+    pub(crate) fn for_upstream<'k>(
         &'k self,
         authentication: &'k Authentication,
     ) -> &'k Arc<UserInfo> {
@@ -67,7 +60,7 @@ impl EffectiveUser {
 
 /// Resolves the users that requests count for and are forwarded for.
 #[derive(Debug)]
-pub(in crate::pipeline) struct ImpersonationStep {
+pub(crate) struct ImpersonationStep {
     authorizer: Option<Arc<ImpersonationAuthorizer>>,
     classify: bool,
     head_budget: Arc<HeadBudget>,
@@ -75,7 +68,7 @@ pub(in crate::pipeline) struct ImpersonationStep {
 }
 
 impl ImpersonationStep {
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         shared: &SharedDependencies,
         worker: &WorkerDependencies,
         settings: PipelineSettings,
@@ -90,7 +83,7 @@ impl ImpersonationStep {
 
     /// Resolves the user that a request counts for and is forwarded for. Waits only for
     /// decisions that are not cached, and only for a limited time.
-    pub(in crate::pipeline) async fn effective_user(
+    pub(crate) async fn effective_user(
         &self,
         authentication: &Authentication,
         received: ReceivedHead<'_>,

@@ -8,22 +8,14 @@
 //!    its body is read (`RequestBodyStep`), by seats.
 //! 5. `ForwardingStep` sends it and returns the response.
 //! 6. `RejectionStep` responds if another step has rejected it.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `arrival` `impersonation` `rejection_response` `request_body` `upgrade` |
-//! | 1 | `authenticate` `rates` `upstream_request` |
-//! | 2 | `admission` `forward` |
 
-pub(in crate::pipeline) mod admission;
-pub(in crate::pipeline) mod arrival;
-pub(in crate::pipeline) mod authenticate;
-pub(in crate::pipeline) mod forward;
-pub(in crate::pipeline) mod impersonation;
-pub(in crate::pipeline) mod rates;
-pub(in crate::pipeline) mod rejection_response;
+pub(crate) mod admission;
+pub(crate) mod arrival;
+pub(crate) mod authenticate;
+pub(crate) mod forward;
+pub(crate) mod impersonation;
+pub(crate) mod rates;
+pub(crate) mod rejection_response;
 pub mod request_body;
-pub(in crate::pipeline) mod upgrade;
-pub(in crate::pipeline) mod upstream_request;
+pub(crate) mod upgrade;
+pub(crate) mod upstream_request;

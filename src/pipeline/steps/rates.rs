@@ -9,49 +9,46 @@ use http::header;
 
 use crate::clock::Clock;
 use crate::flowcontrol::controller::RequestTimes;
-use crate::limits::AdmissionAttributes;
-use crate::limits::Rejection;
 use crate::limits::rate::RateLimits;
-use crate::limits::rate::clients::enforcer::ClientLimitPermit;
-use crate::limits::rate::clients::enforcer::RequestSource;
+use crate::limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
 use crate::limits::rate::events::enforcer::EventRequest;
+use crate::limits::{AdmissionAttributes, Rejection};
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::SharedDependencies;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::steps::request_body::BodyPrefix;
-use crate::pipeline::steps::request_body::RequestBodyStep;
+use crate::pipeline::steps::request_body::{BodyPrefix, RequestBodyStep};
 
 /// The result of the rate limits.
-pub(in crate::pipeline) struct RatesPassed {
+pub(crate) struct RatesPassed {
     /// Held with the permit.
-    pub(in crate::pipeline) client_permit: Option<Box<ClientLimitPermit>>,
+    pub(crate) client_permit: Option<Box<ClientLimitPermit>>,
     /// When the queue time begins.
-    pub(in crate::pipeline) queue_start: Instant,
+    pub(crate) queue_start: Instant,
     /// The body, if it was read.
-    pub(in crate::pipeline) body: Option<BodyPrefix>,
+    pub(crate) body: Option<BodyPrefix>,
 }
 
 /// Checks the limits that count requests.
 #[derive(Debug)]
-pub(in crate::pipeline) struct RateLimitStep {
+pub(crate) struct RateLimitStep {
     rates: Arc<RateLimits>,
 }
 
 impl RateLimitStep {
-    pub(in crate::pipeline) fn new(shared: &SharedDependencies) -> Self {
+    pub(crate) fn new(shared: &SharedDependencies) -> Self {
         Self {
             rates: Arc::clone(&shared.rates),
         }
     }
 
     /// Whether there is any rate limit.
-    pub(in crate::pipeline) fn is_configured(&self) -> bool {
+    pub(crate) fn is_configured(&self) -> bool {
         self.rates.is_configured()
     }
 
     /// Checks the limits. `body` is untouched unless an event's body must be read.
-    pub(in crate::pipeline) async fn check(
+    pub(crate) async fn check(
         &self,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,

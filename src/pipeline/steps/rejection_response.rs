@@ -4,9 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::Response;
-use http::header;
+use http::{HeaderValue, Response, header};
 use http_body::Body as _;
 use tracing::warn;
 
@@ -14,24 +12,18 @@ use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
 use crate::drain::Drain;
-use crate::limits::Admission;
-use crate::limits::AdmissionAttributes;
 use crate::limits::rejection_hold::HoldKey;
+use crate::limits::{Admission, AdmissionAttributes};
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::reject::body_drain::BodyDrainBudget;
-use crate::pipeline::reject::body_drain::RejectionContext;
-use crate::pipeline::reject::body_drain::RequestBodyState;
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies};
+use crate::pipeline::reject::body_drain::{BodyDrainBudget, RejectionContext, RequestBodyState};
 use crate::pipeline::reject::delay::RejectionDelay;
-use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::pipeline::reject::rejection::{RequestRejection, StatusEncoding};
 use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::trace::Trace;
-use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
+use crate::request_info::{RequestInfo, RequestKind};
 use crate::source_network::source_network;
 use crate::throttling::log_limiter::LogLimiter;
 use crate::throttling::retry_pacing::RejectionCost;
@@ -39,8 +31,8 @@ use crate::throttling::retry_pacing::RejectionCost;
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.
 #[derive(Debug)]
-pub(in crate::pipeline) struct DelayableRejection {
-    pub(in crate::pipeline) rejection: RequestRejection,
+pub(crate) struct DelayableRejection {
+    pub(crate) rejection: RequestRejection,
     hold_key: Option<HoldKey>,
 }
 
@@ -57,7 +49,7 @@ impl From<RequestRejection> for DelayableRejection {
 
 /// Responds to requests that another step has rejected.
 #[derive(Debug)]
-pub(in crate::pipeline) struct RejectionStep {
+pub(crate) struct RejectionStep {
     responses: Arc<RejectionResponseCache>,
     delay: Arc<RejectionDelay>,
     body_drain_budget: Arc<BodyDrainBudget>,
@@ -69,10 +61,7 @@ pub(in crate::pipeline) struct RejectionStep {
 }
 
 impl RejectionStep {
-    pub(in crate::pipeline) fn new(
-        shared: &SharedDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
+    pub(crate) fn new(shared: &SharedDependencies, settings: PipelineSettings) -> Self {
         Self {
             responses: Arc::clone(&shared.rejection_responses),
             delay: Arc::clone(&shared.rejection_delay),
@@ -85,7 +74,7 @@ impl RejectionStep {
     }
 
     /// The response to a request that has ended in a panic.
-    pub(in crate::pipeline) fn panic_response(&self) -> Response<Body> {
+    pub(crate) fn panic_response(&self) -> Response<Body> {
         self.responses
             .respond(&RequestRejection::Panic, StatusEncoding::Json)
     }
@@ -93,7 +82,7 @@ impl RejectionStep {
     /// The response to a rejected request. A client that retries before its `Retry-After` has
     /// passed gets it only when it has. Until then weir keeps nothing of the request but its
     /// record.
-    pub(in crate::pipeline) async fn respond(
+    pub(crate) async fn respond(
         &self,
         peer: &Peer,
         context: RejectionContext,
@@ -192,7 +181,7 @@ impl RejectionStep {
     /// `Retry-After`, except to long-running requests (clients do not repeat them in a loop), to
     /// writes of a lease (a leader that gets its response late could lose its lease), and to
     /// requests that priority and fairness exempts. `user` is `None` before authentication.
-    pub(in crate::pipeline) fn delayable(
+    pub(crate) fn delayable(
         &self,
         rejection: RequestRejection,
         peer: &Peer,

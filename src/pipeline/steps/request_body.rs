@@ -8,15 +8,11 @@
 //! rate of [`minimum_rate`](crate::throttling::minimum_rate).
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::HeaderMap;
-use http::Method;
-use http::header;
-use http::request;
+use http::{HeaderMap, Method, header, request};
 use http_body::Body as _;
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -24,30 +20,20 @@ use http_body_util::BodyExt;
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
+use crate::numeric::{saturating_u64, saturating_usize};
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::PipelineSettings;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
-use crate::pipeline::reject::rejection::BodyReadError;
-use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
 use crate::request_info::RequestInfo;
-use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::memory_budget::MemoryReservation;
-use crate::throttling::minimum_rate::MinimumRate;
-use crate::throttling::minimum_rate::RateMeter;
-use crate::upstream::ForwardError;
+use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
+use crate::throttling::minimum_rate::{MinimumRate, RateMeter};
 use crate::upstream::body::buffered_body::BufferedBody;
-use crate::upstream::body::client_body::ClientBody;
-use crate::upstream::body::client_body::ClientBodyError;
-use crate::upstream::body::progress::BodyProgress;
-use crate::upstream::body::progress::BodyState;
-use crate::upstream::body::request_body::RequestBody;
-use crate::upstream::body::request_body::classify_error;
-use crate::upstream::headers;
+use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
+use crate::upstream::body::progress::{BodyProgress, BodyState};
+use crate::upstream::body::request_body::{RequestBody, classify_error};
+use crate::upstream::{ForwardError, headers};
 
 /// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
 pub(crate) const MAX_BODY_SIZE: usize = 3 << 20;
@@ -82,18 +68,18 @@ const EVENT_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const INITIAL_CAPACITY: usize = 4096;
 
 /// The part of a body that was read.
-pub(in crate::pipeline) struct BodyPrefix {
-    pub(in crate::pipeline) buffered: BufferedBody,
+pub(crate) struct BodyPrefix {
+    pub(crate) buffered: BufferedBody,
     /// Whether it is the whole body.
-    pub(in crate::pipeline) complete: bool,
+    pub(crate) complete: bool,
     /// Whether weir had to wait for the client.
-    pub(in crate::pipeline) waited: bool,
+    pub(crate) waited: bool,
 }
 
 /// A body on its way to the API server, and its progress unless it is complete.
-pub(in crate::pipeline) struct OutgoingBody {
-    pub(in crate::pipeline) body: RequestBody,
-    pub(in crate::pipeline) progress: Option<Arc<BodyProgress>>,
+pub(crate) struct OutgoingBody {
+    pub(crate) body: RequestBody,
+    pub(crate) progress: Option<Arc<BodyProgress>>,
 }
 
 impl From<RequestBody> for OutgoingBody {
@@ -107,7 +93,7 @@ impl From<RequestBody> for OutgoingBody {
 
 impl OutgoingBody {
     /// The body to forward: what was read of it, followed by the rest.
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         prefix: Option<BodyPrefix>,
         body: &mut RequestBodyState,
         identity_headers: &Arc<IdentityHeaders>,
@@ -139,7 +125,7 @@ impl OutgoingBody {
 
 /// When a body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum BodyReadTime {
+pub(crate) enum BodyReadTime {
     /// Before its request takes a seat.
     BeforeSeat,
     /// After that: the body of a client that waits for `100 Continue`, which it gets only if its
@@ -150,7 +136,7 @@ pub(in crate::pipeline) enum BodyReadTime {
 
 /// Reads bodies before their requests are forwarded.
 #[derive(Debug)]
-pub(in crate::pipeline) struct RequestBodyStep {
+pub(crate) struct RequestBodyStep {
     budget: Arc<MemoryBudget>,
     head_budget: Arc<HeadBudget>,
     identity_headers: Arc<IdentityHeaders>,
@@ -172,7 +158,7 @@ struct PrefixLimits {
 }
 
 impl RequestBodyStep {
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         shared: &SharedDependencies,
         worker: &WorkerDependencies,
         settings: PipelineSettings,
@@ -191,7 +177,7 @@ impl RequestBodyStep {
     ///
     /// # Errors
     /// The body cannot be read.
-    pub(in crate::pipeline) async fn buffer(
+    pub(crate) async fn buffer(
         &self,
         info: &RequestInfo<'_>,
         received: ReceivedHead<'_>,
@@ -247,7 +233,7 @@ impl RequestBodyStep {
     }
 
     /// Reads an event's body completely.
-    pub(in crate::pipeline) async fn read_whole(
+    pub(crate) async fn read_whole(
         &self,
         incoming: &mut ClientBody,
         received: ReceivedHead<'_>,
@@ -274,7 +260,7 @@ impl RequestBodyStep {
 
 /// The rejection for an error on the way to the API server: the body's own error, if the request
 /// body broke off.
-pub(in crate::pipeline) fn forward_rejection(
+pub(crate) fn forward_rejection(
     error: ForwardError,
     progress: Option<&BodyProgress>,
 ) -> RequestRejection {

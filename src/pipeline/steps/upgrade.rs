@@ -1,46 +1,35 @@
 //! Protocol upgrades: the request and the tunnel.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::Response;
-use http::StatusCode;
-use http::header;
-use http::request;
+use http::{HeaderValue, Response, StatusCode, header, request};
 use hyper::upgrade::OnUpgrade;
 
 use crate::identity::client_certificate::trust::TrustLoss;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::response::body::Body;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::Expire;
-use crate::pipeline::response::deadlines::SlowTransfer;
-use crate::pipeline::response::deadlines::Transfer;
-use crate::pipeline::response::deadlines::TransferPhase;
+use crate::pipeline::response::deadlines::{
+    Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
+};
 use crate::pipeline::response::in_flight::ResponseGuard;
-use crate::upstream::ForwardError;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::upgrade;
 use crate::upstream::forward::upgrade::TunnelProgress;
-use crate::upstream::headers;
+use crate::upstream::{ForwardError, headers};
 
 /// A client's request for another protocol.
-pub(in crate::pipeline) struct UpgradeRequest {
+pub(crate) struct UpgradeRequest {
     /// The value of `Upgrade`.
-    pub(in crate::pipeline) protocol: HeaderValue,
+    pub(crate) protocol: HeaderValue,
     /// The client's connection, once weir has responded 101.
-    pub(in crate::pipeline) client: TunnelClient,
+    pub(crate) client: TunnelClient,
 }
 
 /// Removes the connection's own headers and with them the requested upgrade. Without `Connection`
 /// (which the HTTP library rejects on HTTP/2) there is no upgrade, and the headers stay until the
 /// request is forwarded.
-pub(in crate::pipeline) fn take_upgrade(
-    head: &mut request::Parts,
-    peer: &Peer,
-) -> Option<UpgradeRequest> {
+pub(crate) fn take_upgrade(head: &mut request::Parts, peer: &Peer) -> Option<UpgradeRequest> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;
     }
@@ -55,7 +44,7 @@ pub(in crate::pipeline) fn take_upgrade(
 }
 
 /// The client's side of a tunnel, once there is one.
-pub(in crate::pipeline) struct TunnelClient {
+pub(crate) struct TunnelClient {
     connection: OnUpgrade,
     /// Ends the tunnel when the client's certificate is not trusted any more.
     trust_loss: TrustLoss,
@@ -63,7 +52,7 @@ pub(in crate::pipeline) struct TunnelClient {
 
 /// Whether a request asks for another protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum RequestedUpgrade {
+pub(crate) enum RequestedUpgrade {
     /// No upgrade is requested.
     NotRequested,
     /// An upgrade with a credential that the API server has accepted, or of a user that weir
@@ -74,7 +63,7 @@ pub(in crate::pipeline) enum RequestedUpgrade {
 }
 
 /// The client's side of a tunnel, if the response starts one.
-pub(in crate::pipeline) fn tunnel_client(
+pub(crate) fn tunnel_client(
     status: StatusCode,
     upgrade: Option<UpgradeRequest>,
 ) -> Result<Option<TunnelClient>, ForwardError> {
@@ -86,7 +75,7 @@ pub(in crate::pipeline) fn tunnel_client(
 }
 
 /// Responds 101 and copies bytes in both directions from then on.
-pub(in crate::pipeline) fn start_tunnel(
+pub(crate) fn start_tunnel(
     mut response: Response<ResponseBody>,
     client: TunnelClient,
     mut guard: Box<ResponseGuard>,

@@ -3,31 +3,22 @@
 
 use std::sync::Arc;
 
-use http::Method;
-use http::StatusCode;
-use http::request;
+use http::{Method, StatusCode, request};
 
 use crate::clock::Clock;
-use crate::identity::Authentication;
-use crate::identity::RequestAuthenticator;
-use crate::identity::RequestCredential;
-use crate::identity::TokenHash;
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::{Authentication, RequestAuthenticator, RequestCredential, TokenHash};
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::SharedDependencies;
-use crate::pipeline::dependencies::WorkerDependencies;
+use crate::pipeline::dependencies::{SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::impersonation::EffectiveUser;
 use crate::request_info::RequestInfo;
-use crate::upstream::Upstream;
-use crate::upstream::UpstreamRequest;
-use crate::upstream::headers;
-use crate::upstream::headers::forwarded_for::ClientAddress;
-use crate::upstream::headers::forwarded_for::requested_host;
+use crate::upstream::headers::forwarded_for::{ClientAddress, requested_host};
+use crate::upstream::{Upstream, UpstreamRequest, headers};
 
 /// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::pipeline) struct AuthFeedback {
+pub(crate) struct AuthFeedback {
     /// The token: whether the API server accepts it.
     token: Option<TokenHash>,
     /// The token: whether its earlier verification still holds.
@@ -37,24 +28,21 @@ pub(in crate::pipeline) struct AuthFeedback {
 }
 
 /// A request to the API server, and what its response gives feedback about.
-pub(in crate::pipeline) struct OutgoingRequest {
-    pub(in crate::pipeline) request: UpstreamRequest,
-    pub(in crate::pipeline) feedback: AuthFeedback,
+pub(crate) struct OutgoingRequest {
+    pub(crate) request: UpstreamRequest,
+    pub(crate) feedback: AuthFeedback,
 }
 
 /// Builds the heads of requests to the API server, and records what their responses say.
 #[derive(Debug)]
-pub(in crate::pipeline) struct UpstreamRequestBuilder {
+pub(crate) struct UpstreamRequestBuilder {
     authenticator: Arc<RequestAuthenticator>,
     identity_headers: Arc<IdentityHeaders>,
     upstream: Arc<Upstream>,
 }
 
 impl UpstreamRequestBuilder {
-    pub(in crate::pipeline) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-    ) -> Self {
+    pub(crate) fn new(shared: &SharedDependencies, worker: &WorkerDependencies) -> Self {
         Self {
             authenticator: Arc::clone(&shared.authenticator),
             identity_headers: Arc::clone(&shared.identity_headers),
@@ -63,7 +51,7 @@ impl UpstreamRequestBuilder {
     }
 
     /// Chooses the mode of the request and builds the head that it requires.
-    pub(in crate::pipeline) fn build(
+    pub(crate) fn build(
         &self,
         info: &RequestInfo<'_>,
         head: Box<request::Parts>,
@@ -130,7 +118,7 @@ impl UpstreamRequestBuilder {
     }
 
     /// Records what the API server's response says about the credentials.
-    pub(in crate::pipeline) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
+    pub(crate) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
         let unauthorized = status == StatusCode::UNAUTHORIZED;
         if let (Some(token), Some(accepted)) = (feedback.token, token_acceptance(status)) {
             self.authenticator.accepted_tokens().record(token, accepted);

@@ -7,9 +7,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::HeaderValue;
-use http::StatusCode;
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use crate::api::UserInfo;
 use crate::identity::impersonation::target;
@@ -36,7 +34,7 @@ pub struct AuditContext {
 
 impl AuditContext {
     /// The context of a request with these headers.
-    pub(in crate::pipeline) fn from_headers(headers: &HeaderMap) -> Self {
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
         let client_id = headers
             .get(AUDIT_ID)
             .filter(|id| (1..=MAX_AUDIT_ID_LENGTH).contains(&id.len()));

@@ -1,17 +1,14 @@
 //! The values that may be labels before the API server has shown that they exist.
 
-use http::HeaderMap;
-use http::StatusCode;
-use http::header;
+use http::{HeaderMap, StatusCode, header};
 
-use crate::request_info::RequestInfo;
-use crate::request_info::is_built_in_group;
+use crate::request_info::{RequestInfo, is_built_in_group};
 
 /// kube-apiserver's name for itself in these metrics.
-pub(in crate::pipeline) const COMPONENT: &str = "apiserver";
+pub(crate) const COMPONENT: &str = "apiserver";
 
 /// The label value of everything unknown.
-pub(in crate::pipeline) const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 
 /// Resources that are known before the upstream has confirmed them, so that a rejection in the
 /// first second has its label.
@@ -64,9 +61,9 @@ const ALLOWED_PATHS: [&str; 9] = [
 /// The labels of a handler that counts the requests of a non-resource path
 /// (`InstrumentHandlerFunc`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::pipeline) struct HandlerLabels {
-    pub(in crate::pipeline) subresource: &'static str,
-    pub(in crate::pipeline) component: &'static str,
+pub(crate) struct HandlerLabels {
+    pub(crate) subresource: &'static str,
+    pub(crate) component: &'static str,
 }
 
 /// Paths with such a handler in kube-apiserver 1.36: `healthz.InstallPathHandler` and the
@@ -88,7 +85,7 @@ const DISCOVERY_PATHS: [&str; 2] = ["/api", "/apis"];
 const AGGREGATED_DISCOVERY: &[u8] = b"as=APIGroupDiscoveryList";
 
 /// Whether every API server has this resource.
-pub(in crate::pipeline) fn is_built_in(info: &RequestInfo<'_>) -> bool {
+pub(crate) fn is_built_in(info: &RequestInfo<'_>) -> bool {
     let resource = BUILT_IN_RESOURCES
         .iter()
         .any(|name| name.as_bytes() == info.resource());
@@ -112,7 +109,7 @@ pub(in crate::pipeline) fn is_built_in(info: &RequestInfo<'_>) -> bool {
 }
 
 /// The path, if every API server has it; else `other`.
-pub(in crate::pipeline) fn path_label(info: &RequestInfo<'_>) -> &'static str {
+pub(crate) fn path_label(info: &RequestInfo<'_>) -> &'static str {
     ALLOWED_PATHS
         .iter()
         .find(|path| path.as_bytes() == info.path())
@@ -122,7 +119,7 @@ pub(in crate::pipeline) fn path_label(info: &RequestInfo<'_>) -> &'static str {
 
 /// The labels of the handler that has sent a response with this code and these headers, if it is a
 /// handler of a non-resource path that counts its requests.
-pub(in crate::pipeline) fn handler_labels(
+pub(crate) fn handler_labels(
     info: &RequestInfo<'_>,
     code: StatusCode,
     headers: &HeaderMap,

@@ -10,7 +10,7 @@ use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
 
 /// Every cause, and so every value of the label.
-pub(in crate::pipeline) const CAUSES: [&str; 9] = [
+pub(crate) const CAUSES: [&str; 9] = [
     "connect",
     "expect",
     "headers",
@@ -24,13 +24,13 @@ pub(in crate::pipeline) const CAUSES: [&str; 9] = [
 
 /// Counts malformed requests by cause.
 #[derive(Debug)]
-pub(in crate::pipeline) struct MalformedRequestMetrics {
+pub(crate) struct MalformedRequestMetrics {
     counts: [(&'static str, IntCounter); CAUSES.len()],
     log_limiter: LogLimiter,
 }
 
 impl MalformedRequestMetrics {
-    pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
+    pub(crate) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
             "Malformed requests that were rejected and are in no other metric or request log, by cause: CONNECT (connect), an expectation other than 100-continue (expect), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
@@ -44,12 +44,7 @@ impl MalformedRequestMetrics {
 
     /// Counts a malformed request of `client` by its `cause`, one of [`CAUSES`], and logs it at
     /// most once a second.
-    pub(in crate::pipeline) fn record(
-        &self,
-        client: SocketAddr,
-        cause: &'static str,
-        now: Instant,
-    ) {
+    pub(crate) fn record(&self, client: SocketAddr, cause: &'static str, now: Instant) {
         if let Some((_, count)) = self.counts.iter().find(|(label, _)| *label == cause) {
             count.inc();
         }

@@ -3,34 +3,22 @@
 //! A [`Trace`] starts with the request and records its outcome once. The outcome is published when
 //! the trace is dropped: with the last byte of the response, or when the client disconnects before.
 //! [`RequestMetrics`] defines what is counted, and by which labels.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `label_allowlist` `malformed_metrics` `outcome` `stage_metrics` `trace_context` |
-//! | 1 | `audit_id` `request_series` |
-//! | 2 | `record` |
-//! | 3 | `request_metrics` |
 
 pub(crate) mod audit_id;
-pub(in crate::pipeline) mod label_allowlist;
-pub(in crate::pipeline) mod malformed_metrics;
+pub(crate) mod label_allowlist;
+pub(crate) mod malformed_metrics;
 pub mod outcome;
 pub mod record;
-pub(in crate::pipeline) mod request_metrics;
-pub(in crate::pipeline) mod request_series;
-pub(in crate::pipeline) mod stage_metrics;
+pub(crate) mod request_metrics;
+pub(crate) mod request_series;
+pub(crate) mod stage_metrics;
 pub(crate) mod trace_context;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
-use http::HeaderMap;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tracing::warn;
 
 use crate::api::UserInfo;
@@ -42,22 +30,14 @@ use crate::limits::Permit;
 use crate::metrics::GaugeGuard;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
-use crate::pipeline::trace::outcome::HandlerReached;
-use crate::pipeline::trace::outcome::RejectionFacts;
-use crate::pipeline::trace::outcome::is_plain_error;
-use crate::pipeline::trace::record::ArrivalTime;
-use crate::pipeline::trace::record::RecordGuard;
-use crate::pipeline::trace::record::USUAL_LENGTH;
-use crate::pipeline::trace::request_metrics::MeasuredBody;
-use crate::pipeline::trace::request_metrics::RequestEnd;
-use crate::pipeline::trace::request_series::RequestSeries;
-use crate::pipeline::trace::request_series::Responder;
+use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_plain_error};
+use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, USUAL_LENGTH};
+use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};
+use crate::pipeline::trace::request_series::{RequestSeries, Responder};
 use crate::pipeline::trace::stage_metrics::RequestStage;
-use crate::pipeline::trace::trace_context::Sampler;
-use crate::pipeline::trace::trace_context::TraceContext;
+use crate::pipeline::trace::trace_context::{Sampler, TraceContext};
 use crate::request_info::measures_response_size;
-use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::memory_budget::MemoryReservation;
+use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
 pub use crate::pipeline::trace::request_series::MetricSubject;

@@ -1,13 +1,10 @@
 //! The outcome of a request, and which responses kube-apiserver counts as requests of a handler.
 //! Pure.
 
-use http::HeaderMap;
-use http::StatusCode;
-use http::header;
+use http::{HeaderMap, StatusCode, header};
 
 use crate::limits::Rejection;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +36,21 @@ impl RequestOutcome {
 
 /// What is recorded of a rejected request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::pipeline) struct RejectionFacts<'a> {
+pub(crate) struct RejectionFacts<'a> {
     /// The code of the response.
-    pub(in crate::pipeline) code: StatusCode,
+    pub(crate) code: StatusCode,
     /// The label of the limit that rejects the request.
-    pub(in crate::pipeline) limit: Option<&'static str>,
+    pub(crate) limit: Option<&'static str>,
     /// The rejection of an admission limit, which names its flow schema or its rule.
-    pub(in crate::pipeline) limit_rejection: Option<&'a Rejection>,
+    pub(crate) limit_rejection: Option<&'a Rejection>,
     /// The cause of a 502, 503 or 504 that stands in for the API server's response.
-    pub(in crate::pipeline) upstream_failure_cause: Option<&'static str>,
+    pub(crate) upstream_failure_cause: Option<&'static str>,
     /// A limit or the request's deadline is the reason.
-    pub(in crate::pipeline) is_termination: bool,
+    pub(crate) is_termination: bool,
     /// The client ended the request, so no response is received.
-    pub(in crate::pipeline) is_client_abort: bool,
+    pub(crate) is_client_abort: bool,
     /// The response stands in for one of kube-apiserver's filters, which it does not count.
-    pub(in crate::pipeline) is_filter_response: bool,
+    pub(crate) is_filter_response: bool,
 }
 
 /// Whether kube-apiserver counts the response in `apiserver_request_*`. It counts where a handler
@@ -61,7 +58,7 @@ pub(in crate::pipeline) struct RejectionFacts<'a> {
 /// (`RecordDroppedRequest`), and nothing that ends in another filter or in the choice of a route.
 /// An unauthenticated client can cause any number of these, for anything that it makes up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum HandlerReached {
+pub(crate) enum HandlerReached {
     Yes,
     No,
     /// Unless the body, which begins with these bytes, is a filter's ([`FILTER_TEXTS`]).
@@ -108,7 +105,7 @@ const FILTER_TEXTS: [(StatusCode, &[u8]); 7] = [
 impl HandlerReached {
     /// Of a response of the API server, as far as its head shows. `has_handler` says whether the
     /// path of a non-resource request has a handler that counts.
-    pub(in crate::pipeline) fn of_response(
+    pub(crate) fn of_response(
         info: &RequestInfo<'_>,
         has_handler: bool,
         code: StatusCode,
@@ -146,7 +143,7 @@ impl HandlerReached {
     }
 
     /// Of weir's own response. Its 401 and 403 are a filter's in any case.
-    pub(in crate::pipeline) const fn of_rejection(rejection: &RejectionFacts<'_>) -> Self {
+    pub(crate) const fn of_rejection(rejection: &RejectionFacts<'_>) -> Self {
         if rejection.is_filter_response {
             Self::No
         } else {
@@ -155,7 +152,7 @@ impl HandlerReached {
     }
 
     /// Inspects a part of the body.
-    pub(in crate::pipeline) fn inspect(&mut self, data: &[u8]) {
+    pub(crate) fn inspect(&mut self, data: &[u8]) {
         if let Self::UnlessFilterText(seen) = self {
             let room = INSPECTED_PREFIX.saturating_sub(seen.len());
             seen.extend_from_slice(data.get(..room).unwrap_or(data));
@@ -163,7 +160,7 @@ impl HandlerReached {
     }
 
     /// Whether a handler was reached, at the end of the body of a response with this code.
-    pub(in crate::pipeline) fn reached(&self, code: StatusCode) -> bool {
+    pub(crate) fn reached(&self, code: StatusCode) -> bool {
         match self {
             Self::Yes => true,
             Self::No => false,
@@ -175,7 +172,7 @@ impl HandlerReached {
 }
 
 /// Whether it is an error in plain text: of a filter, of no route, of a panic, or of the aggregator.
-pub(in crate::pipeline) fn is_plain_error(code: StatusCode, headers: &HeaderMap) -> bool {
+pub(crate) fn is_plain_error(code: StatusCode, headers: &HeaderMap) -> bool {
     let is_plain = headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|content_type| content_type.as_bytes().starts_with(b"text/plain"));

@@ -7,16 +7,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
-use http::header;
 use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
@@ -26,11 +21,9 @@ use crate::in_place;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
-use crate::pipeline::trace::outcome::RejectionFacts;
-use crate::pipeline::trace::outcome::RequestOutcome;
+use crate::pipeline::trace::outcome::{RejectionFacts, RequestOutcome};
 use crate::pipeline::trace::trace_context::TraceContext;
-use crate::request_info::RequestInfo;
-use crate::request_info::TargetError;
+use crate::request_info::{RequestInfo, TargetError};
 
 /// Targets, user agents, proxy addresses and users are usually no longer than this together, in
 /// bytes.
@@ -80,10 +73,10 @@ pub struct Record {
 
 /// When a request arrived.
 #[derive(Clone, Copy)]
-pub(in crate::pipeline) struct ArrivalTime {
-    pub(in crate::pipeline) at: Instant,
+pub(crate) struct ArrivalTime {
+    pub(crate) at: Instant,
     /// The wall-clock time, perhaps of the last tick.
-    pub(in crate::pipeline) wall: SystemTime,
+    pub(crate) wall: SystemTime,
 }
 
 /// Observes requests. Called on the workers while a request is executing: slow work must be done
@@ -110,11 +103,11 @@ pub(crate) type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
 
 /// A record that is passed to the observers on drop.
 #[derive(Debug)]
-pub(in crate::pipeline) struct RecordGuard {
+pub(crate) struct RecordGuard {
     observers: RequestObservers,
-    pub(in crate::pipeline) record: Record,
+    pub(crate) record: Record,
     /// When the request ended, if its trace has read the clock.
-    pub(in crate::pipeline) ended_at: Option<Instant>,
+    pub(crate) ended_at: Option<Instant>,
 }
 
 impl Record {
@@ -164,7 +157,7 @@ impl Record {
 
 impl RecordGuard {
     /// The record of a request that has only a RequestInfo yet.
-    pub(in crate::pipeline) fn new(
+    pub(crate) fn new(
         observers: &RequestObservers,
         received: ReceivedHead<'_>,
         target: &PathAndQuery,
@@ -199,7 +192,7 @@ impl RecordGuard {
         })
     }
 
-    pub(in crate::pipeline) fn record_response(&mut self, code: StatusCode) {
+    pub(crate) fn record_response(&mut self, code: StatusCode) {
         self.record.outcome = RequestOutcome::Responded(code);
         if self.record.long_running {
             for observer in &*self.observers {
@@ -213,11 +206,7 @@ impl RecordGuard {
 
     /// Records the rejection of a request. If a limit rejects it, the observers may log it. A logged
     /// rejection has an id: the client's own in these `headers`, or a new one.
-    pub(in crate::pipeline) fn record_rejection(
-        &mut self,
-        rejection: &RejectionFacts<'_>,
-        headers: &HeaderMap,
-    ) {
+    pub(crate) fn record_rejection(&mut self, rejection: &RejectionFacts<'_>, headers: &HeaderMap) {
         let Some(limit) = rejection.limit else {
             self.record.outcome = RequestOutcome::Failed(rejection.code);
             return;
@@ -254,12 +243,10 @@ impl Drop for RecordGuard {
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use std::panic::AssertUnwindSafe;
-    use std::panic::catch_unwind;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
-    use crate::pipeline::reject::rejection::BodyReadError;
-    use crate::pipeline::reject::rejection::RequestRejection;
+    use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
     use crate::pipeline::trace::Trace;
     use crate::request_info::RequestKind;
     use crate::throttling::memory_budget::MemoryBudget;

@@ -8,31 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGaugeVec;
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::hash_keys::HashKey;
-use crate::hash_keys::HashSecret;
-use crate::hash_keys::SharedHashKeyMap;
-use crate::metrics::GaugeGuard;
-use crate::metrics::Registry;
+use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
+use crate::metrics::{GaugeGuard, Registry};
 use crate::numeric::to_f64;
-use crate::pipeline::trace::label_allowlist::COMPONENT;
-use crate::pipeline::trace::label_allowlist::OTHER;
-use crate::pipeline::trace::label_allowlist::is_built_in;
+use crate::pipeline::trace::label_allowlist::{COMPONENT, OTHER, is_built_in};
 use crate::pipeline::trace::malformed_metrics::MalformedRequestMetrics;
 use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::request_series::CodeCounters;
-use crate::pipeline::trace::request_series::MetricSubject;
-use crate::pipeline::trace::request_series::RequestSeries;
-use crate::pipeline::trace::request_series::Responder;
+use crate::pipeline::trace::request_series::{
+    CodeCounters, MetricSubject, RequestSeries, Responder,
+};
 use crate::pipeline::trace::stage_metrics::StageMetrics;
-use crate::request_info::MetricLabels;
-use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
-use crate::request_info::Verb;
+use crate::request_info::{MetricLabels, RequestInfo, RequestKind, Verb};
 use crate::throttling::log_limiter::LogLimiter;
 
 /// The labels of `apiserver_request_duration_seconds`. The other metrics have the same labels in
@@ -107,9 +95,9 @@ pub struct RequestMetrics {
     histograms: RequestHistograms,
     terminations: IntCounterVec,
     truncated: IntCounterVec,
-    pub(in crate::pipeline) truncation_log_limiter: LogLimiter,
+    pub(crate) truncation_log_limiter: LogLimiter,
     /// Of the lines about clients that are too slow.
-    pub(in crate::pipeline) slow_log_limiter: LogLimiter,
+    pub(crate) slow_log_limiter: LogLimiter,
     upstream_failures: IntCounterVec,
     without_handler: IntCounterVec,
     long_running: IntGaugeVec,
@@ -117,9 +105,9 @@ pub struct RequestMetrics {
     upstream_responses: IntCounterVec,
     upstream_common: CodeCounters,
     pub(super) upstream_limit_rejections: IntCounter,
-    pub(in crate::pipeline) aborted: IntCounter,
-    pub(in crate::pipeline) malformed: MalformedRequestMetrics,
-    pub(in crate::pipeline) stages: StageMetrics,
+    pub(crate) aborted: IntCounter,
+    pub(crate) malformed: MalformedRequestMetrics,
+    pub(crate) stages: StageMetrics,
     /// By their label values.
     series: SharedHashKeyMap<Arc<RequestSeries>>,
     secret: HashSecret,
@@ -136,19 +124,19 @@ struct RequestHistograms {
 
 /// The end of a request that no limit rejected.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::pipeline) struct RequestEnd {
+pub(crate) struct RequestEnd {
     /// Since the arrival.
-    pub(in crate::pipeline) duration: Duration,
+    pub(crate) duration: Duration,
     /// Of that, in a queue of priority and fairness.
-    pub(in crate::pipeline) queue_wait: Duration,
+    pub(crate) queue_wait: Duration,
     /// The bytes of the API server's response body, if its size is measured; `None` if weir
     /// responded.
-    pub(in crate::pipeline) sent_bytes: Option<u64>,
+    pub(crate) sent_bytes: Option<u64>,
 }
 
 /// A request body whose size is measured.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::pipeline) struct MeasuredBody {
+pub(crate) struct MeasuredBody {
     /// The label.
     verb: &'static str,
     /// In bytes.
@@ -157,7 +145,7 @@ pub(in crate::pipeline) struct MeasuredBody {
 
 impl MeasuredBody {
     /// The body of this size; `None` if bodies of such requests are not measured.
-    pub(in crate::pipeline) fn of_request(info: &RequestInfo<'_>, size: u64) -> Option<Self> {
+    pub(crate) fn of_request(info: &RequestInfo<'_>, size: u64) -> Option<Self> {
         let (_, verb) = VERBS_WITH_BODY
             .iter()
             .find(|(verb, _)| verb == info.verb())?;
@@ -287,7 +275,7 @@ impl RequestMetrics {
         })
     }
 
-    pub(in crate::pipeline) fn series(
+    pub(crate) fn series(
         &self,
         subject: MetricSubject<'_>,
         responder: Responder,
@@ -347,32 +335,28 @@ impl RequestMetrics {
     }
 
     /// Counts the end of a request that no handler counts.
-    pub(in crate::pipeline) fn record_without_handler(&self, code: StatusCode) {
+    pub(crate) fn record_without_handler(&self, code: StatusCode) {
         self.without_handler
             .with_label_values(&[code.as_str()])
             .inc();
     }
 
     /// Counts a response of weir in the API server's place.
-    pub(in crate::pipeline) fn record_upstream_failure(
-        &self,
-        code: StatusCode,
-        cause: &'static str,
-    ) {
+    pub(crate) fn record_upstream_failure(&self, code: StatusCode, cause: &'static str) {
         self.upstream_failures
             .with_label_values(&[code.as_str(), cause])
             .inc();
     }
 
     /// Counts a response of the API server.
-    pub(in crate::pipeline) fn record_upstream_response(&self, code: StatusCode) {
+    pub(crate) fn record_upstream_response(&self, code: StatusCode) {
         self.upstream_common.inc(code, || {
             self.upstream_responses.with_label_values(&[code.as_str()])
         });
     }
 
     /// Counts the end of a request that was answered with this code.
-    pub(in crate::pipeline) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
+    pub(crate) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
         series.common.inc(code, || {
             let [a, b, c, d, e, f, g, h] = series.labels();
             self.total
@@ -381,7 +365,7 @@ impl RequestMetrics {
     }
 
     /// Counts a request that ended in a panic: its client receives 500.
-    pub(in crate::pipeline) fn record_panic(&self, record: &Record) {
+    pub(crate) fn record_panic(&self, record: &Record) {
         let Ok(info) = record.info() else {
             return; // unreachable: the request was parsed before
         };
@@ -396,7 +380,7 @@ impl RequestMetrics {
 
     /// Records what upstream measures at a request's end (`MonitorRequest`), which it does not do
     /// for requests that filters reject.
-    pub(in crate::pipeline) fn record_end(&self, series: &RequestSeries, end: RequestEnd) {
+    pub(crate) fn record_end(&self, series: &RequestSeries, end: RequestEnd) {
         let [verb, dry_run, ..] = series.labels();
         series
             .duration
@@ -427,7 +411,7 @@ impl RequestMetrics {
     }
 
     /// Records the size of a request body, in bytes.
-    pub(in crate::pipeline) fn record_body_size(
+    pub(crate) fn record_body_size(
         &self,
         series: &RequestSeries,
         MeasuredBody { verb, size }: MeasuredBody,
@@ -442,7 +426,7 @@ impl RequestMetrics {
     }
 
     /// Records the time from arrival until a watch had sent the requested initial events.
-    pub(in crate::pipeline) fn record_watch_list(&self, series: &RequestSeries, took: Duration) {
+    pub(crate) fn record_watch_list(&self, series: &RequestSeries, took: Duration) {
         let [_, _, group, version, resource, _, scope, _] = series.labels();
         self.histograms
             .watch_lists
@@ -451,7 +435,7 @@ impl RequestMetrics {
     }
 
     /// Counts a response that broke off.
-    pub(in crate::pipeline) fn record_truncation(&self, series: &RequestSeries) {
+    pub(crate) fn record_truncation(&self, series: &RequestSeries) {
         let [verb, group, version, resource, subresource, scope, _] = series.without_dry_run();
         self.truncated
             .with_label_values(&[verb, group, version, resource, subresource, scope])
@@ -460,7 +444,7 @@ impl RequestMetrics {
 
     /// Counts a request that a limit or its deadline terminated. Upstream labels non-resource
     /// requests by path here (`RecordRequestTermination`).
-    pub(in crate::pipeline) fn record_termination(
+    pub(crate) fn record_termination(
         &self,
         series: &RequestSeries,
         info: &RequestInfo<'_>,
@@ -486,7 +470,7 @@ impl RequestMetrics {
     }
 
     /// Counts a long-running request as open until the value is dropped.
-    pub(in crate::pipeline) fn track_long_running(
+    pub(crate) fn track_long_running(
         &self,
         series: &RequestSeries,
         info: &RequestInfo<'_>,

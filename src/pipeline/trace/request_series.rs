@@ -2,24 +2,17 @@
 
 use std::sync::OnceLock;
 
-use http::HeaderValue;
-use http::StatusCode;
-use http::header;
-use http::request;
-use prometheus::Histogram;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use http::{HeaderValue, StatusCode, header, request};
+use prometheus::{Histogram, IntCounter, IntGauge};
 
-use crate::pipeline::trace::label_allowlist::HandlerLabels;
-use crate::pipeline::trace::label_allowlist::path_label;
-use crate::request_info::MetricLabels;
-use crate::request_info::RequestInfo;
+use crate::pipeline::trace::label_allowlist::{HandlerLabels, path_label};
+use crate::request_info::{MetricLabels, RequestInfo};
 
 /// Codes that are counted without a lookup by text; the others are rare.
 const COMMON_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
 
 /// One set of label values, with its metrics.
-pub(in crate::pipeline) struct RequestSeries {
+pub(crate) struct RequestSeries {
     pub(super) values: [Box<str>; 8],
     pub(super) duration: OnceLock<Histogram>,
     pub(super) sli: OnceLock<Histogram>,
@@ -50,7 +43,7 @@ impl CodeCounters {
 
 /// What responded to a request; upstream's labels depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum Responder {
+pub(crate) enum Responder {
     /// weir itself, as kube-apiserver's filters do.
     Filter,
     /// The API server, and whether its response shows that the requested object exists.

@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use prometheus::Histogram;
-use prometheus::IntCounter;
+use prometheus::{Histogram, IntCounter};
 
-use crate::metrics::Registry;
-use crate::metrics::SparseHistogram;
+use crate::metrics::{Registry, SparseHistogram};
 
 /// `apiserver_request_filter_duration_seconds` (`endpoints/metrics/metrics.go`).
 const FILTER_BUCKETS: [f64; 13] = [
@@ -63,7 +61,7 @@ const OTHER_CLASS: &str = "other";
 
 /// The metrics of stages.
 #[derive(Debug)]
-pub(in crate::pipeline) struct StageMetrics {
+pub(crate) struct StageMetrics {
     succeeded: AuthenticationAttempts,
     failed: AuthenticationAttempts,
     users: [IntCounter; USER_CLASSES.len()],
@@ -81,7 +79,7 @@ struct AuthenticationAttempts {
 
 /// A stage of a request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::pipeline) enum RequestStage {
+pub(crate) enum RequestStage {
     /// Until the request is authenticated.
     Authentication,
     /// Then until the request is admitted: in queues, or delayed by a rate.
@@ -111,7 +109,7 @@ impl RequestStage {
 }
 
 impl StageMetrics {
-    pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
+    pub(crate) fn register(registry: &Registry) -> Self {
         let users = registry.counters(
             "authenticated_user_requests",
             "[ALPHA] Authenticated requests, by class of user name as in kube-apiserver (email_id and other).",
@@ -160,7 +158,7 @@ impl StageMetrics {
     }
 
     /// Records that `user` was authenticated after `took`.
-    pub(in crate::pipeline) fn record_authenticated(&self, user: &str, took: Duration) {
+    pub(crate) fn record_authenticated(&self, user: &str, took: Duration) {
         self.succeeded.record(took);
         self.authentication.observe(took);
         if let Some((_, count)) = USER_CLASSES
@@ -173,22 +171,22 @@ impl StageMetrics {
     }
 
     /// Records that weir could not authenticate the request after `took`; the API server still may.
-    pub(in crate::pipeline) fn record_unauthenticated(&self, took: Duration) {
+    pub(crate) fn record_unauthenticated(&self, took: Duration) {
         self.failed.record(took);
         self.authentication.observe(took);
     }
 
     /// Records the remaining validity of the certificate that authenticated the request.
-    pub(in crate::pipeline) fn record_certificate_expiration(&self, left: Duration) {
+    pub(crate) fn record_certificate_expiration(&self, left: Duration) {
         self.expiration.observe(left.as_secs_f64());
     }
 
     /// Records that priority and fairness admitted the request after `took`.
-    pub(in crate::pipeline) fn record_fairness(&self, took: Duration) {
+    pub(crate) fn record_fairness(&self, took: Duration) {
         self.fairness.observe(took);
     }
 
-    pub(in crate::pipeline) fn record_stage(&self, stage: RequestStage, took: Duration) {
+    pub(crate) fn record_stage(&self, stage: RequestStage, took: Duration) {
         let [authentication, limits, upstream, answer] = &self.stages;
         let histogram = match stage {
             RequestStage::Authentication => authentication,

@@ -8,9 +8,7 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::numeric::saturating_u64;
 use crate::upstream::headers::TRACEPARENT;

@@ -1,23 +1,13 @@
-use std::panic::AssertUnwindSafe;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 use crate::identity::client_certificate::trust::TrustPublisher;
 use crate::limits::Rejection;
 use crate::metrics::Registry;
-use crate::pipeline::connection::peer::BodyDrainSlots;
-use crate::pipeline::connection::peer::HoldState;
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::reject::rejection::BodyReadError;
-use crate::pipeline::reject::rejection::ImpersonationError;
-use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
-use crate::pipeline::trace::record::RequestObservers;
-use crate::request_info::MetricLabels;
-use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
+use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer, ReceivedHead};
+use crate::pipeline::reject::rejection::{BodyReadError, ImpersonationError, RequestRejection};
+use crate::pipeline::trace::record::{Record, RequestObserver, RequestObservers};
+use crate::request_info::{MetricLabels, RequestInfo, RequestKind};
 
 /// Observes nothing.
 #[derive(Debug)]

@@ -5,15 +5,6 @@
 //! [`suggest`] looks for objects and limits that would have served the log better.
 //! The log is kept in memory if it is small, and read again for each run if it is not
 //! ([`repeatable_log`]).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `objective` `repeatable_log` `variants` |
-//! | 1 | `resampling` |
-//! | 2 | `trials` |
-//! | 3 | `search` `suggest` |
 
 pub(crate) mod objective;
 pub(crate) mod repeatable_log;

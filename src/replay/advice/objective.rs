@@ -15,8 +15,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::replay::simulation::Measured;
-use crate::replay::simulation::measure::GroupKind;
-use crate::replay::simulation::measure::GroupSelector;
+use crate::replay::simulation::measure::{GroupKind, GroupSelector};
 use crate::request_info::go_duration;
 
 /// What is wanted of a group of requests.

@@ -12,9 +12,7 @@ use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientId;
-use crate::replay::clients::ClientTable;
+use crate::replay::clients::{Client, ClientId, ClientTable};
 use crate::replay::logged::LogItem;
 
 /// The length of a block, in microseconds: a minute. Storms of retries are shorter.
@@ -118,9 +116,7 @@ const fn mix(number: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::api::UserInfo;
-    use crate::replay::logged::LoggedRequest;
-    use crate::replay::logged::RecordedOutcome;
-    use crate::replay::logged::RequestLine;
+    use crate::replay::logged::{LoggedRequest, RecordedOutcome, RequestLine};
 
     fn request(table: &ClientTable, user: &str, at_us: i64, stream: u64) -> LogItem {
         let user = UserInfo {

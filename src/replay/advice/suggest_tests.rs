@@ -7,26 +7,20 @@ use super::suggest::find::suggest;
 use super::suggest::model::SuggestReport;
 use super::suggest::output;
 use super::suggest::settings::KeptSettings;
-use super::tests::LogFile;
-use super::tests::options;
-use super::tests::trial_model;
+use super::tests::{LogFile, options, trial_model};
 use super::trials::run_one;
 use super::variants::InFlightFlags;
-use crate::api::UserInfo;
-use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
+use crate::api::{UserInfo, flowcontrol};
 use crate::document;
 use crate::document::Diagnostics;
-use crate::encoding::printable::HOSTILE_NAMES;
-use crate::encoding::printable::is_printable;
+use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::matching::Subjects;
 use crate::replay::run::replay;
-use crate::replay::simulation::ReplayModel;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::tests::assert_golden;
-use crate::replay::tests::policies;
+use crate::replay::simulation::{ReplayModel, ReplayedPolicies};
+use crate::replay::tests::{assert_golden, policies};
 
 /// A pipeline's service account lists without an end, and nine others send a request now and then.
 /// A node writes events.

@@ -10,16 +10,11 @@ use serde_json::Value;
 
 use super::objective::Objective;
 use super::repeatable_log::RepeatableLog;
-use super::search::find::SearchRequest;
-use super::search::find::SharesSearch;
-use super::search::find::search;
-use super::search::model::SearchReport;
-use super::search::model::SeatsChange;
+use super::search::find::{SearchRequest, SharesSearch, search};
+use super::search::model::{SearchReport, SeatsChange};
 use super::search::output;
-use super::trials::TrialModel;
-use super::trials::run_one;
-use super::variants::InFlightFlags;
-use super::variants::with_shares;
+use super::trials::{TrialModel, run_one};
+use super::variants::{InFlightFlags, with_shares};
 use crate::api::flowcontrol;
 use crate::document;
 use crate::document::Diagnostics;
@@ -30,9 +25,7 @@ use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::run::replay;
 use crate::replay::simulation::ReplayModel;
-use crate::replay::tests::assert_golden;
-use crate::replay::tests::policies;
-use crate::replay::tests::storm_log;
+use crate::replay::tests::{assert_golden, policies, storm_log};
 
 const TODAY: InFlightFlags = InFlightFlags {
     max_requests_inflight: 400,

@@ -1,8 +1,7 @@
 //! Runs a log under many policies: side by side on the processors if it is in memory, a few at a time
 //! if it is read again.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -10,9 +9,7 @@ use super::repeatable_log::RepeatableLog;
 use super::resampling::Resampled;
 use crate::replay::logged::LogItem;
 use crate::replay::reader::merge::ReadError;
-use crate::replay::simulation::ReplayModel;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::simulation::Simulation;
+use crate::replay::simulation::{ReplayModel, ReplayedPolicies, Simulation};
 
 /// The simulations that share one reading of a log. Each has counts of all users and flows: some
 /// 10 MiB for 10,000 users.

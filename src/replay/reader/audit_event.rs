@@ -6,12 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Deserialize;
-use serde::Deserializer;
-use serde::de::Error;
-use serde::de::IgnoredAny;
-use serde::de::MapAccess;
-use serde::de::Visitor;
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::replay::arrival::Text;

@@ -4,16 +4,12 @@
 //! Any other bytes there end the file with an error of their own, [`is_trailing`], after all that was
 //! compressed.
 
-use std::fmt;
-use std::io;
-use std::io::BufRead;
-use std::io::Read;
+use std::io::{BufRead, Read};
+use std::{fmt, io};
 
 use flate2::bufread::GzDecoder;
-use ruzstd::decoding::BlockDecodingStrategy;
-use ruzstd::decoding::FrameDecoder;
-use ruzstd::decoding::errors::FrameDecoderError;
-use ruzstd::decoding::errors::ReadFrameHeaderError;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// The bytes that are read at a time, before decompression.
 const BUFFER_BYTES: usize = 128 << 10;

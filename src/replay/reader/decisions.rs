@@ -4,8 +4,7 @@
 //! their times. The difference is short, unless a thread was stopped in between.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-use std::collections::VecDeque;
+use std::collections::{BinaryHeap, VecDeque};
 
 use crate::replay::logged::LogItem;
 

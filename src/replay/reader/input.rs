@@ -1,17 +1,13 @@
 //! The files of a log: opened, and cut into pieces of whole lines.
 
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::io::Read;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
-use super::compressed::decompress;
-use super::compressed::is_trailing;
+use super::compressed::{decompress, is_trailing};
 
 /// The least bytes of a piece.
 const PIECE_BYTES: usize = 256 << 10;

@@ -3,37 +3,25 @@
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::num::NonZeroU32;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::time::Duration;
 
-use foldhash::fast::FixedState;
-use foldhash::fast::RandomState;
+use foldhash::fast::{FixedState, RandomState};
 use serde_json::value::RawValue;
 
-use super::audit_event::Annotations;
-use super::audit_event::AuditObject;
-use super::audit_event::ParsedEvent;
-use super::audit_event::ParsedUser;
-use super::audit_event::method_of;
-use super::audit_event::parse_time;
+use super::audit_event::{
+    Annotations, AuditObject, ParsedEvent, ParsedUser, method_of, parse_time,
+};
 use crate::api::UserInfo;
 use crate::explain::request::implied_groups;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::replay::arrival::ArrivalLine;
-use crate::replay::arrival::RecordNote;
-use crate::replay::arrival::Text;
-use crate::replay::clients::ClientId;
-use crate::replay::clients::ClientTable;
-use crate::replay::clients::SchemaId;
-use crate::replay::logged::LoggedEvent;
-use crate::replay::logged::LoggedRequest;
-use crate::replay::logged::RareFields;
-use crate::replay::logged::RecordedAdjustment;
-use crate::replay::logged::RecordedOrder;
-use crate::replay::logged::RecordedOutcome;
-use crate::replay::logged::RequestLine;
+use crate::replay::arrival::{ArrivalLine, RecordNote, Text};
+use crate::replay::clients::{ClientId, ClientTable, SchemaId};
+use crate::replay::logged::{
+    LoggedEvent, LoggedRequest, RareFields, RecordedAdjustment, RecordedOrder, RecordedOutcome,
+    RequestLine,
+};
 use crate::request_info::go_duration;
 use crate::source_network::source_network;
 

@@ -5,25 +5,17 @@
 //! are not open at once.
 
 use std::collections::HashSet;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::{fmt, io};
 
 use foldhash::fast::RandomState;
 
 use super::decisions::DecisionSorter;
 use super::input::LogSource;
-use super::line::LineParser;
-use super::line::ParsedRequest;
-use super::line::Phase;
-use super::pool::LineCounts;
-use super::pool::ParsedPiece;
-use super::pool::ParserPool;
-use super::pool::Pieces;
-use super::pool::parse_piece;
-use super::window::LateItems;
-use super::window::ReorderWindow;
+use super::line::{LineParser, ParsedRequest, Phase};
+use super::pool::{LineCounts, ParsedPiece, ParserPool, Pieces, parse_piece};
+use super::window::{LateItems, ReorderWindow};
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 

@@ -1,14 +1,5 @@
 //! Reads logs: audit logs of kube-apiserver and of weir, and arrivals. Plain, or compressed with
 //! gzip or zstd; many files, of several servers.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `audit_event` `compressed` `decisions` `window` |
-//! | 1 | `input` `line` |
-//! | 2 | `pool` |
-//! | 3 | `merge` |
 
 mod audit_event;
 mod compressed;

@@ -3,22 +3,15 @@
 //! Pieces of a file are parsed in any order and taken in that of the file. All channels are
 //! bounded, so that memory does not grow with the log.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::Receiver;
-use std::sync::mpsc::SyncSender;
-use std::sync::mpsc::sync_channel;
-use std::thread;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::{io, thread};
 
 use parking_lot::Mutex;
 
-use super::input::LogSource;
-use super::input::Piece;
-use super::line::LineParser;
-use super::line::ParsedLine;
-use super::line::ParsedRequest;
-use super::line::Skipped;
+use super::input::{LogSource, Piece};
+use super::line::{LineParser, ParsedLine, ParsedRequest, Skipped};
 use crate::replay::clients::ClientTable;
 
 /// The threads that parse.

@@ -7,13 +7,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::input::LogSource;
-use super::merge::ReadCounts;
-use super::merge::ReadOptions;
-use super::merge::read_log;
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientTable;
-use crate::replay::logged::LogItem;
-use crate::replay::logged::LoggedRequest;
+use super::merge::{ReadCounts, ReadOptions, read_log};
+use crate::replay::clients::{Client, ClientTable};
+use crate::replay::logged::{LogItem, LoggedRequest};
 
 /// Events as kube-apiserver 1.36 writes them.
 pub(crate) const AUDIT_LOG: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"37aa9919-3f8f-440e-97ab-0097dbe15e17","stage":"ResponseComplete","requestURI":"/openapi/v3","verb":"get","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:48.039540Z","stageTimestamp":"2026-11-21T03:43:48.061011Z","annotations":{"authorization.k8s.io/decision":"allow","authorization.k8s.io/reason":""}}

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::replay::report::loss::GroupLoss;
-use crate::replay::report::model::Change;
-use crate::replay::report::model::ChangesReport;
+use crate::replay::report::model::{Change, ChangesReport};
 
 /// The users that are named on each side.
 const MAX_NAMED: usize = 20;

@@ -1,11 +1,4 @@
 //! The report of a replay, and how it is shown.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `loss` `model` |
-//! | 1 | `changes` `html` `table` |
 
 pub(crate) mod changes;
 pub(crate) mod html;

@@ -3,16 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::encoding::printable::escape;
-use crate::replay::report::model::BEGAN_UNDER_WAY;
-use crate::replay::report::model::Change;
-use crate::replay::report::model::ChangesReport;
-use crate::replay::report::model::ClosedLoopReport;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::InputReport;
-use crate::replay::report::model::ModelReport;
-use crate::replay::report::model::Report;
-use crate::replay::report::model::RunReport;
+use crate::replay::report::model::{
+    BEGAN_UNDER_WAY, Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport,
+    InputReport, ModelReport, Report, RunReport,
+};
 
 /// The groups of a table.
 const MAX_ROWS: usize = 10;

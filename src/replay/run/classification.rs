@@ -6,10 +6,8 @@
 use std::sync::Arc;
 
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::matching::RequestDigest;
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientTable;
+use crate::flowcontrol::matching::{Matcher, RequestDigest};
+use crate::replay::clients::{Client, ClientTable};
 use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::ClassificationReport;
 use crate::replay::simulation::ReplayedPolicies;

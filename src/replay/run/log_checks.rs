@@ -6,8 +6,7 @@ use super::classification::ClassificationCheck;
 use super::waiting::WaitingClients;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
-use crate::replay::report::model::ClassificationReport;
-use crate::replay::report::model::WaitingReport;
+use crate::replay::report::model::{ClassificationReport, WaitingReport};
 use crate::replay::simulation::ReplayedPolicies;
 
 /// The checks of one log.

@@ -1,11 +1,4 @@
 //! A whole replay: reads a log, runs it under one or two configurations, and reports.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `classification` `waiting` |
-//! | 1 | `log_checks` |
 
 mod classification;
 pub(crate) mod log_checks;
@@ -17,25 +10,14 @@ use std::time::Instant;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 use crate::replay::reader::input::LogSource;
-use crate::replay::reader::merge::ReadCounts;
-use crate::replay::reader::merge::ReadError;
-use crate::replay::reader::merge::ReadOptions;
-use crate::replay::reader::merge::read_log;
-use crate::replay::report::changes::changes_between;
-use crate::replay::report::changes::changes_from_record;
-use crate::replay::report::model::ChangesReport;
-use crate::replay::report::model::InputReport;
-use crate::replay::report::model::ModelReport;
-use crate::replay::report::model::OrderReport;
-use crate::replay::report::model::Report;
-use crate::replay::report::model::SkippedReport;
-use crate::replay::run::log_checks::CheckedLog;
-use crate::replay::run::log_checks::LogChecks;
-use crate::replay::simulation::ReplayModel;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::simulation::Simulation;
-use crate::replay::simulation::SimulationOutcome;
+use crate::replay::reader::merge::{ReadCounts, ReadError, ReadOptions, read_log};
+use crate::replay::report::changes::{changes_between, changes_from_record};
+use crate::replay::report::model::{
+    ChangesReport, InputReport, ModelReport, OrderReport, Report, SkippedReport,
+};
+use crate::replay::run::log_checks::{CheckedLog, LogChecks};
 use crate::replay::simulation::outcome::format_time;
+use crate::replay::simulation::{ReplayModel, ReplayedPolicies, Simulation, SimulationOutcome};
 
 /// What was read.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,8 +5,7 @@
 //! Requests that arrive independently of each other come while fewer are in flight.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 
 use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::WaitingReport;

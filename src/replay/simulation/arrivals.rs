@@ -1,45 +1,30 @@
 //! Arrivals in a simulation: when clients send requests, and the limits in their order, as in the steps
 //! of a request in the proxy.
 
-use std::num::NonZeroU32;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::agenda::Turn;
 use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
-use super::agenda::workers::RecordedSpan;
-use super::agenda::workers::Sending;
-use super::agenda::workers::WorkerId;
+use super::agenda::workers::{RecordedSpan, Sending, WorkerId};
 use super::engine::Simulation;
-use super::limits::fairness::Classified;
-use super::limits::fairness::RecordedEstimate;
+use super::limits::fairness::{Classified, RecordedEstimate};
 use super::limits::level::Started;
-use super::limits::limiter::Held;
-use super::limits::limiter::LimitRejection;
-use super::limits::limiter::Limiter;
+use super::limits::limiter::{Held, LimitRejection, Limiter};
 use super::model::Retries;
-use super::requests::Attempt;
-use super::requests::Planned;
-use super::requests::RepeatedRequest;
-use super::requests::RequestPlan;
-use super::requests::SimRequest;
-use super::statistics::groups::GroupIds;
-use super::statistics::groups::Outcome;
+use super::requests::{Attempt, Planned, RepeatedRequest, RequestPlan, SimRequest};
+use super::statistics::groups::{GroupIds, Outcome};
 use super::statistics::series::LevelEvent;
 use crate::flowcontrol::controller::longest_queue_wait;
 use crate::limits::admission::bypasses_fairness;
 use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::rate::clients::enforcer::ChargedRequest;
-use crate::limits::rate::clients::enforcer::ClientLimitPermit;
-use crate::numeric::saturating_u32;
-use crate::numeric::saturating_u64;
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientId;
+use crate::limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
+use crate::numeric::{saturating_u32, saturating_u64};
+use crate::replay::clients::{Client, ClientId};
 use crate::replay::logged::LoggedRequest;
-use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
+use crate::request_info::{RequestInfo, RequestKind};
 
 /// How often a request looks for a slot of a client limit that it may wait for, in nanoseconds.
 const SLOT_RETRY_NS: u64 = 5_000_000;

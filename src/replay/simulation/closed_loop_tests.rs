@@ -1,22 +1,16 @@
 //! Closed-loop clients: what a request that waits does to the next ones of its client.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
 use super::engine::Simulation;
-use super::model::ClientBehaviour;
-use super::model::ReplayModel;
-use super::model::ReplayedPolicies;
+use super::model::{ClientBehaviour, ReplayModel, ReplayedPolicies};
 use super::outcome::SimulationOutcome;
-use super::tests::TestLog;
-use super::tests::arrivals_over_time;
-use super::tests::assert_all_conserved;
-use super::tests::assert_conserved;
-use super::tests::fairness;
-use super::tests::max_in_flight;
-use super::tests::random_log;
+use super::tests::{
+    TestLog, arrivals_over_time, assert_all_conserved, assert_conserved, fairness, max_in_flight,
+    random_log,
+};
 use crate::replay::report::model::ClosedLoopReport;
 
 const CLOSED: ReplayModel = ReplayModel {

@@ -7,26 +7,15 @@ use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
 use super::limits::fairness::watch_duration;
 use super::limits::level::Started;
-use super::limits::limiter::Held;
-use super::limits::limiter::LimitRejection;
-use super::limits::limiter::Limiter;
+use super::limits::limiter::{Held, LimitRejection, Limiter};
 use super::limits::retries;
 use super::model::Retries;
-use super::requests::Attempt;
-use super::requests::LingeringSeats;
-use super::requests::OpenWatch;
-use super::requests::Planned;
-use super::requests::RepeatedRequest;
-use super::requests::SimRequest;
-use super::statistics::groups::Outcome;
-use super::statistics::groups::RejectedBy;
-use super::statistics::groups::Settled;
+use super::requests::{Attempt, LingeringSeats, OpenWatch, Planned, RepeatedRequest, SimRequest};
+use super::statistics::groups::{Outcome, RejectedBy, Settled};
 use super::statistics::series::LevelEvent;
-use crate::numeric::saturating_u32;
-use crate::numeric::saturating_u64;
+use crate::numeric::{saturating_u32, saturating_u64};
 use crate::replay::logged::RecordedOrder;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 impl Simulation {
     /// Starts the requests that the last step of a level has dispatched.

@@ -3,41 +3,27 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::FixedState;
 use slab::Slab;
 
-use super::agenda::Agenda;
-use super::agenda::Turn;
-use super::agenda::recorded::RecordedAgenda;
-use super::agenda::recorded::RecordedStep;
+use super::agenda::recorded::{RecordedAgenda, RecordedStep};
 use super::agenda::sim_time::SimTime;
 use super::agenda::workers::Workers;
+use super::agenda::{Agenda, Turn};
 use super::limits::level::Started;
-use super::limits::limiter::Epoch;
-use super::limits::limiter::Limiter;
+use super::limits::limiter::{Epoch, Limiter};
 use super::limits::rates::SimRates;
 use super::limits::retries::Holds;
-use super::model::ReplayModel;
-use super::model::ReplayedPolicies;
-use super::requests::LingeringSeats;
-use super::requests::OpenWatch;
-use super::requests::Planned;
-use super::requests::SimRequest;
-use super::service::RecordedServiceTimes;
-use super::service::SharedProcessor;
-use super::statistics::groups::Groups;
-use super::statistics::groups::Outcome;
-use super::statistics::series::LevelEvent;
-use super::statistics::series::Series;
+use super::model::{ReplayModel, ReplayedPolicies};
+use super::requests::{LingeringSeats, OpenWatch, Planned, SimRequest};
+use super::service::{RecordedServiceTimes, SharedProcessor};
+use super::statistics::groups::{Groups, Outcome};
+use super::statistics::series::{LevelEvent, Series};
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientTable;
-use crate::replay::logged::LogItem;
-use crate::replay::logged::RecordedAdjustment;
-use crate::replay::logged::RecordedOrder;
+use crate::replay::clients::{Client, ClientTable};
+use crate::replay::logged::{LogItem, RecordedAdjustment, RecordedOrder};
 
 /// The adjustments of seats during which nothing else happens, before the time until something
 /// does is skipped: an hour. The demand is then forgotten.

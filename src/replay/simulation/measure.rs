@@ -1,13 +1,11 @@
 //! The rejections and waits of single groups of a simulation.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
-use super::statistics::groups::GroupStats;
-use super::statistics::groups::GroupTable;
+use super::statistics::groups::{GroupStats, GroupTable};
 use super::statistics::measured::Measured;
 use crate::replay::clients::Client;
 use crate::replay::report::model::GroupReport;

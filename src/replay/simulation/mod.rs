@@ -6,17 +6,6 @@
 //! Things happen in the order of their times. Of those at the same time, what frees seats comes
 //! first, then arrivals, in the order of the log. So two replays of one log are the same. If the log
 //! has the order of decisions, that order is followed, as far as the decisions are the recorded ones.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `agenda` `model` |
-//! | 1 | `service` `statistics` |
-//! | 2 | `limits` |
-//! | 3 | `requests` |
-//! | 4 | `engine` |
-//! | 5 | `arrivals` `departures` `measure` `outcome` |
 
 mod agenda;
 mod arrivals;
@@ -45,8 +34,7 @@ use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
 
 pub(crate) use self::engine::Simulation;
-pub(crate) use self::model::ReplayModel;
-pub(crate) use self::model::ReplayedPolicies;
+pub(crate) use self::model::{ReplayModel, ReplayedPolicies};
 pub(crate) use self::outcome::SimulationOutcome;
 pub(crate) use self::statistics::measured::Measured;
 

@@ -12,12 +12,9 @@ use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::limits::max_in_flight::InFlightLimit;
 use crate::replay::report::loss::GroupLoss;
-use crate::replay::report::model::ClosedLoopReport;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::LevelReport;
-use crate::replay::report::model::RunReport;
-use crate::replay::report::model::SeriesReport;
+use crate::replay::report::model::{
+    ClosedLoopReport, GroupReport, GroupsReport, LevelReport, RunReport, SeriesReport,
+};
 
 /// The group of requests that are not limited.
 const NOT_LIMITED: &str = "(not limited)";

@@ -9,11 +9,9 @@ use super::limits::limiter::Held;
 use super::statistics::groups::GroupIds;
 use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
 use crate::flowcontrol::work_estimator::watch_tracker::Registration;
-use crate::limits::rate::clients::enforcer::ChargedRequest;
-use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
 use crate::limits::rejection_hold::HoldId;
-use crate::replay::clients::Client;
-use crate::replay::clients::ClientId;
+use crate::replay::clients::{Client, ClientId};
 use crate::replay::logged::LoggedRequest;
 
 /// A request that a client sends, perhaps again.

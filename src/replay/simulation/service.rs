@@ -2,8 +2,7 @@
 //! and the capacity of the API server. Pure.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;

@@ -3,26 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::join_all;
 
-use super::model::ClientBehaviour;
-use super::model::ReplayModel;
-use super::model::ReplayedPolicies;
+use super::model::{ClientBehaviour, ReplayModel, ReplayedPolicies};
 use super::outcome::SimulationOutcome;
 use super::simulate;
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::explain::explainer::ConcurrencyPolicy;
-use crate::explain::explainer::ExplainedPolicies;
+use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::ControllerConfig;
-use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::max_in_flight::MaxInFlightConfig;
@@ -30,16 +23,10 @@ use crate::limits::rate::RateLimitsConfig;
 use crate::metrics::Registry;
 use crate::numeric::saturating_u64;
 use crate::replay::clients::ClientTable;
-use crate::replay::logged::LogItem;
-use crate::replay::logged::LoggedRequest;
-use crate::replay::logged::RecordedAdjustment;
-use crate::replay::logged::RecordedOrder;
-use crate::replay::logged::RecordedOutcome;
-use crate::replay::logged::RequestLine;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::LevelReport;
-use crate::replay::report::model::RunReport;
+use crate::replay::logged::{
+    LogItem, LoggedRequest, RecordedAdjustment, RecordedOrder, RecordedOutcome, RequestLine,
+};
+use crate::replay::report::model::{GroupReport, GroupsReport, LevelReport, RunReport};
 use crate::request_info::RequestInfo;
 
 const MS: u64 = 1_000_000;

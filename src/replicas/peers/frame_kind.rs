@@ -112,10 +112,7 @@ pub(super) fn snapshot_content(frame: &[u8]) -> Result<Bytes, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replicas::message::POOLS;
-    use crate::replicas::message::PoolClaim;
-    use crate::replicas::message::ReplicaId;
-    use crate::replicas::message::ReplicaMessage;
+    use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
 
     #[test]
     fn a_message_of_every_version_so_far_is_one() {

@@ -8,21 +8,15 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::MissedTickBehavior;
-use tokio::time::interval;
-use tokio::time::sleep;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::client::TlsStream;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::replicas::message::MAX_MESSAGE_BYTES;
-use crate::replicas::message::ReplicaMessage;
+use crate::replicas::message::{MAX_MESSAGE_BYTES, ReplicaMessage};
 use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::FrameKind;
-use crate::replicas::peers::frames::read_frame;
-use crate::replicas::peers::frames::write_frame;
+use crate::replicas::peers::frames::{read_frame, write_frame};
 use crate::replicas::peers::snapshot_link;
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
@@ -52,7 +46,7 @@ impl Drop for Link {
 
 /// Keeps a connection to each replica whose address is known, and asks them for snapshots. Runs until
 /// it is dropped.
-pub(in crate::replicas) async fn run(
+pub(crate) async fn run(
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,
     tls: watch::Receiver<Arc<PeerTlsConfigs>>,

@@ -3,41 +3,25 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use socket2::Domain;
-use socket2::Protocol;
-use socket2::SockAddr;
-use socket2::Socket;
-use socket2::Type;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
-use tokio::sync::watch;
-use tokio::time::sleep;
-use tokio::time::sleep_until;
-use tokio::time::timeout;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tracing::debug;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
-use crate::replicas::config::MAX_CONNECTIONS;
-use crate::replicas::config::MAX_HANDSHAKES;
-use crate::replicas::config::MAX_HANDSHAKES_PER_ADDRESS;
-use crate::replicas::message::MAX_MESSAGE_BYTES;
-use crate::replicas::message::MAX_REPLICAS;
-use crate::replicas::message::ReplicaMessage;
-use crate::replicas::peers::frame_kind::FrameKind;
-use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
-use crate::replicas::peers::frames::read_frame;
-use crate::replicas::peers::frames::write_frame;
+use crate::replicas::config::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS};
+use crate::replicas::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
+use crate::replicas::peers::frame_kind::{FrameKind, MAX_SNAPSHOT_BYTES};
+use crate::replicas::peers::frames::{read_frame, write_frame};
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
@@ -67,7 +51,7 @@ type PeerTlsReceiver = watch::Receiver<Arc<PeerTlsConfigs>>;
 ///
 /// # Errors
 /// The address cannot be used.
-pub(in crate::replicas) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -82,7 +66,7 @@ pub(in crate::replicas) fn bind(address: SocketAddr) -> io::Result<TcpListener> 
 }
 
 /// Answers the other replicas. Runs until it is dropped.
-pub(in crate::replicas) async fn run(
+pub(crate) async fn run(
     listener: TcpListener,
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,

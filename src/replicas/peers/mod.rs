@@ -3,15 +3,6 @@
 //! A message says what a replica needs and holds. It names no user and carries no credential, and
 //! nothing that a request passes is decided by it but the number of seats. A snapshot is what the
 //! status page shows of a replica. It names users, carries no credential, and decides nothing.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `frame_kind` `frames` `tls` |
-//! | 1 | `connect` `snapshots` |
-//! | 2 | `listener` `snapshot_link` |
-//! | 3 | `links` |
 
 mod connect;
 pub(crate) mod frame_kind;

@@ -12,12 +12,10 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use crate::replicas::peers::connect::connect;
-use crate::replicas::peers::frame_kind::FrameKind;
-use crate::replicas::peers::frame_kind::MAX_SNAPSHOT_BYTES;
-use crate::replicas::peers::frame_kind::snapshot_content;
-use crate::replicas::peers::frame_kind::snapshot_request;
-use crate::replicas::peers::frames::read_frame;
-use crate::replicas::peers::frames::write_frame;
+use crate::replicas::peers::frame_kind::{
+    FrameKind, MAX_SNAPSHOT_BYTES, snapshot_content, snapshot_request,
+};
+use crate::replicas::peers::frames::{read_frame, write_frame};
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;

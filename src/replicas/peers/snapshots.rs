@@ -5,16 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::OnceLock;
-use std::sync::Weak;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::sleep;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::clock::Clock;
 use crate::replicas::peers::frame_kind::snapshot_frame;
@@ -34,7 +31,7 @@ pub(crate) trait SnapshotSource: fmt::Debug + Send + Sync {
 
 /// The snapshots of the others, and the requests for them.
 #[derive(Debug, Default)]
-pub(in crate::replicas) struct SnapshotExchange {
+pub(crate) struct SnapshotExchange {
     source: OnceLock<Weak<dyn SnapshotSource>>,
     /// The frames with this replica's snapshot, and when they were taken; by whether they have the
     /// history.
@@ -57,18 +54,18 @@ pub(super) struct SnapshotRound {
 
 /// What is known of another replica.
 #[derive(Clone, Debug, Default)]
-pub(in crate::replicas) struct PeerSnapshot {
+pub(crate) struct PeerSnapshot {
     /// The last round that has ended for it.
     round: u64,
     /// Its last snapshot, and when it was received.
-    pub(in crate::replicas) last: Option<(Instant, Bytes)>,
+    pub(crate) last: Option<(Instant, Bytes)>,
     /// Why the last request failed.
-    pub(in crate::replicas) failure: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 impl SnapshotExchange {
     /// Sets what takes the snapshots of this replica. Only the first call counts.
-    pub(in crate::replicas) fn set_source(&self, source: Weak<dyn SnapshotSource>) {
+    pub(crate) fn set_source(&self, source: Weak<dyn SnapshotSource>) {
         let _ = self.source.set(source); // there is one status page
     }
 
@@ -121,7 +118,7 @@ impl SnapshotExchange {
     ///
     /// # Cancel safety
     /// The round goes on.
-    pub(in crate::replicas) async fn ask(
+    pub(crate) async fn ask(
         &self,
         names: impl Iterator<Item = &String> + Clone,
         with_history: bool,
@@ -167,8 +164,7 @@ impl SnapshotExchange {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU64;
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
 

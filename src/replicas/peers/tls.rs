@@ -5,37 +5,25 @@
 //! own. Sessions are not resumed, since a resumed one would outlive a change of the CA or the names.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use rustls::ClientConfig;
-use rustls::DistinguishedName;
-use rustls::Error;
-use rustls::ServerConfig;
 use rustls::client::Resumption;
-use rustls::client::danger::ServerCertVerified;
-use rustls::client::danger::ServerCertVerifier;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::NoServerSessionStorage;
-use rustls::server::danger::ClientCertVerified;
-use rustls::server::danger::ClientCertVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::version::TLS13;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::ServerName;
-use rustls_pki_types::UnixTime;
+use rustls::{ClientConfig, DistinguishedName, Error, ServerConfig};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::replicas::config::PeerTls;
 use crate::tls::verify_handshake_signatures;
-use crate::x509::Certificate;
-use crate::x509::CertificatePool;
-use crate::x509::PathVerifier;
-use crate::x509::Purpose;
+use crate::x509::{Certificate, CertificatePool, PathVerifier, Purpose};
 
 /// What both sides of a connection use.
 #[derive(Clone, Debug)]
-pub(in crate::replicas) struct PeerTlsConfigs {
+pub(crate) struct PeerTlsConfigs {
     pub(super) server: Arc<ServerConfig>,
     pub(super) client: Arc<ClientConfig>,
 }
@@ -45,10 +33,7 @@ impl PeerTlsConfigs {
     ///
     /// # Errors
     /// The provider has no cipher suite for TLS 1.3.
-    pub(in crate::replicas) fn new(
-        tls: &PeerTls,
-        provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(tls: &PeerTls, provider: &Arc<CryptoProvider>) -> Result<Self, Error> {
         let verifier = Arc::new(PeerVerifier {
             hints: tls.roots.subjects(),
             roots: tls.roots.clone(),

@@ -1,23 +1,15 @@
 use std::sync::Arc;
 
-use rcgen::BasicConstraints;
-use rcgen::CertificateParams;
-use rcgen::DnType;
-use rcgen::ExtendedKeyUsagePurpose;
-use rcgen::IsCa;
-use rcgen::Issuer;
-use rcgen::KeyPair;
-use rcgen::KeyUsagePurpose;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::sign::CertifiedKey;
-use rustls_pki_types::PrivateKeyDer;
-use rustls_pki_types::ServerName;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::TlsConnector;
+use rustls_pki_types::{PrivateKeyDer, ServerName};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::frames::read_frame;
-use super::frames::write_frame;
+use super::frames::{read_frame, write_frame};
 use super::tls::PeerTlsConfigs;
 use crate::replicas::config::PeerTls;
 use crate::x509::CertificatePool;

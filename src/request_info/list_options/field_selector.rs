@@ -86,7 +86,7 @@ fn is_valid_value(value: &[u8]) -> bool {
 
 /// Decodes the escapes of a well-formed `value`. If it contains an escape, Go rewrites it rune by
 /// rune, and every byte that is not UTF-8 becomes U+FFFD.
-pub(in crate::request_info) fn unescape(value: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn unescape(value: &[u8]) -> Cow<'_, [u8]> {
     if !value.contains(&b'\\') {
         return Cow::Borrowed(value);
     }

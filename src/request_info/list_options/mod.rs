@@ -4,12 +4,6 @@
 //! `metainternalversion.ListOptions` to find out whether a list is a watch and which name it
 //! selects. If one option does not decode, it ignores all of them. The other options cannot fail to
 //! decode and are not read.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `field_selector` `label_selector` |
 
 pub(super) mod field_selector;
 mod label_selector;

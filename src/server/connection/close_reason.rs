@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::request_count::RequestCount;
-use crate::server::connection::head_monitor::HeadMonitor;
-use crate::server::connection::head_monitor::IncompleteHeadError;
+use crate::server::connection::head_monitor::{HeadMonitor, IncompleteHeadError};
 use crate::server::connection::inspected_stream::Http2Error;
 use crate::server::connection::write_progress::WriteStall;
 
@@ -17,7 +16,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Why weir ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum ClientCloseReason {
+pub(crate) enum ClientCloseReason {
     /// The client has sent nothing.
     Silence,
     /// The connection has had no request for a long time.
@@ -38,7 +37,7 @@ pub(in crate::server) enum ClientCloseReason {
 
 impl ClientCloseReason {
     /// The value of the metric's label; `None` if the client did not cause the close.
-    pub(in crate::server) const fn metric_label(self) -> Option<&'static str> {
+    pub(crate) const fn metric_label(self) -> Option<&'static str> {
         Some(match self {
             Self::Silence => "silence",
             Self::Idle => "idle",
@@ -55,7 +54,7 @@ impl ClientCloseReason {
 
     /// Whether the client exceeded a limit by sending much, so that it has to wait before it connects
     /// again.
-    pub(in crate::server) const fn is_violation(self) -> bool {
+    pub(crate) const fn is_violation(self) -> bool {
         matches!(
             self,
             Self::TooManyResets
@@ -66,7 +65,7 @@ impl ClientCloseReason {
     }
 
     /// The error of the GOAWAY with which the connection is closed at once.
-    pub(in crate::server) fn http2_error(self) -> Http2Error {
+    pub(crate) fn http2_error(self) -> Http2Error {
         if matches!(self, Self::Untrusted | Self::MemoryPressure) {
             Http2Error::NoError
         } else {
@@ -75,7 +74,7 @@ impl ClientCloseReason {
     }
 
     /// How long active requests may take after GOAWAY.
-    pub(in crate::server) const fn drain_timeout(self) -> Duration {
+    pub(crate) const fn drain_timeout(self) -> Duration {
         match self {
             Self::Idle => DRAIN_TIMEOUT,
             Self::Silence
@@ -90,9 +89,9 @@ impl ClientCloseReason {
 }
 
 /// What is observed of a connection besides its requests.
-pub(in crate::server) struct ConnectionMonitors {
-    pub(in crate::server) head_monitor: Arc<HeadMonitor>,
-    pub(in crate::server) write_stall: Arc<WriteStall>,
+pub(crate) struct ConnectionMonitors {
+    pub(crate) head_monitor: Arc<HeadMonitor>,
+    pub(crate) write_stall: Arc<WriteStall>,
 }
 
 /// Completes when the client violates a limit so that its connection has to be closed, or when its
@@ -100,7 +99,7 @@ pub(in crate::server) struct ConnectionMonitors {
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub(in crate::server) async fn wait_for_http1_violation(
+pub(crate) async fn wait_for_http1_violation(
     peer: &Peer,
     monitors: &ConnectionMonitors,
 ) -> ClientCloseReason {
@@ -115,7 +114,7 @@ pub(in crate::server) async fn wait_for_http1_violation(
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub(in crate::server) async fn wait_for_http2_violation(
+pub(crate) async fn wait_for_http2_violation(
     peer: &Peer,
     monitors: &ConnectionMonitors,
     requests: &RequestCount,

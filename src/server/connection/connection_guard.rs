@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::drain::DrainGuard;
-use crate::server::connection::connection_shares::ConnectionShare;
-use crate::server::connection::connection_shares::ShareExceeded;
+use crate::server::connection::connection_shares::{ConnectionShare, ShareExceeded};
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::settings::AddressLimit;
 
@@ -18,7 +17,7 @@ pub(crate) struct ConnectionGuard {
 }
 
 impl ConnectionGuard {
-    pub(in crate::server) const fn new(
+    pub(crate) const fn new(
         open_guard: DrainGuard,
         load_guard: Arc<()>,
         share: ConnectionShare,
@@ -34,7 +33,7 @@ impl ConnectionGuard {
     ///
     /// # Errors
     /// That source has its share.
-    pub(in crate::server) fn set_source(
+    pub(crate) fn set_source(
         &mut self,
         source: ConnectionSource,
         limit: AddressLimit,

@@ -29,14 +29,14 @@ pub struct ConnectionShares {
 
 /// An open connection of a source, until dropped.
 #[derive(Debug)]
-pub(in crate::server) struct ConnectionShare {
+pub(crate) struct ConnectionShare {
     source: ConnectionSource,
     shares: Arc<ConnectionShares>,
 }
 
 /// The address has its share already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct ShareExceeded;
+pub(crate) struct ShareExceeded;
 
 impl fmt::Display for ShareExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +71,7 @@ impl ConnectionShares {
     ///
     /// # Errors
     /// The source has its share.
-    pub(in crate::server) fn acquire(
+    pub(crate) fn acquire(
         self: &Arc<Self>,
         source: ConnectionSource,
         limit: AddressLimit,
@@ -106,7 +106,7 @@ impl ConnectionShare {
     ///
     /// # Errors
     /// That source has its share. The connection still counts for the proxy.
-    pub(in crate::server) fn set_source(
+    pub(crate) fn set_source(
         &mut self,
         source: ConnectionSource,
         limit: AddressLimit,

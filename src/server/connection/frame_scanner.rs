@@ -8,14 +8,11 @@
 //! fields of header blocks.
 
 use crate::encoding::hpack::FieldCounter;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
-use crate::throttling::poll_budget::HEADER_BYTE_WORK;
-use crate::throttling::poll_budget::HEADER_FIELD_WORK;
-use crate::throttling::poll_budget::WORK_PER_POLL;
+use crate::numeric::{saturating_u64, saturating_usize};
+use crate::throttling::poll_budget::{HEADER_BYTE_WORK, HEADER_FIELD_WORK, WORK_PER_POLL};
 
 /// The length of the client connection preface in bytes (RFC 9113, 3.4).
-pub(in crate::server) const PREFACE_LENGTH: usize = 24;
+pub(crate) const PREFACE_LENGTH: usize = 24;
 
 /// The length of a frame header in bytes: length (24 bits), type, flags, stream id (RFC 9113, 4.1).
 const FRAME_HEADER_LENGTH: usize = 9;
@@ -45,7 +42,7 @@ const UNKNOWN_BYTES: usize = 256;
 
 /// The state of the frames that have been read on a connection.
 #[derive(Debug)]
-pub(in crate::server) struct FrameScanner {
+pub(crate) struct FrameScanner {
     /// The bytes of the preface that have not been read.
     preface_remaining: usize,
     /// The header of the current frame, of which `header_read` bytes have been read.
@@ -74,16 +71,16 @@ pub(in crate::server) struct FrameScanner {
 
 /// A header block that is not complete, or a frame that may start one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct IncompleteBlock {
+pub(crate) struct IncompleteBlock {
     /// The payload bytes of the block's complete frames, which the library has decoded.
-    pub(in crate::server) decoded_bytes: usize,
+    pub(crate) decoded_bytes: usize,
     /// The payload length of the current frame, for which the library has allocated memory.
-    pub(in crate::server) frame_length: usize,
+    pub(crate) frame_length: usize,
 }
 
 impl FrameScanner {
     /// The scanner of a new connection.
-    pub(in crate::server) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             preface_remaining: PREFACE_LENGTH,
             header: [0; FRAME_HEADER_LENGTH],
@@ -102,7 +99,7 @@ impl FrameScanner {
     }
 
     /// Scans the bytes that were read next.
-    pub(in crate::server) fn feed(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         let preface = self.preface_remaining.min(bytes.len());
         self.preface_remaining -= preface;
         bytes = bytes.get(preface..).unwrap_or_default();
@@ -124,7 +121,7 @@ impl FrameScanner {
 
     /// The incomplete header block, if there is one. A frame whose header is incomplete counts,
     /// since it may start one.
-    pub(in crate::server) fn incomplete(&self) -> Option<IncompleteBlock> {
+    pub(crate) fn incomplete(&self) -> Option<IncompleteBlock> {
         let started = self.header_read > 0;
         let is_whole = self.header_read == FRAME_HEADER_LENGTH;
         let in_block =
@@ -137,35 +134,35 @@ impl FrameScanner {
 
     /// The number of complete units (frames, or whole header blocks). An incomplete block is still
     /// the same one as long as the number has not changed.
-    pub(in crate::server) const fn completed_units(&self) -> u64 {
+    pub(crate) const fn completed_units(&self) -> u64 {
         self.completed_units
     }
 
     /// The highest stream id with a complete header block; 0 if there is none.
-    pub(in crate::server) const fn last_stream_id(&self) -> u32 {
+    pub(crate) const fn last_stream_id(&self) -> u32 {
         self.last_stream_id
     }
 
     /// The work of all that has been read, in bytes of request bodies.
-    pub(in crate::server) const fn work(&self) -> u64 {
+    pub(crate) const fn work(&self) -> u64 {
         self.work
     }
 
     /// Whether a frame has more header fields than are accepted, be it complete or not.
-    pub(in crate::server) const fn exceeds_fields(&self) -> bool {
+    pub(crate) const fn exceeds_fields(&self) -> bool {
         self.exceeds_fields
     }
 
     /// The number of complete frames that neither start a request nor belong to one in progress:
     /// resets, PINGs, settings, empty DATA, and what the library ignores. WINDOW_UPDATE is not among
     /// them, since a client sends one for every few frames that it receives.
-    pub(in crate::server) const fn ineffective_frames(&self) -> u64 {
+    pub(crate) const fn ineffective_frames(&self) -> u64 {
         self.ineffective_frames
     }
 
     /// The bytes that may be read before the next frames are known: the rest of the current one, and
     /// a few more.
-    pub(in crate::server) const fn read_limit(&self) -> usize {
+    pub(crate) const fn read_limit(&self) -> usize {
         self.payload_remaining.saturating_add(UNKNOWN_BYTES)
     }
 

@@ -5,25 +5,19 @@
 //! [`HeadBudget`]. A head that arrives with one read needs neither the clock nor a timer. An idle
 //! connection has no head; [`idle_timeout`](crate::server::connection::idle_timeout) closes it.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::time::Duration;
-use std::time::Instant;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use hyper::rt::Sleep;
-use hyper::rt::Timer;
+use hyper::rt::{Sleep, Timer};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::pipeline::connection::head_budget::HeadBudget;
-use crate::pipeline::connection::head_budget::RejectedHead;
-use crate::pipeline::connection::head_budget::UNCOUNTED_HEAD_BYTES;
+use crate::pipeline::connection::head_budget::{HeadBudget, RejectedHead, UNCOUNTED_HEAD_BYTES};
 use crate::throttling::memory_budget::MemoryReservation;
 
 /// The most line breaks before a request line, which do not count as part of the head. RFC 9112,
@@ -35,7 +29,7 @@ const HEAD_TERMINATORS: [&[u8]; 2] = [b"\n\r\n", b"\n\n"];
 
 /// Why a connection is closed because of an incomplete head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum IncompleteHeadError {
+pub(crate) enum IncompleteHeadError {
     /// The head took longer than `--request-header-timeout`.
     Timeout,
     /// The budget has no memory left for the head.
@@ -46,7 +40,7 @@ pub(in crate::server) enum IncompleteHeadError {
 
 /// Monitors the incomplete head of one connection.
 #[derive(Debug)]
-pub(in crate::server) struct HeadMonitor {
+pub(crate) struct HeadMonitor {
     /// `--request-header-timeout`; zero is no timeout.
     timeout: Duration,
     budget: Arc<HeadBudget>,
@@ -85,7 +79,7 @@ struct Http1HeadState {
 
 impl HeadMonitor {
     /// The monitor of a new connection.
-    pub(in crate::server) fn new(
+    pub(crate) fn new(
         timeout: Duration,
         budget: &Arc<HeadBudget>,
         source: Option<IpAddr>,
@@ -109,20 +103,17 @@ impl HeadMonitor {
     ///
     /// # Errors
     /// The connection has to be closed.
-    pub(in crate::server) fn record_incomplete(
-        &self,
-        memory: usize,
-    ) -> Result<(), IncompleteHeadError> {
+    pub(crate) fn record_incomplete(&self, memory: usize) -> Result<(), IncompleteHeadError> {
         self.extend_head(&mut self.lock_state(), memory)
     }
 
     /// Records that the head is complete.
-    pub(in crate::server) fn record_complete(&self) {
+    pub(crate) fn record_complete(&self) {
         self.lock_state().clear();
     }
 
     /// Records that a head has too many fields: the connection has to be closed.
-    pub(in crate::server) fn record_too_many_fields(&self) {
+    pub(crate) fn record_too_many_fields(&self) {
         self.lock_state().error = Some(IncompleteHeadError::TooManyFields);
         self.changed.notify_one();
     }
@@ -131,7 +122,7 @@ impl HeadMonitor {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(in crate::server) async fn wait_for_error(&self) -> IncompleteHeadError {
+    pub(crate) async fn wait_for_error(&self) -> IncompleteHeadError {
         loop {
             match self.check(Clock.now()) {
                 HeadCheck::Failed(error) => return error,
@@ -147,7 +138,7 @@ impl HeadMonitor {
     }
 
     /// The error, once there is one.
-    pub(in crate::server) fn error(&self) -> Option<IncompleteHeadError> {
+    pub(crate) fn error(&self) -> Option<IncompleteHeadError> {
         self.lock_state().error
     }
 
@@ -204,7 +195,7 @@ impl HeadMonitor {
     ///
     /// # Errors
     /// The connection has to be closed.
-    pub(in crate::server) fn http1_before_read(&self) -> Result<(), IncompleteHeadError> {
+    pub(crate) fn http1_before_read(&self) -> Result<(), IncompleteHeadError> {
         let mut state = self.lock_state();
         let Http1HeadState {
             is_expected, bytes, ..
@@ -216,24 +207,24 @@ impl HeadMonitor {
     }
 
     /// Called after each read. Whether it may be a part of a head.
-    pub(in crate::server) fn http1_record_read(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn http1_record_read(&self, bytes: &[u8]) -> bool {
         let mut state = self.lock_state();
         state.http1.record_read(bytes);
         state.http1.is_expected
     }
 
     /// Whether the library waits for a head.
-    pub(in crate::server) fn http1_is_head_expected(&self) -> bool {
+    pub(crate) fn http1_is_head_expected(&self) -> bool {
         self.lock_state().http1.is_expected
     }
 
     /// Whether the last request had a body.
-    pub(in crate::server) fn http1_has_body(&self) -> bool {
+    pub(crate) fn http1_has_body(&self) -> bool {
         self.lock_state().http1.last_has_body == Some(true)
     }
 
     /// Records that a request has started.
-    pub(in crate::server) fn http1_record_request(&self, has_body: bool) {
+    pub(crate) fn http1_record_request(&self, has_body: bool) {
         self.lock_state().http1.last_has_body = Some(has_body);
     }
 }
@@ -289,14 +280,14 @@ enum HeadCheck {
 /// when it starts to wait for a head and drops it when the head is complete; nothing else reports
 /// these moments. The sleep records both and never completes. The library's own timeout would also
 /// close idle connections, without a response.
-pub(in crate::server) struct HeadTimer {
+pub(crate) struct HeadTimer {
     monitor: Arc<HeadMonitor>,
     now: Instant,
 }
 
 impl HeadTimer {
     /// The timer of the connection that `monitor` belongs to.
-    pub(in crate::server) fn new(monitor: &Arc<HeadMonitor>) -> Self {
+    pub(crate) fn new(monitor: &Arc<HeadMonitor>) -> Self {
         Self {
             monitor: Arc::clone(monitor),
             now: Clock.now(),

@@ -23,7 +23,7 @@ const IDLE_CHECKS: u32 = 3;
 ///
 /// # Cancel safety
 /// The time starts again.
-pub(in crate::server) async fn wait_for_idle_timeout(requests: &RequestCount) {
+pub(crate) async fn wait_for_idle_timeout(requests: &RequestCount) {
     let (mut started_before, mut checks) = (0, 0);
     while checks < IDLE_CHECKS {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -51,7 +51,7 @@ const IDLE_SECONDS_UNDER_LASTING_PRESSURE: u32 = 10;
 ///
 /// # Cancel safety
 /// The time starts again.
-pub(in crate::server) async fn wait_for_idle_under_pressure(
+pub(crate) async fn wait_for_idle_under_pressure(
     requests: &RequestCount,
     mut pressure: watch::Receiver<MemoryPressure>,
     exceeds_share: impl Fn() -> bool,

@@ -14,15 +14,10 @@ use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, ready};
 
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::Clock;
 use crate::metrics::GaugeGuard;
@@ -31,10 +26,8 @@ use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::server::connection::connection_guard::ConnectionGuard;
-use crate::server::connection::frame_scanner::FrameScanner;
-use crate::server::connection::frame_scanner::IncompleteBlock;
-use crate::server::connection::head_monitor::HeadMonitor;
-use crate::server::connection::head_monitor::IncompleteHeadError;
+use crate::server::connection::frame_scanner::{FrameScanner, IncompleteBlock};
+use crate::server::connection::head_monitor::{HeadMonitor, IncompleteHeadError};
 use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::connection::write_progress::WriteProgress;
 use crate::throttling::poll_budget::HEADER_BYTE_WORK;
@@ -50,20 +43,20 @@ const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 /// The stream of an HTTP/1.1 connection. It inspects the bytes that are read, and tracks whether
 /// bytes wait to be written.
-pub(in crate::server) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
-    pub(in crate::server) stream: S,
-    pub(in crate::server) requests: Arc<RequestCount>,
-    pub(in crate::server) head_monitor: Arc<HeadMonitor>,
-    pub(in crate::server) unwritten_bytes: Arc<UnwrittenBytes>,
-    pub(in crate::server) write_progress: WriteProgress,
-    pub(in crate::server) pacing: ReadPacing,
+pub(crate) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
+    pub(crate) stream: S,
+    pub(crate) requests: Arc<RequestCount>,
+    pub(crate) head_monitor: Arc<HeadMonitor>,
+    pub(crate) unwritten_bytes: Arc<UnwrittenBytes>,
+    pub(crate) write_progress: WriteProgress,
+    pub(crate) pacing: ReadPacing,
     /// The unwritten part of weir's response to a head that is incomplete or cannot be parsed.
-    pub(in crate::server) rejection_response: Option<Vec<u8>>,
+    pub(crate) rejection_response: Option<Vec<u8>>,
     /// Whether the library's response to a head that it cannot parse was suppressed.
-    pub(in crate::server) response_suppressed: bool,
+    pub(crate) response_suppressed: bool,
     /// Held by the stream, since the stream outlives HTTP after a protocol upgrade: a tunnel is an
     /// open connection, too.
-    pub(in crate::server) _guard: H,
+    pub(crate) _guard: H,
 }
 
 impl<S, H> InspectedStream<S, H> {
@@ -87,10 +80,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
     ///
     /// # Errors
     /// Always: the connection is over, whether the response was written or not.
-    pub(in crate::server) async fn reject(
-        &mut self,
-        rejection: &RequestRejection,
-    ) -> io::Result<()> {
+    pub(crate) async fn reject(&mut self, rejection: &RequestRejection) -> io::Result<()> {
         self.rejection_response = Some(raw_response(rejection));
         poll_fn(|cx| self.poll_write_rejection(cx)).await
     }
@@ -138,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
 impl<S, H> InspectedStream<S, H> {
     /// Whether the client may still be sending when HTTP has ended: a body, or more than the head
     /// that was rejected.
-    pub(in crate::server) fn may_have_unread(&self) -> bool {
+    pub(crate) fn may_have_unread(&self) -> bool {
         self.rejection_response.is_some() || self.head_monitor.http1_has_body()
     }
 
@@ -246,7 +236,7 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for InspectedStream<S, H> {
 
 /// The stream of an HTTP/2 connection. It scans the frames that are read.
 #[derive(Debug)]
-pub(in crate::server) struct Http2InspectedStream<S> {
+pub(crate) struct Http2InspectedStream<S> {
     stream: S,
     scanner: FrameScanner,
     head_monitor: Arc<HeadMonitor>,
@@ -259,11 +249,11 @@ pub(in crate::server) struct Http2InspectedStream<S> {
 
 /// The highest stream id of an HTTP/2 connection with a complete header block.
 #[derive(Debug, Default)]
-pub(in crate::server) struct LastStreamId(AtomicU32);
+pub(crate) struct LastStreamId(AtomicU32);
 
 /// Why a connection is closed at once.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::server) enum Http2Error {
+pub(crate) enum Http2Error {
     /// The client may connect again.
     NoError,
     /// The client has exceeded a limit.
@@ -283,7 +273,7 @@ impl Http2Error {
 impl LastStreamId {
     /// The GOAWAY frame of a connection that is closed at once. Streams after the last one were not
     /// processed.
-    pub(in crate::server) fn goaway_frame(&self, error: Http2Error) -> Vec<u8> {
+    pub(crate) fn goaway_frame(&self, error: Http2Error) -> Vec<u8> {
         let last = self.0.load(Ordering::Relaxed).to_be_bytes();
         let payload = [last, error.code().to_be_bytes()].concat();
         let header = [0, 0, 8, GOAWAY, 0, 0, 0, 0, 0];
@@ -293,7 +283,7 @@ impl LastStreamId {
 
 impl<S> Http2InspectedStream<S> {
     /// The stream of a new connection.
-    pub(in crate::server) fn new(
+    pub(crate) fn new(
         stream: S,
         head_monitor: &Arc<HeadMonitor>,
         last_stream_id: &Arc<LastStreamId>,

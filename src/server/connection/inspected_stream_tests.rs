@@ -1,12 +1,10 @@
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use hyper::rt::Timer;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::metrics::Registry;

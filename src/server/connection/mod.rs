@@ -2,55 +2,37 @@
 //!
 //! The HTTP settings follow kube-apiserver's. Where hyper cannot distinguish what Go's server can,
 //! the constant says so. A panic ends one request only.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `connection_shares` `frame_scanner` `head_monitor` `staged_close` |
-//! | 1 | `connection_guard` `idle_timeout` `not_tls` `rare_events` `stream_executor` `write_backpressure` `write_progress` |
-//! | 2 | `inspected_stream` |
-//! | 3 | `close_reason` |
 
-pub(in crate::server) mod close_reason;
-pub(in crate::server) mod connection_guard;
+pub(crate) mod close_reason;
+pub(crate) mod connection_guard;
 pub mod connection_shares;
-pub(in crate::server) mod frame_scanner;
-pub(in crate::server) mod head_monitor;
-pub(in crate::server) mod idle_timeout;
-pub(in crate::server) mod inspected_stream;
-pub(in crate::server) mod not_tls;
-pub(in crate::server) mod rare_events;
-pub(in crate::server) mod staged_close;
-pub(in crate::server) mod stream_executor;
-pub(in crate::server) mod write_backpressure;
-pub(in crate::server) mod write_progress;
+pub(crate) mod frame_scanner;
+pub(crate) mod head_monitor;
+pub(crate) mod idle_timeout;
+pub(crate) mod inspected_stream;
+pub(crate) mod not_tls;
+pub(crate) mod rare_events;
+pub(crate) mod staged_close;
+pub(crate) mod stream_executor;
+pub(crate) mod write_backpressure;
+pub(crate) mod write_progress;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::pin::{Pin, pin};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures_util::FutureExt;
-use futures_util::TryFutureExt;
-use http::HeaderValue;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::Version;
-use http::header;
+use futures_util::{FutureExt, TryFutureExt};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::Body as _;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
@@ -59,57 +41,47 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tracing::debug;
-use tracing::error;
+use tracing::{debug, error};
 
 use crate::clock::Clock;
-use crate::drain::Drain;
-use crate::drain::DrainStage;
+use crate::drain::{Drain, DrainStage};
 use crate::identity::PeerCertificate;
 use crate::in_place;
 use crate::io::TcpIo;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
-use crate::numeric::saturating_u64;
-use crate::numeric::saturating_usize;
+use crate::numeric::{saturating_u64, saturating_usize};
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
-use crate::pipeline::connection::peer::BodyDrainSlots;
-use crate::pipeline::connection::peer::HoldState;
-use crate::pipeline::connection::peer::Peer;
+use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::response::body::Body;
-use crate::server::connection::close_reason::ClientCloseReason;
-use crate::server::connection::close_reason::ConnectionMonitors;
-use crate::server::connection::close_reason::wait_for_http1_violation;
-use crate::server::connection::close_reason::wait_for_http2_violation;
+use crate::server::connection::close_reason::{
+    ClientCloseReason, ConnectionMonitors, wait_for_http1_violation, wait_for_http2_violation,
+};
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
-use crate::server::connection::head_monitor::HeadMonitor;
-use crate::server::connection::head_monitor::HeadTimer;
-use crate::server::connection::idle_timeout::wait_for_idle_timeout;
-use crate::server::connection::idle_timeout::wait_for_idle_under_pressure;
-use crate::server::connection::inspected_stream::Http2InspectedStream;
-use crate::server::connection::inspected_stream::InspectedStream;
-use crate::server::connection::inspected_stream::LastStreamId;
+use crate::server::connection::head_monitor::{HeadMonitor, HeadTimer};
+use crate::server::connection::idle_timeout::{
+    wait_for_idle_timeout, wait_for_idle_under_pressure,
+};
+use crate::server::connection::inspected_stream::{
+    Http2InspectedStream, InspectedStream, LastStreamId,
+};
 use crate::server::connection::not_tls::wait_for_tls;
-use crate::server::connection::rare_events::FirstReady;
-use crate::server::connection::rare_events::poll_with_rare_event;
+use crate::server::connection::rare_events::{FirstReady, poll_with_rare_event};
 use crate::server::connection::staged_close::discard_until_closed;
 use crate::server::connection::stream_executor::StreamExecutor;
-use crate::server::connection::write_backpressure::BackpressureBody;
-use crate::server::connection::write_backpressure::UnwrittenBytes;
+use crate::server::connection::write_backpressure::{BackpressureBody, UnwrittenBytes};
 use crate::server::connection::write_progress::WriteProgress;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_queue::HandshakeQueue;
-use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
-use crate::server::proxy_protocol;
-use crate::server::settings::AddressLimit;
-use crate::server::settings::ListenerSettings;
+use crate::server::settings::{AddressLimit, ListenerSettings};
+use crate::server::{keepalive, proxy_protocol};
 use crate::throttling::read_pacing::ReadPacing;
 use crate::write_coalescing::coalesce_writes;
 

@@ -1,11 +1,9 @@
 //! Connections that do not begin with TLS. A plain HTTP request gets the answer of Go's server; of
 //! all others the log says what they are.
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::server::connection::staged_close::discard_until_closed;
@@ -71,7 +69,7 @@ impl std::error::Error for NotTls {}
 ///
 /// # Cancel safety
 /// Not cancel-safe: the first bytes of what is not TLS may have been read.
-pub(in crate::server) async fn wait_for_tls(tcp: &mut TcpStream) -> io::Result<()> {
+pub(crate) async fn wait_for_tls(tcp: &mut TcpStream) -> io::Result<()> {
     let mut first = [0; RECORD_HEADER];
     if tcp.peek(&mut first).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

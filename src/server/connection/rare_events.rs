@@ -5,20 +5,15 @@
 //! lock or reads a timer. Here the rare future has its own waker and is polled only after that was
 //! woken.
 
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Wake;
-use std::task::Waker;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 /// Which future completed first.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::server) enum FirstReady<M, A> {
+pub(crate) enum FirstReady<M, A> {
     Main(M),
     Rare(A),
 }
@@ -27,7 +22,7 @@ pub(in crate::server) enum FirstReady<M, A> {
 ///
 /// # Cancel safety
 /// That of the two futures.
-pub(in crate::server) async fn poll_with_rare_event<M: Future, A: Future>(
+pub(crate) async fn poll_with_rare_event<M: Future, A: Future>(
     mut main: Pin<&mut M>,
     mut rare: Pin<&mut A>,
 ) -> FirstReady<M::Output, A::Output> {

@@ -11,8 +11,7 @@
 
 use std::time::Duration;
 
-use tokio::io::AsyncRead;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 
 /// How long the client may send nothing until the connection is closed.
@@ -33,7 +32,7 @@ const DISCARD_BUFFER: usize = 8 << 10;
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub(in crate::server) async fn discard_until_closed(mut tcp: impl AsyncRead + Unpin) {
+pub(crate) async fn discard_until_closed(mut tcp: impl AsyncRead + Unpin) {
     let discarding = async {
         let (mut buffer, mut discarded) = (vec![0; DISCARD_BUFFER], 0);
         while let Ok(Ok(read @ 1..)) = timeout(SILENCE_TIMEOUT, tcp.read(&mut buffer)).await
@@ -47,8 +46,7 @@ pub(in crate::server) async fn discard_until_closed(mut tcp: impl AsyncRead + Un
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
-    use tokio::io::DuplexStream;
+    use tokio::io::{AsyncWriteExt, DuplexStream};
     use tokio::time::Instant;
 
     use super::*;

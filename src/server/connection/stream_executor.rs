@@ -7,13 +7,10 @@
 //! forwarded after a rejection.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use hyper::rt::Executor;
 use tokio::task::coop::poll_proceed;
@@ -22,7 +19,7 @@ use crate::pipeline::connection::request_count::RequestCount;
 
 /// Runs the streams of the connection whose requests are counted here.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct StreamExecutor(pub(in crate::server) Arc<RequestCount>);
+pub(crate) struct StreamExecutor(pub(crate) Arc<RequestCount>);
 
 impl<F> Executor<F> for StreamExecutor
 where
@@ -62,11 +59,9 @@ fn consume_coop_budget(context: &mut Context<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-    use std::future::poll_fn;
+    use std::future::{pending, poll_fn};
     use std::pin::pin;
-    use std::sync::atomic::AtomicU32;
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use futures_util::FutureExt;
     use tokio::sync::oneshot;

@@ -6,25 +6,21 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 
 /// A body is not polled while this many of its bytes are unwritten: as much as an HTTP/2 stream may
 /// hold, plus a frame.
-pub(in crate::server) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
+pub(crate) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
 
 /// The response bytes that the library of one connection has buffered and not written. Body and
 /// connection are polled by one task, so relaxed ordering is enough.
 #[derive(Debug, Default)]
-pub(in crate::server) struct UnwrittenBytes {
+pub(crate) struct UnwrittenBytes {
     count: AtomicUsize,
     body_waker: AtomicWaker,
 }
@@ -32,7 +28,7 @@ pub(in crate::server) struct UnwrittenBytes {
 impl UnwrittenBytes {
     /// Records written bytes. Framing is included here but not in what was buffered, so the count
     /// is never too high. It is zero when all is written.
-    pub(in crate::server) fn record_written(&self, bytes: usize) {
+    pub(crate) fn record_written(&self, bytes: usize) {
         let before = self.count.load(Ordering::Relaxed);
         if before == 0 {
             return;
@@ -54,14 +50,14 @@ impl UnwrittenBytes {
 }
 
 /// A body that returns data no faster than the connection writes it.
-pub(in crate::server) struct BackpressureBody<B> {
+pub(crate) struct BackpressureBody<B> {
     body: B,
     unwritten_bytes: Arc<UnwrittenBytes>,
 }
 
 impl<B> BackpressureBody<B> {
     /// Wraps `body`, which is sent on the connection that `unwritten_bytes` belongs to.
-    pub(in crate::server) const fn new(body: B, unwritten_bytes: Arc<UnwrittenBytes>) -> Self {
+    pub(crate) const fn new(body: B, unwritten_bytes: Arc<UnwrittenBytes>) -> Self {
         Self {
             body,
             unwritten_bytes,
@@ -102,8 +98,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for BackpressureBody<B> {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use http_body_util::BodyExt;
-    use http_body_util::StreamBody;
+    use http_body_util::{BodyExt, StreamBody};
 
     use super::*;
 

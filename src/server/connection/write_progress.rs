@@ -12,25 +12,20 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 
 use tokio::sync::Notify;
 
 use crate::limits::memory_limit::unread_responses::UnreadConnection;
-use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::deadlines::Deadlines;
-use crate::pipeline::response::deadlines::Expire;
-use crate::pipeline::response::deadlines::SlowTransfer;
-use crate::pipeline::response::deadlines::Transfer;
-use crate::pipeline::response::deadlines::TransferPhase;
+use crate::pipeline::response::deadlines::{
+    DeadlineGuard, Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
+};
 
 /// Reports that the client of a connection has stalled. Relaxed ordering: no other memory depends
 /// on the counts.
 #[derive(Debug, Default)]
-pub(in crate::server) struct WriteStall {
+pub(crate) struct WriteStall {
     /// Accepted by the kernel, or by the buffer of TLS before it, while bytes waited.
     bytes: AtomicU64,
     /// Whether the connection is still HTTP: a tunnel has a limit of its own.
@@ -60,7 +55,7 @@ impl WriteStall {
     ///
     /// # Cancel safety
     /// Nothing is lost. Dropping the future ends the observation.
-    pub(in crate::server) async fn stalled(&self) {
+    pub(crate) async fn stalled(&self) {
         self.is_awaited.store(true, Ordering::Relaxed);
         let _end = EndOfObservation(self);
         self.stalled.notified().await;
@@ -77,7 +72,7 @@ impl Drop for EndOfObservation<'_> {
 
 /// Follows the writes of one connection.
 #[derive(Debug)]
-pub(in crate::server) struct WriteProgress {
+pub(crate) struct WriteProgress {
     stall: Arc<WriteStall>,
     deadlines: Arc<Deadlines>,
     /// Present while bytes wait for the client.
@@ -98,7 +93,7 @@ enum Pause {
 
 impl WriteProgress {
     /// Of a connection without unwritten bytes.
-    pub(in crate::server) fn new(stall: &Arc<WriteStall>, deadlines: &Arc<Deadlines>) -> Self {
+    pub(crate) fn new(stall: &Arc<WriteStall>, deadlines: &Arc<Deadlines>) -> Self {
         Self {
             stall: Arc::clone(stall),
             deadlines: Arc::clone(deadlines),
@@ -109,14 +104,14 @@ impl WriteProgress {
     }
 
     /// Records each complete flush for `unread`, too.
-    pub(in crate::server) fn with_unread(mut self, unread: &Arc<UnreadConnection>) -> Self {
+    pub(crate) fn with_unread(mut self, unread: &Arc<UnreadConnection>) -> Self {
         self.unread = Some(Arc::clone(unread));
         self
     }
 
     /// For tests of the streams.
     #[cfg(test)]
-    pub(in crate::server) fn unobserved() -> Self {
+    pub(crate) fn unobserved() -> Self {
         use crate::metrics::Registry;
         use crate::pipeline::response::deadlines::SlowTransfers;
         use crate::throttling::minimum_rate::MinimumRate;
@@ -127,7 +122,7 @@ impl WriteProgress {
     }
 
     /// Records the result of a write.
-    pub(in crate::server) fn record_write(&mut self, written: &Poll<io::Result<usize>>) {
+    pub(crate) fn record_write(&mut self, written: &Poll<io::Result<usize>>) {
         match written {
             Poll::Pending => self.wait(),
             Poll::Ready(Ok(bytes)) if self.waiting.is_some() => {
@@ -139,7 +134,7 @@ impl WriteProgress {
     }
 
     /// Records the result of a flush.
-    pub(in crate::server) fn record_flush(&mut self, flushed: &Poll<io::Result<()>>) {
+    pub(crate) fn record_flush(&mut self, flushed: &Poll<io::Result<()>>) {
         match flushed {
             Poll::Pending => self.wait(),
             Poll::Ready(_) => {
@@ -152,7 +147,7 @@ impl WriteProgress {
     }
 
     /// Whether a client that may stop takes nothing for the first time.
-    pub(in crate::server) fn begins_pause(&mut self) -> bool {
+    pub(crate) fn begins_pause(&mut self) -> bool {
         let begins = self.pause == Pause::Begun;
         if begins {
             self.pause = Pause::Reported;

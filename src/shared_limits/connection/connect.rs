@@ -7,22 +7,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redis::AsyncConnectionConfig;
-use redis::Client;
-use redis::ClientTlsConfig;
-use redis::ConnectionAddr;
-use redis::ConnectionInfo;
-use redis::ErrorKind;
-use redis::IntoConnectionInfo;
-use redis::RedisConnectionInfo;
-use redis::RedisError;
-use redis::TlsCertificates;
-use redis::TlsMode;
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::sentinel::SentinelClientBuilder;
-use redis::sentinel::SentinelServerType;
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, RedisConnectionInfo, RedisError, TlsCertificates, TlsMode,
+};
 use tokio::time::timeout;
 
 use crate::shared_limits::connection::failure::is_login_failure;
@@ -30,11 +22,11 @@ use crate::shared_limits::server::SharedLimitsConfig;
 
 /// The longest time of a connection attempt, and of a call: a server that does not answer is away
 /// within a second, with the time until the next attempt.
-pub(in crate::shared_limits) const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The longest time of an attempt to connect. Sentinels and members that do not answer have to be
 /// given up within it.
-pub(in crate::shared_limits) const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The longest time of a connection through one Sentinel: it is asked, its primary is asked whether
 /// it is one, and then connected to.

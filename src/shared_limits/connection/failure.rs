@@ -1,8 +1,6 @@
 //! What an error of the server of the shared buckets means, for operators. Pure.
 
-use redis::ErrorKind;
-use redis::RedisError;
-use redis::ServerErrorKind;
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What an error means, and what would be right.
 #[must_use]

@@ -1,36 +1,20 @@
 //! Connections to the server of the shared buckets, and its scripts.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `failure` |
-//! | 1 | `connect` |
 
 pub(super) mod connect;
 mod failure;
 
 use futures_util::future::try_join_all;
-use redis::Cmd;
-use redis::ErrorKind;
-use redis::FromRedisValue;
-use redis::Pipeline;
-use redis::RedisError;
-use redis::Script;
-use redis::ServerErrorKind;
-use redis::aio::ConnectionLike;
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, Script, ServerErrorKind};
 
 use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::connection::connect::ConnectionFiles;
-use crate::shared_limits::connection::connect::open_cluster;
-use crate::shared_limits::connection::connect::open_sentinel;
-use crate::shared_limits::connection::connect::open_single;
+use crate::shared_limits::connection::connect::{
+    ConnectionFiles, open_cluster, open_sentinel, open_single,
+};
 use crate::shared_limits::connection::failure::describe;
 use crate::shared_limits::script;
-use crate::shared_limits::server::SharedLimitsConfig;
-use crate::shared_limits::server::Topology;
+use crate::shared_limits::server::{SharedLimitsConfig, Topology};
 
 /// A connection, and the scripts.
 pub(super) struct SharedConnection {

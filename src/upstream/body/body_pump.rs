@@ -2,17 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::task::ready;
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
-use h2::Reason;
-use h2::SendStream;
-use http_body::Body;
-use http_body::Frame;
+use h2::{Reason, SendStream};
+use http_body::{Body, Frame};
 use tokio::task::JoinHandle;
 
 use crate::in_place;
@@ -21,7 +16,7 @@ use crate::upstream::body::request_body::RequestBody;
 /// A request body that is being sent. Dropping it stops the task. The stream, if nothing else holds
 /// it, is reset when the runtime next polls the task.
 #[derive(Debug)]
-pub(in crate::upstream) struct BodyPump(JoinHandle<()>);
+pub(crate) struct BodyPump(JoinHandle<()>);
 
 impl Drop for BodyPump {
     fn drop(&mut self) {
@@ -31,13 +26,13 @@ impl Drop for BodyPump {
 
 impl BodyPump {
     /// Whether nothing more of it is sent: all has been, or it broke off and the stream was reset.
-    pub(in crate::upstream) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.0.is_finished()
     }
 
     /// Sends what is available at once. A task sends the rest, because the response may arrive
     /// before its end.
-    pub(in crate::upstream) fn start(body: RequestBody, stream: SendStream<Bytes>) -> Option<Self> {
+    pub(crate) fn start(body: RequestBody, stream: SendStream<Bytes>) -> Option<Self> {
         let mut pump = in_place::pinned(|| send_body(body, stream));
         // No wake-up is needed: a body that has to wait is polled again as a task.
         let polled = pump.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -126,10 +121,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::io;
 
-    use http::HeaderMap;
-    use http::HeaderName;
-    use http::HeaderValue;
-    use http::Request;
+    use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
     use super::*;
 

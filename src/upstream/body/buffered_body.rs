@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Frame, SizeHint};
 
 use crate::numeric::saturating_u64;
 use crate::throttling::memory_budget::MemoryReservation;
@@ -43,7 +42,7 @@ impl BufferedBody {
         &self.data
     }
 
-    pub(in crate::upstream) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
+    pub(crate) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
             return self
                 .trailers
@@ -53,12 +52,12 @@ impl BufferedBody {
         Some(Frame::data(std::mem::take(&mut self.data)))
     }
 
-    pub(in crate::upstream) fn is_end_stream(&self) -> bool {
+    pub(crate) fn is_end_stream(&self) -> bool {
         self.data.is_empty() && self.trailers.is_none()
     }
 
     /// Not exact if there are trailers: HTTP/1.1 allows them only after chunks.
-    pub(in crate::upstream) fn size_hint(&self) -> SizeHint {
+    pub(crate) fn size_hint(&self) -> SizeHint {
         let left = saturating_u64(self.data.len());
         if self.trailers.is_none() {
             return SizeHint::with_exact(left);

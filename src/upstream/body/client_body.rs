@@ -2,15 +2,11 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::Version;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 /// A client's body. An HTTP/2 stream that is reset before its end is an error, whatever the code:

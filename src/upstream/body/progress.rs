@@ -1,9 +1,6 @@
 //! The progress of a client's body: written by the body, read by the deadline checks.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use futures_util::task::AtomicWaker;
 

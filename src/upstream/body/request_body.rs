@@ -3,30 +3,21 @@
 //! Frames are forwarded as they arrive; nothing is buffered. Trailers are cleaned here, since they
 //! arrive after the headers were.
 
-use std::fmt;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
+use std::{fmt, io};
 
 use bytes::Bytes;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 
 use crate::identity::request_header::IdentityHeaders;
 use crate::in_place;
 use crate::numeric::saturating_u64;
 use crate::upstream::body::buffered_body::BufferedBody;
-use crate::upstream::body::client_body::ClientBody;
-use crate::upstream::body::client_body::ClientBodyError;
-use crate::upstream::body::progress::ABORTED;
-use crate::upstream::body::progress::BodyProgress;
-use crate::upstream::body::progress::BodyState;
-use crate::upstream::body::progress::COMPLETE;
-use crate::upstream::body::progress::MALFORMED;
+use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
+use crate::upstream::body::progress::{ABORTED, BodyProgress, BodyState, COMPLETE, MALFORMED};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
 
@@ -95,7 +86,7 @@ impl RequestBody {
 
     /// A copy for another attempt, which shares its memory. `None` if it is not all in memory.
     #[must_use]
-    pub(in crate::upstream) fn duplicate(&self) -> Option<Self> {
+    pub(crate) fn duplicate(&self) -> Option<Self> {
         let copy = match &self.0 {
             RequestBodyKind::Empty => RequestBodyKind::Empty,
             RequestBodyKind::Buffered(read) => RequestBodyKind::Buffered(read.clone()),

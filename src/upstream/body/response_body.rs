@@ -6,16 +6,12 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::runtime::Handle;
@@ -88,17 +84,14 @@ impl From<Incoming> for ResponseBody {
 impl ResponseBody {
     /// The body of an HTTP/1.1 response. If it is dropped before its end, its rest is read for
     /// `drain_timeout`, if that is a time.
-    pub(in crate::upstream) const fn from_http1(
-        incoming: Incoming,
-        drain_timeout: Option<Duration>,
-    ) -> Self {
+    pub(crate) const fn from_http1(incoming: Incoming, drain_timeout: Option<Duration>) -> Self {
         Self(ResponseBodyKind::Http1(Http1Body {
             incoming: Some(incoming),
             drain_timeout,
         }))
     }
 
-    pub(in crate::upstream) fn from_http2(
+    pub(crate) fn from_http2(
         frames: RecvStream,
         length: Option<u64>,
         body_pump: Option<BodyPump>,
@@ -113,7 +106,7 @@ impl ResponseBody {
 
     /// Reads a response that is not needed any more to its end if it is short, or stops. Returns
     /// whether it has ended.
-    pub(in crate::upstream) async fn drain(mut self) -> bool {
+    pub(crate) async fn drain(mut self) -> bool {
         let mut left = MAX_DRAIN_BYTES;
         while let Some(frame) = self.frame().await {
             let Ok(frame) = frame else { return true };

@@ -8,9 +8,8 @@ use std::net::SocketAddr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use http::HeaderValue;
-use http::Uri;
 use http::uri::Authority;
+use http::{HeaderValue, Uri};
 use rustls_pki_types::ServerName;
 
 use crate::encoding::percent;
@@ -61,7 +60,7 @@ impl ServerAddress {
     }
 
     /// The port, 443 where the authority has none.
-    pub(in crate::upstream) fn port(authority: &Authority) -> u16 {
+    pub(crate) fn port(authority: &Authority) -> u16 {
         authority.port_u16().unwrap_or(443)
     }
 }

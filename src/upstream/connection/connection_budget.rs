@@ -8,22 +8,17 @@
 //! kept for reads are at most a quarter. The rest is kept free. Within each part, users and networks share fairly
 //! ([`fair_shares`](crate::upstream::connection::fair_shares)).
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::Semaphore;
+use prometheus::{IntGauge, IntGaugeVec};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::connection::fair_shares::FairShares;
-use crate::upstream::connection::fair_shares::ShareError;
-use crate::upstream::requester::Requester;
-use crate::upstream::requester::SlotHolder;
+use crate::upstream::connection::fair_shares::{FairShares, ShareError};
+use crate::upstream::requester::{Requester, SlotHolder};
 
 /// Most holders that are listed of each kind.
 const MAX_HOLDERS: usize = 20;
@@ -96,13 +91,13 @@ pub(crate) struct SlotUsage {
 
 /// A permit for one connection. Released on drop.
 #[derive(Debug)]
-pub(in crate::upstream) struct ConnectionPermit {
+pub(crate) struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
 }
 
 /// A slot of one request. Released on drop.
 #[derive(Debug)]
-pub(in crate::upstream) struct RequestSlot {
+pub(crate) struct RequestSlot {
     slots: SlotPool,
     holders: Vec<SlotHolder>,
 }
@@ -190,7 +185,7 @@ impl ConnectionBudget {
     }
 
     /// Acquires a permit for a connection.
-    pub(in crate::upstream) fn acquire_connection(&self) -> Result<ConnectionPermit, ForwardError> {
+    pub(crate) fn acquire_connection(&self) -> Result<ConnectionPermit, ForwardError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
         permit
             .map(|permit| ConnectionPermit { _permit: permit })
@@ -198,13 +193,13 @@ impl ConnectionBudget {
     }
 
     /// Acquires a permit to keep an HTTP/1.1 connection for reads that could also share one.
-    pub(in crate::upstream) fn acquire_read_connection(&self) -> Option<ConnectionPermit> {
+    pub(crate) fn acquire_read_connection(&self) -> Option<ConnectionPermit> {
         let permit = Arc::clone(&self.reads).try_acquire_owned().ok()?;
         Some(ConnectionPermit { _permit: permit })
     }
 
     /// Acquires the slot of a long-running request with an HTTP/1.1 connection to itself.
-    pub(in crate::upstream) fn acquire_long_running(
+    pub(crate) fn acquire_long_running(
         &self,
         requester: &Requester,
     ) -> Result<RequestSlot, ForwardError> {
@@ -213,25 +208,20 @@ impl ConnectionBudget {
 
     /// Acquires the slot of a connection that watches share. Such connections are one holder, which
     /// leaves half to other long-running requests.
-    pub(in crate::upstream) fn acquire_watch_connection(
-        &self,
-    ) -> Result<RequestSlot, ForwardError> {
+    pub(crate) fn acquire_watch_connection(&self) -> Result<RequestSlot, ForwardError> {
         let watches = SlotHolder::User(String::new()); // no user has an empty name
         let slot = self.long_running.acquire(vec![watches]);
         slot.map_err(|_| ForwardError::ConnectionLimit(self.max_connections))
     }
 
     /// Acquires the slot of a watch on a connection that watches share.
-    pub(in crate::upstream) fn acquire_watch(
-        &self,
-        requester: &Requester,
-    ) -> Result<RequestSlot, ForwardError> {
+    pub(crate) fn acquire_watch(&self, requester: &Requester) -> Result<RequestSlot, ForwardError> {
         self.acquire_slot(&self.watches, requester.holders())
     }
 
     /// Acquires the slot of a short request, where short requests are bounded. Its user is not
     /// verified, so only its network counts.
-    pub(in crate::upstream) fn acquire_short(
+    pub(crate) fn acquire_short(
         &self,
         requester: &Requester,
     ) -> Result<Option<RequestSlot>, ForwardError> {

@@ -14,21 +14,16 @@ use http::uri::Authority;
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
-use socket2::SockRef;
-use socket2::TcpKeepalive;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::io::ReadsAheadOfDriver;
-use crate::io::TcpIo;
-use crate::upstream::connection::address::ProxyAddress;
-use crate::upstream::connection::address::ServerAddress;
-use crate::upstream::connection::connection_budget::ConnectionBudget;
-use crate::upstream::connection::connection_budget::ConnectionPermit;
+use crate::io::{ReadsAheadOfDriver, TcpIo};
+use crate::upstream::connection::address::{ProxyAddress, ServerAddress};
+use crate::upstream::connection::connection_budget::{ConnectionBudget, ConnectionPermit};
 use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
@@ -125,12 +120,12 @@ impl<M: AuthMode> Connector<M> {
     }
 
     /// The budget for clients' requests; weir's own need none.
-    pub(in crate::upstream) const fn connection_budget(&self) -> Option<&ConnectionBudget> {
+    pub(crate) const fn connection_budget(&self) -> Option<&ConnectionBudget> {
         self.connection_budget.as_ref()
     }
 
     /// Whether connections lead through a CONNECT proxy.
-    pub(in crate::upstream) const fn is_proxied(&self) -> bool {
+    pub(crate) const fn is_proxied(&self) -> bool {
         self.address.proxy.is_some()
     }
 
@@ -141,7 +136,7 @@ impl<M: AuthMode> Connector<M> {
     }
 
     /// The `Host` of requests on HTTP/1.1.
-    pub(in crate::upstream) const fn host(&self) -> &HeaderValue {
+    pub(crate) const fn host(&self) -> &HeaderValue {
         &self.host
     }
 

@@ -8,13 +8,9 @@
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream whose failed writes are reported once all has been read.
 #[derive(Debug)]
@@ -116,8 +112,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for DeferredWriteErrors<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 

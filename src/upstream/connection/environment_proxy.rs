@@ -10,8 +10,7 @@ use http::uri::Authority;
 use ipnet::IpNet;
 
 use crate::upstream::connection::address;
-use crate::upstream::connection::address::ProxyAddress;
-use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::connection::address::{ProxyAddress, ServerAddress};
 
 /// The variables, as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,9 @@
 //! Why a request got no response from the API server.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use http::StatusCode;
 

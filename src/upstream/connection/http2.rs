@@ -9,54 +9,40 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::task::ready;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
-use h2::PingPong;
-use h2::client;
 use h2::client::ResponseFuture;
-use http::Request;
-use http::Response;
-use http::header;
+use h2::{PingPong, client};
+use http::{Request, Response, header};
 use http_body::Body;
 use tokio::sync::watch;
-use tokio::time::Sleep;
-use tokio::time::timeout;
+use tokio::time::{Sleep, timeout};
 
 use crate::clock::Clock;
 use crate::upstream::body::body_pump::BodyPump;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
-use crate::upstream::connection::connector::TlsConnection;
-use crate::upstream::connection::connector::TlsIo;
+use crate::upstream::connection::connector::{TlsConnection, TlsIo};
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http_settings::MAX_STREAMS;
-use crate::upstream::connection::ping_schedule;
-use crate::upstream::connection::ping_schedule::PingAction;
-use crate::upstream::connection::ping_schedule::PingSchedule;
-use crate::upstream::connection::reset_tracker::FlushTrackedIo;
-use crate::upstream::connection::reset_tracker::ResetTracker;
+use crate::upstream::connection::ping_schedule::{PingAction, PingSchedule};
+use crate::upstream::connection::reset_tracker::{FlushTrackedIo, ResetTracker};
+use crate::upstream::connection::{http_settings, ping_schedule};
 
 /// Longest wait for the peer's SETTINGS, which say how many streams it allows; they are the first
 /// thing that it sends.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An HTTP/2 connection that requests share.
-pub(in crate::upstream) struct Http2Connection {
+pub(crate) struct Http2Connection {
     sender: client::SendRequest<Bytes>,
     /// Streams that are in use or promised.
-    pub(in crate::upstream) active_streams: AtomicUsize,
+    pub(crate) active_streams: AtomicUsize,
     /// Most streams that the peer allows.
     max_streams: AtomicUsize,
     closed: AtomicBool,
@@ -64,7 +50,7 @@ pub(in crate::upstream) struct Http2Connection {
 }
 
 /// Reads and writes the bytes of a connection.
-pub(in crate::upstream) struct Driver {
+pub(crate) struct Driver {
     connection: client::Connection<Http2Io, Bytes>,
     /// Polled after each poll of the connection: fails once the peer has sent GOAWAY.
     goaway_probe: client::SendRequest<Bytes>,
@@ -78,7 +64,7 @@ impl Http2Connection {
     ///
     /// # Errors
     /// The peer speaks another protocol, or sends nothing.
-    pub(in crate::upstream) async fn handshake(
+    pub(crate) async fn handshake(
         connection: TlsConnection,
     ) -> Result<(Arc<Self>, Driver), ForwardError> {
         let (io, unwritten) = FlushTrackedIo::new(connection.into_inner());
@@ -111,22 +97,22 @@ impl Http2Connection {
         Ok((shared, driver))
     }
 
-    pub(in crate::upstream) fn max_streams(&self) -> usize {
+    pub(crate) fn max_streams(&self) -> usize {
         self.max_streams.load(Ordering::Acquire)
     }
 
-    pub(in crate::upstream) fn is_usable(&self) -> bool {
+    pub(crate) fn is_usable(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
 
     /// Records that a stream has been reset. The future ends when the peer is known to have seen
     /// it, or the connection has ended.
-    pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         self.resets.record_reset()
     }
 
     /// Takes no more requests; requests in flight continue.
-    pub(in crate::upstream) fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.closed.store(true, Ordering::Release);
     }
 }
@@ -159,7 +145,7 @@ impl Driver {
     /// Drives the connection until it has ended. Calls `changed` when the peer allows another
     /// number of streams than before, or none any more. A peer that does not answer a PING is
     /// considered gone.
-    pub(in crate::upstream) async fn run(self, shared: Weak<Http2Connection>, changed: impl Fn()) {
+    pub(crate) async fn run(self, shared: Weak<Http2Connection>, changed: impl Fn()) {
         let Self {
             mut connection,
             goaway_probe: probe,
@@ -291,7 +277,7 @@ impl Pinger {
 }
 
 /// Why a request got no response.
-pub(in crate::upstream) enum Http2SendError {
+pub(crate) enum Http2SendError {
     /// Nothing of it was sent. Returns the request.
     Unsent(Box<Request<RequestBody>>),
     /// It was sent, in full or in part.
@@ -299,7 +285,7 @@ pub(in crate::upstream) enum Http2SendError {
 }
 
 /// A request that was sent and whose response has not begun. Dropping it resets the stream.
-pub(in crate::upstream) struct PendingHttp2 {
+pub(crate) struct PendingHttp2 {
     response: ResponseFuture,
     /// The request body, if it has not been sent in full.
     body_pump: Option<BodyPump>,
@@ -309,7 +295,7 @@ pub(in crate::upstream) struct PendingHttp2 {
 ///
 /// # Errors
 /// [`Http2SendError::Unsent`] if the connection takes no more requests.
-pub(in crate::upstream) fn send_request(
+pub(crate) fn send_request(
     shared: &Http2Connection,
     request: Request<RequestBody>,
 ) -> Result<PendingHttp2, Http2SendError> {
@@ -339,7 +325,7 @@ pub(in crate::upstream) fn send_request(
 
 impl PendingHttp2 {
     /// Polls for the response head.
-    pub(in crate::upstream) fn poll_head(
+    pub(crate) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Response<ResponseBody>, h2::Error>> {
@@ -354,7 +340,7 @@ impl PendingHttp2 {
 
     /// Lets a cancelled request finish: to the end of a short response if `has_end`, else to its
     /// head. Returns whether it has finished; otherwise the stream has been reset.
-    pub(in crate::upstream) async fn finish(mut self, has_end: bool) -> bool {
+    pub(crate) async fn finish(mut self, has_end: bool) -> bool {
         if self
             .body_pump
             .as_ref()

@@ -8,13 +8,11 @@ use http::Request;
 use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::DuplexStream;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::server::TlsStream as ServerTlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::upstream::connection::connector::IoStream;

@@ -20,7 +20,7 @@ const STREAM_WINDOW: u32 = 256 << 10;
 
 /// Most streams that weir uses on one connection, whatever the peer allows. kube-apiserver allows
 /// 100 unless its `--http2-max-streams-per-connection` says otherwise.
-pub(in crate::upstream) const MAX_STREAMS: usize = 256;
+pub(crate) const MAX_STREAMS: usize = 256;
 
 /// Receive window of a connection, large enough for all streams: clients that do not read cannot
 /// stop the other responses on their connection.
@@ -34,9 +34,9 @@ const DATA_FRAME_BUDGET: usize = 256 << 20;
 
 /// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`. A dead path is found within the sum of this and
 /// [`PING_TIMEOUT`] instead of 15 minutes.
-pub(in crate::upstream) const PING_INTERVAL: Duration = Duration::from_secs(30);
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// client-go's `HTTP2_PING_TIMEOUT_SECONDS`.
-pub(in crate::upstream) const PING_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Most bytes of one request body in the send buffer.
 const SEND_BUFFER: usize = 256 << 10;
@@ -46,7 +46,7 @@ const SEND_BUFFER: usize = 256 << 10;
 /// either.
 const MAX_RESET_STREAMS: usize = 4096;
 
-pub(in crate::upstream) fn http1_builder() -> http1::Builder {
+pub(crate) fn http1_builder() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .max_headers(MAX_HTTP1_HEADERS)
@@ -54,7 +54,7 @@ pub(in crate::upstream) fn http1_builder() -> http1::Builder {
     builder
 }
 
-pub(in crate::upstream) fn http2_builder() -> h2::client::Builder {
+pub(crate) fn http2_builder() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .enable_push(false)

@@ -3,21 +3,20 @@
 //! At most one PING is outstanding (h2 allows no more), for two purposes. It checks whether a
 //! silent peer is still there, and its answer acknowledges the streams that were reset before it.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The interval of PINGs and the time for an answer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::upstream) struct PingTimeouts {
+pub(crate) struct PingTimeouts {
     /// A PING is sent when the last answer is this old.
-    pub(in crate::upstream) interval: Duration,
+    pub(crate) interval: Duration,
     /// A peer that has not answered for this long is gone.
-    pub(in crate::upstream) timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// The PINGs of one connection.
 #[derive(Debug)]
-pub(in crate::upstream) struct PingSchedule {
+pub(crate) struct PingSchedule {
     timeouts: PingTimeouts,
     /// The outstanding PING: how many resets were sent before it, and when it was sent.
     outstanding: Option<(u64, Instant)>,
@@ -29,7 +28,7 @@ pub(in crate::upstream) struct PingSchedule {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum PingAction {
+pub(crate) enum PingAction {
     /// Send a PING now.
     Send,
     /// Do nothing until then.
@@ -40,7 +39,7 @@ pub(in crate::upstream) enum PingAction {
 
 impl PingSchedule {
     /// The schedule of a connection that was opened now.
-    pub(in crate::upstream) const fn new(times: PingTimeouts, now: Instant) -> Self {
+    pub(crate) const fn new(times: PingTimeouts, now: Instant) -> Self {
         Self {
             timeouts: times,
             outstanding: None,
@@ -50,17 +49,17 @@ impl PingSchedule {
     }
 
     /// Whether a PING is outstanding.
-    pub(in crate::upstream) const fn is_outstanding(&self) -> bool {
+    pub(crate) const fn is_outstanding(&self) -> bool {
         self.outstanding.is_some()
     }
 
     /// Whether some of the `written` resets have no PING sent after them.
-    pub(in crate::upstream) const fn has_unacknowledged(&self, written: u64) -> bool {
+    pub(crate) const fn has_unacknowledged(&self, written: u64) -> bool {
         self.outstanding.is_none() && written > self.acknowledged
     }
 
     /// The next action, when `written` resets have been written in full.
-    pub(in crate::upstream) fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
+    pub(crate) fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
         if let Some((_, sent)) = self.outstanding {
             let end = sent + self.timeouts.timeout;
             return if now < end {
@@ -78,7 +77,7 @@ impl PingSchedule {
     }
 
     /// Records the answer to the PING. Returns how many resets the peer has seen.
-    pub(in crate::upstream) fn record_pong(&mut self, now: Instant) -> u64 {
+    pub(crate) fn record_pong(&mut self, now: Instant) -> u64 {
         if let Some((resets, _)) = self.outstanding.take() {
             self.acknowledged = resets;
         }

@@ -10,23 +10,16 @@ use std::future::Future;
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 /// Counts the resets of one connection.
 #[derive(Debug)]
-pub(in crate::upstream) struct ResetTracker {
+pub(crate) struct ResetTracker {
     sent: AtomicU64,
     /// The number that the peer has seen; closed with the connection.
     acknowledged: watch::Receiver<u64>,
@@ -38,7 +31,7 @@ pub(in crate::upstream) struct ResetTracker {
 
 impl ResetTracker {
     /// No resets so far, on a connection whose bytes [`FlushTrackedIo`] follows.
-    pub(in crate::upstream) fn new(unflushed: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
+    pub(crate) fn new(unflushed: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
         let (acknowledge, acknowledged) = watch::channel(0);
         let resets = Self {
             sent: AtomicU64::new(0),
@@ -51,7 +44,7 @@ impl ResetTracker {
 
     /// Records that a stream has been reset. The future ends when the peer has seen it, or the
     /// connection has ended.
-    pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         let number = self.sent.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake_driver();
         let mut acknowledged = self.acknowledged.clone();
@@ -62,38 +55,38 @@ impl ResetTracker {
     }
 
     /// The number of resets so far.
-    pub(in crate::upstream) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
 
     /// Sets the waker that a reset wakes. One task drives a connection from its start to its end.
-    pub(in crate::upstream) fn set_driver(&self, driver: &Waker) {
+    pub(crate) fn set_driver(&self, driver: &Waker) {
         let _ = self.driver.get_or_init(|| driver.clone());
     }
 
     /// Wakes the task that drives the connection.
-    pub(in crate::upstream) fn wake_driver(&self) {
+    pub(crate) fn wake_driver(&self) {
         if let Some(driver) = self.driver.get() {
             driver.wake_by_ref();
         }
     }
 
     /// Whether all bytes of the connection have been written.
-    pub(in crate::upstream) fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed(&self) -> bool {
         !self.unflushed.load(Ordering::Relaxed)
     }
 }
 
 /// A stream that tracks whether all bytes were written: HTTP/2 flushes when it has nothing more to
 /// write.
-pub(in crate::upstream) struct FlushTrackedIo<S> {
+pub(crate) struct FlushTrackedIo<S> {
     stream: S,
     unflushed: Arc<AtomicBool>,
 }
 
 impl<S> FlushTrackedIo<S> {
     /// Wraps `stream`. Returns the wrapper and its flag.
-    pub(in crate::upstream) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
+    pub(crate) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
         let unflushed = Arc::new(AtomicBool::new(false));
         let tracked = Self {
             stream,

@@ -13,21 +13,12 @@ use base64::prelude::BASE64_STANDARD;
 use http::HeaderValue;
 use jiff::Timestamp;
 use rustls::sign::CertifiedKey;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::SourceLocation;
-use crate::upstream::credentials::bearer::UnencodableToken;
-use crate::upstream::credentials::bearer::bearer_header;
-use crate::upstream::tls::Pem;
-use crate::upstream::tls::PemError;
-use crate::upstream::tls::PemInput;
-use crate::upstream::tls::parse_certified_key;
+use crate::document::{Content, Diagnostics, Node, SourceLocation};
+use crate::upstream::credentials::bearer::{UnencodableToken, bearer_header};
+use crate::upstream::tls::{Pem, PemError, PemInput, parse_certified_key};
 
 /// The version of the input; the output has to be of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,30 +7,23 @@
 //! not here: its input and output (`exec_credential`), and when it runs (`refresh_schedule`).
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+use std::{fmt, io};
 
 use jiff::Timestamp;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncReadExt;
-use tokio::process::Child;
-use tokio::process::Command;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::encoding::printable::escape_message;
 use crate::numeric::saturating_u64;
-use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::credentials::exec_credential::ExecApiVersion;
-use crate::upstream::credentials::exec_credential::ExecCredentialError;
-use crate::upstream::credentials::exec_credential::PluginCredential;
-use crate::upstream::credentials::exec_credential::encode_exec_info;
-use crate::upstream::credentials::exec_credential::parse_output;
+use crate::upstream::credentials::exec_credential::{
+    ClusterInfo, ExecApiVersion, ExecCredentialError, PluginCredential, encode_exec_info,
+    parse_output,
+};
 use crate::upstream::tls::PemError;
 
 /// The environment variable with the plugin's input.

@@ -1,8 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;

@@ -6,17 +6,6 @@
 //! No secret gets into a log or a `Debug` output. Files are read again every minute, which costs
 //! nothing and is soon enough for whatever rotates them. Deliberately not here: clients'
 //! credentials, and the calls themselves.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `bearer` `refresh_schedule` |
-//! | 1 | `exec_credential` |
-//! | 2 | `exec_plugin` |
-//! | 3 | `source` |
-//! | 4 | `own_credentials` |
-//! | 5 | `refresh_task` |
 
 pub mod bearer;
 pub(crate) mod exec_credential;
@@ -26,10 +15,9 @@ mod refresh_schedule;
 mod refresh_task;
 mod source;
 
-pub(crate) use own_credentials::CredentialExpired;
-pub(crate) use own_credentials::CredentialTrouble;
-pub(crate) use own_credentials::OwnCredentials;
-pub(crate) use own_credentials::PreparedCredentials;
+pub(crate) use own_credentials::{
+    CredentialExpired, CredentialTrouble, OwnCredentials, PreparedCredentials,
+};
 pub(crate) use refresh_task::RefreshTask;
 pub use source::BearerToken;
 pub(crate) use source::ClientCertificate;

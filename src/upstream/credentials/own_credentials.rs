@@ -4,24 +4,19 @@
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use http::HeaderValue;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
-use tokio::sync::Notify;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
-use crate::upstream::credentials::source::CredentialError;
-use crate::upstream::credentials::source::CredentialSource;
-use crate::upstream::credentials::source::LoadedCredential;
+use crate::upstream::credentials::source::{CredentialError, CredentialSource, LoadedCredential};
 
 /// The credential has expired and there is no other.
 #[derive(Clone, Debug)]

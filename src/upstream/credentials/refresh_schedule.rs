@@ -4,8 +4,7 @@
 //! fails is tried again with backoff. However often weir's calls are rejected, the source is not
 //! read more often than this file says.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Shortest time from one credential to the next. It bounds how often a source is read that gives
 /// credentials of a few seconds, or that keeps giving the last seconds of the same one.

@@ -6,17 +6,12 @@
 use std::sync::Arc;
 
 use crate::clock::Clock;
-use crate::upstream::credentials::own_credentials::OwnCredentials;
-use crate::upstream::credentials::own_credentials::PreparedCredentials;
+use crate::upstream::credentials::own_credentials::{OwnCredentials, PreparedCredentials};
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
-use crate::upstream::credentials::source::BearerToken;
-use crate::upstream::credentials::source::ClientCertificate;
-use crate::upstream::credentials::source::CredentialError;
-use crate::upstream::credentials::source::CredentialSource;
-use crate::upstream::credentials::source::LoadedCredential;
-use crate::upstream::credentials::source::initial_token;
-use crate::upstream::credentials::source::read_token;
-use crate::upstream::credentials::source::run_plugin;
+use crate::upstream::credentials::source::{
+    BearerToken, ClientCertificate, CredentialError, CredentialSource, LoadedCredential,
+    initial_token, read_token, run_plugin,
+};
 
 /// Refreshes [`OwnCredentials`]. There is one task for each, and so one attempt at a time.
 #[derive(Debug)]

@@ -1,11 +1,9 @@
 //! Where weir's own credential comes from: the configuration, files, or a credential plugin.
 
 use std::fmt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use rustls::sign::CertifiedKey;
@@ -13,14 +11,9 @@ use rustls::sign::CertifiedKey;
 use crate::clock::Clock;
 use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::PluginCredential;
-use crate::upstream::credentials::exec_plugin::ExecPlugin;
-use crate::upstream::credentials::exec_plugin::PluginError;
-use crate::upstream::credentials::exec_plugin::PluginFailure;
+use crate::upstream::credentials::exec_plugin::{ExecPlugin, PluginError, PluginFailure};
 use crate::upstream::credentials::refresh_schedule::next_refresh;
-use crate::upstream::tls::Pem;
-use crate::upstream::tls::PemError;
-use crate::upstream::tls::PemInput;
-use crate::upstream::tls::parse_certified_key;
+use crate::upstream::tls::{Pem, PemError, PemInput, parse_certified_key};
 
 /// How often files are read again. client-go reads a token file as often, which is half of the time
 /// that the kubelet leaves between a new token and the expiry of the old one.

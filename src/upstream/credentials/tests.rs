@@ -1,23 +1,17 @@
 use parking_lot::Mutex;
-use std::fs;
-use std::io;
+use std::{fs, io};
 
 use http::StatusCode;
 use jiff::Timestamp;
-use rustls::ClientConnection;
-use rustls::RootCertStore;
-use rustls::ServerConfig;
-use rustls::ServerConnection;
-use rustls::SupportedProtocolVersion;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
-use rustls::version::TLS12;
-use rustls::version::TLS13;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::ServerName;
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    ClientConnection, RootCertStore, ServerConfig, ServerConnection, SupportedProtocolVersion,
+};
 use rustls_pki_types::pem::PemObject;
-use serde_json::Value;
-use serde_json::json;
+use rustls_pki_types::{CertificateDer, ServerName};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::clock::Clock;
@@ -26,10 +20,8 @@ use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::credentials::exec_plugin::tests::script_plugin;
 use crate::upstream::credentials::refresh_schedule::REJECTED_REFRESH_INTERVAL;
 use crate::upstream::credentials::source::REREAD_INTERVAL;
-use crate::upstream::tls::Pem;
-use crate::upstream::tls::client_config;
-use crate::upstream::tls::parse_roots;
 use crate::upstream::tls::tests::self_signed_pair;
+use crate::upstream::tls::{Pem, client_config, parse_roots};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

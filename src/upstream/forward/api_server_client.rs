@@ -8,21 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
-use http::Method;
-use http::Response;
-use http::StatusCode;
 use http::uri::PathAndQuery;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::identity::transport::ApiTransport;
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteFuture;
-use crate::identity::transport::RemoteRequest;
-use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::{
+    ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse,
+};
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;

@@ -4,18 +4,15 @@
 //!
 //! Promises: addresses that are known stay until a list has others.
 
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 use http::uri::PathAndQuery;
-use serde::Deserialize;
-use serde::Deserializer;
-use tracing::info;
-use tracing::warn;
+use serde::{Deserialize, Deserializer};
+use tracing::{info, warn};
 
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::servers::server_set::ServerSet;

@@ -7,29 +7,20 @@ use std::sync::Arc;
 use http::Uri;
 use http::uri::PathAndQuery;
 
-use crate::identity::transport::RemoteError;
-use crate::identity::transport::RemoteFuture;
-use crate::identity::transport::RemoteResponse;
-use crate::identity::transport::UrlFetcher;
+use crate::identity::transport::{RemoteError, RemoteFuture, RemoteResponse, UrlFetcher};
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connector::Connector;
-use crate::upstream::forward::api_server_client::collect_response;
-use crate::upstream::forward::api_server_client::with_timeout;
-use crate::upstream::forward::send::AttemptError;
-use crate::upstream::forward::send::Outgoing;
-use crate::upstream::forward::send::SendAttempt;
-use crate::upstream::forward::send::SendContext;
-use crate::upstream::headers;
+use crate::upstream::forward::api_server_client::{collect_response, with_timeout};
+use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext};
 use crate::upstream::headers::auth_mode::External;
 use crate::upstream::pool::Pool;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::metrics::UpstreamMetrics;
-use crate::upstream::pool::pool_limits::PoolLimits;
-use crate::upstream::pool::pool_limits::UpstreamProtocol;
+use crate::upstream::pool::pool_limits::{PoolLimits, UpstreamProtocol};
 use crate::upstream::requester::Requester;
-use crate::upstream::tls;
+use crate::upstream::{headers, tls};
 use crate::x509::CertificatePool;
 
 /// A client for any HTTPS URL.

@@ -14,16 +14,11 @@
 //! client is gone.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::poll_fn;
-use http::HeaderValue;
-use http::Method;
-use http::Request;
-use http::Response;
-use http::header::CONNECTION;
-use http::header::TRANSFER_ENCODING;
+use http::header::{CONNECTION, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
 use tokio::time::timeout;
 
@@ -39,8 +34,7 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::http1::http1_lease::Http1Lease;
 use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::lease::Lease;
-use crate::upstream::pool::stream_guard::ResponseHeadError;
-use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::pool::stream_guard::{ResponseHeadError, StreamGuard};
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ServerRequest;
 
@@ -56,13 +50,13 @@ pub(crate) struct SendContext<'a> {
 }
 
 /// A client's request, or one of weir's own.
-pub(in crate::upstream) struct Outgoing<M> {
-    pub(in crate::upstream) head: RequestHead<M>,
-    pub(in crate::upstream) body: RequestBody,
+pub(crate) struct Outgoing<M> {
+    pub(crate) head: RequestHead<M>,
+    pub(crate) body: RequestBody,
 }
 
 /// Why an attempt got no response.
-pub(in crate::upstream) enum AttemptError<M> {
+pub(crate) enum AttemptError<M> {
     /// There is no connection for it. Returns the request.
     NoConnection(Box<Outgoing<M>>, ForwardError),
     /// The connection was closing, and is not chosen any more. Returns the request.
@@ -78,7 +72,7 @@ impl<M: AuthMode> AttemptError<M> {
     }
 
     /// The error of a request that is not sent again.
-    pub(in crate::upstream) fn into_error(self) -> ForwardError {
+    pub(crate) fn into_error(self) -> ForwardError {
         match self {
             Self::ConnectionClosing(_) => ForwardError::Closed,
             Self::NoConnection(_, error) | Self::NotExecuted(_, error) | Self::Final(error) => {
@@ -89,12 +83,12 @@ impl<M: AuthMode> AttemptError<M> {
 }
 
 /// How an attempt is made.
-pub(in crate::upstream) struct SendAttempt {
-    pub(in crate::upstream) class: ConnectionClass,
+pub(crate) struct SendAttempt {
+    pub(crate) class: ConnectionClass,
     /// Counts the request as in flight on its server.
-    pub(in crate::upstream) counted: Option<ServerRequest>,
+    pub(crate) counted: Option<ServerRequest>,
     /// Longest wait for a connection, where another server can be tried.
-    pub(in crate::upstream) patience: Option<Duration>,
+    pub(crate) patience: Option<Duration>,
 }
 
 impl<M: AuthMode> Pool<M> {
@@ -107,7 +101,7 @@ impl<M: AuthMode> Pool<M> {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request.
-    pub(in crate::upstream) async fn attempt(
+    pub(crate) async fn attempt(
         self: &Arc<Self>,
         Outgoing { head, body }: Outgoing<M>,
         SendAttempt {

@@ -8,19 +8,14 @@ use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 
-use http::HeaderValue;
-use http::Response;
+use http::{HeaderValue, Response};
 use http_body::Body;
 use parking_lot::Mutex;
 use rustls::client::ResolvesClientCert;
-use rustls::sign::CertifiedKey;
-use rustls::sign::SingleCertAndKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -29,11 +24,7 @@ use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::forward::send::AttemptError;
-use crate::upstream::forward::send::Outgoing;
-use crate::upstream::forward::send::SendAttempt;
-use crate::upstream::forward::send::SendContext;
-use crate::upstream::forward::send::is_safe;
+use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext, is_safe};
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
@@ -42,15 +33,11 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::pool::retry_budget::RetryBudget;
-use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
-use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, StreamGuard};
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::balancer::Candidate;
-use crate::upstream::servers::health::Availability;
-use crate::upstream::servers::health::ServerFailure;
-use crate::upstream::servers::server_set::RequestTraits;
-use crate::upstream::servers::server_set::ServerList;
-use crate::upstream::servers::server_set::ServerSet;
+use crate::upstream::servers::health::{Availability, ServerFailure};
+use crate::upstream::servers::server_set::{RequestTraits, ServerList, ServerSet};
 use crate::upstream::tls;
 use crate::x509::CertificatePool;
 
@@ -81,7 +68,7 @@ const HEALTH_PATHS: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
 /// The certificate that connections present.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) enum PresentedCertificate {
+pub(crate) enum PresentedCertificate {
     /// None.
     None,
     /// The front-proxy certificate. Without one there are no connections.
@@ -92,12 +79,12 @@ pub(in crate::upstream) enum PresentedCertificate {
 
 /// What all pools of a [`ServerPools`] have in common.
 #[derive(Debug)]
-pub(in crate::upstream) struct PoolSettings {
-    pub(in crate::upstream) certificate: PresentedCertificate,
-    pub(in crate::upstream) budget: Option<ConnectionBudget>,
-    pub(in crate::upstream) limits: Arc<PoolLimits>,
-    pub(in crate::upstream) instance_id: InstanceId,
-    pub(in crate::upstream) metrics: Arc<UpstreamMetrics>,
+pub(crate) struct PoolSettings {
+    pub(crate) certificate: PresentedCertificate,
+    pub(crate) budget: Option<ConnectionBudget>,
+    pub(crate) limits: Arc<PoolLimits>,
+    pub(crate) instance_id: InstanceId,
+    pub(crate) metrics: Arc<UpstreamMetrics>,
 }
 
 /// One [`Pool`] for each API server.
@@ -138,7 +125,7 @@ struct Choice<M> {
 
 impl<M: AuthMode> ServerPools<M> {
     /// Pools without connections.
-    pub(in crate::upstream) fn new(servers: Arc<ServerSet>, settings: PoolSettings) -> Arc<Self> {
+    pub(crate) fn new(servers: Arc<ServerSet>, settings: PoolSettings) -> Arc<Self> {
         Arc::new(Self {
             servers,
             settings,
@@ -154,7 +141,7 @@ impl<M: AuthMode> ServerPools<M> {
 
     /// Connections present the front-proxy certificate that is configured now, also when it is
     /// replaced or removed: the requests that are left assert their users by it.
-    pub(in crate::upstream) fn keep_front_proxy_certificate(&self) {
+    pub(crate) fn keep_front_proxy_certificate(&self) {
         let _ = self
             .kept_front_proxy
             .set(self.servers.list().tls.front_proxy.clone()); // the first one is kept
@@ -162,7 +149,7 @@ impl<M: AuthMode> ServerPools<M> {
 
     /// Whether there is a front-proxy certificate for connections.
     #[must_use]
-    pub(in crate::upstream) fn has_front_proxy_certificate(&self) -> bool {
+    pub(crate) fn has_front_proxy_certificate(&self) -> bool {
         self.front_proxy(&self.servers.list()).is_some()
     }
 
@@ -440,7 +427,7 @@ impl<M: AuthMode> ServerPools<M> {
     }
 
     /// The pool of `server`, for a probe.
-    pub(in crate::upstream) fn pool_of(&self, server: &Arc<ApiServer>) -> Option<Arc<Pool<M>>> {
+    pub(crate) fn pool_of(&self, server: &Arc<ApiServer>) -> Option<Arc<Pool<M>>> {
         let mut pools = self.pools.lock();
         self.follow(&self.servers.list(), &mut pools);
         let mut entries = pools.pools.iter();
@@ -506,7 +493,7 @@ impl<M: AuthMode> ServerPools<M> {
     }
 
     /// Counts a request of weir's own as client-go counts its requests.
-    pub(in crate::upstream) fn count_internal_request(&self, code: &str, method: &str) {
+    pub(crate) fn count_internal_request(&self, code: &str, method: &str) {
         let host = self.servers.authority();
         let requests = &self.settings.metrics.internal_requests;
         requests.with_label_values(&[code, &host, method]).inc();

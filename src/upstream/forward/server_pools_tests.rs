@@ -1,14 +1,12 @@
 use super::*;
 use crate::metrics::Registry;
-use crate::upstream::UpstreamConfig;
-use crate::upstream::UpstreamProtocol;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
-use crate::upstream::headers::auth_mode::FrontProxy;
-use crate::upstream::headers::auth_mode::PassThrough;
+use crate::upstream::headers::auth_mode::{FrontProxy, PassThrough};
 use crate::upstream::requester::Requester;
 use crate::upstream::tls::PemInput;
 use crate::upstream::tls::tests::self_signed_pair;
+use crate::upstream::{UpstreamConfig, UpstreamProtocol};
 
 fn key() -> Arc<CertifiedKey> {
     let (certificate, key) = self_signed_pair("front-proxy-client");

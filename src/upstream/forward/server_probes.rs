@@ -2,18 +2,13 @@
 //!
 //! A probe shows, too, whether a weir answers: each weir adds its ID to answers to probes of weirs.
 
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::HeaderValue;
-use http::Method;
-use http::Response;
-use http::StatusCode;
 use http::uri::PathAndQuery;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -21,20 +16,15 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::forward::send::AttemptError;
-use crate::upstream::forward::send::Outgoing;
-use crate::upstream::forward::send::SendAttempt;
-use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext};
 use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
-use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::loop_detection::cdn_loop;
+use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ApiServer;
-use crate::upstream::servers::health::ProbeOutcome;
-use crate::upstream::servers::health::WeirServer;
+use crate::upstream::servers::health::{ProbeOutcome, WeirServer};
 
 /// The interval of probes: no load for a server, and short enough to see a restart.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(2);

@@ -6,29 +6,17 @@
 //! works.
 
 use std::io;
-use std::pin::Pin;
-use std::pin::pin;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::future::Either;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use http::Response;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::AsyncWriteExt;
-use tokio::io::ReadBuf;
-use tokio::io::copy;
-use tokio::io::sink;
-use tokio::io::split;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, sink, split};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -43,8 +31,7 @@ use crate::upstream::forward::send::SendContext;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
-use crate::upstream::pool::stream_guard::Cancellation;
-use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::pool::stream_guard::{Cancellation, StreamGuard};
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ServerRequest;
 

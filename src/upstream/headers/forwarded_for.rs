@@ -5,12 +5,8 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
-use http::header;
-use http::request;
 use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, header, request};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 

@@ -11,13 +11,6 @@
 //!
 //! Follows `k8s.io/apiserver/pkg/authentication/request/headerrequest` and
 //! `transport.NewAuthProxyRoundTripper` (1.36).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `auth_mode` `forwarded_for` |
-//! | 1 | `request_head` |
 
 pub(crate) mod auth_mode;
 pub(crate) mod forwarded_for;
@@ -25,20 +18,15 @@ pub(crate) mod request_head;
 
 use std::fmt;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
-use http::header;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use memchr::memchr;
 
 use crate::identity::request_header::IdentityHeaders;
 
-pub(crate) use request_head::external_head;
-pub(crate) use request_head::front_proxy_head;
-pub(crate) use request_head::impersonation_head;
-pub(crate) use request_head::internal_head;
-pub(crate) use request_head::pass_through_head;
-pub(crate) use request_head::unverified_head;
+pub(crate) use request_head::{
+    external_head, front_proxy_head, impersonation_head, internal_head, pass_through_head,
+    unverified_head,
+};
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and older ones that are still in
 /// use). Other headers that `Connection` names are forwarded. kube-apiserver does not interpret

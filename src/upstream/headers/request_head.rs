@@ -6,34 +6,20 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
-use http::Version;
-use http::header;
-use http::request;
-use http::uri::Authority;
-use http::uri::PathAndQuery;
-use http::uri::Scheme;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header, request};
 
 use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
-use crate::api::user::GROUP_AUTHENTICATED;
-use crate::api::user::GROUP_UNAUTHENTICATED;
+use crate::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
 use crate::identity::WEBSOCKET_BEARER_PREFIX;
 use crate::identity::impersonation::target::is_impersonation_header;
 use crate::identity::request_header::IdentityHeaders;
-use crate::upstream::headers::auth_mode::AuthMode;
-use crate::upstream::headers::auth_mode::External;
-use crate::upstream::headers::auth_mode::FrontProxy;
-use crate::upstream::headers::auth_mode::Impersonating;
-use crate::upstream::headers::auth_mode::Internal;
-use crate::upstream::headers::auth_mode::PassThrough;
-use crate::upstream::headers::auth_mode::Unverified;
-use crate::upstream::headers::forwarded_for::ClientAddress;
-use crate::upstream::headers::forwarded_for::append_forwarded_for;
-use crate::upstream::headers::forwarded_for::host_value;
-use crate::upstream::headers::forwarded_for::set_forwarded_host;
+use crate::upstream::headers::auth_mode::{
+    AuthMode, External, FrontProxy, Impersonating, Internal, PassThrough, Unverified,
+};
+use crate::upstream::headers::forwarded_for::{
+    ClientAddress, append_forwarded_for, host_value, set_forwarded_host,
+};
 use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 
@@ -80,22 +66,22 @@ impl<M: AuthMode> RequestHead<M> {
     }
 
     /// The host that is not the upstream's, for [`from_unsent`](Self::from_unsent).
-    pub(in crate::upstream) fn app_host(&self) -> Option<Authority> {
+    pub(crate) fn app_host(&self) -> Option<Authority> {
         self.app_host.clone()
     }
 
     /// The method.
-    pub(in crate::upstream) const fn method(&self) -> &http::Method {
+    pub(crate) const fn method(&self) -> &http::Method {
         &self.parts.method
     }
 
     /// The path.
-    pub(in crate::upstream) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.parts.uri.path()
     }
 
     /// A copy, for another attempt.
-    pub(in crate::upstream) fn duplicate(&self) -> Self {
+    pub(crate) fn duplicate(&self) -> Self {
         let mut parts = http::Request::new(()).into_parts().0;
         parts.method = self.parts.method.clone();
         parts.uri = self.parts.uri.clone();
@@ -106,20 +92,17 @@ impl<M: AuthMode> RequestHead<M> {
 
     /// Restores a head with this [`app_host`](Self::app_host) that a connection of the same mode
     /// returned unsent.
-    pub(in crate::upstream) fn from_unsent(
-        parts: request::Parts,
-        app_host: Option<Authority>,
-    ) -> Self {
+    pub(crate) fn from_unsent(parts: request::Parts, app_host: Option<Authority>) -> Self {
         Self::new(Box::new(parts)).with_app_host(app_host)
     }
 
     /// Appends `id` to `CDN-Loop`.
-    pub(in crate::upstream) fn append_cdn_loop(&mut self, id: &InstanceId) {
+    pub(crate) fn append_cdn_loop(&mut self, id: &InstanceId) {
         cdn_loop::append(&mut self.parts.headers, id);
     }
 
     /// Requests an upgrade to `protocol`, after the client's `Upgrade` was removed as hop-by-hop.
-    pub(in crate::upstream) fn with_upgrade(mut self, protocol: HeaderValue) -> Self {
+    pub(crate) fn with_upgrade(mut self, protocol: HeaderValue) -> Self {
         self.parts
             .headers
             .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -128,11 +111,7 @@ impl<M: AuthMode> RequestHead<M> {
     }
 
     /// The request in HTTP/1.1 form: the path as the target, the host as `Host`.
-    pub(in crate::upstream) fn into_http1<B>(
-        mut self,
-        body: B,
-        upstream: &HeaderValue,
-    ) -> http::Request<B> {
+    pub(crate) fn into_http1<B>(mut self, body: B, upstream: &HeaderValue) -> http::Request<B> {
         if self.parts.uri.authority().is_some()
             && let Some(path) = self.parts.uri.path_and_query()
         {
@@ -151,11 +130,7 @@ impl<M: AuthMode> RequestHead<M> {
     }
 
     /// The request in HTTP/2 form: the host in the target, no `Host`.
-    pub(in crate::upstream) fn into_http2<B>(
-        mut self,
-        body: B,
-        upstream: &Authority,
-    ) -> http::Request<B> {
+    pub(crate) fn into_http2<B>(mut self, body: B, upstream: &Authority) -> http::Request<B> {
         self.parts.headers.remove(header::HOST);
         let mut uri = http::uri::Parts::default();
         uri.scheme = Some(Scheme::HTTPS);

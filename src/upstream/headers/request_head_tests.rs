@@ -3,14 +3,10 @@ use std::net::IpAddr;
 use http::Request;
 
 use super::*;
-use crate::upstream::headers::ENTRY_OVERHEAD;
-use crate::upstream::headers::InvalidHeaders;
-use crate::upstream::headers::MAX_HEADER_BYTES;
-use crate::upstream::headers::forwarded_for::address_value;
-use crate::upstream::headers::forwarded_for::requested_host;
-use crate::upstream::headers::keep_unindexed;
-use crate::upstream::headers::strip_hop_by_hop;
-use crate::upstream::headers::validate;
+use crate::upstream::headers::forwarded_for::{address_value, requested_host};
+use crate::upstream::headers::{
+    ENTRY_OVERHEAD, InvalidHeaders, MAX_HEADER_BYTES, keep_unindexed, strip_hop_by_hop, validate,
+};
 
 static ADDRESS: HeaderValue = HeaderValue::from_static("192.0.2.7");
 

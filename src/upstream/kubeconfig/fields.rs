@@ -1,15 +1,12 @@
 //! Fields of a kubeconfig: empty ones that count as absent, secrets that no diagnostic may quote,
 //! paths relative to the file, and PEM inline or in a file.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::ValueDecoder;
+use crate::document::{MappingDecoder, Node, ValueDecoder};
 use crate::upstream::tls::Pem;
 
 /// Whether the field is present and not the empty string, which counts as absent in Go.

@@ -7,42 +7,27 @@
 //! for a kubeconfig (`rest.InClusterConfig`). What weir will not do is an error and not ignored:
 //! unverified TLS, impersonation, a path prefix, and credentials that Kubernetes has removed. No
 //! diagnostic quotes a secret. Deliberately not here: reading files and the environment.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `fields` |
-//! | 1 | `user` |
 
 mod fields;
 mod user;
 
 use std::fmt::Write;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustls_pki_types::ServerName;
 use serde_json::Value as Json;
 
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::ResolvedScalar;
-use crate::document::SourceLocation;
-use crate::document::Strictness;
+use crate::document::{
+    Content, Diagnostics, MappingDecoder, Node, ResolvedScalar, SourceLocation, Strictness,
+};
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
-use crate::upstream::credentials::BearerToken;
-use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::kubeconfig::fields::entry_name;
-use crate::upstream::kubeconfig::fields::is_set;
-use crate::upstream::kubeconfig::fields::optional_string;
-use crate::upstream::kubeconfig::fields::read_pem;
-use crate::upstream::kubeconfig::fields::required_string;
+use crate::upstream::credentials::{BearerToken, CredentialSource};
+use crate::upstream::kubeconfig::fields::{
+    entry_name, is_set, optional_string, read_pem, required_string,
+};
 use crate::upstream::tls::Pem;
 
 /// The extension of a cluster that is passed to plugins (`clientcmd/api/v1`).

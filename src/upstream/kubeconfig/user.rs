@@ -3,20 +3,13 @@
 use std::path::Path;
 
 use crate::document::MappingDecoder;
-use crate::upstream::credentials::BearerToken;
-use crate::upstream::credentials::ClientCertificate;
-use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::bearer::bearer_header;
-use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::credentials::exec_credential::ExecApiVersion;
+use crate::upstream::credentials::exec_credential::{ClusterInfo, ExecApiVersion};
 use crate::upstream::credentials::exec_plugin::ExecPlugin;
-use crate::upstream::kubeconfig::fields::is_set;
-use crate::upstream::kubeconfig::fields::optional_string;
-use crate::upstream::kubeconfig::fields::read_pem;
-use crate::upstream::kubeconfig::fields::required_string;
-use crate::upstream::kubeconfig::fields::resolve_path;
-use crate::upstream::kubeconfig::fields::secret_item;
-use crate::upstream::kubeconfig::fields::secret_string;
+use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSource};
+use crate::upstream::kubeconfig::fields::{
+    is_set, optional_string, read_pem, required_string, resolve_path, secret_item, secret_string,
+};
 
 /// Every field that can hold a credential.
 const CREDENTIAL_FIELDS: [&str; 10] = [

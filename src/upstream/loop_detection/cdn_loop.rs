@@ -15,9 +15,7 @@
 use std::fmt;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// The header name.
 pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");

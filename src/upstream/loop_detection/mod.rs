@@ -3,43 +3,26 @@
 //! Promises: a request that lists this weir's ID ([`cdn_loop`]) is never forwarded. Readiness fails
 //! only if a probe of weir's own returned ([`probes`]). The ID reaches Pods and aggregated servers,
 //! where anything may read and repeat it; the nonces of probes reach none of them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `cdn_loop` |
-//! | 1 | `probes` |
 
 pub mod cdn_loop;
 pub(crate) mod probes;
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::HeaderValue;
-use http::StatusCode;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use prometheus::{IntCounterVec, IntGauge};
+use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
-use crate::upstream::loop_detection::cdn_loop::CdnLoopStatus;
-use crate::upstream::loop_detection::cdn_loop::ID_BYTES;
-use crate::upstream::loop_detection::cdn_loop::InstanceId;
-use crate::upstream::loop_detection::cdn_loop::MAX_BYTES;
-use crate::upstream::loop_detection::cdn_loop::MAX_ENTRIES;
-use crate::upstream::loop_detection::cdn_loop::Nonce;
-use crate::upstream::loop_detection::probes::LoopEvent;
-use crate::upstream::loop_detection::probes::LoopProbes;
+use crate::upstream::loop_detection::cdn_loop::{
+    CdnLoopStatus, ID_BYTES, InstanceId, MAX_BYTES, MAX_ENTRIES, Nonce,
+};
+use crate::upstream::loop_detection::probes::{LoopEvent, LoopProbes};
 
 impl InstanceId {
     /// A new random ID.

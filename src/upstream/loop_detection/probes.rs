@@ -4,8 +4,7 @@
 //! server. At most [`MAX_PROBES`] are remembered, none for longer than [`PROBE_TTL`].
 
 use std::collections::VecDeque;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 

@@ -22,7 +22,7 @@ pub(crate) enum ConnectionClass {
 
 impl ConnectionClass {
     /// The class for the same request on a connection of its own.
-    pub(in crate::upstream) const fn dedicated(self) -> Self {
+    pub(crate) const fn dedicated(self) -> Self {
         match self {
             Self::Shared | Self::Dedicated => Self::Dedicated,
             Self::SharedWatch | Self::DedicatedLongRunning => Self::DedicatedLongRunning,
@@ -30,20 +30,20 @@ impl ConnectionClass {
     }
 
     /// Whether its requests last as long as their clients like.
-    pub(in crate::upstream) const fn is_long_running(self) -> bool {
+    pub(crate) const fn is_long_running(self) -> bool {
         matches!(self, Self::SharedWatch | Self::DedicatedLongRunning)
     }
 }
 
 /// One value for short requests, and one for long-running ones.
 #[derive(Default)]
-pub(in crate::upstream) struct PerClass<T> {
+pub(crate) struct PerClass<T> {
     short: T,
     long_running: T,
 }
 
 impl<T> PerClass<T> {
-    pub(in crate::upstream) const fn get(&self, class: ConnectionClass) -> &T {
+    pub(crate) const fn get(&self, class: ConnectionClass) -> &T {
         match class {
             ConnectionClass::Shared | ConnectionClass::Dedicated => &self.short,
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
@@ -52,7 +52,7 @@ impl<T> PerClass<T> {
         }
     }
 
-    pub(in crate::upstream) const fn get_mut(&mut self, class: ConnectionClass) -> &mut T {
+    pub(crate) const fn get_mut(&mut self, class: ConnectionClass) -> &mut T {
         match class {
             ConnectionClass::Shared | ConnectionClass::Dedicated => &mut self.short,
             ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
@@ -61,11 +61,11 @@ impl<T> PerClass<T> {
         }
     }
 
-    pub(in crate::upstream) const fn each(&self) -> [&T; 2] {
+    pub(crate) const fn each(&self) -> [&T; 2] {
         [&self.short, &self.long_running]
     }
 
-    pub(in crate::upstream) fn each_mut(&mut self) -> [&mut T; 2] {
+    pub(crate) fn each_mut(&mut self) -> [&mut T; 2] {
         [&mut self.short, &mut self.long_running]
     }
 }

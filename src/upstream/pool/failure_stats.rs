@@ -1,7 +1,6 @@
 //! Counts requests of clients that got no response, and keeps the last failure.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -8,16 +8,14 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::connection::http2::Http2Connection;
-use crate::upstream::connection::http2::PendingHttp2;
-use crate::upstream::pool::connection_class::ConnectionClass;
-use crate::upstream::pool::connection_class::PerClass;
+use crate::upstream::connection::http2::{Http2Connection, PendingHttp2};
+use crate::upstream::pool::connection_class::{ConnectionClass, PerClass};
 use crate::upstream::pool::stream_guard::CancelOutcome;
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::servers::api_server::ServerRequest;
 
 /// A stream of an HTTP/2 connection. Dropping it wakes one of the requests that wait for a stream.
-pub(in crate::upstream) struct Http2Lease {
+pub(crate) struct Http2Lease {
     connection: Arc<Http2Connection>,
     class: ConnectionClass,
     queues: Arc<PerClass<WaitQueue>>,
@@ -26,7 +24,7 @@ pub(in crate::upstream) struct Http2Lease {
     /// Counts the request as in flight on its server.
     pub(super) counted: Option<ServerRequest>,
     /// The request, until its response begins.
-    pub(in crate::upstream) pending: Option<PendingHttp2>,
+    pub(crate) pending: Option<PendingHttp2>,
 }
 
 impl Http2Lease {
@@ -46,7 +44,7 @@ impl Http2Lease {
         }
     }
 
-    pub(in crate::upstream) fn connection(&self) -> Arc<Http2Connection> {
+    pub(crate) fn connection(&self) -> Arc<Http2Connection> {
         Arc::clone(&self.connection)
     }
 

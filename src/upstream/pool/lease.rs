@@ -1,8 +1,6 @@
 //! The use of a connection for one request, whichever HTTP it speaks.
 
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::Response;
@@ -10,20 +8,18 @@ use http::Response;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::pool::http1::http1_lease::Http1Lease;
 use crate::upstream::pool::http2_lease::Http2Lease;
-use crate::upstream::pool::stream_guard::Cancellation;
-use crate::upstream::pool::stream_guard::ResponseHeadError;
-use crate::upstream::pool::stream_guard::StreamGuard;
+use crate::upstream::pool::stream_guard::{Cancellation, ResponseHeadError, StreamGuard};
 use crate::upstream::servers::api_server::ServerRequest;
 
 /// Exclusive use of a connection or of a stream for one request. Returned to the pool on drop.
-pub(in crate::upstream) enum Lease {
+pub(crate) enum Lease {
     Http1(Http1Lease),
     Http2(Http2Lease),
 }
 
 impl Lease {
     /// Keeps the count of the request on its server until the lease ends.
-    pub(in crate::upstream) fn count_on_server(&mut self, counted: Option<ServerRequest>) {
+    pub(crate) fn count_on_server(&mut self, counted: Option<ServerRequest>) {
         match self {
             Self::Http1(lease) => lease.counted = counted,
             Self::Http2(lease) => lease.counted = counted,

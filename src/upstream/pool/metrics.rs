@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGaugeVec;
 use prometheus::proto::MetricFamily;
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::metrics::GaugeGuard;
-use crate::metrics::Registry;
+use crate::metrics::{GaugeGuard, Registry};
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::pool::failure_stats::FailureStats;
@@ -22,10 +19,10 @@ use prometheus::core::Collector;
 pub struct UpstreamMetrics {
     open_connections: IntGaugeVec,
     connection_attempts: IntCounterVec,
-    pub(in crate::upstream) retries: IntCounter,
-    pub(in crate::upstream) stream_waits: IntCounter,
-    pub(in crate::upstream) failures: FailureStats,
-    pub(in crate::upstream) internal_requests: IntCounterVec,
+    pub(crate) retries: IntCounter,
+    pub(crate) stream_waits: IntCounter,
+    pub(crate) failures: FailureStats,
+    pub(crate) internal_requests: IntCounterVec,
 }
 
 impl UpstreamMetrics {
@@ -90,11 +87,7 @@ impl UpstreamMetrics {
         open
     }
 
-    pub(in crate::upstream) fn record_connect(
-        &self,
-        way: &str,
-        outcome: Result<Protocol, &ForwardError>,
-    ) {
+    pub(crate) fn record_connect(&self, way: &str, outcome: Result<Protocol, &ForwardError>) {
         let result = match outcome {
             Ok(Protocol::Http1) => "http1",
             Ok(Protocol::Http2) => "http2",
@@ -109,7 +102,7 @@ impl UpstreamMetrics {
     }
 
     /// Counts a connection as open until the value is dropped.
-    pub(in crate::upstream) fn count_open(&self, way: &str) -> GaugeGuard {
+    pub(crate) fn count_open(&self, way: &str) -> GaugeGuard {
         GaugeGuard::new(self.open_connections.with_label_values(&[way]))
     }
 }

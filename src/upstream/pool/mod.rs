@@ -15,66 +15,45 @@
 //! both sides more CPU. A read that finds none idle has another opened for later reads.
 //!
 //! Nothing is awaited under a lock.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `connection_class` `failure_stats` `pool_limits` `retry_budget` |
-//! | 1 | `stream_guard` `wait_queue` |
-//! | 2 | `metrics` `shared_connections` |
-//! | 3 | `http1` `http2_lease` |
-//! | 4 | `lease` |
 
 pub(crate) mod connection_class;
 pub(crate) mod failure_stats;
-pub(in crate::upstream) mod http1;
-pub(in crate::upstream) mod http2_lease;
-pub(in crate::upstream) mod lease;
+pub(crate) mod http1;
+pub(crate) mod http2_lease;
+pub(crate) mod lease;
 pub(crate) mod metrics;
 pub(crate) mod pool_limits;
-pub(in crate::upstream) mod retry_budget;
+pub(crate) mod retry_budget;
 mod shared_connections;
 pub(crate) mod stream_guard;
 mod wait_queue;
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
-use std::sync::Arc;
-use std::sync::Weak;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
-use crate::upstream::connection::connection_budget::ConnectionBudget;
-use crate::upstream::connection::connection_budget::ConnectionPermit;
-use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::connection::connector::Connector;
-use crate::upstream::connection::connector::Http1Purpose;
-use crate::upstream::connection::connector::Protocol;
-use crate::upstream::connection::connector::TlsConnection;
+use crate::upstream::connection::connection_budget::{
+    ConnectionBudget, ConnectionPermit, RequestSlot,
+};
+use crate::upstream::connection::connector::{Connector, Http1Purpose, Protocol, TlsConnection};
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::headers::auth_mode::AuthMode;
-use crate::upstream::pool::connection_class::ConnectionClass;
-use crate::upstream::pool::connection_class::PerClass;
+use crate::upstream::pool::connection_class::{ConnectionClass, PerClass};
 use crate::upstream::pool::http1::handshake_permits::HandshakePermits;
 use crate::upstream::pool::http1::http1_lease::Http1Lease;
-use crate::upstream::pool::http1::idle_connections::Http1Sender;
-use crate::upstream::pool::http1::idle_connections::IdleConnections;
+use crate::upstream::pool::http1::idle_connections::{Http1Sender, IdleConnections};
 use crate::upstream::pool::http2_lease::Http2Lease;
 use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::metrics::UpstreamMetrics;
-use crate::upstream::pool::pool_limits::PoolLimits;
-use crate::upstream::pool::pool_limits::ReadConnectionRate;
-use crate::upstream::pool::pool_limits::UpstreamProtocol;
-use crate::upstream::pool::shared_connections::SharedConnections;
-use crate::upstream::pool::shared_connections::StreamAvailability;
+use crate::upstream::pool::pool_limits::{PoolLimits, ReadConnectionRate, UpstreamProtocol};
+use crate::upstream::pool::shared_connections::{SharedConnections, StreamAvailability};
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::requester::Requester;
 
@@ -141,7 +120,7 @@ impl<M: AuthMode> Pool<M> {
         })
     }
 
-    pub(in crate::upstream) const fn connector(&self) -> &Connector<M> {
+    pub(crate) const fn connector(&self) -> &Connector<M> {
         &self.connector
     }
 
@@ -149,7 +128,7 @@ impl<M: AuthMode> Pool<M> {
     ///
     /// # Errors
     /// No connection could be opened, or too many requests wait for a permit.
-    pub(in crate::upstream) async fn connect_http1(
+    pub(crate) async fn connect_http1(
         &self,
         requester: &Requester,
         purpose: Http1Purpose,
@@ -170,7 +149,7 @@ impl<M: AuthMode> Pool<M> {
         self.metrics.record_connect(M::NAME, outcome);
     }
 
-    pub(in crate::upstream) fn metrics(&self) -> &UpstreamMetrics {
+    pub(crate) fn metrics(&self) -> &UpstreamMetrics {
         &self.metrics
     }
 
@@ -183,7 +162,7 @@ impl<M: AuthMode> Pool<M> {
     /// # Cancel safety
     /// Nothing is lost: an HTTP/2 connection that is being opened goes on opening and serves other
     /// requests.
-    pub(in crate::upstream) async fn lease(
+    pub(crate) async fn lease(
         self: &Arc<Self>,
         class: ConnectionClass,
         repeatable: bool,
@@ -605,7 +584,7 @@ impl<M: AuthMode> Pool<M> {
     }
 
     /// Closes all idle HTTP/1.1 connections.
-    pub(in crate::upstream) fn close_all_idle(&self) {
+    pub(crate) fn close_all_idle(&self) {
         self.idle.close_all();
     }
 
@@ -621,7 +600,7 @@ impl<M: AuthMode> Pool<M> {
 
     /// Retires every connection, and opens no others: another pool replaces this one. Requests that
     /// wait here are sent there.
-    pub(in crate::upstream) fn replace(&self) {
+    pub(crate) fn replace(&self) {
         self.state().is_replaced = true;
         self.retire_all();
         for queue in self.queues.each() {
@@ -629,7 +608,7 @@ impl<M: AuthMode> Pool<M> {
         }
     }
 
-    pub(in crate::upstream) fn is_replaced(&self) -> bool {
+    pub(crate) fn is_replaced(&self) -> bool {
         self.state().is_replaced
     }
 

@@ -2,15 +2,12 @@
 //! connections for reads.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::throttling::token_bucket::Rate;
-use crate::throttling::token_bucket::TokenBucket;
+use crate::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The HTTP version of requests that end, if the API server speaks both. Watches share HTTP/2
 /// connections whatever it is.
@@ -47,11 +44,11 @@ impl PoolLimits {
     }
 
     /// Most HTTP/2 connections for short requests (`--upstream-max-connections`), at least one.
-    pub(in crate::upstream) fn max_http2_connections(&self) -> usize {
+    pub(crate) fn max_http2_connections(&self) -> usize {
         self.max_http2_connections.load(Ordering::Relaxed).max(1)
     }
 
-    pub(in crate::upstream) fn protocol(&self) -> UpstreamProtocol {
+    pub(crate) fn protocol(&self) -> UpstreamProtocol {
         match self.protocol.load(Ordering::Relaxed) {
             0 => UpstreamProtocol::Auto,
             1 => UpstreamProtocol::Http1,

@@ -1,8 +1,7 @@
 //! The retry budget: one retry for ten requests. Sending requests three times does not help an
 //! upstream that refuses streams because it is overloaded.
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The cost of a retry, in deposits of one request each.
 const RETRY_COST: u32 = 10;
@@ -13,7 +12,7 @@ const MAX_BALANCE: u32 = 100 * RETRY_COST;
 
 /// Filled by requests, spent by retries; full at the start.
 #[derive(Debug)]
-pub(in crate::upstream) struct RetryBudget(AtomicU32);
+pub(crate) struct RetryBudget(AtomicU32);
 
 impl Default for RetryBudget {
     fn default() -> Self {
@@ -23,7 +22,7 @@ impl Default for RetryBudget {
 
 impl RetryBudget {
     /// Records that a request is sent.
-    pub(in crate::upstream) fn deposit(&self) {
+    pub(crate) fn deposit(&self) {
         // Relaxed: a sum, which orders nothing else. The load comes first because the budget is
         // nearly always full.
         if self.0.load(Ordering::Relaxed) < MAX_BALANCE {
@@ -32,7 +31,7 @@ impl RetryBudget {
     }
 
     /// Whether a request may be retried.
-    pub(in crate::upstream) fn try_withdraw(&self) -> bool {
+    pub(crate) fn try_withdraw(&self) -> bool {
         self.0
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |saved| {
                 saved.checked_sub(RETRY_COST)

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http2::Http2Connection;
@@ -15,7 +14,7 @@ const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The shared HTTP/2 connections of a class.
 #[derive(Default)]
-pub(in crate::upstream) struct SharedConnections {
+pub(crate) struct SharedConnections {
     connections: Vec<Arc<Http2Connection>>,
     opening: usize,
     /// The last failure to connect, until an attempt succeeds: for requests that have nothing else
@@ -26,7 +25,7 @@ pub(in crate::upstream) struct SharedConnections {
 }
 
 /// The result of [`SharedConnections::acquire_stream`].
-pub(in crate::upstream) enum StreamAvailability {
+pub(crate) enum StreamAvailability {
     /// No connection is open.
     NoConnection,
     /// A stream of the connection with the fewest, if it has one left; and whether nearly all of
@@ -39,7 +38,7 @@ pub(in crate::upstream) enum StreamAvailability {
 
 impl SharedConnections {
     /// Acquires a stream.
-    pub(in crate::upstream) fn acquire_stream(&mut self) -> StreamAvailability {
+    pub(crate) fn acquire_stream(&mut self) -> StreamAvailability {
         self.remove_unusable();
         let in_use = |shared: &Arc<Http2Connection>| shared.active_streams.load(Ordering::Acquire);
         let Some(least) = self.connections.iter().min_by_key(|shared| in_use(shared)) else {
@@ -56,7 +55,7 @@ impl SharedConnections {
     }
 
     /// Whether a connection has a stream left.
-    pub(in crate::upstream) fn has_free_stream(&self) -> bool {
+    pub(crate) fn has_free_stream(&self) -> bool {
         self.connections.iter().any(|shared| {
             shared.is_usable()
                 && shared.active_streams.load(Ordering::Acquire) < shared.max_streams()
@@ -64,7 +63,7 @@ impl SharedConnections {
     }
 
     /// Whether a connection is to be opened for a request from `requested_at`, where there is none.
-    pub(in crate::upstream) fn may_open_first(&self, requested_at: Instant) -> bool {
+    pub(crate) fn may_open_first(&self, requested_at: Instant) -> bool {
         self.opening == 0
             && self
                 .last_failure
@@ -73,25 +72,25 @@ impl SharedConnections {
     }
 
     /// Whether a connection may be opened beside the open ones.
-    pub(in crate::upstream) fn may_open_another(&self, most: usize, now: Instant) -> bool {
+    pub(crate) fn may_open_another(&self, most: usize, now: Instant) -> bool {
         self.opening == 0
             && self.connections.len() < most
             && self.paused_until.is_none_or(|until| until <= now)
     }
 
     /// Records that a connection is being opened.
-    pub(in crate::upstream) const fn begin_open(&mut self) {
+    pub(crate) const fn begin_open(&mut self) {
         self.opening += 1;
     }
 
     /// Adds an open connection.
-    pub(in crate::upstream) fn add(&mut self, shared: Arc<Http2Connection>) {
+    pub(crate) fn add(&mut self, shared: Arc<Http2Connection>) {
         self.connections.push(shared);
         self.last_failure = None;
     }
 
     /// Records the outcome of opening a connection. Returns until when no other is opened, if so.
-    pub(in crate::upstream) fn finish_open(
+    pub(crate) fn finish_open(
         &mut self,
         class: ConnectionClass,
         outcome: Result<(), ForwardError>,
@@ -110,7 +109,7 @@ impl SharedConnections {
 
     /// The failure to connect after which a request from `requested_at` has nothing left to wait
     /// for.
-    pub(in crate::upstream) fn failure_since(
+    pub(crate) fn failure_since(
         &self,
         requested_at: Instant,
         now: Instant,
@@ -120,12 +119,12 @@ impl SharedConnections {
         (lately && self.opening == 0).then(|| error.clone())
     }
 
-    pub(in crate::upstream) fn remove_unusable(&mut self) {
+    pub(crate) fn remove_unusable(&mut self) {
         self.connections.retain(|shared| shared.is_usable());
     }
 
     /// Retires all connections: they take no more requests.
-    pub(in crate::upstream) fn retire_all(&mut self) {
+    pub(crate) fn retire_all(&mut self) {
         for shared in self.connections.drain(..) {
             shared.retire();
         }

@@ -2,12 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Request;
-use http::Response;
+use http::{Request, Response};
 use hyper::client::conn::TrySendError;
 
 use crate::upstream::body::request_body::RequestBody;

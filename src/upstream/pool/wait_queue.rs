@@ -8,9 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -20,7 +18,7 @@ use crate::upstream::connection::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
 
 /// Most requests of a class that wait for an HTTP/2 stream or for the first connection.
-pub(in crate::upstream) const MAX_WAITING: usize = 1024;
+pub(crate) const MAX_WAITING: usize = 1024;
 
 const QUEUED: u8 = 0;
 const TURN: u8 = 1;
@@ -30,7 +28,7 @@ const SERVED: u8 = 3;
 
 /// The requests of a class that wait for a stream or for the first connection.
 #[derive(Default)]
-pub(in crate::upstream) struct WaitQueue {
+pub(crate) struct WaitQueue {
     queues: Mutex<QueuedWaiters>,
     /// How many are queued. Read without the lock by every request.
     len: AtomicUsize,
@@ -49,7 +47,7 @@ struct Waiter {
 }
 
 /// A waiting request. Dropping it leaves the queue, or passes its turn on.
-pub(in crate::upstream) struct PoolWaiter<'a> {
+pub(crate) struct PoolWaiter<'a> {
     queue: &'a WaitQueue,
     requester: SlotHolder,
     id: u64,
@@ -58,7 +56,7 @@ pub(in crate::upstream) struct PoolWaiter<'a> {
 
 impl WaitQueue {
     /// Whether no request waits. A request that arrives must not overtake the queue.
-    pub(in crate::upstream) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
@@ -67,10 +65,7 @@ impl WaitQueue {
     ///
     /// # Errors
     /// The queue is full, and no requester has more waiting requests than this one.
-    pub(in crate::upstream) fn enter(
-        &self,
-        requester: SlotHolder,
-    ) -> Result<PoolWaiter<'_>, ForwardError> {
+    pub(crate) fn enter(&self, requester: SlotHolder) -> Result<PoolWaiter<'_>, ForwardError> {
         let waiter = Arc::new(Waiter {
             state: AtomicU8::new(QUEUED),
             woken: Notify::new(),
@@ -97,7 +92,7 @@ impl WaitQueue {
     }
 
     /// Wakes the first request of the requester whose turn it is.
-    pub(in crate::upstream) fn wake_next(&self) {
+    pub(crate) fn wake_next(&self) {
         let woken = self.take_next(&mut self.queues.lock());
         if let Some(waiter) = woken {
             waiter.woken.notify_one();
@@ -105,7 +100,7 @@ impl WaitQueue {
     }
 
     /// Wakes all requests, in the order of their turns.
-    pub(in crate::upstream) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         let mut queues = self.queues.lock();
         let mut woken = Vec::with_capacity(self.len.load(Ordering::Acquire));
         while let Some(waiter) = self.take_next(&mut queues) {
@@ -176,7 +171,7 @@ impl PoolWaiter<'_> {
     ///
     /// # Cancel safety
     /// Nothing is lost: the turn stays with this request until it is dropped.
-    pub(in crate::upstream) async fn turn(&self) -> Result<(), ForwardError> {
+    pub(crate) async fn turn(&self) -> Result<(), ForwardError> {
         loop {
             match self.waiter.state.load(Ordering::Acquire) {
                 TURN => return Ok(()),
@@ -187,7 +182,7 @@ impl PoolWaiter<'_> {
     }
 
     /// Queues again, where there was no stream: before the later requests of the same requester.
-    pub(in crate::upstream) fn requeue(&self) {
+    pub(crate) fn requeue(&self) {
         let mut queues = self.queue.queues.lock();
         self.waiter.state.store(QUEUED, Ordering::Release);
         self.queue
@@ -195,7 +190,7 @@ impl PoolWaiter<'_> {
     }
 
     /// The request has its stream: its turn is used.
-    pub(in crate::upstream) fn complete(self) {
+    pub(crate) fn complete(self) {
         self.waiter.state.store(SERVED, Ordering::Release);
     }
 }

@@ -1,5 +1,4 @@
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use futures_util::FutureExt;
 

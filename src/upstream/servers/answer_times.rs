@@ -4,20 +4,18 @@
 //! [`RESOLUTION`] says while the server answers. Relaxed: each is read alone, and nothing else
 //! depends on its order.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The accuracy of the times while a server answers, in milliseconds.
 const RESOLUTION: u64 = 50;
 
 /// A server that has answered within this time is up.
-pub(in crate::upstream) const RECENT_ANSWER: Duration = Duration::from_secs(1);
+pub(crate) const RECENT_ANSWER: Duration = Duration::from_secs(1);
 
 /// The times of one server, in milliseconds after the base and from 1 on; 0 is never.
 #[derive(Debug)]
-pub(in crate::upstream) struct AnswerTimes {
+pub(crate) struct AnswerTimes {
     base: Instant,
     last_answer: AtomicU64,
     /// When the first request was sent after the last answer, if it is later than that.
@@ -25,7 +23,7 @@ pub(in crate::upstream) struct AnswerTimes {
 }
 
 impl AnswerTimes {
-    pub(in crate::upstream) const fn new(base: Instant) -> Self {
+    pub(crate) const fn new(base: Instant) -> Self {
         Self {
             base,
             last_answer: AtomicU64::new(0),
@@ -39,7 +37,7 @@ impl AnswerTimes {
     }
 
     /// A request is sent.
-    pub(in crate::upstream) fn record_request(&self, now: Instant) {
+    pub(crate) fn record_request(&self, now: Instant) {
         let now = self.millis(now);
         let last = self.last_answer.load(Ordering::Relaxed);
         let is_answering = last > 0 && now < last + RESOLUTION;
@@ -50,7 +48,7 @@ impl AnswerTimes {
     }
 
     /// A request or a probe was answered.
-    pub(in crate::upstream) fn record_answer(&self, now: Instant) {
+    pub(crate) fn record_answer(&self, now: Instant) {
         let now = self.millis(now);
         let last = self.last_answer.load(Ordering::Relaxed);
         let waiting = self.waiting_since.load(Ordering::Relaxed);
@@ -60,7 +58,7 @@ impl AnswerTimes {
     }
 
     /// How long requests have waited without any answer; zero if none waits.
-    pub(in crate::upstream) fn silence(&self, now: Instant) -> Duration {
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
         let waiting = self.waiting_since.load(Ordering::Relaxed);
         if waiting <= self.last_answer.load(Ordering::Relaxed) {
             return Duration::ZERO;
@@ -69,7 +67,7 @@ impl AnswerTimes {
     }
 
     /// Whether it has answered within the last `time`.
-    pub(in crate::upstream) fn answered_within(&self, time: Duration, now: Instant) -> bool {
+    pub(crate) fn answered_within(&self, time: Duration, now: Instant) -> bool {
         let last = self.last_answer.load(Ordering::Relaxed);
         let since = Duration::from_millis(self.millis(now).saturating_sub(last));
         last > 0 && since <= time

@@ -1,31 +1,23 @@
 //! One API server at one address: its health and its requests in flight, shared by all workers.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::servers::answer_times::AnswerTimes;
-use crate::upstream::servers::answer_times::RECENT_ANSWER;
-use crate::upstream::servers::health::Availability;
-use crate::upstream::servers::health::Health;
-use crate::upstream::servers::health::HealthChange;
-use crate::upstream::servers::health::ProbeOutcome;
-use crate::upstream::servers::health::ServerFailure;
-use crate::upstream::servers::health::WeirServer;
-use crate::upstream::servers::metrics::ServerSeries;
-use crate::upstream::servers::metrics::UpstreamServerMetrics;
+use crate::upstream::servers::answer_times::{AnswerTimes, RECENT_ANSWER};
+use crate::upstream::servers::health::{
+    Availability, Health, HealthChange, ProbeOutcome, ServerFailure, WeirServer,
+};
+use crate::upstream::servers::metrics::{ServerSeries, UpstreamServerMetrics};
 
 /// Where an address comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum ServerOrigin {
+pub(crate) enum ServerOrigin {
     /// From the configuration, or from a name in it.
     Configured,
     /// From the EndpointSlices of the Service `kubernetes`.
@@ -62,7 +54,7 @@ pub(crate) struct ApiServer {
 }
 
 impl ApiServer {
-    pub(in crate::upstream) fn new(
+    pub(crate) fn new(
         address: ServerAddress,
         health: Health,
         metrics: &UpstreamServerMetrics,
@@ -91,7 +83,7 @@ impl ApiServer {
         Arc::new(server)
     }
 
-    pub(in crate::upstream) const fn address(&self) -> &ServerAddress {
+    pub(crate) const fn address(&self) -> &ServerAddress {
         &self.address
     }
 
@@ -102,7 +94,7 @@ impl ApiServer {
     }
 
     /// The same server under another name: its health stays, its connections do not.
-    pub(in crate::upstream) fn renamed(
+    pub(crate) fn renamed(
         &self,
         address: ServerAddress,
         metrics: &UpstreamServerMetrics,
@@ -121,7 +113,7 @@ impl ApiServer {
     /// Whether a server from `origin` may get requests, be it as a last resort. The EndpointSlices
     /// can list a weir, so their servers are used after a passed probe only. What an operator has
     /// configured is used if there is nothing better.
-    pub(in crate::upstream) fn is_usable(&self, origin: ServerOrigin) -> bool {
+    pub(crate) fn is_usable(&self, origin: ServerOrigin) -> bool {
         match self.availability() {
             Availability::Refused => false,
             Availability::Unverified => origin == ServerOrigin::Configured,
@@ -130,7 +122,7 @@ impl ApiServer {
     }
 
     /// Whether its last probe passed, or none was needed.
-    pub(in crate::upstream) fn is_ready(&self, now: Instant) -> bool {
+    pub(crate) fn is_ready(&self, now: Instant) -> bool {
         let is_ready = matches!(
             self.availability(),
             Availability::Always | Availability::From(_)
@@ -138,29 +130,29 @@ impl ApiServer {
         is_ready && !self.is_gated(now)
     }
 
-    pub(in crate::upstream) fn availability(&self) -> Availability {
+    pub(crate) fn availability(&self) -> Availability {
         self.availability.load()
     }
 
     /// Whether it gets no requests at `now` because its `/readyz` has to pass first.
-    pub(in crate::upstream) fn is_gated(&self, now: Instant) -> bool {
+    pub(crate) fn is_gated(&self, now: Instant) -> bool {
         let until = self.gated_until.load(Ordering::Acquire);
         until > 0 && now < self.availability.base + Duration::from_millis(until)
     }
 
     /// Why a request is not sent while the server is gated.
-    pub(in crate::upstream) fn gate_error(&self) -> ForwardError {
+    pub(crate) fn gate_error(&self) -> ForwardError {
         let failure = self.health.lock().probe_failure().cloned();
         failure.unwrap_or_else(|| ForwardError::not_ready("its /readyz was not answered yet"))
     }
 
     /// When it answered last, and since when requests wait for it.
-    pub(in crate::upstream) const fn answers(&self) -> &AnswerTimes {
+    pub(crate) const fn answers(&self) -> &AnswerTimes {
         &self.answers
     }
 
     /// The probes so far.
-    pub(in crate::upstream) fn probes(&self) -> u64 {
+    pub(crate) fn probes(&self) -> u64 {
         self.probes.load(Ordering::Acquire)
     }
 
@@ -175,36 +167,33 @@ impl ApiServer {
     }
 
     /// Why the last probe failed, if it did.
-    pub(in crate::upstream) fn probe_failure(&self) -> Option<String> {
+    pub(crate) fn probe_failure(&self) -> Option<String> {
         let health = self.health.lock();
         health.probe_failure().map(ForwardError::probe_failure)
     }
 
-    pub(in crate::upstream) fn is_ejected(&self, now: Instant) -> bool {
+    pub(crate) fn is_ejected(&self, now: Instant) -> bool {
         self.health.lock().is_ejected(now)
     }
 
     /// Requests in flight: short ones, or long-running ones.
-    pub(in crate::upstream) fn in_flight(&self, long_running: bool) -> usize {
+    pub(crate) fn in_flight(&self, long_running: bool) -> usize {
         let gauge = self.series.in_flight.get(long_running);
         gauge.get().try_into().unwrap_or_default()
     }
 
     /// Requests sent so far, of both kinds.
-    pub(in crate::upstream) fn requests(&self) -> u64 {
+    pub(crate) fn requests(&self) -> u64 {
         self.series.requests.short.get() + self.series.requests.long_running.get()
     }
 
     /// The ejections so far.
-    pub(in crate::upstream) fn ejections(&self) -> u64 {
+    pub(crate) fn ejections(&self) -> u64 {
         self.series.ejections.get()
     }
 
     /// Counts a request as in flight until the value is dropped.
-    pub(in crate::upstream) fn count_request(
-        self: &Arc<Self>,
-        long_running: bool,
-    ) -> ServerRequest {
+    pub(crate) fn count_request(self: &Arc<Self>, long_running: bool) -> ServerRequest {
         self.series.in_flight.get(long_running).inc();
         self.series.requests.get(long_running).inc();
         ServerRequest {
@@ -214,7 +203,7 @@ impl ApiServer {
     }
 
     /// Records a response. Returns whether the server was unreachable before.
-    pub(in crate::upstream) fn record_success(&self) -> bool {
+    pub(crate) fn record_success(&self) -> bool {
         // Read first: a write for each request would take the cache line from the other workers.
         if self.has_failures.load(Ordering::Relaxed) {
             self.has_failures.store(false, Ordering::Relaxed);
@@ -225,7 +214,7 @@ impl ApiServer {
     }
 
     /// Records a request that failed because of the server.
-    pub(in crate::upstream) fn record_failure(
+    pub(crate) fn record_failure(
         &self,
         failure: ServerFailure,
         now: Instant,
@@ -251,11 +240,7 @@ impl ApiServer {
     }
 
     /// Records a probe.
-    pub(in crate::upstream) fn record_probe(
-        &self,
-        outcome: ProbeOutcome,
-        now: Instant,
-    ) -> Option<HealthChange> {
+    pub(crate) fn record_probe(&self, outcome: ProbeOutcome, now: Instant) -> Option<HealthChange> {
         self.series.record_probe(&outcome);
         self.series.set_refused(outcome.weir());
         let responds = outcome.is_response();
@@ -277,7 +262,7 @@ impl ApiServer {
     }
 
     /// Marks the server as one that is never used.
-    pub(in crate::upstream) fn refuse(&self, weir: WeirServer) {
+    pub(crate) fn refuse(&self, weir: WeirServer) {
         self.is_own
             .store(weir == WeirServer::OwnAddress, Ordering::Release);
         let mut health = self.health.lock();
@@ -289,21 +274,21 @@ impl ApiServer {
     }
 
     /// Sets the gauge to the health at `now`: an ejection ends without an event.
-    pub(in crate::upstream) fn publish_health(&self, now: Instant) {
+    pub(crate) fn publish_health(&self, now: Instant) {
         self.series.healthy.set(self.is_available(now).into());
     }
 
     /// Whether it gets its share of the requests at `now`, or a part of it.
-    pub(in crate::upstream) fn is_available(&self, now: Instant) -> bool {
+    pub(crate) fn is_available(&self, now: Instant) -> bool {
         self.availability().share(now).is_some() && !self.is_gated(now)
     }
 
-    pub(in crate::upstream) fn is_reachable(&self) -> bool {
+    pub(crate) fn is_reachable(&self) -> bool {
         self.is_reachable.load(Ordering::Acquire)
     }
 
     /// Requests a probe before the next one is due.
-    pub(in crate::upstream) fn request_probe(&self) {
+    pub(crate) fn request_probe(&self) {
         self.probe_request.notify_one();
     }
 
@@ -311,28 +296,28 @@ impl ApiServer {
     ///
     /// # Cancel safety
     /// No request for a probe is lost.
-    pub(in crate::upstream) async fn wait_for_probe_request(&self) {
+    pub(crate) async fn wait_for_probe_request(&self) {
         self.probe_request.notified().await;
     }
 
     /// Records that the server is no longer in the configuration. Ends its probes.
-    pub(in crate::upstream) fn remove(&self) {
+    pub(crate) fn remove(&self) {
         self.is_removed.store(true, Ordering::Release);
         self.request_probe();
     }
 
-    pub(in crate::upstream) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.is_own.load(Ordering::Acquire)
     }
 
-    pub(in crate::upstream) fn is_removed(&self) -> bool {
+    pub(crate) fn is_removed(&self) -> bool {
         self.is_removed.load(Ordering::Acquire)
     }
 }
 
 /// A request in flight on a server. Dropping it ends the count.
 #[derive(Debug)]
-pub(in crate::upstream) struct ServerRequest {
+pub(crate) struct ServerRequest {
     server: Arc<ApiServer>,
     long_running: bool,
 }

@@ -6,21 +6,18 @@
 
 /// A server that may be chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::upstream) struct Candidate {
+pub(crate) struct Candidate {
     /// Its index in the list of servers.
-    pub(in crate::upstream) index: usize,
+    pub(crate) index: usize,
     /// The requests in flight of the kind that is balanced: short ones, or long-running ones.
-    pub(in crate::upstream) load: usize,
+    pub(crate) load: usize,
     /// The part of its share that it gets: more than 0, and 1 after a slow start. Decides how often
     /// it is one of the two, not which of the two is chosen.
-    pub(in crate::upstream) share: f64,
+    pub(crate) share: f64,
 }
 
 /// Chooses the index of a server. `random` returns numbers from 0 to 1, 1 not included.
-pub(in crate::upstream) fn choose(
-    candidates: &[Candidate],
-    mut random: impl FnMut() -> f64,
-) -> Option<usize> {
+pub(crate) fn choose(candidates: &[Candidate], mut random: impl FnMut() -> f64) -> Option<usize> {
     if let [] | [_] = candidates {
         return candidates.first().map(|only| only.index);
     }

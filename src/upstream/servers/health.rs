@@ -9,8 +9,7 @@
 //! - A server that returns gets a growing part of its share (*slow start*).
 
 use std::fmt;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::servers::readiness_gate::ReadinessGate;
@@ -39,14 +38,14 @@ const MAX_EJECTION: Duration = Duration::from_secs(32);
 const EJECTION_MEMORY: Duration = Duration::from_secs(120);
 
 /// How long a server that returns gets less than its share.
-pub(in crate::upstream) const SLOW_START: Duration = Duration::from_secs(10);
+pub(crate) const SLOW_START: Duration = Duration::from_secs(10);
 
 /// The share at the begin of a slow start.
 const FIRST_SHARE: f64 = 0.1;
 
 /// The result of a probe.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) enum ProbeOutcome {
+pub(crate) enum ProbeOutcome {
     /// The server is ready.
     Ready,
     /// It responds, and is not ready.
@@ -61,11 +60,11 @@ pub(in crate::upstream) enum ProbeOutcome {
 
 impl ProbeOutcome {
     /// All values of [`ProbeOutcome::label`].
-    pub(in crate::upstream) const LABELS: [&'static str; 5] =
+    pub(crate) const LABELS: [&'static str; 5] =
         ["ready", "not-ready", "unreachable", "no-response", "weir"];
 
     /// The value of the metric label `result`.
-    pub(in crate::upstream) const fn label(&self) -> &'static str {
+    pub(crate) const fn label(&self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::NotReady(_) => "not-ready",
@@ -76,7 +75,7 @@ impl ProbeOutcome {
     }
 
     /// Which weir responded, if one did.
-    pub(in crate::upstream) const fn weir(&self) -> Option<WeirServer> {
+    pub(crate) const fn weir(&self) -> Option<WeirServer> {
         if let Self::Weir(weir) = self {
             return Some(*weir);
         }
@@ -84,14 +83,14 @@ impl ProbeOutcome {
     }
 
     /// Whether something responded.
-    pub(in crate::upstream) const fn is_response(&self) -> bool {
+    pub(crate) const fn is_response(&self) -> bool {
         matches!(self, Self::Ready | Self::NotReady(_) | Self::Weir(_))
     }
 }
 
 /// A server that is a weir, and never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum WeirServer {
+pub(crate) enum WeirServer {
     /// The address is one of this weir's own.
     OwnAddress,
     /// A probe came back to this weir.
@@ -102,7 +101,7 @@ pub(in crate::upstream) enum WeirServer {
 
 impl WeirServer {
     /// The value of the metric label `reason`.
-    pub(in crate::upstream) const fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::OwnAddress => "own-address",
             Self::OwnProbe => "own-probe",
@@ -123,7 +122,7 @@ impl fmt::Display for WeirServer {
 
 /// A request that failed because of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum ServerFailure {
+pub(crate) enum ServerFailure {
     /// No connection could be opened.
     Connect,
     /// The connection broke before a response.
@@ -132,7 +131,7 @@ pub(in crate::upstream) enum ServerFailure {
 
 /// A change that is logged and counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum HealthChange {
+pub(crate) enum HealthChange {
     /// It passes its probe again, or for the first time.
     Ready,
     /// Its probe fails, with the reason.
@@ -145,7 +144,7 @@ pub(in crate::upstream) enum HealthChange {
 
 /// Whether, or from when on, a server gets requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum Availability {
+pub(crate) enum Availability {
     /// Without restriction.
     Always,
     /// From this time on, with a slow start. Earlier only where no server is available.
@@ -161,7 +160,7 @@ pub(in crate::upstream) enum Availability {
 
 impl Availability {
     /// The part of its share that a server gets at `now`: 0 to 1. `None` if it is not available.
-    pub(in crate::upstream) fn share(self, now: Instant) -> Option<f64> {
+    pub(crate) fn share(self, now: Instant) -> Option<f64> {
         match self {
             Self::Always => Some(1.0),
             Self::From(from) => (now >= from).then(|| slow_start_share(now - from)),
@@ -177,7 +176,7 @@ fn slow_start_share(since: Duration) -> f64 {
 
 /// The probes and failures of one server.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) struct Health {
+pub(crate) struct Health {
     availability: Availability,
     /// Why the last probe failed.
     probe_failure: Option<ForwardError>,
@@ -199,7 +198,7 @@ struct Ejection {
 impl Health {
     /// A server that was not probed yet. If `verify`, it gets no request before a probe has shown
     /// that it is no weir.
-    pub(in crate::upstream) const fn new(verify: bool) -> Self {
+    pub(crate) const fn new(verify: bool) -> Self {
         Self {
             availability: if verify {
                 Availability::Unverified
@@ -217,7 +216,7 @@ impl Health {
 
     /// The same, and it gets no request before its `/readyz` has passed, at the start and after an
     /// outage.
-    pub(in crate::upstream) fn with_gate(self, now: Instant) -> Self {
+    pub(crate) fn with_gate(self, now: Instant) -> Self {
         Self {
             gate: Some(ReadinessGate::closed(now)),
             ..self
@@ -225,7 +224,7 @@ impl Health {
     }
 
     /// A server that is never used.
-    pub(in crate::upstream) fn refused(weir: WeirServer) -> Self {
+    pub(crate) fn refused(weir: WeirServer) -> Self {
         Self {
             availability: Availability::Refused,
             probe_failure: Some(ForwardError::not_ready(weir)),
@@ -233,28 +232,28 @@ impl Health {
         }
     }
 
-    pub(in crate::upstream) const fn availability(&self) -> Availability {
+    pub(crate) const fn availability(&self) -> Availability {
         self.availability
     }
 
     /// Why the last probe failed, if it did.
-    pub(in crate::upstream) const fn probe_failure(&self) -> Option<&ForwardError> {
+    pub(crate) const fn probe_failure(&self) -> Option<&ForwardError> {
         self.probe_failure.as_ref()
     }
 
     /// Until when it gets no requests because its `/readyz` has to pass first; the time may have
     /// passed.
-    pub(in crate::upstream) fn gated_until(&self) -> Option<Instant> {
+    pub(crate) fn gated_until(&self) -> Option<Instant> {
         self.gate.and_then(ReadinessGate::closed_until)
     }
 
     /// Whether it is ejected at `now`.
-    pub(in crate::upstream) fn is_ejected(&self, now: Instant) -> bool {
+    pub(crate) fn is_ejected(&self, now: Instant) -> bool {
         self.ejection.is_some_and(|ejection| now < ejection.until)
     }
 
     /// Records a probe that ended at `now`.
-    pub(in crate::upstream) fn record_probe(
+    pub(crate) fn record_probe(
         &mut self,
         outcome: ProbeOutcome,
         now: Instant,
@@ -339,7 +338,7 @@ impl Health {
 
     /// Whether the server counts as unreachable after another such failure: if it cannot be connected
     /// to, or after several broken connections in a row. One of them can have any cause.
-    pub(in crate::upstream) const fn is_unreachable_after(&self, failure: ServerFailure) -> bool {
+    pub(crate) const fn is_unreachable_after(&self, failure: ServerFailure) -> bool {
         match failure {
             ServerFailure::Connect => true,
             ServerFailure::BrokenConnection => {
@@ -349,14 +348,14 @@ impl Health {
     }
 
     /// Records that a request found the server unreachable, and that it has answered nothing lately.
-    pub(in crate::upstream) fn record_outage(&mut self, now: Instant) {
+    pub(crate) fn record_outage(&mut self, now: Instant) {
         if let Some(gate) = &mut self.gate {
             gate.record_failure(now);
         }
     }
 
     /// Records a request that failed at `now`. The server is ejected only if `may_eject`.
-    pub(in crate::upstream) fn record_failure(
+    pub(crate) fn record_failure(
         &mut self,
         failure: ServerFailure,
         now: Instant,
@@ -395,14 +394,14 @@ impl Health {
     }
 
     /// Records a response to a request.
-    pub(in crate::upstream) const fn record_success(&mut self) {
+    pub(crate) const fn record_success(&mut self) {
         self.connect_failures = 0;
         self.broken_connections = 0;
     }
 }
 
 /// Whether another server may be ejected: at most half of them are, and never the only one.
-pub(in crate::upstream) const fn may_eject(ejected: usize, servers: usize) -> bool {
+pub(crate) const fn may_eject(ejected: usize, servers: usize) -> bool {
     (ejected + 1) * 2 <= servers
 }
 

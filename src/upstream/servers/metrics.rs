@@ -2,18 +2,13 @@
 //! is removed are removed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use crate::metrics::Registry;
-use crate::upstream::servers::health::ProbeOutcome;
-use crate::upstream::servers::health::WeirServer;
+use crate::upstream::servers::health::{ProbeOutcome, WeirServer};
 
 /// The label values of `kind`.
 const SHORT: &str = "short";
@@ -21,9 +16,9 @@ const LONG_RUNNING: &str = "long-running";
 
 /// One value for short requests, and one for long-running ones.
 #[derive(Debug)]
-pub(in crate::upstream) struct PerKind<T> {
-    pub(in crate::upstream) short: T,
-    pub(in crate::upstream) long_running: T,
+pub(crate) struct PerKind<T> {
+    pub(crate) short: T,
+    pub(crate) long_running: T,
 }
 
 impl<T> PerKind<T> {
@@ -34,7 +29,7 @@ impl<T> PerKind<T> {
         }
     }
 
-    pub(in crate::upstream) const fn get(&self, long_running: bool) -> &T {
+    pub(crate) const fn get(&self, long_running: bool) -> &T {
         if long_running {
             &self.long_running
         } else {
@@ -45,15 +40,15 @@ impl<T> PerKind<T> {
 
 /// The metrics of all API servers.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) struct UpstreamServerMetrics {
+pub(crate) struct UpstreamServerMetrics {
     in_flight: IntGaugeVec,
     requests: IntCounterVec,
     healthy: IntGaugeVec,
     ejections: IntCounterVec,
     probes: IntCounterVec,
     refused: IntGaugeVec,
-    pub(in crate::upstream) retries_elsewhere: IntCounter,
-    pub(in crate::upstream) paced: IntCounter,
+    pub(crate) retries_elsewhere: IntCounter,
+    pub(crate) paced: IntCounter,
     /// The series of each address, which a server that comes back while requests on it still end
     /// shares. The lock is held for map operations.
     live: Arc<Mutex<HashMap<String, Weak<ServerSeries>>>>,
@@ -61,7 +56,7 @@ pub(in crate::upstream) struct UpstreamServerMetrics {
 
 impl UpstreamServerMetrics {
     /// Registers the metrics.
-    pub(in crate::upstream) fn register(registry: &Registry) -> Self {
+    pub(crate) fn register(registry: &Registry) -> Self {
         Self {
             in_flight: registry.gauges(
                 "weir_upstream_server_in_flight_requests",
@@ -106,7 +101,7 @@ impl UpstreamServerMetrics {
     }
 
     /// The series of one server.
-    pub(in crate::upstream) fn server(&self, label: &str) -> Arc<ServerSeries> {
+    pub(crate) fn server(&self, label: &str) -> Arc<ServerSeries> {
         let mut live = self.live.lock();
         if let Some(series) = live.get(label).and_then(Weak::upgrade) {
             return series;
@@ -127,17 +122,17 @@ impl UpstreamServerMetrics {
 
 /// The series of one server. Dropping it removes them.
 #[derive(Debug)]
-pub(in crate::upstream) struct ServerSeries {
+pub(crate) struct ServerSeries {
     label: String,
-    pub(in crate::upstream) in_flight: PerKind<IntGauge>,
-    pub(in crate::upstream) requests: PerKind<IntCounter>,
-    pub(in crate::upstream) healthy: IntGauge,
-    pub(in crate::upstream) ejections: IntCounter,
+    pub(crate) in_flight: PerKind<IntGauge>,
+    pub(crate) requests: PerKind<IntCounter>,
+    pub(crate) healthy: IntGauge,
+    pub(crate) ejections: IntCounter,
     metrics: UpstreamServerMetrics,
 }
 
 impl ServerSeries {
-    pub(in crate::upstream) fn record_probe(&self, outcome: &ProbeOutcome) {
+    pub(crate) fn record_probe(&self, outcome: &ProbeOutcome) {
         self.metrics
             .probes
             .with_label_values(&[self.label.as_str(), outcome.label()])
@@ -145,7 +140,7 @@ impl ServerSeries {
     }
 
     /// Shows why the server is refused, or that it is not.
-    pub(in crate::upstream) fn set_refused(&self, weir: Option<WeirServer>) {
+    pub(crate) fn set_refused(&self, weir: Option<WeirServer>) {
         for reason in [
             WeirServer::OwnAddress,
             WeirServer::OwnProbe,

@@ -1,11 +1,9 @@
 //! Whether an address is one of this weir's own.
 
-use std::net::IpAddr;
-use std::net::SocketAddr;
-use std::net::UdpSocket;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// Whether a connection to `server` reaches the listener at `listener`.
-pub(in crate::upstream) fn is_own(listener: SocketAddr, server: SocketAddr) -> bool {
+pub(crate) fn is_own(listener: SocketAddr, server: SocketAddr) -> bool {
     let (bound, target) = (listener.ip().to_canonical(), server.ip().to_canonical());
     listener.port() == server.port()
         && (bound == target || (bound.is_unspecified() && is_local(target)))

@@ -6,8 +6,7 @@
 //! does not close the gate: it fails for a minute in each shutdown, in which the server still
 //! serves.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Longest time that the gate stays closed, from the first answer after the start or the outage. A
 /// server whose `/readyz` never passes may still serve.
@@ -15,7 +14,7 @@ const MAX_CLOSED: Duration = Duration::from_secs(60);
 
 /// The gate of one server.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::upstream) struct ReadinessGate {
+pub(crate) struct ReadinessGate {
     closed_until: Option<Instant>,
     /// Whether the server has not answered a probe since weir's start, or since a connection to it
     /// failed.
@@ -24,7 +23,7 @@ pub(in crate::upstream) struct ReadinessGate {
 
 impl ReadinessGate {
     /// The gate of a server that was not probed yet.
-    pub(in crate::upstream) fn closed(now: Instant) -> Self {
+    pub(crate) fn closed(now: Instant) -> Self {
         Self {
             closed_until: Some(now + MAX_CLOSED),
             is_down: true,
@@ -32,18 +31,18 @@ impl ReadinessGate {
     }
 
     /// Until when it is closed, if it is; the time may have passed.
-    pub(in crate::upstream) const fn closed_until(self) -> Option<Instant> {
+    pub(crate) const fn closed_until(self) -> Option<Instant> {
         self.closed_until
     }
 
     /// `/readyz` has passed.
-    pub(in crate::upstream) const fn record_ready(&mut self) {
+    pub(crate) const fn record_ready(&mut self) {
         self.closed_until = None;
         self.is_down = false;
     }
 
     /// `/readyz` has failed.
-    pub(in crate::upstream) fn record_not_ready(&mut self, now: Instant) {
+    pub(crate) fn record_not_ready(&mut self, now: Instant) {
         if std::mem::replace(&mut self.is_down, false) {
             self.closed_until = Some(now + MAX_CLOSED);
         }
@@ -51,14 +50,14 @@ impl ReadinessGate {
 
     /// A probe found the server unreachable. Further such probes do not keep the gate closed: they
     /// may fail for a reason that does not concern requests.
-    pub(in crate::upstream) fn record_unreachable(&mut self, now: Instant) {
+    pub(crate) fn record_unreachable(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.is_down, true) {
             self.closed_until = Some(now + MAX_CLOSED);
         }
     }
 
     /// A request found the server unreachable.
-    pub(in crate::upstream) fn record_failure(&mut self, now: Instant) {
+    pub(crate) fn record_failure(&mut self, now: Instant) {
         self.is_down = true;
         if self.closed_until.is_none_or(|until| until <= now) {
             self.closed_until = Some(now + MAX_CLOSED);
@@ -100,10 +99,7 @@ mod tests {
 
     #[test]
     fn a_server_is_closed_until_its_first_passed_probe_and_after_each_outage() {
-        use Event::Failure;
-        use Event::NotReady;
-        use Event::Ready;
-        use Event::Unreachable;
+        use Event::{Failure, NotReady, Ready, Unreachable};
         type Case = (&'static str, &'static [(u64, Event)], u64, bool);
         let cases: &[Case] = &[
             ("at the start", &[], 0, true),

@@ -10,8 +10,7 @@
 //! more.
 
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::upstream::requester::SlotHolder;
 
@@ -20,7 +19,7 @@ const MIN_OUTAGE: Duration = Duration::from_secs(1);
 
 /// What is known of an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum OutageEvidence {
+pub(crate) enum OutageEvidence {
     /// Probes: it lasts from the first failure to the first response.
     Probes,
     /// Requests only, of which there may be few: it lasts from the first failure to the last one.
@@ -51,7 +50,7 @@ const MAX_USERS: usize = 1 << 16;
 
 /// The outages and the pace after them.
 #[derive(Debug, Default)]
-pub(in crate::upstream) struct Recovery {
+pub(crate) struct Recovery {
     outage: Option<Outage>,
     pace: Option<Pace>,
 }
@@ -93,7 +92,7 @@ struct UserTurns {
 
 impl Recovery {
     /// No server can be reached.
-    pub(in crate::upstream) fn record_down(&mut self, now: Instant) {
+    pub(crate) fn record_down(&mut self, now: Instant) {
         let outage = self.outage.get_or_insert(Outage {
             first_failure: now,
             last_failure: now,
@@ -102,11 +101,7 @@ impl Recovery {
     }
 
     /// A server responds. Returns whether this ends an outage.
-    pub(in crate::upstream) fn record_up(
-        &mut self,
-        now: Instant,
-        evidence: OutageEvidence,
-    ) -> bool {
+    pub(crate) fn record_up(&mut self, now: Instant, evidence: OutageEvidence) -> bool {
         let Some(outage) = self.outage.take() else {
             return false;
         };
@@ -118,7 +113,7 @@ impl Recovery {
     }
 
     /// Whether requests wait for their turn at `now`.
-    pub(in crate::upstream) fn is_recovering(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_recovering(&mut self, now: Instant) -> bool {
         let over = |pace: &Pace| now >= pace.since + END;
         if self.pace.as_ref().is_some_and(over) {
             self.pace = None;
@@ -128,12 +123,7 @@ impl Recovery {
 
     /// Takes a turn for a watch or a list of `holder` that arrives at `now`. Returns how long it
     /// waits. `random` is from 0 to 1, 1 not included.
-    pub(in crate::upstream) fn take_turn(
-        &mut self,
-        holder: &SlotHolder,
-        now: Instant,
-        random: f64,
-    ) -> Duration {
+    pub(crate) fn take_turn(&mut self, holder: &SlotHolder, now: Instant, random: f64) -> Duration {
         if !self.is_recovering(now) {
             return Duration::ZERO;
         }

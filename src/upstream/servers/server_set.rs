@@ -3,21 +3,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
-use arc_swap::Guard;
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::sync::watch;
-use tokio::time::timeout;
-use tokio::time::timeout_at;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use tokio::sync::{Notify, watch};
+use tokio::time::{timeout, timeout_at};
+use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
@@ -26,25 +19,15 @@ use crate::upstream::connection::error::ForwardError;
 use crate::upstream::front_proxy_trust::FrontProxyTrust;
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::answer_times::RECENT_ANSWER;
-use crate::upstream::servers::api_server::ApiServer;
-use crate::upstream::servers::api_server::ServerOrigin;
-use crate::upstream::servers::balancer;
+use crate::upstream::servers::api_server::{ApiServer, ServerOrigin};
 use crate::upstream::servers::balancer::Candidate;
-use crate::upstream::servers::health;
-use crate::upstream::servers::health::Availability;
-use crate::upstream::servers::health::Health;
-use crate::upstream::servers::health::HealthChange;
-use crate::upstream::servers::health::ProbeOutcome;
-use crate::upstream::servers::health::ServerFailure;
-use crate::upstream::servers::health::WeirServer;
+use crate::upstream::servers::health::{
+    Availability, Health, HealthChange, ProbeOutcome, ServerFailure, WeirServer,
+};
 use crate::upstream::servers::metrics::UpstreamServerMetrics;
-use crate::upstream::servers::own_address;
-use crate::upstream::servers::recovery::OutageEvidence;
-use crate::upstream::servers::recovery::Recovery;
-use crate::upstream::servers::sources;
-use crate::upstream::servers::sources::FormerSource;
-use crate::upstream::servers::sources::Sources;
-use crate::upstream::servers::sources::UpstreamTls;
+use crate::upstream::servers::recovery::{OutageEvidence, Recovery};
+use crate::upstream::servers::sources::{FormerSource, Sources, UpstreamTls};
+use crate::upstream::servers::{balancer, health, own_address, sources};
 
 /// A server that answers nothing for this long gets no request while another one answers, and a
 /// probe.
@@ -92,11 +75,11 @@ struct SetState {
 #[derive(Debug)]
 pub(crate) struct ServerList {
     /// Grows with each change.
-    pub(in crate::upstream) version: u64,
-    pub(in crate::upstream) servers: Vec<Arc<ApiServer>>,
+    pub(crate) version: u64,
+    pub(crate) servers: Vec<Arc<ApiServer>>,
     /// Where the address of each server comes from, in the order of `servers`.
     origins: Vec<ServerOrigin>,
-    pub(in crate::upstream) tls: UpstreamTls,
+    pub(crate) tls: UpstreamTls,
     /// Whether servers are checked for being a weir.
     verify: bool,
     /// Whether a single server is probed, too.
@@ -107,26 +90,26 @@ pub(crate) struct ServerList {
 
 /// What the choice of a server depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) struct RequestTraits {
+pub(crate) struct RequestTraits {
     /// Short and long-running requests are balanced apart.
-    pub(in crate::upstream) long_running: bool,
+    pub(crate) long_running: bool,
     /// A health check of a server shows its state, and goes to one that is not ready, too.
-    pub(in crate::upstream) is_health_check: bool,
+    pub(crate) is_health_check: bool,
 }
 
 /// The choice for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) struct Pick {
+pub(crate) struct Pick {
     /// The index of the server.
-    pub(in crate::upstream) index: usize,
+    pub(crate) index: usize,
     /// Whether the request can go to another server that was not tried.
-    pub(in crate::upstream) has_alternative: bool,
+    pub(crate) has_alternative: bool,
 }
 
 impl ServerSet {
     /// The servers at `configured`. If `ready_first`, each gets no request before its `/readyz` has
     /// passed. Registers their metrics.
-    pub(in crate::upstream) fn new(
+    pub(crate) fn new(
         configured: &[ServerAddress],
         follows_slices: bool,
         ready_first: bool,
@@ -165,7 +148,7 @@ impl ServerSet {
     }
 
     /// The current servers.
-    pub(in crate::upstream) fn list(&self) -> Guard<Arc<ServerList>> {
+    pub(crate) fn list(&self) -> Guard<Arc<ServerList>> {
         self.list.load()
     }
 
@@ -208,7 +191,7 @@ impl ServerSet {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(in crate::upstream) async fn wait_for_probe(&self, patience: Duration) -> bool {
+    pub(crate) async fn wait_for_probe(&self, patience: Duration) -> bool {
         let mut probed = self.probed.subscribe();
         let list = Arc::clone(&self.list());
         if !list.is_probed() {
@@ -234,10 +217,7 @@ impl ServerSet {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(in crate::upstream) async fn wait_for_gates(
-        &self,
-        deadline: Instant,
-    ) -> Result<(), ForwardError> {
+    pub(crate) async fn wait_for_gates(&self, deadline: Instant) -> Result<(), ForwardError> {
         let mut probed = self.probed.subscribe();
         let (list, now) = (Arc::clone(&self.list()), Clock.now());
         let is_gated = |server: &&Arc<ApiServer>| server.is_gated(now);
@@ -270,7 +250,7 @@ impl ServerSet {
         self.list().states(now)
     }
 
-    pub(in crate::upstream) const fn metrics(&self) -> &UpstreamServerMetrics {
+    pub(crate) const fn metrics(&self) -> &UpstreamServerMetrics {
         &self.metrics
     }
 
@@ -281,14 +261,14 @@ impl ServerSet {
     }
 
     /// Reports changes of the list.
-    pub(in crate::upstream) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
     /// Takes over a changed configuration. Servers that stay keep their connections and their
     /// health, unless the roots or the certificate have changed. Connections to the others end with
     /// their requests.
-    pub(in crate::upstream) fn reconfigure(
+    pub(crate) fn reconfigure(
         &self,
         configured: &[ServerAddress],
         follows_slices: bool,
@@ -309,22 +289,18 @@ impl ServerSet {
         self.rebuild(&mut state, Clock.now());
     }
 
-    pub(in crate::upstream) fn names(&self) -> Vec<ServerAddress> {
+    pub(crate) fn names(&self) -> Vec<ServerAddress> {
         self.state.lock().sources.names().cloned().collect()
     }
 
-    pub(in crate::upstream) fn record_resolved(
-        &self,
-        address: &ServerAddress,
-        resolved: Vec<SocketAddr>,
-    ) {
+    pub(crate) fn record_resolved(&self, address: &ServerAddress, resolved: Vec<SocketAddr>) {
         let mut state = self.state.lock();
         if state.sources.record_resolved(address, resolved) {
             self.rebuild(&mut state, Clock.now());
         }
     }
 
-    pub(in crate::upstream) fn record_discovered(&self, addresses: Vec<SocketAddr>) {
+    pub(crate) fn record_discovered(&self, addresses: Vec<SocketAddr>) {
         let mut state = self.state.lock();
         state.sources.record_discovered(addresses);
         self.rebuild(&mut state, Clock.now());
@@ -401,7 +377,7 @@ impl ServerSet {
     }
 
     /// Records a response of `server` to a request.
-    pub(in crate::upstream) fn record_success(&self, server: &ApiServer) {
+    pub(crate) fn record_success(&self, server: &ApiServer) {
         server.answers().record_answer(Clock.now());
         if server.record_success() {
             self.record_up(Clock.now());
@@ -409,7 +385,7 @@ impl ServerSet {
     }
 
     /// Records a request that failed because of `server`.
-    pub(in crate::upstream) fn record_failure(&self, server: &ApiServer, failure: ServerFailure) {
+    pub(crate) fn record_failure(&self, server: &ApiServer, failure: ServerFailure) {
         let now = Clock.now();
         let list = self.list();
         let ejected = list.usable().filter(|other| other.is_ejected(now));
@@ -423,7 +399,7 @@ impl ServerSet {
     }
 
     /// Records a probe of `server`.
-    pub(in crate::upstream) fn record_probe(&self, server: &ApiServer, outcome: ProbeOutcome) {
+    pub(crate) fn record_probe(&self, server: &ApiServer, outcome: ProbeOutcome) {
         let now = Clock.now();
         let responds = outcome.is_response() && !matches!(outcome, ProbeOutcome::Weir(_));
         let change = server.record_probe(outcome, now);
@@ -490,7 +466,7 @@ impl ServerSet {
     }
 
     /// Requests that names are resolved again.
-    pub(in crate::upstream) fn request_resolve(&self) {
+    pub(crate) fn request_resolve(&self) {
         self.resolve_request.notify_one();
     }
 
@@ -498,35 +474,35 @@ impl ServerSet {
     ///
     /// # Cancel safety
     /// No request is lost.
-    pub(in crate::upstream) async fn wait_for_resolve_request(&self) {
+    pub(crate) async fn wait_for_resolve_request(&self) {
         self.resolve_request.notified().await;
     }
 }
 
 impl ServerList {
     /// Whether the servers are probed.
-    pub(in crate::upstream) const fn is_probed(&self) -> bool {
+    pub(crate) const fn is_probed(&self) -> bool {
         self.has_choice() || self.probes_single
     }
 
     /// Whether there are several servers to choose from.
-    pub(in crate::upstream) const fn has_choice(&self) -> bool {
+    pub(crate) const fn has_choice(&self) -> bool {
         self.servers.len() > 1 || self.verify
     }
 
     /// Whether servers that are a weir are refused.
-    pub(in crate::upstream) const fn is_verified(&self) -> bool {
+    pub(crate) const fn is_verified(&self) -> bool {
         self.verify
     }
 
     /// Whether a server gets no requests because its `/readyz` has to pass first.
-    pub(in crate::upstream) fn has_gated(&self) -> bool {
+    pub(crate) fn has_gated(&self) -> bool {
         let now = Clock.now();
         self.servers.iter().any(|server| server.is_gated(now))
     }
 
     /// Chooses the server of a request that `tried` have failed.
-    pub(in crate::upstream) fn pick(
+    pub(crate) fn pick(
         &self,
         request: RequestTraits,
         tried: &[Arc<ApiServer>],
@@ -596,12 +572,7 @@ impl ServerList {
 
     /// Whether `server` hangs, on which a request waits since `sent`, and another server answers.
     /// Where that is not known, requests probes.
-    pub(in crate::upstream) fn is_hung(
-        &self,
-        server: &Arc<ApiServer>,
-        sent: Instant,
-        now: Instant,
-    ) -> bool {
+    pub(crate) fn is_hung(&self, server: &Arc<ApiServer>, sent: Instant, now: Instant) -> bool {
         if server.answers().answered_within(RECENT_ANSWER, now) {
             return false;
         }
@@ -620,11 +591,7 @@ impl ServerList {
     }
 
     /// The servers that do not get a request which `hung` has not answered.
-    pub(in crate::upstream) fn unanswering(
-        &self,
-        hung: &Arc<ApiServer>,
-        now: Instant,
-    ) -> Vec<Arc<ApiServer>> {
+    pub(crate) fn unanswering(&self, hung: &Arc<ApiServer>, now: Instant) -> Vec<Arc<ApiServer>> {
         let is_excluded =
             |server: &&Arc<ApiServer>| Arc::ptr_eq(server, hung) || !is_recent(server, now);
         self.servers.iter().filter(is_excluded).cloned().collect()
@@ -680,7 +647,7 @@ impl ServerList {
     }
 
     /// The state of each server at `now`.
-    pub(in crate::upstream) fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
+    pub(crate) fn states(&self, now: Instant) -> Vec<ServerSnapshot> {
         let servers = self.servers.iter();
         servers
             .map(|server| ServerSnapshot::of(server, now, self.has_choice()))

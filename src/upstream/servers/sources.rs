@@ -1,8 +1,7 @@
 //! Which addresses are API servers: what is configured, what its names resolve to, and what the
 //! EndpointSlices of the Service `kubernetes` list. Pure.
 
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rustls::sign::CertifiedKey;
@@ -14,14 +13,14 @@ use crate::x509::CertificatePool;
 /// The roots that certificates of API servers are verified against, and the front-proxy
 /// certificate. Pools compare both by pointer.
 #[derive(Clone, Debug)]
-pub(in crate::upstream) struct UpstreamTls {
-    pub(in crate::upstream) roots: Arc<CertificatePool>,
-    pub(in crate::upstream) front_proxy: Option<Arc<CertifiedKey>>,
+pub(crate) struct UpstreamTls {
+    pub(crate) roots: Arc<CertificatePool>,
+    pub(crate) front_proxy: Option<Arc<CertifiedKey>>,
 }
 
 impl UpstreamTls {
     /// Takes over what has changed. The rest keeps its pointers.
-    pub(in crate::upstream) fn update(
+    pub(crate) fn update(
         &mut self,
         roots: &CertificatePool,
         front_proxy: Option<&Arc<CertifiedKey>>,
@@ -41,7 +40,7 @@ const MAX_FORMER: usize = 16;
 
 /// The sources of addresses.
 #[derive(Debug)]
-pub(in crate::upstream) struct Sources {
+pub(crate) struct Sources {
     configured: Vec<ConfiguredServer>,
     /// Whether the EndpointSlices are followed.
     follows_slices: bool,
@@ -62,24 +61,24 @@ struct ConfiguredServer {
 
 /// The source that a former address vanished from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum FormerSource {
+pub(crate) enum FormerSource {
     EndpointSlices,
     Name,
 }
 
 /// The addresses that are API servers.
 #[derive(Debug, PartialEq)]
-pub(in crate::upstream) struct Targets {
-    pub(in crate::upstream) servers: Vec<(ServerAddress, ServerOrigin)>,
+pub(crate) struct Targets {
+    pub(crate) servers: Vec<(ServerAddress, ServerOrigin)>,
     /// Whether a server gets no request before a probe has shown that it is no weir. Not for a
     /// single configured server, which can be another weir on purpose.
-    pub(in crate::upstream) verify: bool,
+    pub(crate) verify: bool,
     /// Whether one of them has vanished from its source.
-    pub(in crate::upstream) has_former: bool,
+    pub(crate) has_former: bool,
 }
 
 impl Sources {
-    pub(in crate::upstream) fn new(configured: &[ServerAddress], follows_slices: bool) -> Self {
+    pub(crate) fn new(configured: &[ServerAddress], follows_slices: bool) -> Self {
         let mut sources = Self {
             configured: Vec::new(),
             follows_slices,
@@ -92,11 +91,7 @@ impl Sources {
 
     /// Takes over a changed configuration. What is known about names that stay is kept. Servers
     /// without a common address are another cluster's: its EndpointSlices are not known yet.
-    pub(in crate::upstream) fn reconfigure(
-        &mut self,
-        configured: &[ServerAddress],
-        follows_slices: bool,
-    ) {
+    pub(crate) fn reconfigure(&mut self, configured: &[ServerAddress], follows_slices: bool) {
         let mut before = std::mem::take(&mut self.configured);
         let is_kept = |address| before.iter().any(|known| is_same(&known.address, address));
         let has_common = configured.iter().any(is_kept);
@@ -125,20 +120,20 @@ impl Sources {
     }
 
     /// The first configured server, as HOST:PORT.
-    pub(in crate::upstream) fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         let first = self.configured.first();
         first.map_or_else(String::new, |first| first.address.authority.to_string())
     }
 
     /// The servers whose names are to be resolved. A proxy resolves names itself.
-    pub(in crate::upstream) fn names(&self) -> impl Iterator<Item = &ServerAddress> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &ServerAddress> {
         let addresses = self.configured.iter().map(|server| &server.address);
         addresses.filter(|address| address.proxy.is_none() && ip_of(address).is_none())
     }
 
     /// Records what the name of `address` resolves to. Returns whether it is something else than
     /// before.
-    pub(in crate::upstream) fn record_resolved(
+    pub(crate) fn record_resolved(
         &mut self,
         address: &ServerAddress,
         mut resolved: Vec<SocketAddr>,
@@ -161,7 +156,7 @@ impl Sources {
 
     /// Records the addresses in the EndpointSlices. None are no reason to give up those that are
     /// known.
-    pub(in crate::upstream) fn record_discovered(&mut self, mut addresses: Vec<SocketAddr>) {
+    pub(crate) fn record_discovered(&mut self, mut addresses: Vec<SocketAddr>) {
         addresses.sort_unstable();
         addresses.dedup();
         if self.follows_slices && !addresses.is_empty() {
@@ -171,16 +166,13 @@ impl Sources {
     }
 
     /// Whether the EndpointSlices list the address now.
-    pub(in crate::upstream) fn is_discovered(&self, address: &SocketAddr) -> bool {
+    pub(crate) fn is_discovered(&self, address: &SocketAddr) -> bool {
         self.discovered.contains(address)
     }
 
     /// Gives up the addresses that have vanished from their source, but those that `keep` names.
     /// Returns whether there were any.
-    pub(in crate::upstream) fn prune_former(
-        &mut self,
-        keep: impl Fn(SocketAddr, FormerSource) -> bool,
-    ) -> bool {
+    pub(crate) fn prune_former(&mut self, keep: impl Fn(SocketAddr, FormerSource) -> bool) -> bool {
         let mut pruned = false;
         let mut prune = |former: &mut Vec<SocketAddr>, source| {
             let before = former.len();
@@ -196,7 +188,7 @@ impl Sources {
 
     /// All addresses, each once. An address in the EndpointSlices counts as such, even if it is
     /// configured or was in an earlier list.
-    pub(in crate::upstream) fn targets(&self) -> Targets {
+    pub(crate) fn targets(&self) -> Targets {
         let mut servers: Vec<(ServerAddress, ServerOrigin)> = Vec::new();
         let mut add = |address: ServerAddress, origin| {
             if !servers.iter().any(|(known, _)| is_same(known, &address)) {
@@ -253,7 +245,7 @@ impl ConfiguredServer {
 }
 
 /// The address of a server, if it is known without a resolver.
-pub(in crate::upstream) fn socket_of(address: &ServerAddress) -> Option<SocketAddr> {
+pub(crate) fn socket_of(address: &ServerAddress) -> Option<SocketAddr> {
     let given = || {
         let port = ServerAddress::port(&address.authority);
         ip_of(address).map(|ip| SocketAddr::new(ip, port))
@@ -268,7 +260,7 @@ fn ip_of(address: &ServerAddress) -> Option<IpAddr> {
 }
 
 /// Whether both are the same server: requests for it differ in nothing but the name in `Host`.
-pub(in crate::upstream) fn is_same(one: &ServerAddress, other: &ServerAddress) -> bool {
+pub(crate) fn is_same(one: &ServerAddress, other: &ServerAddress) -> bool {
     if one.proxy != other.proxy {
         return false;
     }

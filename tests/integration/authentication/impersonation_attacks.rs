@@ -3,8 +3,7 @@
 //! from clients that may impersonate one other user and try more. The API server takes no request
 //! for another user's, and weir classifies none for another user.
 
-use crate::authentication::impersonation::reviewed_user;
-use crate::authentication::impersonation::self_review_request;
+use crate::authentication::impersonation::{reviewed_user, self_review_request};
 use crate::authentication::spoofing::PRIVILEGED_SCHEMAS;
 
 use super::*;

@@ -1,26 +1,16 @@
 //! CAs and certificates, generated once for the whole run.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use rcgen::BasicConstraints;
-use rcgen::CertificateParams;
-use rcgen::DnType;
-use rcgen::DnValue;
-use rcgen::ExtendedKeyUsagePurpose;
-use rcgen::IsCa;
-use rcgen::Issuer;
-use rcgen::KeyPair;
-use rcgen::KeyUsagePurpose;
-use rustls::ClientConfig;
-use rustls::RootCertStore;
-use rustls::ServerConfig;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
+};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use weir::x509::CertificatePool;
 
 /// All certificates of the tests.

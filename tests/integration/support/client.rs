@@ -3,23 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use h2::client::ResponseFuture;
-use h2::client::SendRequest;
+use h2::client::{ResponseFuture, SendRequest};
 use http::Request;
 use rustls::ClientConfig;
 
-use crate::support::HttpVersion;
-use crate::support::UnexpectedEnd;
-use crate::support::message::Framing;
-use crate::support::message::Headers;
-use crate::support::message::ReceivedBody;
-use crate::support::message::ReceivedResponse;
-use crate::support::message::SentBody;
-use crate::support::message::header_map;
-use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http1::RawReader;
+use crate::support::message::{
+    Framing, Headers, ReceivedBody, ReceivedResponse, SentBody, header_map,
+};
+use crate::support::raw_http1::{RawHttp1, RawReader};
 use crate::support::weir::Endpoints;
-use crate::support::within;
+use crate::support::{HttpVersion, UnexpectedEnd, within};
 
 /// A request.
 #[derive(Clone, Debug)]

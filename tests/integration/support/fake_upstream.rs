@@ -5,43 +5,25 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 use http::Response;
 use rustls::ServerConfig;
-use socket2::Domain;
-use socket2::Socket;
-use socket2::Type;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
-use tokio::sync::mpsc;
-use tokio::sync::oneshot;
+use socket2::{Domain, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::support::HttpVersion;
-use crate::support::UnexpectedEnd;
-use crate::support::certificates;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
-use crate::support::message::Framing;
-use crate::support::message::ReceivedBody;
-use crate::support::message::ReceivedRequest;
-use crate::support::message::SentBody;
-use crate::support::message::header_map;
-use crate::support::raw_http1::BoxedStream;
-use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http1::limit_socket_buffers;
-use crate::support::within;
+use crate::support::certificates::{IssuedCertificate, pki};
+use crate::support::message::{Framing, ReceivedBody, ReceivedRequest, SentBody, header_map};
+use crate::support::raw_http1::{BoxedStream, RawHttp1, limit_socket_buffers};
+use crate::support::{HttpVersion, UnexpectedEnd, certificates, within};
 
 /// A connection of weir.
 #[derive(Debug)]

@@ -2,18 +2,12 @@
 
 use std::ops::Index;
 
-use bytes::Bytes;
-use bytes::BytesMut;
-use h2::RecvStream;
-use h2::SendStream;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
+use bytes::{Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::support::UnexpectedEnd;
-use crate::support::raw_http1::RawReader;
-use crate::support::raw_http1::RawWriter;
-use crate::support::within;
+use crate::support::raw_http1::{RawReader, RawWriter};
+use crate::support::{UnexpectedEnd, within};
 
 /// Headers in order, including repeated ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,8 +17,7 @@ pub(crate) mod yaml;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Timeout of all events: enough for a loaded machine, and short enough to report a hang as such.
 pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(40);

@@ -1,26 +1,20 @@
 //! weir as a process, to test flags, signals, exit codes and logs.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::ExitStatus;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tokio::io::AsyncBufReadExt;
-use tokio::io::BufReader;
-use tokio::process::Child;
-use tokio::process::Command;
-use tokio::sync::Notify;
-use tokio::sync::mpsc;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::{Notify, mpsc};
 
 use crate::support::certificates::pki;
-use crate::support::weir::Endpoints;
-use crate::support::weir::TOKENS;
+use crate::support::weir::{Endpoints, TOKENS};
 use crate::support::within;
 
 /// A folder with all files that flags may name.

@@ -2,24 +2,13 @@
 
 use std::io;
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWrite;
-use tokio::io::AsyncWriteExt;
-use tokio::io::ReadHalf;
-use tokio::io::WriteHalf;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 
-use crate::support::UnexpectedEnd;
-use crate::support::message::Framing;
-use crate::support::message::Headers;
-use crate::support::message::ReceivedBody;
-use crate::support::message::ReceivedRequest;
-use crate::support::message::ReceivedResponse;
-use crate::support::within;
+use crate::support::message::{Framing, Headers, ReceivedBody, ReceivedRequest, ReceivedResponse};
+use crate::support::{UnexpectedEnd, within};
 
 /// A connection.
 pub(crate) trait RawStream: AsyncRead + AsyncWrite + Send + Unpin {}

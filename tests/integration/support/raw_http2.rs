@@ -2,12 +2,10 @@
 //!
 //! Headers are written without compression. Of received headers only the status is parsed.
 
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::UnexpectedEnd;
 use crate::support::raw_http1::BoxedStream;
-use crate::support::within;
+use crate::support::{UnexpectedEnd, within};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 

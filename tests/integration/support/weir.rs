@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustls::ClientConfig;
@@ -12,38 +11,26 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use weir::app::App;
-use weir::config;
-use weir::config::AdmissionConfig;
-use weir::config::Config;
-use weir::config::FlowcontrolConfig;
-use weir::flowcontrol::controller::ControllerConfig;
-use weir::flowcontrol::controller::Enforcement;
+use weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
+use weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
-use weir::limits::max_in_flight;
-use weir::limits::rate;
+use weir::limits::{max_in_flight, rate};
 use weir::observe::admin::zpages::EffectiveConfig;
 use weir::server::settings::AddressLimit;
 use weir::server::tls;
-use weir::upstream;
 use weir::upstream::connection::address::ServerAddress;
-use weir::upstream::credentials::BearerToken;
-use weir::upstream::credentials::CredentialSource;
 use weir::upstream::credentials::bearer::bearer_header;
+use weir::upstream::credentials::{BearerToken, CredentialSource};
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
+use weir::{config, upstream};
 
-use crate::support::EVENT_TIMEOUT;
-use crate::support::HttpVersion;
-use crate::support::certificates;
-use crate::support::certificates::IssuedCertificate;
-use crate::support::certificates::pki;
-use crate::support::client::FullResponse;
-use crate::support::client::TestClient;
+use crate::support::certificates::{IssuedCertificate, pki};
+use crate::support::client::{FullResponse, TestClient};
 use crate::support::message::Framing;
-use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http1::limit_socket_buffers;
+use crate::support::raw_http1::{RawHttp1, limit_socket_buffers};
 use crate::support::raw_http2::RawHttp2;
-use crate::support::within;
+use crate::support::{EVENT_TIMEOUT, HttpVersion, certificates, within};
 
 /// The token file: `alice-token` for alice, `root-token` for root of system:masters.
 pub(crate) const TOKENS: &str =

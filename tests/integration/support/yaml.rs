@@ -5,11 +5,8 @@
     reason = "what is not expected fails the test"
 )]
 
-use saphyr_parser::Event;
-use saphyr_parser::Parser;
-use saphyr_parser::ScalarStyle;
-use serde_json::Map;
-use serde_json::Value;
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_json::{Map, Value};
 
 /// The documents of a text.
 pub(crate) fn documents(text: &str) -> Vec<Value> {

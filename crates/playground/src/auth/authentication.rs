@@ -5,35 +5,24 @@
 //! credential is never anonymous. Impersonation is a separate step: see `impersonation`.
 
 use crate::auth::impersonation::user_from_headers;
-use crate::auth::pki::Certificates;
-use crate::auth::pki::FRONT_PROXY_NAME;
+use crate::auth::pki::{Certificates, FRONT_PROXY_NAME};
 use crate::auth::service_account_tokens::ServiceAccountTokenIssuer;
 use crate::auth::user::ApiUser;
 use crate::time;
-use base64::Engine;
-use base64::alphabet;
-use base64::engine::DecodePaddingMode;
-use base64::engine::GeneralPurpose;
-use base64::engine::GeneralPurposeConfig;
-use http::HeaderMap;
-use http::HeaderName;
-use http::header::AUTHORIZATION;
-use http::header::CONNECTION;
-use http::header::SEC_WEBSOCKET_PROTOCOL;
-use http::header::UPGRADE;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
+use http::header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{HeaderMap, HeaderName};
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use sha2::Digest;
-use sha2::Sha256;
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use x509_parser::prelude::FromDer;
-use x509_parser::prelude::X509Certificate;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Prefix of a token among the subprotocols of a WebSocket.
 const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
@@ -268,16 +257,12 @@ fn websocket_bearer_token(headers: &HeaderMap) -> Option<Result<String, Unauthor
 
 #[cfg(test)]
 mod tests {
-    use super::PlaygroundAuthenticator;
-    use super::Unauthorized;
-    use crate::auth::pki::CertificateAndKey;
-    use crate::auth::pki::Certificates;
+    use super::{PlaygroundAuthenticator, Unauthorized};
+    use crate::auth::pki::{CertificateAndKey, Certificates};
     use base64::Engine;
     use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-    use http::HeaderMap;
-    use http::HeaderName;
-    use http::HeaderValue;
     use http::header::AUTHORIZATION;
+    use http::{HeaderMap, HeaderName, HeaderValue};
     use rustls::crypto::aws_lc_rs;
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;

@@ -5,8 +5,7 @@
 //! may only read health and version, as the role `system:public-info-viewer` allows.
 
 use crate::auth::user::ApiUser;
-use crate::status::StatusDetails;
-use crate::status::StatusError;
+use crate::status::{StatusDetails, StatusError};
 
 /// The attributes of an access, as `authorizer.Attributes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,12 +179,7 @@ pub(crate) fn forbidden_status(
 
 #[cfg(test)]
 mod tests {
-    use super::AccessAttributes;
-    use super::Denial;
-    use super::Grant;
-    use super::PolicyChanges;
-    use super::forbidden_status;
-    use super::is_allowed;
+    use super::{AccessAttributes, Denial, Grant, PolicyChanges, forbidden_status, is_allowed};
     use crate::auth::user::ApiUser;
     use crate::status::StatusDetails;
 

@@ -3,14 +3,10 @@
 //! Whether the original user has these permissions is decided by `authorization`.
 
 use crate::auth::authorization::AccessAttributes;
-use crate::auth::user::ANONYMOUS;
-use crate::auth::user::ApiUser;
-use crate::auth::user::GROUP_SERVICE_ACCOUNTS;
-use crate::auth::user::GROUP_UNAUTHENTICATED;
+use crate::auth::user::{ANONYMOUS, ApiUser, GROUP_SERVICE_ACCOUNTS, GROUP_UNAUTHENTICATED};
 use crate::percent::percent_decode;
 use crate::status::StatusError;
-use http::HeaderMap;
-use http::HeaderName;
+use http::{HeaderMap, HeaderName};
 use std::collections::BTreeMap;
 
 /// The API group of uids and extra values.

@@ -3,8 +3,7 @@
 //! `admin`, `alice` and `bob` use client certificates; `admin-token`, `alice-token` and `bob-token`
 //! use bearer tokens. All credentials are embedded, so that the file can be moved.
 
-use crate::auth::pki::Certificates;
-use crate::auth::pki::write_private;
+use crate::auth::pki::{Certificates, write_private};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use std::fmt::Write;

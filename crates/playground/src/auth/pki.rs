@@ -11,24 +11,17 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::ToSpan;
 use jiff::tz::TimeZone;
-use rcgen::BasicConstraints;
-use rcgen::CertificateParams;
-use rcgen::DnType;
-use rcgen::ExtendedKeyUsagePurpose;
-use rcgen::IsCa;
-use rcgen::Issuer;
-use rcgen::KeyPair;
-use rcgen::KeyUsagePurpose;
-use rcgen::PKCS_ECDSA_P256_SHA256;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+};
 use rustls::crypto::aws_lc_rs;
-use std::fs;
 use std::fs::OpenOptions;
-use std::io;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
 
 /// The common name of the front proxy's certificate, the only accepted one.
 pub(crate) const FRONT_PROXY_NAME: &str = "front-proxy-client";

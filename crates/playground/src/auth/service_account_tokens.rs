@@ -7,23 +7,18 @@
 use crate::auth::error::PkiError;
 use crate::auth::user::ApiUser;
 use crate::time;
-use aws_lc_rs::encoding::AsDer;
-use aws_lc_rs::encoding::PublicKeyX509Der;
+use aws_lc_rs::encoding::{AsDer, PublicKeyX509Der};
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED;
-use aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
-use aws_lc_rs::signature::EcdsaKeyPair;
-use aws_lc_rs::signature::KeyPair;
-use aws_lc_rs::signature::UnparsedPublicKey;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair,
+    UnparsedPublicKey,
+};
 use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::pki_types::pem::PemObject;
-use serde_json::Value;
-use serde_json::json;
-use sha2::Digest;
-use sha2::Sha256;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,20 +5,12 @@
 
 use crate::auth::authentication::PlaygroundAuthenticator;
 use crate::auth::pki::CertificateAndKey;
-use rustls::DigitallySignedStruct;
-use rustls::DistinguishedName;
-use rustls::ServerConfig;
-use rustls::SignatureScheme;
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::verify_tls12_signature;
-use rustls::crypto::verify_tls13_signature;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::UnixTime;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::server::danger::ClientCertVerified;
-use rustls::server::danger::ClientCertVerifier;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 use std::sync::Arc;
 
 /// The TLS configuration of the server. The error describes what is wrong with the certificate.

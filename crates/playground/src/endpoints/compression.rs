@@ -7,13 +7,8 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures_util::stream;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Response;
-use http::header::ACCEPT_ENCODING;
-use http::header::CONTENT_ENCODING;
-use http::header::CONTENT_LENGTH;
-use http::header::VARY;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, VARY};
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::Body;
 use http_body_util::BodyExt;
 use std::io;
@@ -107,16 +102,12 @@ fn finish_encoder(encoder: GzEncoder<Vec<u8>>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use super::THRESHOLD;
-    use super::compress_if_long;
+    use super::{THRESHOLD, compress_if_long};
     use crate::endpoints::response;
     use bytes::Bytes;
     use flate2::read::GzDecoder;
-    use http::HeaderMap;
-    use http::HeaderValue;
-    use http::header::ACCEPT_ENCODING;
-    use http::header::CONTENT_ENCODING;
-    use http::header::VARY;
+    use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
+    use http::{HeaderMap, HeaderValue};
     use http_body_util::BodyExt;
     use std::io::Read;
 

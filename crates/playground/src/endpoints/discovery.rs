@@ -2,21 +2,13 @@
 
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::GROUPS;
-use crate::objects::resources::RESOURCES;
-use crate::objects::resources::group_version;
+use crate::objects::resources::{ApiResource, GROUPS, RESOURCES, group_version};
 use crate::request::ResponseForm;
 use crate::serving::response_body::PlaygroundBody;
 use crate::status::StatusError;
-use http::HeaderValue;
-use http::Response;
-use http::StatusCode;
-use http::header::CACHE_CONTROL;
-use http::header::CONTENT_TYPE;
-use http::header::VARY;
-use serde_json::Value;
-use serde_json::json;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, VARY};
+use http::{HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
 
 fn json_response(value: &Value) -> Response<PlaygroundBody> {
     response::json(StatusCode::OK, value.to_string().into_bytes())

@@ -6,17 +6,10 @@
 
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::GROUPS;
-use crate::objects::resources::RESOURCES;
-use crate::objects::resources::ResourceBackend;
-use crate::objects::resources::group_version;
+use crate::objects::resources::{ApiResource, GROUPS, RESOURCES, ResourceBackend, group_version};
 use http::StatusCode;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
-use sha2::Digest;
-use sha2::Sha256;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 const TITLE: &str = "Kubernetes";
 const VERSION: &str = "v1.36.2";
@@ -138,8 +131,7 @@ fn patch_operation(gvk: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::document;
-    use super::v2_protobuf;
+    use super::{document, v2_protobuf};
 
     #[test]
     fn the_protobuf_document_is_encoded_field_by_field() {

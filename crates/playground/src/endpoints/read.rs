@@ -3,17 +3,12 @@
 use crate::endpoints::resource_request::ResourceRequest;
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
-use crate::objects::storage::store::ListPage;
-use crate::objects::storage::store::ListScope;
-use crate::objects::storage::store::Store;
-use crate::objects::storage::store::VersionExpired;
-use crate::status::StatusCause;
-use crate::status::StatusError;
+use crate::objects::storage::store::{ListPage, ListScope, Store, VersionExpired};
+use crate::status::{StatusCause, StatusError};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::StatusCode;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 /// The continue token of a list: the version of its first page and the key of the last object.

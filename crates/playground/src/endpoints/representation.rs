@@ -1,17 +1,13 @@
 //! The representations of an object: complete, its metadata, or a row of a table.
 
-use crate::objects::events;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::ObjectKind;
+use crate::objects::resources::{ApiResource, ObjectKind};
 use crate::objects::storage::object::StoredObject;
-use crate::objects::table;
-use crate::request::QueryParameters;
-use crate::request::ResponseForm;
+use crate::objects::{events, table};
+use crate::request::{QueryParameters, ResponseForm};
 use crate::time;
 use bytes::Bytes;
 use jiff::Timestamp;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The object that a table row contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,13 +156,10 @@ fn partial_metadata(object: &StoredObject, version: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::Representation;
-    use crate::objects::resources::ApiResource;
-    use crate::objects::resources::ObjectKind;
+    use crate::objects::resources::{ApiResource, ObjectKind};
     use crate::objects::storage::object::StoredObject;
-    use crate::request::QueryParameters;
-    use crate::request::ResponseForm;
-    use serde_json::Value;
-    use serde_json::json;
+    use crate::request::{QueryParameters, ResponseForm};
+    use serde_json::{Value, json};
 
     fn render(group: &str, form: ResponseForm, query: &str) -> Value {
         let event = json!({"metadata": {"name": "e"}, "message": "m", "reason": "R"});

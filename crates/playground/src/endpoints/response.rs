@@ -5,19 +5,11 @@ use crate::serving::request_log::ServerCounters;
 use crate::serving::response_body::PlaygroundBody;
 use crate::status::StatusError;
 use bytes::Bytes;
-use futures_util::Stream;
-use futures_util::StreamExt;
-use futures_util::stream;
-use http::HeaderValue;
-use http::Response;
-use http::StatusCode;
-use http::header::CONTENT_TYPE;
-use http::header::RETRY_AFTER;
-use http::header::X_CONTENT_TYPE_OPTIONS;
+use futures_util::{Stream, StreamExt, stream};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, Full, StreamBody};
 use std::convert::Infallible;
 
 /// Length up to which Go's HTTP/2 server knows the length of a response before it sends the head,

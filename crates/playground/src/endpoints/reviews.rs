@@ -2,20 +2,15 @@
 
 use crate::auth::authorization::AccessAttributes;
 use crate::auth::user::ApiUser;
-use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
-use crate::endpoints::write;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::ReviewKind;
+use crate::endpoints::{response, write};
+use crate::objects::resources::{ApiResource, ReviewKind};
 use crate::objects::storage::object::string_at;
 use crate::state::ServerState;
-use crate::status::StatusCause;
-use crate::status::StatusError;
-use http::Request;
-use http::StatusCode;
+use crate::status::{StatusCause, StatusError};
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The audience of all tokens.
 const AUDIENCE: &str = crate::auth::service_account_tokens::ISSUER;

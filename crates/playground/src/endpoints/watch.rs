@@ -11,19 +11,15 @@ use crate::endpoints::resource_request::ResourceRequest;
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
 use crate::objects::storage::object::StoredObject;
-use crate::objects::storage::store::ChangeType;
-use crate::objects::storage::store::ListScope;
-use crate::objects::storage::store::VersionExpired;
+use crate::objects::storage::store::{ChangeType, ListScope, VersionExpired};
 use crate::state::ServerState;
-use crate::status::StatusCause;
-use crate::status::StatusError;
+use crate::status::{StatusCause, StatusError};
 use crate::time;
 use bytes::Bytes;
 use futures_util::stream;
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Size at which events are sent, in bytes.

@@ -2,44 +2,26 @@
 //!
 //! Each write reads, changes, checks and stores the object under one lock of the store.
 
-use crate::endpoints::resource_request::ResourceRequest;
-use crate::endpoints::resource_request::typed_json;
+use crate::endpoints::resource_request::{ResourceRequest, typed_json};
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
-use crate::objects::events;
-use crate::objects::patch::PatchError;
-use crate::objects::patch::PatchType;
-use crate::objects::protobuf;
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::ObjectKind;
-use crate::objects::seed;
-use crate::objects::storage::object::StoredObject;
-use crate::objects::storage::object::string_at;
+use crate::objects::patch::{PatchError, PatchType};
+use crate::objects::resources::{ApiResource, ObjectKind};
+use crate::objects::storage::object::{StoredObject, string_at};
 use crate::objects::storage::selector::Selection;
-use crate::objects::storage::store::ListScope;
-use crate::objects::storage::store::Store;
-use crate::objects::strategy;
+use crate::objects::storage::store::{ListScope, Store};
 use crate::objects::strategy::AssignedValues;
-use crate::objects::yaml;
+use crate::objects::{events, protobuf, seed, strategy, yaml};
 use crate::request::BodyReadToEnd;
-use crate::status;
-use crate::status::StatusCause;
-use crate::status::StatusDetails;
-use crate::status::StatusError;
-use crate::time;
+use crate::status::{StatusCause, StatusDetails, StatusError};
+use crate::{status, time};
 use bytes::Bytes;
-use http::HeaderMap;
-use http::Request;
-use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Request, StatusCode};
 use http_body::Body;
-use http_body_util::BodyExt;
-use http_body_util::LengthLimitError;
-use http_body_util::Limited;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// kube-apiserver's limit on request bodies, in bytes.

@@ -3,8 +3,7 @@
 //! Events are stored as `v1`. The forms differ only in the names of a few fields, so the conversion
 //! is lossless in both directions.
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// `v1` name, `events.k8s.io/v1` name.
 const RENAMED_FIELDS: &[(&str, &str)] = &[
@@ -37,8 +36,7 @@ pub(crate) fn to_core(object: &mut Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
-    use super::to_core;
-    use super::to_events_v1;
+    use super::{to_core, to_events_v1};
     use serde_json::json;
 
     #[test]

@@ -7,8 +7,7 @@
 //! field that is no longer applied stays, and there are no conflicts.
 
 use json_patch::PatchOperation;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 type JsonObject = Map<String, Value>;
 
@@ -292,11 +291,8 @@ fn strip_list_directives(list: &[Value]) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::MAX_DEPTH;
-    use super::PatchError;
-    use super::PatchType;
-    use serde_json::Value;
-    use serde_json::json;
+    use super::{MAX_DEPTH, PatchError, PatchType};
+    use serde_json::{Value, json};
 
     fn apply_patch(kind: PatchType, mut target: Value, patch: &Value) -> Result<Value, PatchError> {
         kind.apply(&mut target, patch)?;

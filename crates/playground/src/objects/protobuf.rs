@@ -8,8 +8,7 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The reason why a body could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,18 +48,9 @@ enum FieldType {
     DataMap,
 }
 
-use FieldType::Bool;
-use FieldType::DataMap;
-use FieldType::IntOrString;
-use FieldType::Item;
-use FieldType::Items;
-use FieldType::MicroTime;
-use FieldType::Number;
-use FieldType::Skip;
-use FieldType::Text;
-use FieldType::TextMap;
-use FieldType::Texts;
-use FieldType::Time;
+use FieldType::{
+    Bool, DataMap, IntOrString, Item, Items, MicroTime, Number, Skip, Text, TextMap, Texts, Time,
+};
 
 const OBJECT_META: MessageSpec = &[
     (1, "name", Text),

@@ -1,8 +1,6 @@
 //! Bodies as client-go encodes them, and broken ones.
 
-use super::MAGIC;
-use super::ProtobufBodyError;
-use super::decode;
+use super::{MAGIC, ProtobufBodyError, decode};
 use serde_json::json;
 
 fn bytes(number: u8, content: &[u8]) -> Vec<u8> {

@@ -441,9 +441,7 @@ pub(crate) fn group_version(group: &str, version: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::GROUPS;
-    use super::ObjectKind;
-    use super::RESOURCES;
+    use super::{GROUPS, ObjectKind, RESOURCES};
 
     #[test]
     fn the_index_of_a_kind_is_its_position() {

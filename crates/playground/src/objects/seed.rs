@@ -4,8 +4,7 @@
 use crate::objects::resources::ObjectKind;
 use crate::objects::storage::store::Store;
 use fastrand::Rng;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The namespaces of pods, in rotation.
 const POD_NAMESPACES: [&str; 4] = ["default", "team-a", "team-b", "kube-system"];
@@ -278,9 +277,7 @@ fn pod_status(number: usize, image: &str, now: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::name_suffix;
-    use super::seed_store;
-    use super::uuid;
+    use super::{name_suffix, seed_store, uuid};
     use crate::objects::resources::ObjectKind;
     use crate::objects::storage::store::Store;
     use fastrand::Rng;

@@ -5,16 +5,12 @@
 //! would miss are set. There is no kubelet and no scheduler: a created pod gets a node and is
 //! running at once.
 
-use crate::objects::resources::ApiResource;
-use crate::objects::resources::ObjectKind;
+use crate::objects::resources::{ApiResource, ObjectKind};
 use crate::objects::storage::object::string_at;
-use crate::status::StatusCause;
-use crate::status::StatusError;
+use crate::status::{StatusCause, StatusError};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// The values that the server sets in a new object.
 #[derive(Clone, Debug)]
@@ -373,14 +369,10 @@ fn default_service(object: &mut Map<String, Value>, assigned: &AssignedValues) {
 
 #[cfg(test)]
 mod tests {
-    use super::AssignedValues;
-    use super::prepare_create;
-    use super::prepare_update;
-    use crate::objects::resources::ApiResource;
-    use crate::objects::resources::ObjectKind;
+    use super::{AssignedValues, prepare_create, prepare_update};
+    use crate::objects::resources::{ApiResource, ObjectKind};
     use crate::status::StatusError;
-    use serde_json::Value;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn assigned_values() -> AssignedValues {
         AssignedValues {

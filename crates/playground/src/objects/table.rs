@@ -5,8 +5,7 @@
 use crate::objects::resources::ObjectKind;
 use crate::objects::storage::object::string_at;
 use jiff::Timestamp;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A column: its name, and whether only `-o wide` prints it.
 pub(crate) type Column = (&'static str, bool);
@@ -375,10 +374,7 @@ fn human_duration(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::ObjectKind;
-    use super::cells;
-    use super::columns;
-    use super::human_duration;
+    use super::{ObjectKind, cells, columns, human_duration};
     use jiff::Timestamp;
     use serde_json::json;
 

@@ -3,12 +3,8 @@
 //! Supports YAML's JSON schema: plain `true`, `null`, numbers, strings. Aliases are rejected
 //! because they let a small body grow without bound; anchors and tags have no effect.
 
-use saphyr_parser::Event;
-use saphyr_parser::Parser;
-use saphyr_parser::ScalarStyle;
-use serde_json::Map;
-use serde_json::Number;
-use serde_json::Value;
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_json::{Map, Number, Value};
 
 /// Maximum depth of a document, so that its JSON can be read again.
 const MAX_DEPTH: usize = 100;

@@ -3,20 +3,14 @@
 //!
 //! hyper's server cannot end a connection with an error code that its caller chooses.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWrite;
-use tokio::io::AsyncWriteExt;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 /// GOAWAY with the error code ENHANCE_YOUR_CALM. Its last stream is the highest possible: all
 /// streams may have been processed, as Go's server states.
@@ -167,8 +161,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for FramedStream<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::ENHANCE_YOUR_CALM_FRAME;
-    use super::FramePosition;
+    use super::{ENHANCE_YOUR_CALM_FRAME, FramePosition};
 
     #[test]
     fn frame_boundaries_are_found_in_any_chunking() {

@@ -5,8 +5,7 @@ use crate::state::ServerState;
 use http::Response;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
 /// The future of a handler. When it is dropped, the handler continues in a task of its own: a Go

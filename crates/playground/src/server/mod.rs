@@ -10,28 +10,21 @@
 //! (`serving::handler_scheduler`).
 
 use crate::auth::authentication::PlaygroundAuthenticator;
-use crate::auth::authorization::Denial;
-use crate::auth::authorization::Grant;
-use crate::auth::authorization::PolicyChanges;
+use crate::auth::authorization::{Denial, Grant, PolicyChanges};
 use crate::auth::pki::Certificates;
 use crate::auth::tls;
-use crate::objects::resources::RESOURCES;
-use crate::objects::resources::ResourceBackend;
+use crate::objects::resources::{RESOURCES, ResourceBackend};
 use crate::objects::seed;
 use crate::objects::storage::shared_store::SharedStore;
 use crate::objects::storage::store::Store;
 use crate::server::connection::handle_connection;
 use crate::serving::capacity::Capacity;
 use crate::serving::fairness::Fairness;
-use crate::serving::request_log::RequestLog;
-use crate::serving::request_log::RequestRecord;
-use crate::serving::request_log::ReviewRecord;
-use crate::serving::request_log::ServerCounters;
+use crate::serving::request_log::{RequestLog, RequestRecord, ReviewRecord, ServerCounters};
 use crate::settings::PlaygroundSettings;
 use crate::state::ServerState;
 use crate::time;
-use parking_lot::Mutex;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use std::num::NonZeroUsize;

@@ -1,35 +1,20 @@
 //! A request on a connection: authentication, admission, execution, and the headers that every
 //! response has.
 
-use crate::auth::authentication::ClientCertificateResult;
-use crate::auth::authentication::Unauthorized;
+use crate::auth::authentication::{ClientCertificateResult, Unauthorized};
 use crate::auth::user::ApiUser;
-use crate::endpoints;
 use crate::objects::seed;
-use crate::request::ApiRoute;
-use crate::request::QueryParameters;
+use crate::request::{ApiRoute, QueryParameters};
 use crate::server::unread_body;
-use crate::serving::fairness::ClassificationUids;
-use crate::serving::fairness::TooManyRequests;
+use crate::serving::fairness::{ClassificationUids, TooManyRequests};
 use crate::serving::handler_scheduler::HandlerSlot;
-use crate::serving::request_log::RequestGuard;
-use crate::serving::request_log::RequestRecord;
-use crate::serving::request_log::ServingClass;
-use crate::serving::response_body::PlaygroundBody;
-use crate::serving::response_body::TrackedBody;
+use crate::serving::request_log::{RequestGuard, RequestRecord, ServingClass};
+use crate::serving::response_body::{PlaygroundBody, TrackedBody};
 use crate::state::ServerState;
 use crate::status::StatusError;
-use crate::time;
-use http::HeaderName;
-use http::HeaderValue;
-use http::Method;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::Version;
-use http::header::CACHE_CONTROL;
-use http::header::CONNECTION;
-use http::header::CONTENT_LENGTH;
+use crate::{endpoints, time};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_LENGTH};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use std::sync::Arc;

@@ -5,12 +5,8 @@
 //! kube-apiserver sets no read timeout for bodies. On HTTP/2 nothing waits.
 
 use crate::request::BodyReadToEnd;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Request;
-use http::Version;
-use http::header::CONNECTION;
-use http::header::EXPECT;
+use http::header::{CONNECTION, EXPECT};
+use http::{HeaderMap, HeaderValue, Request, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -113,9 +109,7 @@ async fn discard(body: &mut Incoming) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::MAX_POST_HANDLER_READ;
-    use super::UnreadBody;
-    use super::UnreadBodyAction;
+    use super::{MAX_POST_HANDLER_READ, UnreadBody, UnreadBodyAction};
 
     #[test]
     fn a_small_unread_body_is_discarded_and_a_large_one_closes_the_connection() {

@@ -6,16 +6,12 @@
 //! second of unshared service. [`Capacity`] does the waiting.
 
 use crate::time;
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use tokio::sync::Notify;
-use tokio::sync::oneshot;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot};
 
 /// The requests in service, in virtual time.
 ///
@@ -184,12 +180,10 @@ impl Capacity {
 
 #[cfg(test)]
 mod tests {
-    use super::Capacity;
-    use super::ProcessorSharing;
+    use super::{Capacity, ProcessorSharing};
     use std::num::NonZeroUsize;
     use std::sync::Arc;
-    use std::time::Duration;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -2,11 +2,7 @@
 //! proxy, so the caller that makes the server provides the engine.
 
 use crate::auth::user::ApiUser;
-use http::HeaderMap;
-use http::HeaderName;
-use http::HeaderValue;
-use http::Method;
-use http::Uri;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use serde_json::Value;
 use std::any::Any;
 use std::fmt;

@@ -6,12 +6,10 @@
 //! connection with ENHANCE_YOUR_CALM (`scheduleHandler` and `handlerDone` in
 //! golang.org/x/net/http2).
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::sync::Notify;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// Maximum number of unstarted handlers of Go's server, in multiples of the advertised streams.
 const UNSTARTED_FACTOR: usize = 4;
@@ -137,8 +135,7 @@ impl ScheduledHandler {
 
 #[cfg(test)]
 mod tests {
-    use super::HandlerScheduler;
-    use super::ScheduledHandler;
+    use super::{HandlerScheduler, ScheduledHandler};
 
     #[tokio::test]
     async fn as_many_handlers_run_as_streams_are_allowed_and_the_rest_in_order() {

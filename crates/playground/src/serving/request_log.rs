@@ -4,13 +4,9 @@
 
 use crate::auth::user::ApiUser;
 use crate::serving::fairness::SeatGuard;
-use http::HeaderMap;
-use http::Method;
-use http::Uri;
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use http::{HeaderMap, Method, Uri};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// A request as it was received.
@@ -234,8 +230,7 @@ impl Drop for RequestGuard {
 
 #[cfg(test)]
 mod tests {
-    use super::RequestLog;
-    use super::ServingClass;
+    use super::{RequestLog, ServingClass};
 
     #[test]
     fn the_limit_applies_to_ordinary_requests() {

@@ -1,19 +1,14 @@
 //! Response bodies that keep their request in flight until they end.
 
 use crate::serving::handler_scheduler::HandlerSlot;
-use crate::serving::request_log::RequestGuard;
-use crate::serving::request_log::ServingClass;
+use crate::serving::request_log::{RequestGuard, ServingClass};
 use bytes::Bytes;
-use http_body::Body;
-use http_body::Frame;
-use http_body::SizeHint;
-use http_body_util::BodyExt;
-use http_body_util::Empty;
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty};
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
 /// A response body.
@@ -118,16 +113,12 @@ impl Body for TrackedBody {
 #[cfg(test)]
 mod tests {
     use super::TrackedBody;
-    use crate::serving::request_log::RequestLog;
-    use crate::serving::request_log::ServingClass;
+    use crate::serving::request_log::{RequestLog, ServingClass};
     use bytes::Bytes;
     use futures_util::stream;
     use http_body::Frame;
-    use http_body_util::BodyExt;
-    use http_body_util::Full;
-    use http_body_util::StreamBody;
-    use tokio::sync::mpsc;
-    use tokio::sync::oneshot;
+    use http_body_util::{BodyExt, Full, StreamBody};
+    use tokio::sync::{mpsc, oneshot};
 
     #[tokio::test]
     async fn a_request_is_released_with_its_last_frame() {

@@ -3,18 +3,11 @@
 use serde_json::json;
 
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::mandatory;
-use crate::api::flowcontrol::names;
-use crate::api::flowcontrol::types::EXEMPT;
-use crate::api::flowcontrol::types::FlowDistinguisherMethodType;
-use crate::api::flowcontrol::types::FlowSchema;
-use crate::api::flowcontrol::types::FlowSchemaSpec;
-use crate::api::flowcontrol::types::NonResourcePolicyRule;
-use crate::api::flowcontrol::types::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::types::ResourcePolicyRule;
-use crate::api::flowcontrol::types::ServiceAccountSubject;
-use crate::api::flowcontrol::types::Subject;
-use crate::api::flowcontrol::types::SubjectKind;
+use crate::api::flowcontrol::types::{
+    EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, NonResourcePolicyRule,
+    PolicyRulesWithSubjects, ResourcePolicyRule, ServiceAccountSubject, Subject, SubjectKind,
+};
+use crate::api::flowcontrol::{mandatory, names};
 use crate::encoding::go_text;
 
 /// `FlowSchemaMaxMatchingPrecedence`
@@ -83,11 +76,7 @@ fn validate_spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     }
 }
 
-pub(in crate::api::flowcontrol) fn validate_rule(
-    path: &str,
-    rule: &PolicyRulesWithSubjects,
-    errors: &mut FieldErrors,
-) {
+pub(crate) fn validate_rule(path: &str, rule: &PolicyRulesWithSubjects, errors: &mut FieldErrors) {
     if rule.subjects.is_empty() {
         let detail = "subjects must contain at least one value";
         errors.required(format!("{path}.subjects"), detail);

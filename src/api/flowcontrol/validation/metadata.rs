@@ -3,8 +3,7 @@
 
 use super::super::field_error::FieldErrors;
 use super::super::names;
-use super::super::types::ObjectMeta;
-use super::super::types::OwnerReference;
+use super::super::types::{ObjectMeta, OwnerReference};
 use crate::encoding::go_text;
 
 /// `TotalAnnotationSizeLimitB`, keys and values together, in bytes.

@@ -3,12 +3,6 @@
 //!
 //! The metadata is validated except for managed fields. Where upstream prints a whole spec or list
 //! in Go's internal form, the value is left out.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `flow_schema` `metadata` `priority_level` |
 
 pub(super) mod flow_schema;
 mod metadata;
@@ -16,8 +10,7 @@ mod priority_level;
 
 use std::collections::HashSet;
 
-use super::field_error::FieldError;
-use super::field_error::FieldErrors;
+use super::field_error::{FieldError, FieldErrors};
 use super::manifest::Manifest;
 use super::types::Object;
 use crate::encoding::go_text;

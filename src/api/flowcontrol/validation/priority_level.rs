@@ -3,15 +3,11 @@
 use crate::api::flowcontrol::field_error::FieldErrors;
 use crate::api::flowcontrol::fields::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::mandatory;
-use crate::api::flowcontrol::types::EXEMPT;
-use crate::api::flowcontrol::types::LimitResponse;
-use crate::api::flowcontrol::types::LimitResponseType;
-use crate::api::flowcontrol::types::LimitedPriorityLevelConfiguration;
-use crate::api::flowcontrol::types::PriorityLevelConfiguration;
-use crate::api::flowcontrol::types::PriorityLevelConfigurationSpec;
-use crate::api::flowcontrol::types::PriorityLevelEnablement;
-use crate::api::flowcontrol::types::QueuingConfiguration;
-use crate::api::flowcontrol::types::Version;
+use crate::api::flowcontrol::types::{
+    EXEMPT, LimitResponse, LimitResponseType, LimitedPriorityLevelConfiguration,
+    PriorityLevelConfiguration, PriorityLevelConfigurationSpec, PriorityLevelEnablement,
+    QueuingConfiguration, Version,
+};
 use crate::encoding::go_text;
 
 /// `priorityLevelConfigurationQueuingMaxQueues`

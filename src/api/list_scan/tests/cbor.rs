@@ -2,9 +2,7 @@
 
 use fastrand::Rng;
 
-use super::CBOR;
-use super::scan;
-use super::scan_all;
+use super::{CBOR, scan, scan_all};
 use crate::api::list_scan::tests::from_content_type;
 
 /// The values that Kubernetes writes; names are byte strings, all other text is a text string.
@@ -16,11 +14,7 @@ enum CborValue {
     Map(Vec<(&'static str, Self)>),
 }
 
-use CborValue::List;
-use CborValue::Map;
-use CborValue::Null;
-use CborValue::Number;
-use CborValue::Text;
+use CborValue::{List, Map, Null, Number, Text};
 
 fn head(major: u8, argument: u64, out: &mut Vec<u8>) {
     match argument {

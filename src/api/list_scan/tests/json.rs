@@ -3,10 +3,7 @@
 use fastrand::Rng;
 use serde_json::Value;
 
-use super::JSON;
-use super::scan;
-use super::scan_all;
-use super::scan_in_random_chunks;
+use super::{JSON, scan, scan_all, scan_in_random_chunks};
 
 pub(super) const PAGE: &str = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1450",
 "continue":"eyJ2IjoibWV0YSJ9","remainingItemCount":498},"items":[{"metadata":{"name":"web-01",

@@ -2,10 +2,7 @@
 
 use fastrand::Rng;
 
-use super::PROTOBUF;
-use super::scan;
-use super::scan_all;
-use super::scan_in_random_chunks;
+use super::{PROTOBUF, scan, scan_all, scan_in_random_chunks};
 
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();

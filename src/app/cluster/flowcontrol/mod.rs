@@ -1,13 +1,5 @@
 //! Reads the cluster's flow schemas and priority levels: lists and watches them with weir's own
 //! credentials, and keeps them over a restart. weir writes none of them.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `backoff` `state_file` |
-//! | 1 | `persistent_store` |
-//! | 2 | `reflector` |
 
 mod backoff;
 mod persistent_store;
@@ -19,22 +11,20 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::app::cluster::flowcontrol::reflector::Reflector;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::config::ClusterSourceConfig;
-use crate::flowcontrol::sources::ClusterResource;
-use crate::flowcontrol::sources::LiveObjects;
 use crate::flowcontrol::sources::saved_state::ClusterIdentity;
+use crate::flowcontrol::sources::{ClusterResource, LiveObjects};
 use crate::upstream::UpstreamConfig;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 
 /// Watches both resources.
 #[derive(Debug)]
-pub(in crate::app) struct ClusterFlowcontrol {
+pub(crate) struct ClusterFlowcontrol {
     store: Arc<PersistentStore>,
     retry_after_denial: Duration,
 }
@@ -42,7 +32,7 @@ pub(in crate::app) struct ClusterFlowcontrol {
 impl ClusterFlowcontrol {
     /// Keeps the cluster's objects that are in force. If there are none, puts those of the state
     /// folder in force, if it is of the cluster of `upstream`.
-    pub(in crate::app) fn restore(
+    pub(crate) fn restore(
         live: Arc<LiveObjects>,
         config: ClusterSourceConfig,
         upstream: &UpstreamConfig,
@@ -60,12 +50,12 @@ impl ClusterFlowcontrol {
     }
 
     /// The configuration of the cluster's API servers has changed.
-    pub(in crate::app) fn set_upstream(&self, upstream: &UpstreamConfig) {
+    pub(crate) fn set_upstream(&self, upstream: &UpstreamConfig) {
         self.store.set_cluster(identity_of(upstream));
     }
 
     /// Runs until it is dropped.
-    pub(in crate::app) async fn run(self: Arc<Self>, calls: ApiServerClient) {
+    pub(crate) async fn run(self: Arc<Self>, calls: ApiServerClient) {
         let [levels, schemas] = ClusterResource::ALL.map(|resource| Reflector {
             calls: calls.clone(),
             resource,

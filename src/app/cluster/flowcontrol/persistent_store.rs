@@ -6,21 +6,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::api::flowcontrol::Object;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::clock::Clock;
-use crate::flowcontrol::sources::ClusterResource;
-use crate::flowcontrol::sources::ClusterStatus;
-use crate::flowcontrol::sources::ClusterStore;
-use crate::flowcontrol::sources::ListedObjects;
-use crate::flowcontrol::sources::LiveObjects;
-use crate::flowcontrol::sources::StoreChange;
-use crate::flowcontrol::sources::WatchEvent;
-use crate::flowcontrol::sources::rbac_rule;
 use crate::flowcontrol::sources::saved_state::ClusterIdentity;
+use crate::flowcontrol::sources::{
+    ClusterResource, ClusterStatus, ClusterStore, ListedObjects, LiveObjects, StoreChange,
+    WatchEvent, rbac_rule,
+};
 
 /// Changes within this time are saved once.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -255,8 +250,7 @@ impl PersistentStore {
 mod tests {
     use super::*;
     use crate::flowcontrol::bootstrap;
-    use crate::flowcontrol::controller::ControllerConfig;
-    use crate::flowcontrol::controller::Enforcement;
+    use crate::flowcontrol::controller::{ControllerConfig, Enforcement};
     use crate::flowcontrol::sources::FlowcontrolSources;
     use crate::metrics::Registry;
 

@@ -13,19 +13,14 @@ use http::StatusCode;
 use http::uri::PathAndQuery;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tracing::debug;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
-use crate::app::cluster::flowcontrol::backoff::Backoff;
-use crate::app::cluster::flowcontrol::backoff::jittered;
+use crate::app::cluster::flowcontrol::backoff::{Backoff, jittered};
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::clock::Clock;
-use crate::flowcontrol::sources::ClusterResource;
-use crate::flowcontrol::sources::WatchEvent;
-use crate::flowcontrol::sources::parse_event;
-use crate::flowcontrol::sources::parse_list;
+use crate::flowcontrol::sources::{ClusterResource, WatchEvent, parse_event, parse_list};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 
 /// The versions of the group, in the order in which they are tried.

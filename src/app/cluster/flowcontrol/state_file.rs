@@ -1,13 +1,10 @@
 //! The file that keeps the cluster's objects over a restart: `flowcontrol.json` in `--state-dir`.
 
-use std::fs;
-use std::fs::File;
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use crate::api::flowcontrol::Object;
 use crate::flowcontrol::sources::saved_state;

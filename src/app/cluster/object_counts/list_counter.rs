@@ -4,24 +4,20 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use http::HeaderValue;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, StatusCode};
 use serde_json::json;
-use tracing::debug;
-use tracing::info;
+use tracing::{debug, info};
 
-use crate::api::list_scan::ListScan;
-use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::{ListScan, ListSummary};
 use crate::api::media_type::MediaType;
-use crate::app::self_checks::self_access::SelfAccessDecision;
-use crate::app::self_checks::self_access::parse_decision;
-use crate::app::self_checks::self_access::self_access_review;
+use crate::app::self_checks::self_access::{
+    SelfAccessDecision, parse_decision, self_access_review,
+};
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::work_estimator::count_schedule::CountCall;
-use crate::flowcontrol::work_estimator::count_schedule::CountOutcome;
-use crate::flowcontrol::work_estimator::count_schedule::CountableResource;
-use crate::flowcontrol::work_estimator::count_schedule::NextCountCall;
+use crate::flowcontrol::work_estimator::count_schedule::{
+    CountCall, CountOutcome, CountableResource, NextCountCall,
+};
 use crate::identity::transport::ApiTransport;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 

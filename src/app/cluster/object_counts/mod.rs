@@ -1,11 +1,5 @@
 //! Polls the API server's metrics for the number and size of its objects. Once the metrics were
 //! tried, lists of one object count what they lack.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `list_counter` |
 
 mod list_counter;
 
@@ -16,9 +10,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::uri::PathAndQuery;
 use tokio::sync::watch;
-use tracing::debug;
-use tracing::info;
-use tracing::warn;
+use tracing::{debug, info, warn};
 
 use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
@@ -41,7 +33,7 @@ const DENIAL_RETRY: Duration = Duration::from_secs(2);
 
 /// Polls periodically.
 #[derive(Debug)]
-pub(in crate::app) struct ObjectCountPolls {
+pub(crate) struct ObjectCountPolls {
     calls: ApiServerClient,
     controller: Arc<Controller>,
     /// Zero pauses the polls.
@@ -61,7 +53,7 @@ enum PollOutcome {
 }
 
 impl ObjectCountPolls {
-    pub(in crate::app) const fn new(
+    pub(crate) const fn new(
         calls: ApiServerClient,
         controller: Arc<Controller>,
         period: watch::Receiver<Duration>,
@@ -74,7 +66,7 @@ impl ObjectCountPolls {
     }
 
     /// Runs until it is dropped.
-    pub(in crate::app) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         if self
             .period
             .wait_for(|period| !period.is_zero())

@@ -6,15 +6,10 @@ use std::path::Path;
 use clap::Args;
 
 use crate::cli::config_resolver::single_file::FileKind;
-use crate::cli::flags::ServeArgs;
-use crate::cli::flags::origin;
-use crate::cli::flags::origin::AUTHENTICATION;
-use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
+use crate::cli::flags::{ServeArgs, origin};
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::SourceLocation;
+use crate::document::{Content, Diagnostics, Node, SourceLocation};
 
 /// What a file has.
 #[derive(Debug)]

@@ -3,13 +3,6 @@
 //! All FlowSchemas and PriorityLevelConfigurations are one set, over the built-in ones. A file of a
 //! folder that is something else is skipped; a file that is named on the command line must be
 //! something that weir knows. Files of folders that cannot be parsed are counted apart.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `content` `paths` `silenced` |
-//! | 1 | `pem` |
 
 mod content;
 mod paths;
@@ -17,35 +10,25 @@ mod pem;
 mod silenced;
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::cli::check::configuration::ConfigurationCheck;
-use crate::cli::check::files::content::DocumentKind;
-use crate::cli::check::files::content::FileContent;
-use crate::cli::check::files::content::SettingNames;
+use crate::cli::check::files::content::{DocumentKind, FileContent, SettingNames};
 use crate::cli::check::files::paths::FoundFile;
 use crate::cli::check::files::pem::PemFile;
 use crate::cli::check::lint;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
-use crate::cli::config_resolver::findings::Findings;
+use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::config_resolver::flowcontrol::manifest_files;
 use crate::cli::config_resolver::single_file;
 use crate::cli::config_resolver::single_file::FileKind;
 use crate::cli::flags::input_files::InputFiles;
 use crate::document;
-use crate::document::Diagnostic;
-use crate::document::Diagnostics;
-use crate::document::Node;
-use crate::document::Severity;
-use crate::document::SourceLocation;
+use crate::document::{Diagnostic, Diagnostics, Node, Severity, SourceLocation};
 use crate::lint::rule::Rule;
 
 /// Checks a file as the `--config` file of a start.
-pub(in crate::cli) type ConfigurationChecker =
-    dyn Fn(&Path, &Arc<InputFiles>) -> ConfigurationCheck;
+pub(crate) type ConfigurationChecker = dyn Fn(&Path, &Arc<InputFiles>) -> ConfigurationCheck;
 
 /// What was found in files.
 #[derive(Debug, Default)]

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::flags::input_files::InputFiles;
 

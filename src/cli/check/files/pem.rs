@@ -1,17 +1,13 @@
 //! Certificates and keys. Pure, except for the time.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::check::files::content::PemSection;
 use crate::cli::config_resolver::certificates;
-use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::certificates::Defect;
-use crate::cli::config_resolver::findings::Finding;
-use crate::cli::config_resolver::findings::FindingSubject;
+use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
+use crate::cli::config_resolver::findings::{Finding, FindingSubject};
 use crate::clock::Clock;
-use crate::document::Severity;
-use crate::document::SourceLocation;
+use crate::document::{Severity, SourceLocation};
 use crate::identity::jwt::KeySet;
 use crate::lint::rule::Rule;
 use crate::upstream::tls;

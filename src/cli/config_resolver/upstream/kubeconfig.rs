@@ -2,22 +2,20 @@
 //! service account of the Pod that weir is in; and the proxy on the way there.
 
 use std::io;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::UpstreamArgs;
 use crate::document;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::kubeconfig;
-use crate::upstream::kubeconfig::Kubeconfig;
-use crate::upstream::kubeconfig::KubeconfigFile;
+use crate::upstream::kubeconfig::{Kubeconfig, KubeconfigFile};
 
 pub(super) const KUBECONFIG: &str = "kubeconfig";
 
 /// What names weir's own credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli::config_resolver) enum KubeconfigSource {
+pub(crate) enum KubeconfigSource {
     /// `--kubeconfig`.
     File(PathBuf),
     /// The files of `KUBECONFIG`.
@@ -29,7 +27,7 @@ pub(in crate::cli::config_resolver) enum KubeconfigSource {
 impl UpstreamArgs {
     /// Whether weir may have credentials of its own. Without an API server, both are given
     /// elsewhere: by other flags, `KUBECONFIG` or the Pod that weir is in.
-    pub(in crate::cli) const fn may_have_credentials(&self) -> bool {
+    pub(crate) const fn may_have_credentials(&self) -> bool {
         self.kubeconfig.is_some() || self.upstream.is_empty()
     }
 }
@@ -37,10 +35,7 @@ impl UpstreamArgs {
 impl FlagResolver {
     /// What names weir's own credentials: `--kubeconfig`, and where that is empty, `KUBECONFIG` and
     /// then the Pod. `--upstream` without `--kubeconfig` needs none.
-    pub(in crate::cli::config_resolver) fn kubeconfig_source(
-        &self,
-        args: &UpstreamArgs,
-    ) -> Option<KubeconfigSource> {
+    pub(crate) fn kubeconfig_source(&self, args: &UpstreamArgs) -> Option<KubeconfigSource> {
         match &args.kubeconfig {
             Some(file) if !file.as_os_str().is_empty() => {
                 return Some(KubeconfigSource::File(file.clone()));
@@ -149,8 +144,7 @@ mod tests {
     use super::*;
     use crate::cli::flags::environment::Environment;
     use crate::cli::flags::input_files::InputFiles;
-    use crate::upstream::credentials::BearerToken;
-    use crate::upstream::credentials::CredentialSource;
+    use crate::upstream::credentials::{BearerToken, CredentialSource};
 
     const IN_A_POD: [(&str, &str); 2] = [
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),

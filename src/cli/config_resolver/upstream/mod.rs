@@ -1,10 +1,4 @@
 //! The API server, and the credentials of weir's own calls.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `kubeconfig` `own_credentials` `replicas` |
 
 pub(super) mod kubeconfig;
 mod own_credentials;
@@ -15,12 +9,9 @@ use std::sync::Arc;
 use rustls::sign::CertifiedKey;
 
 use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::flag_resolver::FlagFile;
-use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::cli::config_resolver::upstream::kubeconfig::KUBECONFIG;
-use crate::cli::config_resolver::upstream::kubeconfig::KubeconfigSource;
-use crate::cli::flags::LimitArgs;
-use crate::cli::flags::UpstreamArgs;
+use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
+use crate::cli::config_resolver::upstream::kubeconfig::{KUBECONFIG, KubeconfigSource};
+use crate::cli::flags::{LimitArgs, UpstreamArgs};
 use crate::upstream;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
@@ -28,8 +19,7 @@ use crate::upstream::credentials::CredentialSource;
 use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
-use crate::upstream::tls::Pem;
-use crate::upstream::tls::parse_upstream_roots;
+use crate::upstream::tls::{Pem, parse_upstream_roots};
 use crate::x509::CertificatePool;
 
 impl FlagResolver {

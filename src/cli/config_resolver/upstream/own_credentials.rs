@@ -4,25 +4,19 @@
 //! again: another program may write them. A credential plugin runs at the start only.
 
 use std::path::Path;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 
 use crate::cli::config_resolver::certificates;
-use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::certificates::Defect;
+use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::clock::Clock;
 use crate::document::SourceLocation;
 use crate::identity::jwt::Jwt;
-use crate::upstream::credentials::BearerToken;
-use crate::upstream::credentials::ClientCertificate;
-use crate::upstream::credentials::CredentialSource;
-use crate::upstream::credentials::parse_token;
+use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSource, parse_token};
 use crate::upstream::tls;
-use crate::upstream::tls::Pem;
-use crate::upstream::tls::PemInput;
+use crate::upstream::tls::{Pem, PemInput};
 
 const KUBECONFIG: &str = "kubeconfig";
 

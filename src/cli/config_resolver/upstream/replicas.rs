@@ -4,14 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::cli::config_resolver::certificates::CertificateUse;
-use crate::cli::config_resolver::flag_resolver::FlagFile;
-use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::cli::flags::replica_args::ReplicaArgs;
-use crate::cli::flags::replica_args::ReplicaMembership;
-use crate::replicas::config::Membership;
-use crate::replicas::config::PeerConfig;
-use crate::replicas::config::PeerTls;
-use crate::replicas::config::ReplicaConfig;
+use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
+use crate::cli::flags::replica_args::{ReplicaArgs, ReplicaMembership};
+use crate::replicas::config::{Membership, PeerConfig, PeerTls, ReplicaConfig};
 use crate::replicas::message::check_name;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::tls::parse_roots;
@@ -20,7 +15,7 @@ const MEMBERSHIP: &str = "replica-membership";
 
 impl FlagResolver {
     /// The division among replicas, if there is one: `credentials` are weir's own.
-    pub(in crate::cli::config_resolver) fn resolve_replicas(
+    pub(crate) fn resolve_replicas(
         &mut self,
         args: &ReplicaArgs,
         credentials: Option<&CredentialSource>,

@@ -5,37 +5,24 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::io::BufWriter;
-use std::io::Read;
+use std::io::{BufWriter, Read};
 use std::net::IpAddr;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{fs, io};
 
-use clap::Args;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
-use crate::cli::flags::LoggingFormat;
-use crate::cli::flags::ServeArgs;
-use crate::cli::process::exit::CommandError;
-use crate::cli::process::exit::exit_with_failure;
-use crate::cli::process::exit::print_stdout;
-use crate::cli::process::exit::to_json;
-use crate::cli::process::logging;
-use crate::cli::process::resolve;
+use crate::cli::flags::{LoggingFormat, ServeArgs};
+use crate::cli::process::exit::{CommandError, exit_with_failure, print_stdout, to_json};
+use crate::cli::process::{logging, resolve};
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
-use crate::explain::batch;
-use crate::explain::batch::BatchCounts;
-use crate::explain::batch::ExplanationLine;
-use crate::explain::explainer::Explainer;
-use crate::explain::explainer::ResolvedRequest;
+use crate::explain::batch::{BatchCounts, ExplanationLine};
+use crate::explain::explainer::{Explainer, ResolvedRequest};
 use crate::explain::now::LevelsNow;
-use crate::explain::request::ExplainRequest;
-use crate::explain::request::RequestUrl;
-use crate::explain::tree;
+use crate::explain::request::{ExplainRequest, RequestUrl};
+use crate::explain::{batch, tree};
 
 /// Bytes that are collected before they are read or written.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -127,7 +114,7 @@ fn parse_extra(text: &str) -> Result<(String, String), &'static str> {
 }
 
 /// Runs the command.
-pub(in crate::cli) fn run(args: ExplainArgs) -> ExitCode {
+pub(crate) fn run(args: ExplainArgs) -> ExitCode {
     let format = args.serve.proxy.operation.logging_format;
     let logging = match logging::start(&args.serve.proxy.operation) {
         Ok(logging) => logging,

@@ -1,24 +1,15 @@
 //! `weir flowcontrol`: the flow schemas and priority levels of a running weir.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `table` `yaml` |
 
 mod table;
 mod yaml;
 
 use std::process::ExitCode;
 
-use clap::Args;
-use clap::Subcommand;
-use clap::ValueEnum;
+use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
 use crate::cli::flags::LoggingFormat;
-use crate::cli::process::exit::exit_with_failure;
-use crate::cli::process::exit::print_stdout;
+use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
 use crate::encoding::printable::escape_json;
@@ -64,7 +55,7 @@ enum ShowFormat {
 }
 
 /// Runs the command.
-pub(in crate::cli) fn run(args: FlowcontrolArgs) -> ExitCode {
+pub(crate) fn run(args: FlowcontrolArgs) -> ExitCode {
     let FlowcontrolCommand::Show(args) = args.command;
     match show(&args) {
         Ok(text) => print_stdout(text.as_bytes()),

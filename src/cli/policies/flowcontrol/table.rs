@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use crate::encoding::printable::escape;
-use crate::encoding::printable::escape_message;
+use crate::encoding::printable::{escape, escape_message};
 
 /// The titles of the columns.
 const TITLES: [&str; 4] = ["KIND", "NAME", "ORIGIN", "DETAILS"];

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use crate::encoding::yaml::comment;
-use crate::encoding::yaml::write_value;
+use crate::encoding::yaml::{comment, write_value};
 
 /// Renders the response of the admin listener: a document for each object, with its origin in a
 /// comment.
@@ -38,11 +37,9 @@ mod tests {
 
     use super::*;
     use crate::api::flowcontrol;
-    use crate::api::flowcontrol::Object;
-    use crate::api::flowcontrol::to_manifest;
+    use crate::api::flowcontrol::{Object, to_manifest};
     use crate::document;
-    use crate::document::Content;
-    use crate::document::Diagnostics;
+    use crate::document::{Content, Diagnostics};
     use crate::encoding::printable::HOSTILE_NAMES;
     use crate::flowcontrol::bootstrap;
 

@@ -2,21 +2,13 @@
 //!
 //! The lines come from the admin listener. Names are replaced here, so that the key stays on this
 //! machine.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `output` |
 
 mod output;
 
-use std::fs;
-use std::future;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use std::{fs, future};
 
 use clap::Args;
 use http_body_util::BodyExt;
@@ -24,8 +16,7 @@ use tokio::time::sleep;
 
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::values::parse_positive_duration;
-use crate::cli::policies::record::output::RecordOutput;
-use crate::cli::policies::record::output::StreamEnd;
+use crate::cli::policies::record::output::{RecordOutput, StreamEnd};
 use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::signals;
 use crate::cli::top::client;
@@ -60,7 +51,7 @@ pub(crate) struct RecordArgs {
 }
 
 /// Runs the command. What was recorded stays, however it ends.
-pub(in crate::cli) fn run(args: RecordArgs) -> ExitCode {
+pub(crate) fn run(args: RecordArgs) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

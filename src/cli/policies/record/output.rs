@@ -6,16 +6,13 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::numeric::saturating_u64;
-use crate::observe::logging::recording::gzip::MEMBER_BYTES;
-use crate::observe::logging::recording::gzip::gzip_member;
-use crate::observe::logging::recording::gzip::is_gzip_name;
-use crate::observe::logging::recording::gzip::max_member_bytes;
-use crate::observe::logging::recording::line::LinePseudonymizer;
-use crate::observe::logging::recording::line::note_line;
+use crate::observe::logging::recording::gzip::{
+    MEMBER_BYTES, gzip_member, is_gzip_name, max_member_bytes,
+};
+use crate::observe::logging::recording::line::{LinePseudonymizer, note_line};
 
 /// Only the owner may read the record: it names users and their requests.
 const FILE_MODE: u32 = 0o600;

@@ -2,22 +2,17 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::cli::flags::ServeArgs;
 use crate::cli::policies::replay::format::ReplayFormat;
-use crate::cli::process::exit::CommandError;
-use crate::cli::process::exit::to_json;
+use crate::cli::process::exit::{CommandError, to_json};
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::replay::advice::objective::Objective;
 use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::search::find::SearchRequest;
-use crate::replay::advice::search::find::SharesSearch;
-use crate::replay::advice::search::find::search;
+use crate::replay::advice::search::find::{SearchRequest, SharesSearch, search};
 use crate::replay::advice::search::output;
 use crate::replay::advice::suggest::find::suggest;
 use crate::replay::advice::suggest::output as suggested;

@@ -1,59 +1,39 @@
 //! `weir replay`: what other policies would have done to the requests of a log.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `format` |
-//! | 1 | `advice` |
 
 mod advice;
 mod format;
 
 use std::io::IsTerminal;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use clap::Args;
-use clap::ValueEnum;
-use indicatif::ProgressBar;
-use indicatif::ProgressDrawTarget;
-use indicatif::ProgressStyle;
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use rustix::thread::disable_transparent_huge_pages;
 use tracing::warn;
 
-use crate::cli::flags::FlowcontrolSource;
-use crate::cli::flags::ServeArgs;
-use crate::cli::flags::values;
-use crate::cli::policies::replay::advice::AdviceOptions;
-use crate::cli::policies::replay::advice::Advised;
+use crate::cli::flags::{FlowcontrolSource, ServeArgs, values};
+use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
 use crate::cli::policies::replay::format::ReplayFormat;
-use crate::cli::process::exit::CommandError;
-use crate::cli::process::exit::print_stdout;
-use crate::cli::process::exit::to_json;
-use crate::cli::process::logging;
-use crate::cli::process::resolve;
+use crate::cli::process::exit::{CommandError, print_stdout, to_json};
+use crate::cli::process::{logging, resolve};
 use crate::clock::Clock;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::suggest::settings::KeptSettings;
 use crate::replay::advice::trials::TrialModel;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
-use crate::replay::report::html;
 use crate::replay::report::html::origin::PageOrigin;
 use crate::replay::report::model::Report;
-use crate::replay::report::table;
+use crate::replay::report::{html, table};
 use crate::replay::run::replay;
-use crate::replay::simulation::ReplayModel;
-use crate::replay::simulation::ReplayedPolicies;
 use crate::replay::simulation::model::ClientBehaviour;
+use crate::replay::simulation::{ReplayModel, ReplayedPolicies};
 
 /// The longest window. More would not fit into memory.
 const MAX_WINDOW: Duration = Duration::from_secs(3600);
@@ -143,7 +123,7 @@ fn parse_window(text: &str) -> Result<Duration, String> {
 }
 
 /// Runs the command. `parse_config` parses the flags of another `--config` file.
-pub(in crate::cli) fn run(
+pub(crate) fn run(
     args: ReplayArgs,
     parse_config: impl Fn(&Path) -> Result<ServeArgs, Vec<String>>,
 ) -> ExitCode {

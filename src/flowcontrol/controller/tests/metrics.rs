@@ -1,15 +1,9 @@
 //! Compares the exposition with that of kube-apiserver 1.36.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::Clock;
-use crate::flowcontrol::controller::tests::POD;
-use crate::flowcontrol::controller::tests::PODS;
-use crate::flowcontrol::controller::tests::PolledAdmission;
-use crate::flowcontrol::controller::tests::WATCH;
-use crate::flowcontrol::controller::tests::one_level;
-use crate::flowcontrol::controller::tests::queue;
+use crate::flowcontrol::controller::tests::{POD, PODS, PolledAdmission, WATCH, one_level, queue};
 
 /// Stability, name, type, labels and buckets of all metrics of kube-apiserver.
 const UPSTREAM: &str = include_str!("../../../../tests/tools/prometheus/upstream.txt");

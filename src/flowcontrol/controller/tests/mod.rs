@@ -12,39 +12,21 @@ mod stress;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::api::UserInfo;
-use crate::api::flowcontrol::FlowDistinguisherMethodType;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::FlowSchemaSpec;
-use crate::api::flowcontrol::LimitResponse;
-use crate::api::flowcontrol::LimitResponseType;
-use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
-use crate::api::flowcontrol::NonResourcePolicyRule;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::ObjectMeta;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
-use crate::api::flowcontrol::PriorityLevelEnablement;
-use crate::api::flowcontrol::QueuingConfiguration;
-use crate::api::flowcontrol::ResourcePolicyRule;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
+use crate::api::flowcontrol::{
+    FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse, LimitResponseType,
+    LimitedPriorityLevelConfiguration, NonResourcePolicyRule, Object, ObjectMeta,
+    PolicyRulesWithSubjects, PriorityLevelConfiguration, PriorityLevelConfigurationSpec,
+    PriorityLevelEnablement, QueuingConfiguration, ResourcePolicyRule, Subject, SubjectKind,
+};
 use crate::clock::Clock;
-use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::level::ArrivalError;
-use crate::flowcontrol::level::ArrivingRequest;
-use crate::flowcontrol::level::LevelDump;
-use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::level::{ArrivalError, ArrivingRequest, LevelDump, PriorityLevel};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use fastrand::Rng;
-use tokio::task::JoinSet;
-use tokio::task::yield_now;
+use tokio::task::{JoinSet, yield_now};
 
 use super::*;
 

@@ -2,10 +2,7 @@
 
 use std::time::Instant;
 
-use super::decisions::Arrival;
-use super::decisions::Effects;
-use super::decisions::QueuePosition;
-use super::decisions::RejectReason;
+use super::decisions::{Arrival, Effects, QueuePosition, RejectReason};
 use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;

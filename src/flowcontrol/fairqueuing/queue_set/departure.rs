@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::queue::Queue;
 use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
-use crate::flowcontrol::fairqueuing::seats::ESTIMATED_SERVICE_DURATION;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
+use crate::flowcontrol::fairqueuing::seats::{ESTIMATED_SERVICE_DURATION, SeatSeconds};
 
 impl<T> QueueSet<T> {
     /// Removes a request from its queue: it is dispatched, or it leaves.

@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use super::decisions::Effects;
-use super::decisions::LastDispatch;
-use super::decisions::Queuing;
+use super::decisions::{Effects, LastDispatch, Queuing};
 use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;

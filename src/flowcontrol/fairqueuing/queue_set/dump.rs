@@ -4,10 +4,8 @@
 use std::time::Instant;
 
 use super::set::QueueSet;
-use crate::flowcontrol::fairqueuing::queue_set::request_slab::DispatchPhase;
-use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::fairqueuing::queue_set::request_slab::{DispatchPhase, QueueSetRequest};
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 
 /// A line of `dump_queues`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

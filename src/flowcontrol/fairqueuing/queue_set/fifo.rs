@@ -4,8 +4,7 @@
 //! constant time and no memory. The sums over the queue are maintained incrementally, because every
 //! arrival reads the waiting work of each queue of its hand.
 
-use crate::flowcontrol::fairqueuing::queue_set::request_slab::QueueSetRequest;
-use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestSlab;
+use crate::flowcontrol::fairqueuing::queue_set::request_slab::{QueueSetRequest, RequestSlab};
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 
 #[derive(Debug, Default)]

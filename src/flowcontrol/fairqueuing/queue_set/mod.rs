@@ -21,16 +21,6 @@
 //! which tasks to wake and what to count. It reads no clock, takes no lock and wakes no task. Every
 //! key is given back with [`leave`](QueueSet::leave), whatever the state of its request. The holder
 //! of the keys ensures that.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `request_slab` |
-//! | 1 | `decisions` `fifo` |
-//! | 2 | `queue` |
-//! | 3 | `set` |
-//! | 4 | `admission` `departure` `dispatch` `dump` `virtual_time` |
 
 mod admission;
 mod decisions;
@@ -45,15 +35,8 @@ mod set;
 mod tests;
 mod virtual_time;
 
-pub use self::decisions::Arrival;
-pub use self::decisions::Departure;
-pub use self::decisions::Effects;
-pub(crate) use self::decisions::EpochAdvance;
-pub(crate) use self::decisions::LastDispatch;
-pub(crate) use self::decisions::Load;
-pub(crate) use self::decisions::QueueSetTotals;
-pub use self::decisions::Queuing;
-pub use self::decisions::RejectReason;
+pub use self::decisions::{Arrival, Departure, Effects, Queuing, RejectReason};
+pub(crate) use self::decisions::{EpochAdvance, LastDispatch, Load, QueueSetTotals};
 pub(crate) use self::dump::QueueDump;
 pub(crate) use self::request_slab::DispatchPhase;
 pub use self::request_slab::RequestKey;

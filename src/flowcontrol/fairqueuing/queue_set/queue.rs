@@ -2,8 +2,7 @@
 
 use crate::flowcontrol::fairqueuing::queue_set::fifo::Fifo;
 use crate::flowcontrol::fairqueuing::queue_set::request_slab::RequestSlab;
-use crate::flowcontrol::fairqueuing::seats::ESTIMATED_SERVICE_DURATION;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
+use crate::flowcontrol::fairqueuing::seats::{ESTIMATED_SERVICE_DURATION, SeatSeconds};
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {

@@ -9,8 +9,7 @@
 
 use std::time::Instant;
 
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 
 /// The slots that an idle level keeps. Beyond that, the memory of a past flood is released.
 const MAX_KEPT_SLOTS: usize = 128;

@@ -2,20 +2,12 @@
 
 use std::time::Instant;
 
-use super::decisions::Arrival;
-use super::decisions::Departure;
-use super::decisions::Effects;
-use super::decisions::LastDispatch;
-use super::decisions::QueueSetTotals;
-use super::decisions::Queuing;
-use super::decisions::RejectReason;
+use super::decisions::{
+    Arrival, Departure, Effects, LastDispatch, QueueSetTotals, Queuing, RejectReason,
+};
 use super::queue::Queue;
-use super::request_slab::DispatchPhase;
-use super::request_slab::QueueSetRequest;
-use super::request_slab::RequestKey;
-use super::request_slab::RequestSlab;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use super::request_slab::{DispatchPhase, QueueSetRequest, RequestKey, RequestSlab};
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 
 /// The queues and seats of one priority level.
 ///

@@ -5,8 +5,7 @@ mod model;
 mod randomized;
 mod simulation;
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Queuing;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;

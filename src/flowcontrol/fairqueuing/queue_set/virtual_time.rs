@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::decisions::Effects;
-use super::decisions::EpochAdvance;
+use super::decisions::{Effects, EpochAdvance};
 use super::set::QueueSet;
 use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 

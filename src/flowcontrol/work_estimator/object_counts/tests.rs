@@ -66,9 +66,7 @@ fn sizes(answers: &[(u64, u64, SizeAccuracy)]) -> Vec<u64> {
 
 #[test]
 fn tables_and_metadata_never_replace_a_size() {
-    use SizeAccuracy::Abridged;
-    use SizeAccuracy::Protobuf;
-    use SizeAccuracy::Text;
+    use SizeAccuracy::{Abridged, Protobuf, Text};
     let of_table = sizes(&[(0, 1000, Abridged), (0, 20_000, Text), (90, 2000, Abridged)]);
     assert_eq!(of_table, [100, 2000, 2000]);
     let of_text = sizes(&[(0, 9000, Protobuf), (0, 20_000, Text), (1, 20_000, Text)]);

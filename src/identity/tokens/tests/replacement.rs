@@ -1,8 +1,7 @@
 //! Settings that a reload replaces.
 
 use super::*;
-use crate::identity::jwt::ClaimMapping;
-use crate::identity::jwt::KeySet;
+use crate::identity::jwt::{ClaimMapping, KeySet};
 
 const LOGIN: &str = "https://login.example";
 

@@ -24,12 +24,9 @@ use std::time::Duration;
 
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::ResolvedScalar;
-use crate::document::Strictness;
-use crate::document::ValueDecoder;
+use crate::document::{
+    Diagnostics, MappingDecoder, Node, ResolvedScalar, Strictness, ValueDecoder,
+};
 use crate::request_info::go_duration;
 use crate::throttling::token_bucket::Rate;
 

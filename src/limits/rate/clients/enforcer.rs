@@ -2,10 +2,8 @@
 
 use parking_lot::Mutex;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
@@ -13,29 +11,22 @@ use crate::clock::Clock;
 use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Policies;
 use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::rate::clients::config::ClientDistinguisher;
-use crate::limits::rate::clients::config::ClientLimitResponse;
-use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::clients::keyed_slots::KeyedSlotHandle;
-use crate::limits::rate::clients::keyed_slots::KeyedSlots;
-use crate::limits::rate::clients::metrics::ClientLimitMetrics;
-use crate::limits::rate::clients::metrics::ClientRuleMetrics;
+use crate::limits::rate::clients::config::{
+    ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
+};
+use crate::limits::rate::clients::keyed_slots::{KeyedSlotHandle, KeyedSlots};
+use crate::limits::rate::clients::metrics::{ClientLimitMetrics, ClientRuleMetrics};
 use crate::limits::rate::clients::summary::rule_summary;
-use crate::limits::rate::clients::tables::ClientLimitDecision;
-use crate::limits::rate::clients::tables::ClientLimitKind;
-use crate::limits::rate::clients::tables::ClientLimitRequest;
-use crate::limits::rate::clients::tables::ClientRuleTables;
-use crate::limits::rate::clients::tables::ObjectWriteOutcome;
-use crate::limits::rate::lru_key::LruKey;
-use crate::limits::rate::lru_key::LruKeyHasher;
+use crate::limits::rate::clients::tables::{
+    ClientLimitDecision, ClientLimitKind, ClientLimitRequest, ClientRuleTables, ObjectWriteOutcome,
+};
+use crate::limits::rate::lru_key::{LruKey, LruKeyHasher};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::spin_lock::spin_lock;
-use crate::limits::rate::top_keys::TopKey;
-use crate::limits::rate::top_keys::TopKeys;
+use crate::limits::rate::top_keys::{TopKey, TopKeys};
 use crate::metrics::Registry;
 use crate::numeric::saturating_i64;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 use crate::shared_limits::source::Sharing;
 use crate::throttling::token_bucket::retry_after_seconds;
 
@@ -310,7 +301,7 @@ impl ClientLimits {
     }
 
     /// Removes the gauges of all rules, when there are no rules any more.
-    pub(in crate::limits::rate) fn remove_gauges(&self, registry: &Registry) {
+    pub(crate) fn remove_gauges(&self, registry: &Registry) {
         let metrics = ClientLimitMetrics::register(registry);
         let names = self.rules.iter().map(|rule| &rule.name);
         names.for_each(|name| metrics.remove_gauges(name));

@@ -3,13 +3,11 @@
 //! A key is tracked only while a request holds a slot of it or waits for one, so there are never
 //! more keys than requests.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits::rate::lru_key::LruKey;
 

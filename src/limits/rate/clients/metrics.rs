@@ -1,11 +1,6 @@
 //! The metrics of the rules of `clientLimits`.
 
-use prometheus::Histogram;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use crate::limits::rate::clients::tables::ClientLimitKind;
 use crate::metrics::Registry;

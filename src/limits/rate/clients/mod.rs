@@ -10,16 +10,6 @@
 //! keys are hashes, so an entry has the same size for any client name, and any number of users
 //! costs at most 500 bytes for each of the `maxClients`. Idle entries (a full bucket, an expired
 //! backoff) are evicted, a few at each request; that changes no decision.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `config` `keyed_slots` |
-//! | 1 | `summary` `tables` |
-//! | 2 | `metrics` |
-//! | 3 | `enforcer` |
-//! | 4 | `refill` |
 
 pub mod config;
 pub mod enforcer;

@@ -5,8 +5,7 @@ use std::time::Instant;
 use crate::limits::rate::clients::enforcer::ClientRuleEnforcer;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::source::RefillSource;
-use crate::shared_limits::source::SourceCall;
+use crate::shared_limits::source::{RefillSource, SourceCall};
 
 impl RefillSource for ClientRuleEnforcer {
     fn collect(&self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {

@@ -1,7 +1,6 @@
 //! The summary of a rule for operators.
 
-use crate::limits::rate::clients::config::ClientDistinguisher;
-use crate::limits::rate::clients::config::ClientLimitRule;
+use crate::limits::rate::clients::config::{ClientDistinguisher, ClientLimitRule};
 use crate::throttling::token_bucket::Rate;
 
 /// What a rule allows, in a few words.

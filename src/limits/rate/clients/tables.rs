@@ -1,18 +1,14 @@
 //! The tables of a `clientLimits` rule: token buckets and backoffs. Pure.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::limits::rate::bucket_table::BucketTable;
-use crate::limits::rate::bucket_table::SharedScope;
-use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::clients::config::ObjectBackoff;
+use crate::limits::rate::bucket_table::{BucketTable, SharedScope};
+use crate::limits::rate::clients::config::{ClientLimitRule, ObjectBackoff};
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru_key::LruKey;
 use crate::numeric::saturating_usize;
 use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::source::Sharing;
-use crate::shared_limits::source::SourceCall;
+use crate::shared_limits::source::{Sharing, SourceCall};
 
 /// The failures of an object are kept for this many of the longest backoffs after its backoff has
 /// ended; after that it starts anew. controller-runtime forgets failures only after a success, but
@@ -291,9 +287,9 @@ impl ClientRuleTables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::rate::clients::config::ClientDistinguisher;
-    use crate::limits::rate::clients::config::ClientLimitResponse;
-    use crate::limits::rate::clients::config::LongRunningLimits;
+    use crate::limits::rate::clients::config::{
+        ClientDistinguisher, ClientLimitResponse, LongRunningLimits,
+    };
     use crate::limits::rate::lru_key::LruKeyHasher;
     use crate::throttling::token_bucket::Rate;
 

@@ -2,23 +2,17 @@
 //! rejection. Pure.
 
 use std::borrow::Cow;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::api::status::truncate_for_json;
-use crate::limits::rate::bucket_table::BucketTable;
-use crate::limits::rate::bucket_table::SharedScope;
-use crate::limits::rate::events::config::EventLimitConfig;
-use crate::limits::rate::events::config::LimitType;
+use crate::limits::rate::bucket_table::{BucketTable, SharedScope};
+use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use crate::limits::rate::lru::LruOutcome;
-use crate::limits::rate::lru_key::LruKey;
-use crate::limits::rate::lru_key::LruKeyHasher;
+use crate::limits::rate::lru_key::{LruKey, LruKeyHasher};
 use crate::numeric::saturating_usize;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::source::Sharing;
-use crate::shared_limits::source::SourceCall;
+use crate::shared_limits::source::{Sharing, SourceCall};
 use crate::throttling::token_bucket::Rate;
 
 /// The longest message of a rejection, in bytes of JSON. A key may be as long as a body, and

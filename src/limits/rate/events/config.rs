@@ -7,11 +7,7 @@
 use std::path::PathBuf;
 
 use crate::document;
-use crate::document::Diagnostics;
-use crate::document::MappingDecoder;
-use crate::document::Node;
-use crate::document::SourceLocation;
-use crate::document::Strictness;
+use crate::document::{Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
 use crate::encoding::go_text;
 
 const PLUGIN_NAME: &str = "EventRateLimit";

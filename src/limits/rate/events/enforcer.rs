@@ -3,39 +3,26 @@
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::sync::Arc;
-use std::sync::Weak;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use crate::limits::rate::events::body;
 use crate::limits::rate::events::body::EventEncoding;
-use crate::limits::rate::events::buckets::EventBucketKeys;
-use crate::limits::rate::events::buckets::EventLimitId;
-use crate::limits::rate::events::buckets::EventLimits;
-use crate::limits::rate::events::buckets::EventWrite;
-use crate::limits::rate::events::buckets::LimitedEvent;
-use crate::limits::rate::events::buckets::LimitedEventGroups;
-use crate::limits::rate::events::buckets::rejection_message;
-use crate::limits::rate::events::config;
+use crate::limits::rate::events::buckets::{
+    EventBucketKeys, EventLimitId, EventLimits, EventWrite, LimitedEvent, LimitedEventGroups,
+    rejection_message,
+};
 use crate::limits::rate::events::config::LimitType;
-use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru::LruOutcome;
+use crate::limits::rate::events::{body, config};
+use crate::limits::rate::lru::{Lru, LruOutcome};
 use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
-use crate::limits::rate::top_keys::TopKey;
-use crate::limits::rate::top_keys::TopKeys;
+use crate::limits::rate::top_keys::{TopKey, TopKeys};
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::shared_limits::bucket::RefillAnswer;
-use crate::shared_limits::source::RefillSource;
-use crate::shared_limits::source::Sharing;
-use crate::shared_limits::source::SourceCall;
+use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
 use crate::throttling::token_bucket::retry_after_seconds;
 
 /// The most events whose keys are tracked for their patches: four new events a second for an hour,
@@ -284,7 +271,7 @@ impl EventRateLimit {
     }
 
     /// Removes the gauges of all limits, when EventRateLimit is switched off.
-    pub(in crate::limits::rate) fn remove_gauges(&self, registry: &Registry) {
+    pub(crate) fn remove_gauges(&self, registry: &Registry) {
         EventLimitMetrics::register(registry).remove_gone(&self.types, &[]);
     }
 

@@ -11,15 +11,6 @@
 //!
 //! [`buckets`] decides and is pure. [`enforcer`] holds the locks, the metrics and the tracked keys.
 //! [`body`] reads what the limits need from a request body.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `body` `config` |
-//! | 1 | `buckets` |
-//! | 2 | `enforcer` |
-//! | 3 | `snapshot` |
 
 pub mod body;
 pub mod buckets;

@@ -1,7 +1,6 @@
 //! Tests of events against those of kube-apiserver.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 

@@ -4,17 +4,12 @@
 use std::io::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::Method;
 use jiff::Timestamp;
-use serde::Deserialize;
-use serde::Serialize;
-use serde_json::Value;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
@@ -22,9 +17,7 @@ use crate::encoding::printable::escape_json;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::observe::client_text::redact_target;
-use crate::observe::logging::recording::pseudonyms::KeptNames;
-use crate::observe::logging::recording::pseudonyms::PseudonymKey;
-use crate::observe::logging::recording::pseudonyms::Pseudonyms;
+use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::pipeline::trace::outcome::RequestOutcome;
 
 /// The version of the format, in the first line of a record.

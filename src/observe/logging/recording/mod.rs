@@ -6,15 +6,6 @@
 //! the queue is full, entries are dropped, counted, and noted in the record. No request waits for
 //! the record or fails because of it. A record has neither bodies nor headers but the user agent;
 //! credentials in queries are redacted.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `gzip` `pseudonyms` |
-//! | 1 | `line` |
-//! | 2 | `sinks` |
-//! | 3 | `writer` |
 
 pub(crate) mod gzip;
 pub(crate) mod line;
@@ -24,18 +15,14 @@ mod sinks;
 mod tests;
 mod writer;
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -45,20 +32,14 @@ use crate::flowcontrol::level::DecisionOrder;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::observe::client_text;
-use crate::observe::logging::recording::line::ClockBase;
-use crate::observe::logging::recording::line::LineRenderer;
-use crate::observe::logging::recording::line::RecordedRequest;
-use crate::observe::logging::recording::pseudonyms::KeptNames;
-use crate::observe::logging::recording::pseudonyms::Pseudonyms;
-use crate::observe::logging::recording::sinks::FileSink;
-use crate::observe::logging::recording::sinks::StreamSink;
-use crate::observe::logging::recording::writer::QueueItem;
-use crate::observe::logging::recording::writer::RecordWriter;
-use crate::observe::logging::recording::writer::WriterCommand;
-use crate::observe::logging::recording::writer::WriterControl;
+use crate::observe::logging::recording::line::{ClockBase, LineRenderer, RecordedRequest};
+use crate::observe::logging::recording::pseudonyms::{KeptNames, Pseudonyms};
+use crate::observe::logging::recording::sinks::{FileSink, StreamSink};
+use crate::observe::logging::recording::writer::{
+    QueueItem, RecordWriter, WriterCommand, WriterControl,
+};
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::pipeline::trace::record::Record;
-use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::{Record, RequestObserver};
 use crate::throttling::log_limiter::LogLimiter;
 
 pub use crate::observe::logging::recording::pseudonyms::PseudonymKey;

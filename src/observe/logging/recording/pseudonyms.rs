@@ -8,12 +8,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fmt::Write;
-use std::net::IpAddr;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use aws_lc_rs::hmac;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::api::flowcontrol::Object;
 use crate::encoding::percent;

@@ -2,33 +2,26 @@
 //!
 //! Only the writer's thread calls this module: everything here may block, but a stream does not.
 
-use std::fs::File;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::numeric::saturating_u64;
-use crate::observe::logging::recording::gzip::MEMBER_BYTES;
-use crate::observe::logging::recording::gzip::gzip_member;
-use crate::observe::logging::recording::gzip::is_gzip_name;
-use crate::observe::logging::recording::gzip::max_member_bytes;
+use crate::observe::logging::recording::gzip::{
+    MEMBER_BYTES, gzip_member, is_gzip_name, max_member_bytes,
+};
 use crate::observe::logging::recording::line;
-use crate::observe::logging::recording::line::LineRenderer;
-use crate::observe::logging::recording::line::RecordedRequest;
-use crate::observe::logging::recording::pseudonyms::KeptNames;
-use crate::observe::logging::recording::pseudonyms::PseudonymKey;
+use crate::observe::logging::recording::line::{LineRenderer, RecordedRequest};
+use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey};
 
 /// Only the owner may read the record: it names users and their requests.
 const FILE_MODE: u32 = 0o600;

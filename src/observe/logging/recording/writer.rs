@@ -2,29 +2,21 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::flowcontrol::sources::EffectiveObject;
-use crate::flowcontrol::sources::LiveObjects;
+use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::metrics::Registry;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::observe::logging::recording::line::RecordedRequest;
 use crate::observe::logging::recording::pseudonyms::KeptNames;
-use crate::observe::logging::recording::sinks::FileSink;
-use crate::observe::logging::recording::sinks::RecordEnd;
-use crate::observe::logging::recording::sinks::StreamSink;
+use crate::observe::logging::recording::sinks::{FileSink, RecordEnd, StreamSink};
 
 /// The thread looks at least this often for seats that were released, for clients that are gone
 /// and for the end of a record.

@@ -4,40 +4,23 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::model::FoundReport;
-use super::model::JudgementReport;
-use super::model::ObjectiveReport;
-use super::model::ResampledReport;
-use super::model::SearchReport;
-use super::model::SeatsChange;
-use super::model::SharesChange;
-use super::model::TriedTotal;
-use super::runs::Held;
-use super::runs::Runner;
-use super::runs::all_hold;
-use super::same_total::SurerShares;
-use super::same_total::least_change;
-use super::same_total::surer_shares;
-use super::shares::Climbed;
-use super::shares::shares_for_less;
-use super::smallest::MAX_NUMBER;
-use super::smallest::Smallest;
-use super::smallest::smallest;
+use super::model::{
+    FoundReport, JudgementReport, ObjectiveReport, ResampledReport, SearchReport, SeatsChange,
+    SharesChange, TriedTotal,
+};
+use super::runs::{Held, Runner, all_hold};
+use super::same_total::{SurerShares, least_change, surer_shares};
+use super::shares::{Climbed, shares_for_less};
+use super::smallest::{MAX_NUMBER, Smallest, smallest};
 use crate::api::flowcontrol::to_manifest;
-use crate::replay::advice::objective::Judgement;
-use crate::replay::advice::objective::Objective;
+use crate::replay::advice::objective::{Judgement, Objective};
 use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::trials::TrialModel;
-use crate::replay::advice::trials::run_one;
-use crate::replay::advice::variants::InFlightFlags;
-use crate::replay::advice::variants::changed_objects;
-use crate::replay::advice::variants::shares_of;
+use crate::replay::advice::trials::{TrialModel, run_one};
+use crate::replay::advice::variants::{InFlightFlags, changed_objects, shares_of};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::run::report;
-use crate::replay::simulation::Measured;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::simulation::SimulationOutcome;
 use crate::replay::simulation::measure::GroupSelector;
+use crate::replay::simulation::{Measured, ReplayedPolicies, SimulationOutcome};
 
 /// The names that an error lists.
 const MAX_LISTED: usize = 10;

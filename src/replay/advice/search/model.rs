@@ -4,9 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::replay::advice::variants::InFlightFlags;
-use crate::replay::report::model::ChangesReport;
-use crate::replay::report::model::InputReport;
-use crate::replay::report::model::ModelReport;
+use crate::replay::report::model::{ChangesReport, InputReport, ModelReport};
 
 /// The report of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]

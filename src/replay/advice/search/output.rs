@@ -1,12 +1,8 @@
 //! The report of a search as text, and as manifests. Pure.
 
-use super::model::FoundReport;
-use super::model::ResampledReport;
-use super::model::SearchReport;
-use super::model::SearchTotals;
+use super::model::{FoundReport, ResampledReport, SearchReport, SearchTotals};
 use crate::encoding::printable::escape;
-use crate::encoding::yaml::comment;
-use crate::encoding::yaml::write_value;
+use crate::encoding::yaml::{comment, write_value};
 use crate::replay::report::table;
 
 /// The report as text.

@@ -2,19 +2,13 @@
 
 use super::model::SearchTotals;
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::replay::advice::objective::Judgement;
-use crate::replay::advice::objective::Objective;
+use crate::replay::advice::objective::{Judgement, Objective};
 use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::trials::Trial;
-use crate::replay::advice::trials::TrialModel;
-use crate::replay::advice::trials::run_trials;
-use crate::replay::advice::variants::InFlightFlags;
-use crate::replay::advice::variants::with_total;
+use crate::replay::advice::trials::{Trial, TrialModel, run_trials};
+use crate::replay::advice::variants::{InFlightFlags, with_total};
 use crate::replay::reader::merge::ReadError;
-use crate::replay::simulation::Measured;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::simulation::Simulation;
 use crate::replay::simulation::measure::GroupSelector;
+use crate::replay::simulation::{Measured, ReplayedPolicies, Simulation};
 
 /// In so many of ten drawn logs objectives shall hold.
 const SURE_OF_TEN: u32 = 9;

@@ -8,15 +8,11 @@
 use std::collections::BTreeMap;
 use std::convert::identity;
 
-use super::runs::Held;
-use super::runs::Runner;
-use super::runs::all_hold;
-use super::shares::Climbed;
-use super::shares::climb;
+use super::runs::{Held, Runner, all_hold};
+use super::shares::{Climbed, climb};
 use super::smallest::smallest;
 use crate::numeric::saturating_u64;
-use crate::replay::advice::variants::shares_of;
-use crate::replay::advice::variants::with_shares;
+use crate::replay::advice::variants::{shares_of, with_shares};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::simulation::ReplayedPolicies;
 

@@ -6,12 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::runs::Runner;
-use super::runs::all_hold;
+use super::runs::{Runner, all_hold};
 use crate::api::flowcontrol::CATCH_ALL;
 use crate::replay::advice::objective::Judgement;
-use crate::replay::advice::variants::shares_of;
-use crate::replay::advice::variants::with_shares;
+use crate::replay::advice::variants::{shares_of, with_shares};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::simulation::ReplayedPolicies;
 

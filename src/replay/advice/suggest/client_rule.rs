@@ -2,8 +2,7 @@
 //!
 //! Each begins as a dry run: a log is one day, and only the cluster shows what a limit does on others.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::rates::RateLimit;
 use crate::api::flowcontrol::Subject;

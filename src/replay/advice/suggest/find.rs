@@ -1,47 +1,27 @@
 //! Looks for suggestions, and replays the log under them.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::limits::EventAdvice;
-use super::limits::measure_rates;
-use super::limits::parse_rates;
-use super::model::OwnLevelReport;
-use super::model::SuggestReport;
-use super::model::UnusedReport;
-use super::own_level::Candidate;
-use super::own_level::NoOwnLevel;
-use super::own_level::OwnLevel;
-use super::own_level::by_level;
-use super::own_level::candidates;
-use super::own_level::is_control_plane;
-use super::own_level::own_level;
-use super::own_level::subject;
+use super::limits::{EventAdvice, measure_rates, parse_rates};
+use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
+use super::own_level::{
+    Candidate, NoOwnLevel, OwnLevel, by_level, candidates, is_control_plane, own_level, subject,
+};
 use super::settings::KeptSettings;
 use crate::api::UserInfo;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::to_manifest;
+use crate::api::flowcontrol::{Object, to_manifest};
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::trials::Trial;
-use crate::replay::advice::trials::TrialModel;
-use crate::replay::advice::trials::run_one;
-use crate::replay::advice::trials::run_trials;
-use crate::replay::advice::variants::changed_objects;
-use crate::replay::advice::variants::is_same;
-use crate::replay::advice::variants::objects_of;
-use crate::replay::advice::variants::without_identity;
+use crate::replay::advice::trials::{Trial, TrialModel, run_one, run_trials};
+use crate::replay::advice::variants::{changed_objects, is_same, objects_of, without_identity};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::report::loss::GroupLoss;
 use crate::replay::run::report;
-use crate::replay::simulation::ReplayedPolicies;
-use crate::replay::simulation::Simulation;
-use crate::replay::simulation::SimulationOutcome;
-use crate::replay::simulation::measure::GroupKind;
-use crate::replay::simulation::measure::MeasuredUsage;
+use crate::replay::simulation::measure::{GroupKind, MeasuredUsage};
+use crate::replay::simulation::{ReplayedPolicies, Simulation, SimulationOutcome};
 
 /// The most levels that are suggested: operators shall understand each.
 const MAX_OWN_LEVELS: usize = 4;

@@ -1,35 +1,25 @@
 //! Rate limits that the users of a log stay below.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client_rule;
-use super::events::BucketKey;
-use super::events::EventWriter;
-use super::events::Flood;
-use super::events::find_flood;
+use super::events::{BucketKey, EventWriter, Flood, find_flood};
 use super::model::RateCost;
-use super::own_level::free_name;
-use super::own_level::subject;
-use super::rates::Bucket;
-use super::rates::RateLimit;
-use super::rates::SecondCounts;
+use super::own_level::{free_name, subject};
+use super::rates::{Bucket, RateLimit, SecondCounts};
 use super::settings::KeptSettings;
 use crate::api::flowcontrol::Subject;
 use crate::document;
 use crate::document::Diagnostics;
 use crate::encoding::go_text;
-use crate::limits::rate::RateLimitsConfig;
-use crate::limits::rate::clients;
-use crate::limits::rate::events::buckets::EventWrite;
-use crate::limits::rate::events::buckets::LimitedEventGroups;
+use crate::limits::rate::events::buckets::{EventWrite, LimitedEventGroups};
 use crate::limits::rate::events::config::parse_limits;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
+use crate::limits::rate::{RateLimitsConfig, clients};
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::clients::Client;
 use crate::replay::logged::LogItem;

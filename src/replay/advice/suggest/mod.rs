@@ -2,15 +2,6 @@
 //! the users of the log stay below, and what is never used.
 //!
 //! What is suggested was replayed over the log. Nothing is promised that the replay did not show.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `model` `own_level` `rates` `settings` |
-//! | 1 | `client_rule` `events` `output` |
-//! | 2 | `limits` |
-//! | 3 | `find` |
 
 mod client_rule;
 mod events;

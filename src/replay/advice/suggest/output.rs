@@ -2,15 +2,11 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::model::OwnLevelReport;
-use super::model::SuggestReport;
-use super::model::UnusedReport;
+use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
 use super::settings::KeptSettings;
-use crate::encoding::yaml::comment;
-use crate::encoding::yaml::write_value;
+use crate::encoding::yaml::{comment, write_value};
 use crate::replay::advice::variants::AUTOUPDATE;
 use crate::replay::report::model::BEGAN_UNDER_WAY;
 

@@ -1,24 +1,14 @@
 //! A priority level for one user: its objects. Pure.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::api::UserInfo;
-use crate::api::flowcontrol::CATCH_ALL;
-use crate::api::flowcontrol::EXEMPT;
-use crate::api::flowcontrol::FlowDistinguisherMethodType;
-use crate::api::flowcontrol::FlowSchema;
-use crate::api::flowcontrol::FlowSchemaSpec;
-use crate::api::flowcontrol::Object;
-use crate::api::flowcontrol::ObjectMeta;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::api::flowcontrol::PriorityLevelConfiguration;
-use crate::api::flowcontrol::ServiceAccountSubject;
-use crate::api::flowcontrol::Subject;
-use crate::api::flowcontrol::SubjectKind;
-use crate::api::flowcontrol::check_dns_label;
-use crate::api::flowcontrol::check_dns_subdomain;
+use crate::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, Object, ObjectMeta,
+    PolicyRulesWithSubjects, PriorityLevelConfiguration, ServiceAccountSubject, Subject,
+    SubjectKind, check_dns_label, check_dns_subdomain,
+};
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::flowcontrol::matching::Subjects;

@@ -2,18 +2,9 @@
 //! rejections. Pure.
 
 use crate::numeric::to_f64;
-use crate::replay::report::html::plot::Plot;
-use crate::replay::report::html::plot::PlotLine;
-use crate::replay::report::html::plot::TimeAxis;
-use crate::replay::report::html::text::count;
-use crate::replay::report::html::text::escape;
-use crate::replay::report::html::text::milliseconds;
-use crate::replay::report::html::text::number;
-use crate::replay::report::html::text::section;
-use crate::replay::report::model::LevelSeries;
-use crate::replay::report::model::Report;
-use crate::replay::report::model::RunReport;
-use crate::replay::report::model::SeriesReport;
+use crate::replay::report::html::plot::{Plot, PlotLine, TimeAxis};
+use crate::replay::report::html::text::{count, escape, milliseconds, number, section};
+use crate::replay::report::model::{LevelSeries, Report, RunReport, SeriesReport};
 
 /// Levels with a colour of their own in the first plot. The others are one area.
 const COLOURED_LEVELS: usize = 5;

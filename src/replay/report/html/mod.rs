@@ -1,15 +1,6 @@
 //! The report of a replay as one HTML page with plots, to be attached to a change request. Pure.
 //!
 //! The page loads nothing and runs no script. Its style is that of the status page.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `origin` `text` |
-//! | 1 | `plot` |
-//! | 2 | `levels` `tables` |
-//! | 3 | `summary` |
 
 mod levels;
 pub(crate) mod origin;
@@ -22,8 +13,7 @@ mod text;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 use crate::observe::status::page::PAGE;
 use crate::replay::report::html::origin::PageOrigin;

@@ -2,16 +2,8 @@
 //! was made. Pure.
 
 use crate::replay::report::html::origin::PageOrigin;
-use crate::replay::report::html::text::count;
-use crate::replay::report::html::text::escape;
-use crate::replay::report::html::text::milliseconds;
-use crate::replay::report::html::text::number;
-use crate::replay::report::html::text::percent;
-use crate::replay::report::html::text::section;
-use crate::replay::report::model::BEGAN_UNDER_WAY;
-use crate::replay::report::model::InputReport;
-use crate::replay::report::model::Report;
-use crate::replay::report::model::RunReport;
+use crate::replay::report::html::text::{count, escape, milliseconds, number, percent, section};
+use crate::replay::report::model::{BEGAN_UNDER_WAY, InputReport, Report, RunReport};
 
 /// The title, the range of time and the versions.
 pub(super) fn header(report: &Report) -> String {

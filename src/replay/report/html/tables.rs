@@ -1,16 +1,9 @@
 //! The tables: levels, heaviest flows, losers and winners, and the groups of requests. Pure.
 
-use crate::replay::report::html::text::count;
-use crate::replay::report::html::text::escape;
-use crate::replay::report::html::text::milliseconds;
-use crate::replay::report::html::text::number;
-use crate::replay::report::html::text::section;
-use crate::replay::report::model::Change;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::LevelReport;
-use crate::replay::report::model::Report;
-use crate::replay::report::model::RunReport;
+use crate::replay::report::html::text::{count, escape, milliseconds, number, section};
+use crate::replay::report::model::{
+    Change, GroupReport, GroupsReport, LevelReport, Report, RunReport,
+};
 
 /// Rows of a table of flows or other groups.
 const MAX_ROWS: usize = 20;

@@ -3,17 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::replay::report::model::Change;
-use crate::replay::report::model::ChangesReport;
-use crate::replay::report::model::ClosedLoopReport;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::InputReport;
-use crate::replay::report::model::LevelReport;
-use crate::replay::report::model::LevelSeries;
-use crate::replay::report::model::ModelReport;
-use crate::replay::report::model::RunReport;
-use crate::replay::report::model::SeriesReport;
+use crate::replay::report::model::{
+    Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport, InputReport, LevelReport,
+    LevelSeries, ModelReport, RunReport, SeriesReport,
+};
 
 /// A name that would do harm if it became markup.
 const HOSTILE: &str =

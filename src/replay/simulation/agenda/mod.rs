@@ -1,11 +1,4 @@
 //! What happens when, in virtual time. Pure.
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `sim_time` |
-//! | 1 | `recorded` `workers` |
 
 pub(super) mod recorded;
 pub(super) mod sim_time;

@@ -12,15 +12,15 @@ use crate::replay::simulation::agenda::sim_time::SimTime;
 
 /// The step that is being taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::replay::simulation) struct RecordedStep {
-    pub(in crate::replay::simulation) number: u64,
+pub(crate) struct RecordedStep {
+    pub(crate) number: u64,
     /// The time by which the level decided. Levels do not decide in the order of these times.
-    pub(in crate::replay::simulation) at: SimTime,
+    pub(crate) at: SimTime,
 }
 
 /// Recorded steps that will be taken, in the order of their numbers.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct RecordedAgenda<T> {
+pub(crate) struct RecordedAgenda<T> {
     is_followed: bool,
     /// Whose numbers are followed.
     run: Option<u64>,
@@ -38,7 +38,7 @@ struct RecordedEntry<T> {
 
 impl<T> RecordedAgenda<T> {
     /// `is_followed`: whether requests are sent and executed as they were recorded.
-    pub(in crate::replay::simulation) fn new(is_followed: bool) -> Self {
+    pub(crate) fn new(is_followed: bool) -> Self {
         Self {
             is_followed,
             run: None,
@@ -50,10 +50,7 @@ impl<T> RecordedAgenda<T> {
 
     /// The order that is followed, for a request that arrives. What was planned for another run is
     /// returned with its times: numbers of different runs cannot be compared.
-    pub(in crate::replay::simulation) fn follow(
-        &mut self,
-        order: Option<&RecordedOrder>,
-    ) -> Vec<(SimTime, T)> {
+    pub(crate) fn follow(&mut self, order: Option<&RecordedOrder>) -> Vec<(SimTime, T)> {
         let run = order.filter(|_| self.is_followed).map(|order| order.run);
         if run.is_none() || run == self.run {
             return Vec::new();
@@ -65,18 +62,18 @@ impl<T> RecordedAgenda<T> {
     }
 
     /// Whether the numbers of this request are followed.
-    pub(in crate::replay::simulation) fn follows(&self, order: &RecordedOrder) -> bool {
+    pub(crate) fn follows(&self, order: &RecordedOrder) -> bool {
         self.is_followed && self.run == Some(order.run)
     }
 
     /// Whether the request was dispatched by the step that is being taken.
-    pub(in crate::replay::simulation) fn dispatches(&self, order: &RecordedOrder) -> bool {
+    pub(crate) fn dispatches(&self, order: &RecordedOrder) -> bool {
         let current = self.current.map_or(0, |step| step.number);
         self.follows(order) && order.dispatch == Some(current)
     }
 
     /// Plans a step. Returns whether it did: the number of the step may have passed.
-    pub(in crate::replay::simulation) fn plan(&mut self, step: RecordedStep, what: T) -> bool {
+    pub(crate) fn plan(&mut self, step: RecordedStep, what: T) -> bool {
         if self.current.is_some_and(|now| step.number <= now.number) {
             return false;
         }
@@ -90,16 +87,12 @@ impl<T> RecordedAgenda<T> {
     }
 
     /// The time of the next step.
-    pub(in crate::replay::simulation) fn next(&self) -> Option<SimTime> {
+    pub(crate) fn next(&self) -> Option<SimTime> {
         self.entries.peek().map(|entry| entry.step.at)
     }
 
     /// The time of the next step, if it comes before this arrival.
-    pub(in crate::replay::simulation) fn next_before(
-        &self,
-        number: Option<u64>,
-        at: SimTime,
-    ) -> Option<SimTime> {
+    pub(crate) fn next_before(&self, number: Option<u64>, at: SimTime) -> Option<SimTime> {
         let next = self.entries.peek()?.step;
         let is_due = match number {
             Some(number) => next.number < number,
@@ -109,23 +102,23 @@ impl<T> RecordedAgenda<T> {
     }
 
     /// Takes the next step, which is the current one until [`end_step`](Self::end_step).
-    pub(in crate::replay::simulation) fn take(&mut self) -> Option<(RecordedStep, T)> {
+    pub(crate) fn take(&mut self) -> Option<(RecordedStep, T)> {
         let entry = self.entries.pop()?;
         self.current = Some(entry.step);
         Some((entry.step, entry.what))
     }
 
     /// An arrival is the current step until [`end_step`](Self::end_step).
-    pub(in crate::replay::simulation) fn begin_step(&mut self, step: Option<RecordedStep>) {
+    pub(crate) fn begin_step(&mut self, step: Option<RecordedStep>) {
         self.current = step;
     }
 
-    pub(in crate::replay::simulation) fn end_step(&mut self) {
+    pub(crate) fn end_step(&mut self) {
         self.current = None;
     }
 
     /// The step that is being taken, if it is a recorded one.
-    pub(in crate::replay::simulation) fn current(&self) -> Option<RecordedStep> {
+    pub(crate) fn current(&self) -> Option<RecordedStep> {
         self.current
     }
 }

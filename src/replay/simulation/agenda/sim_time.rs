@@ -2,16 +2,16 @@
 
 /// Nanoseconds since the first arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::replay::simulation) struct SimTime(pub(in crate::replay::simulation) u64);
+pub(crate) struct SimTime(pub(crate) u64);
 
 impl SimTime {
     /// This time, so many nanoseconds later.
-    pub(in crate::replay::simulation) const fn plus(self, nanoseconds: u64) -> Self {
+    pub(crate) const fn plus(self, nanoseconds: u64) -> Self {
         Self(self.0.saturating_add(nanoseconds))
     }
 
     /// The nanoseconds since an earlier time.
-    pub(in crate::replay::simulation) const fn since(self, earlier: Self) -> u64 {
+    pub(crate) const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }

@@ -30,18 +30,18 @@ const MAX_PENDING: usize = 200_000;
 
 /// A worker, by its number. The first is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::replay::simulation) struct WorkerId(NonZeroU32);
+pub(crate) struct WorkerId(NonZeroU32);
 
 /// When a request took place in the record, without the pauses of the simulation.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct RecordedSpan {
-    pub(in crate::replay::simulation) start: SimTime,
-    pub(in crate::replay::simulation) end: SimTime,
+pub(crate) struct RecordedSpan {
+    pub(crate) start: SimTime,
+    pub(crate) end: SimTime,
 }
 
 /// What becomes of a request that its client would send now.
 #[derive(Debug)]
-pub(in crate::replay::simulation) enum Sending {
+pub(crate) enum Sending {
     /// It is sent now, by this worker.
     Now(LoggedRequest, Option<WorkerId>),
     /// Its worker sends it at this time.
@@ -52,15 +52,15 @@ pub(in crate::replay::simulation) enum Sending {
 
 /// The requests that were sent later than they were recorded.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::replay::simulation) struct Delays {
-    pub(in crate::replay::simulation) requests: u64,
-    pub(in crate::replay::simulation) longest_ns: u64,
-    pub(in crate::replay::simulation) total_ns: u128,
+pub(crate) struct Delays {
+    pub(crate) requests: u64,
+    pub(crate) longest_ns: u64,
+    pub(crate) total_ns: u128,
 }
 
 /// All workers.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct Workers {
+pub(crate) struct Workers {
     workers: Vec<ClientWorker>,
     /// By client, and by the recorded end of their last request.
     by_end: BTreeSet<(u32, SimTime, WorkerId)>,
@@ -106,21 +106,21 @@ impl Default for Workers {
 
 impl Workers {
     /// Whether no more requests may wait.
-    pub(in crate::replay::simulation) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.pending.len() >= self.max_pending
     }
 
     /// The number of requests that wait for their workers.
-    pub(in crate::replay::simulation) fn pending(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    pub(in crate::replay::simulation) const fn delays(&self) -> Delays {
+    pub(crate) const fn delays(&self) -> Delays {
         self.delays
     }
 
     /// A client would send a request now.
-    pub(in crate::replay::simulation) fn send(
+    pub(crate) fn send(
         &mut self,
         now: SimTime,
         request: LoggedRequest,
@@ -188,11 +188,7 @@ impl Workers {
     }
 
     /// The request of a worker has ended. Returns when the worker sends its next one, if that waits.
-    pub(in crate::replay::simulation) fn end(
-        &mut self,
-        now: SimTime,
-        worker: WorkerId,
-    ) -> Option<SimTime> {
+    pub(crate) fn end(&mut self, now: SimTime, worker: WorkerId) -> Option<SimTime> {
         let state = self.workers.get_mut(worker.index())?;
         let Some((first, _)) = state.queue else {
             state.free_since = Some(now);
@@ -203,11 +199,7 @@ impl Workers {
     }
 
     /// Takes the request that a worker sends now.
-    pub(in crate::replay::simulation) fn take(
-        &mut self,
-        now: SimTime,
-        worker: WorkerId,
-    ) -> Option<LoggedRequest> {
+    pub(crate) fn take(&mut self, now: SimTime, worker: WorkerId) -> Option<LoggedRequest> {
         let state = self.workers.get_mut(worker.index())?;
         let (first, last) = state.queue?;
         let pending = self.pending.try_remove(first)?;
@@ -220,7 +212,7 @@ impl Workers {
     }
 
     /// Takes all requests that still wait, in the order of the log.
-    pub(in crate::replay::simulation) fn drain(&mut self) -> Vec<LoggedRequest> {
+    pub(crate) fn drain(&mut self) -> Vec<LoggedRequest> {
         self.workers.clear();
         self.by_end.clear();
         let mut pending: Vec<PendingRequest> = self.pending.drain().collect();
@@ -230,14 +222,14 @@ impl Workers {
 
     /// For tests: fewer requests may wait.
     #[cfg(test)]
-    pub(in crate::replay::simulation) const fn set_max_pending(&mut self, most: usize) {
+    pub(crate) const fn set_max_pending(&mut self, most: usize) {
         self.max_pending = most;
     }
 }
 
 impl Delays {
     /// The mean delay of those requests in nanoseconds.
-    pub(in crate::replay::simulation) fn mean_ns(self) -> u64 {
+    pub(crate) fn mean_ns(self) -> u64 {
         let mean = self.total_ns / u128::from(self.requests.max(1));
         saturating_u64(mean)
     }
@@ -246,8 +238,7 @@ impl Delays {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::logged::RecordedOutcome;
-    use crate::replay::logged::RequestLine;
+    use crate::replay::logged::{RecordedOutcome, RequestLine};
 
     const MS: u64 = 1_000_000;
 

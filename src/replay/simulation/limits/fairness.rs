@@ -3,8 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::FixedState;
 
@@ -12,17 +11,12 @@ use super::level::SimLevel;
 use super::list_sizes::ListSizes;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
-use crate::flowcontrol::concurrency::ConcurrencyLimits;
-use crate::flowcontrol::concurrency::LevelSeats;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::matching::RequestDigest;
-use crate::flowcontrol::work_estimator::EstimateContext;
-use crate::flowcontrol::work_estimator::ObjectStats;
-use crate::flowcontrol::work_estimator::estimate;
-use crate::flowcontrol::work_estimator::watch_tracker::Registration;
-use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use crate::flowcontrol::matching::{Matcher, RequestDigest};
+use crate::flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
+use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::request_info::RequestInfo;
 
 /// The most flows that a report distinguishes.
@@ -38,7 +32,7 @@ const NO_DEMAND: DemandPeriod = DemandPeriod {
 
 /// The levels and what they are configured by.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct SimFairness {
+pub(crate) struct SimFairness {
     matcher: Matcher,
     concurrency: ConcurrencyLimits,
     /// By the index of the level in the matcher.
@@ -50,26 +44,26 @@ pub(in crate::replay::simulation) struct SimFairness {
 
 /// A request whose level is known.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct Classified {
+pub(crate) struct Classified {
     /// The index of the level.
-    pub(in crate::replay::simulation) level: usize,
+    pub(crate) level: usize,
     /// The index of the schema.
-    pub(in crate::replay::simulation) schema: usize,
+    pub(crate) schema: usize,
     /// The number of the flow in the report.
-    pub(in crate::replay::simulation) flow: u32,
-    pub(in crate::replay::simulation) flow_hash: u64,
-    pub(in crate::replay::simulation) work: WorkEstimate,
+    pub(crate) flow: u32,
+    pub(crate) flow_hash: u64,
+    pub(crate) work: WorkEstimate,
 }
 
 /// What a weir has estimated a request at, which knew how many objects and watches there are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::replay::simulation) struct RecordedEstimate {
+pub(crate) struct RecordedEstimate {
     /// The most seats of both phases.
-    pub(in crate::replay::simulation) seats: Option<u32>,
+    pub(crate) seats: Option<u32>,
     /// All of it.
-    pub(in crate::replay::simulation) work: Option<WorkEstimate>,
+    pub(crate) work: Option<WorkEstimate>,
     /// The bytes of the response, if it was successful.
-    pub(in crate::replay::simulation) bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
 }
 
 /// The flows of a report.
@@ -88,11 +82,7 @@ struct Context<'f> {
 }
 
 impl SimFairness {
-    pub(in crate::replay::simulation) fn new(
-        now: Instant,
-        objects: &[Object],
-        server_concurrency_limit: u32,
-    ) -> Self {
+    pub(crate) fn new(now: Instant, objects: &[Object], server_concurrency_limit: u32) -> Self {
         let matcher = Matcher::new(objects);
         let levels = matcher.levels().iter();
         let mut fairness = Self {
@@ -114,7 +104,7 @@ impl SimFairness {
     }
 
     /// Moves seats between levels by their demand.
-    pub(in crate::replay::simulation) fn adjust(&mut self, now: Instant) {
+    pub(crate) fn adjust(&mut self, now: Instant) {
         let levels = self.levels.iter_mut();
         let periods: Vec<_> = levels.map(|level| level.end_demand_period(now)).collect();
         // The levels are asked in their order.
@@ -132,7 +122,7 @@ impl SimFairness {
     }
 
     /// The schema, the level, the flow and the estimate of a request.
-    pub(in crate::replay::simulation) fn classify(
+    pub(crate) fn classify(
         &mut self,
         info: &RequestInfo<'_>,
         user: &UserInfo,
@@ -170,49 +160,40 @@ impl SimFairness {
         }
     }
 
-    pub(in crate::replay::simulation) fn level_mut(
-        &mut self,
-        level: usize,
-    ) -> Option<&mut SimLevel> {
+    pub(crate) fn level_mut(&mut self, level: usize) -> Option<&mut SimLevel> {
         self.levels.get_mut(level)
     }
 
-    pub(in crate::replay::simulation) fn levels(&self) -> &[SimLevel] {
+    pub(crate) fn levels(&self) -> &[SimLevel] {
         &self.levels
     }
 
-    pub(in crate::replay::simulation) fn seats(&self) -> &[LevelSeats] {
+    pub(crate) fn seats(&self) -> &[LevelSeats] {
         self.concurrency.levels()
     }
 
     /// A watch that has been admitted counts for writes until it ends.
-    pub(in crate::replay::simulation) fn register_watch(
-        &self,
-        info: &RequestInfo<'_>,
-    ) -> Option<Registration> {
+    pub(crate) fn register_watch(&self, info: &RequestInfo<'_>) -> Option<Registration> {
         self.watches.borrow_mut().register(info)
     }
 
-    pub(in crate::replay::simulation) fn unregister_watch(&self, registration: Registration) {
+    pub(crate) fn unregister_watch(&self, registration: Registration) {
         self.watches.borrow_mut().unregister(registration);
     }
 
     /// The name of a schema, and of its level.
-    pub(in crate::replay::simulation) fn schema_names(
-        &self,
-        schema: usize,
-    ) -> Option<(&str, &str)> {
+    pub(crate) fn schema_names(&self, schema: usize) -> Option<(&str, &str)> {
         let schema = self.matcher.schemas().get(schema)?;
         let level = self.matcher.levels().get(schema.level)?;
         Some((&schema.name, &level.spec.name))
     }
 
-    pub(in crate::replay::simulation) fn schema_count(&self) -> usize {
+    pub(crate) fn schema_count(&self) -> usize {
         self.matcher.schemas().len()
     }
 
     /// The schema of a flow, and its distinguisher.
-    pub(in crate::replay::simulation) fn flow(&self, flow: usize) -> Option<(usize, String)> {
+    pub(crate) fn flow(&self, flow: usize) -> Option<(usize, String)> {
         let (schema, distinguisher) = self.flows.names.get(flow)?;
         let name = String::from_utf8_lossy(distinguisher).into_owned();
         Some((*schema, name))
@@ -261,7 +242,7 @@ impl EstimateContext for Context<'_> {
 
 /// The time for which a watch lasts whose end is not in the log: that of kube-apiserver's own
 /// minimum (`--min-request-timeout`), if it does not ask for another.
-pub(in crate::replay::simulation) fn watch_duration(info: &RequestInfo<'_>) -> Duration {
+pub(crate) fn watch_duration(info: &RequestInfo<'_>) -> Duration {
     const DEFAULT: Duration = Duration::from_secs(1800);
     let seconds = info.query().first("timeoutSeconds");
     let seconds = seconds.and_then(|text| str::from_utf8(&text).ok()?.parse().ok());

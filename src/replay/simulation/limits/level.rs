@@ -4,27 +4,20 @@
 //! What [`flowcontrol::level`](crate::flowcontrol::level) does under its lock is done here without
 //! one: a request is a number instead of a task.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::demand::SeatDemand;
-use crate::flowcontrol::fairqueuing::queue_set::Arrival;
-use crate::flowcontrol::fairqueuing::queue_set::Departure;
-use crate::flowcontrol::fairqueuing::queue_set::Effects;
-use crate::flowcontrol::fairqueuing::queue_set::Load;
-use crate::flowcontrol::fairqueuing::queue_set::QueueSet;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
+use crate::flowcontrol::fairqueuing::queue_set::{
+    Arrival, Departure, Effects, Load, QueueSet, Queuing, RejectReason, RequestKey,
+};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::retry_after::DroppedRequestsTracker;
 use crate::numeric::saturating_u32;
 
 /// A level without requests.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct SimLevel {
+pub(crate) struct SimLevel {
     queue_set: QueueSet<usize>,
     demand: SeatDemand,
     demanded: u64,
@@ -37,16 +30,16 @@ pub(in crate::replay::simulation) struct SimLevel {
 
 /// A request that has its seats from now on.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct Started {
+pub(crate) struct Started {
     /// The number of the request.
-    pub(in crate::replay::simulation) request: usize,
+    pub(crate) request: usize,
     /// The seats that it occupies.
-    pub(in crate::replay::simulation) seats: u32,
+    pub(crate) seats: u32,
 }
 
 /// What became of an arrival.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) enum LevelArrival {
+pub(crate) enum LevelArrival {
     /// It is in the level: its key. It may have [started](SimLevel::take_started).
     Admitted(RequestKey),
     /// It was rejected.
@@ -58,7 +51,7 @@ pub(in crate::replay::simulation) enum LevelArrival {
 }
 
 impl SimLevel {
-    pub(in crate::replay::simulation) fn new(now: Instant, queuing: Queuing) -> Self {
+    pub(crate) fn new(now: Instant, queuing: Queuing) -> Self {
         Self {
             queue_set: QueueSet::new(now, queuing, 0),
             demand: SeatDemand::new(now),
@@ -70,21 +63,21 @@ impl SimLevel {
         }
     }
 
-    pub(in crate::replay::simulation) const fn max_seats(&self) -> Option<u32> {
+    pub(crate) const fn max_seats(&self) -> Option<u32> {
         self.max_seats
     }
 
     /// The requests and seats now.
-    pub(in crate::replay::simulation) const fn load(&self) -> Load {
+    pub(crate) const fn load(&self) -> Load {
         self.queue_set.totals().load()
     }
 
     /// The seats that it may use now.
-    pub(in crate::replay::simulation) const fn limit(&self) -> u32 {
+    pub(crate) const fn limit(&self) -> u32 {
         self.limit
     }
 
-    pub(in crate::replay::simulation) fn apply_limits(&mut self, now: Instant, seats: &LevelSeats) {
+    pub(crate) fn apply_limits(&mut self, now: Instant, seats: &LevelSeats) {
         self.max_seats = seats.max_seats;
         self.limit = seats.current_limit;
         let (queuing, limit) = (seats.spec.queuing, seats.current_limit);
@@ -93,14 +86,11 @@ impl SimLevel {
         self.update_demand(now);
     }
 
-    pub(in crate::replay::simulation) fn end_demand_period(
-        &mut self,
-        now: Instant,
-    ) -> DemandPeriod {
+    pub(crate) fn end_demand_period(&mut self, now: Instant) -> DemandPeriod {
         self.demand.reset(now)
     }
 
-    pub(in crate::replay::simulation) fn arrive(
+    pub(crate) fn arrive(
         &mut self,
         now: Instant,
         unix_second: i64,
@@ -123,11 +113,7 @@ impl SimLevel {
 
     /// Ends a request, or the time for which its seats linger. Returns for how long they linger:
     /// then the same call follows at that time.
-    pub(in crate::replay::simulation) fn leave(
-        &mut self,
-        now: Instant,
-        key: RequestKey,
-    ) -> Option<Duration> {
+    pub(crate) fn leave(&mut self, now: Instant, key: RequestKey) -> Option<Duration> {
         let departure = self.queue_set.leave(now, key, &mut self.effects);
         self.update_demand(now);
         match departure {
@@ -137,7 +123,7 @@ impl SimLevel {
     }
 
     /// Removes a request that still waits, and returns its `Retry-After` in seconds.
-    pub(in crate::replay::simulation) fn cancel(
+    pub(crate) fn cancel(
         &mut self,
         now: Instant,
         unix_second: i64,
@@ -149,7 +135,7 @@ impl SimLevel {
     }
 
     /// Appends the requests that the last step has started.
-    pub(in crate::replay::simulation) fn take_started(&mut self, started: &mut Vec<Started>) {
+    pub(crate) fn take_started(&mut self, started: &mut Vec<Started>) {
         for key in self.effects.started.drain(..) {
             let work = self.queue_set.work(key).unwrap_or_default();
             started.extend(self.queue_set.payload(key).map(|request| Started {

@@ -1,21 +1,14 @@
 //! What limits concurrent requests: priority and fairness, or max-in-flight.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::fairness::Classified;
-use super::fairness::SimFairness;
-use super::level::LevelArrival;
-use super::level::Started;
+use super::fairness::{Classified, SimFairness};
+use super::level::{LevelArrival, Started};
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::fairqueuing::queue_set::{RejectReason, RequestKey};
 use crate::limits::Rejection;
 use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::max_in_flight::InFlightLimit;
-use crate::limits::max_in_flight::InFlightPermit;
-use crate::limits::max_in_flight::MaxInFlight;
-use crate::limits::max_in_flight::MaxInFlightConfig;
+use crate::limits::max_in_flight::{InFlightLimit, InFlightPermit, MaxInFlight, MaxInFlightConfig};
 use crate::metrics::Registry;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::statistics::groups::RejectedBy;
@@ -24,14 +17,14 @@ use crate::request_info::RequestKind;
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Debug)]
-pub(in crate::replay::simulation) enum Limiter {
+pub(crate) enum Limiter {
     Fairness(Box<SimFairness>),
     MaxInFlight(MaxInFlight, MaxInFlightConfig),
 }
 
 /// What a request holds of its limiter.
 #[derive(Debug)]
-pub(in crate::replay::simulation) enum Held {
+pub(crate) enum Held {
     /// A place in a queue, then seats.
     Level(usize, RequestKey),
     /// A slot.
@@ -42,20 +35,17 @@ pub(in crate::replay::simulation) enum Held {
 
 /// A rejection by a limit.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct LimitRejection {
-    pub(in crate::replay::simulation) by: RejectedBy,
+pub(crate) struct LimitRejection {
+    pub(crate) by: RejectedBy,
     /// The `Retry-After` of the response. `None` without the header.
-    pub(in crate::replay::simulation) retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
     /// Of a rate: when it has a token.
-    pub(in crate::replay::simulation) rate_wait: Option<Duration>,
+    pub(crate) rate_wait: Option<Duration>,
 }
 
 impl LimitRejection {
     /// Of a limit of concurrent requests.
-    pub(in crate::replay::simulation) fn of_seats(
-        by: RejectedBy,
-        retry_after_seconds: u32,
-    ) -> Self {
+    pub(crate) fn of_seats(by: RejectedBy, retry_after_seconds: u32) -> Self {
         Self {
             by,
             retry_after: Some(Duration::from_secs(retry_after_seconds.into())),
@@ -65,7 +55,7 @@ impl LimitRejection {
 }
 
 impl Limiter {
-    pub(in crate::replay::simulation) fn new(now: Instant, policy: &ConcurrencyPolicy) -> Self {
+    pub(crate) fn new(now: Instant, policy: &ConcurrencyPolicy) -> Self {
         match policy {
             ConcurrencyPolicy::Fairness {
                 server_concurrency_limit,
@@ -83,14 +73,14 @@ impl Limiter {
     }
 
     /// The number of levels, or of request kinds. The group after these has what is not limited.
-    pub(in crate::replay::simulation) fn level_count(&self) -> usize {
+    pub(crate) fn level_count(&self) -> usize {
         match self {
             Self::Fairness(fairness) => fairness.levels().len(),
             Self::MaxInFlight(..) => RequestKind::ALL.len(),
         }
     }
 
-    pub(in crate::replay::simulation) fn schema_count(&self) -> usize {
+    pub(crate) fn schema_count(&self) -> usize {
         match self {
             Self::Fairness(fairness) => fairness.schema_count(),
             Self::MaxInFlight(..) => 0,
@@ -98,7 +88,7 @@ impl Limiter {
     }
 
     /// The state of a level.
-    pub(in crate::replay::simulation) fn level_now(&self, level: usize) -> LevelNow {
+    pub(crate) fn level_now(&self, level: usize) -> LevelNow {
         match self {
             Self::Fairness(fairness) => fairness.levels().get(level).map(|level| {
                 let load = level.load();
@@ -117,7 +107,7 @@ impl Limiter {
         .unwrap_or_default()
     }
 
-    pub(in crate::replay::simulation) fn adjust(&mut self, now: Instant) {
+    pub(crate) fn adjust(&mut self, now: Instant) {
         match self {
             Self::Fairness(fairness) => fairness.adjust(now),
             Self::MaxInFlight(..) => {}
@@ -125,7 +115,7 @@ impl Limiter {
     }
 
     /// Lets a request arrive at its level.
-    pub(in crate::replay::simulation) fn arrive_at_level(
+    pub(crate) fn arrive_at_level(
         &mut self,
         now: Instant,
         unix_second: i64,
@@ -154,7 +144,7 @@ impl Limiter {
     }
 
     /// Takes a slot of max-in-flight.
-    pub(in crate::replay::simulation) fn take_slot(
+    pub(crate) fn take_slot(
         &self,
         attributes: &AdmissionAttributes<'_>,
     ) -> Result<Held, LimitRejection> {
@@ -171,11 +161,7 @@ impl Limiter {
     }
 
     /// Appends the requests that the last step of a level has started.
-    pub(in crate::replay::simulation) fn take_started(
-        &mut self,
-        level: usize,
-        started: &mut Vec<Started>,
-    ) {
+    pub(crate) fn take_started(&mut self, level: usize, started: &mut Vec<Started>) {
         if let Self::Fairness(fairness) = self
             && let Some(level) = fairness.level_mut(level)
         {
@@ -184,7 +170,7 @@ impl Limiter {
     }
 
     /// The seats of all levels, or slots of both kinds. 0: not limited.
-    pub(in crate::replay::simulation) fn total_seats(&self) -> u64 {
+    pub(crate) fn total_seats(&self) -> u64 {
         match self {
             Self::Fairness(fairness) => {
                 let seats = fairness.seats().iter();
@@ -201,7 +187,7 @@ impl Limiter {
     }
 }
 
-pub(in crate::replay::simulation) const fn rejected_by(reason: RejectReason) -> RejectedBy {
+pub(crate) const fn rejected_by(reason: RejectReason) -> RejectedBy {
     match reason {
         RejectReason::ConcurrencyLimit => RejectedBy::ConcurrencyLimit,
         RejectReason::QueueFull => RejectedBy::QueueFull,
@@ -211,20 +197,20 @@ pub(in crate::replay::simulation) const fn rejected_by(reason: RejectReason) -> 
 
 /// A moment of virtual time, as the engine takes it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct Epoch {
+pub(crate) struct Epoch {
     /// The time 0.
-    pub(in crate::replay::simulation) base: Instant,
+    pub(crate) base: Instant,
     /// The same in microseconds since the Unix epoch.
-    pub(in crate::replay::simulation) first_us: i64,
+    pub(crate) first_us: i64,
 }
 
 impl Epoch {
-    pub(in crate::replay::simulation) fn instant(&self, at: SimTime) -> Instant {
+    pub(crate) fn instant(&self, at: SimTime) -> Instant {
         let later = self.base.checked_add(Duration::from_nanos(at.0));
         later.unwrap_or(self.base) // unreachable: 584 years from now
     }
 
-    pub(in crate::replay::simulation) fn unix_second(&self, at: SimTime) -> i64 {
+    pub(crate) fn unix_second(&self, at: SimTime) -> i64 {
         let since = i64::try_from(at.0 / 1000).unwrap_or(i64::MAX);
         self.first_us.saturating_add(since).div_euclid(1_000_000)
     }

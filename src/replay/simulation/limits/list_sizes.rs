@@ -11,8 +11,7 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 
 use crate::flowcontrol::work_estimator::ObjectStats;
-use crate::request_info::RequestInfo;
-use crate::request_info::Verb;
+use crate::request_info::{RequestInfo, Verb};
 
 /// More resources than any API server has.
 const MAX_RESOURCES: usize = 4096;

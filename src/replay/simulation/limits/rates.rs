@@ -1,23 +1,17 @@
 //! Rate limits in virtual time: those of clients, then those of events.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
-use std::time::Duration;
-use std::time::Instant;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
 use super::limiter::LimitRejection;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::RateLimitsConfig;
 use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::clients::enforcer::ChargedRequest;
-use crate::limits::rate::clients::enforcer::ClientLimitPermit;
-use crate::limits::rate::clients::enforcer::ClientLimitRejection;
-use crate::limits::rate::clients::enforcer::ClientLimits;
-use crate::limits::rate::clients::enforcer::RequestSource;
-use crate::limits::rate::events::buckets::EventWrite;
-use crate::limits::rate::events::buckets::LimitedEvent;
-use crate::limits::rate::events::buckets::LimitedEventGroups;
+use crate::limits::rate::clients::enforcer::{
+    ChargedRequest, ClientLimitPermit, ClientLimitRejection, ClientLimits, RequestSource,
+};
+use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent, LimitedEventGroups};
 use crate::limits::rate::events::enforcer::EventRateLimit;
 use crate::metrics::Registry;
 use crate::replay::clients::Client;
@@ -26,13 +20,13 @@ use crate::replay::simulation::statistics::groups::RejectedBy;
 
 /// The rate limits that are configured.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct SimRates {
+pub(crate) struct SimRates {
     events: Option<(EventRateLimit, LimitedEventGroups)>,
     clients: Option<ClientLimits>,
 }
 
 impl SimRates {
-    pub(in crate::replay::simulation) fn new(config: &RateLimitsConfig) -> Self {
+    pub(crate) fn new(config: &RateLimitsConfig) -> Self {
         let registry = Registry::new();
         let events = config.events.as_ref();
         // As the enforcement of levels, a rule decides what it would, if it were no dry run.
@@ -49,12 +43,12 @@ impl SimRates {
     }
 
     /// Whether there are client limits.
-    pub(in crate::replay::simulation) const fn limits_clients(&self) -> bool {
+    pub(crate) const fn limits_clients(&self) -> bool {
         self.clients.is_some()
     }
 
     /// Charges the client limits. `None` if there are none for the request.
-    pub(in crate::replay::simulation) fn charge_client(
+    pub(crate) fn charge_client(
         &self,
         attributes: &AdmissionAttributes<'_>,
         client: &Client,
@@ -74,7 +68,7 @@ impl SimRates {
     }
 
     /// Acquires the slots of the client limits. `None` if the request may wait for them.
-    pub(in crate::replay::simulation) fn try_acquire_slots(
+    pub(crate) fn try_acquire_slots(
         &self,
         charged: &ChargedRequest,
         attributes: &AdmissionAttributes<'_>,
@@ -88,7 +82,7 @@ impl SimRates {
     }
 
     /// Charges the event limits.
-    pub(in crate::replay::simulation) fn check_event(
+    pub(crate) fn check_event(
         &self,
         attributes: &AdmissionAttributes<'_>,
         request: &LoggedRequest,

@@ -2,20 +2,15 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::FixedState;
 
 use super::limiter::LimitRejection;
-use crate::limits::rejection_hold::ConnectionRetryTimes;
-use crate::limits::rejection_hold::HoldDecision;
-use crate::limits::rejection_hold::HoldFlow;
-use crate::limits::rejection_hold::HoldId;
-use crate::limits::rejection_hold::HoldKey;
-use crate::limits::rejection_hold::HoldOwner;
-use crate::limits::rejection_hold::HoldPolicy;
-use crate::limits::rejection_hold::RejectionHolds;
+use crate::limits::rejection_hold::{
+    ConnectionRetryTimes, HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy,
+    RejectionHolds,
+};
 use crate::replay::clients::ClientId;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::model::Retries;
@@ -36,7 +31,7 @@ const ROUND_TRIP_NS: u64 = 1_000_000;
 
 /// The rejections that are held.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct Holds {
+pub(crate) struct Holds {
     holds: RejectionHolds<()>,
     enabled: bool,
     connections: HashMap<ClientId, ConnectionRetryTimes, FixedState>,
@@ -44,7 +39,7 @@ pub(in crate::replay::simulation) struct Holds {
 }
 
 impl Holds {
-    pub(in crate::replay::simulation) fn new(max_hold: Duration) -> Self {
+    pub(crate) fn new(max_hold: Duration) -> Self {
         Self {
             holds: RejectionHolds::new(max_hold, MAX_HELD_REJECTIONS),
             enabled: !max_hold.is_zero(),
@@ -54,7 +49,7 @@ impl Holds {
     }
 
     /// When the rejection is sent, if not at once. `class` is what classified the request.
-    pub(in crate::replay::simulation) fn hold(
+    pub(crate) fn hold(
         &mut self,
         now: Instant,
         client: ClientId,
@@ -89,7 +84,7 @@ impl Holds {
     }
 
     /// A held rejection is sent.
-    pub(in crate::replay::simulation) fn release(&mut self, client: ClientId, hold: HoldId) {
+    pub(crate) fn release(&mut self, client: ClientId, hold: HoldId) {
         if let Some(connection) = self.connections.get_mut(&client) {
             self.holds.release(connection, hold);
         }
@@ -117,7 +112,7 @@ fn hold_policy(rejection: &LimitRejection) -> HoldPolicy {
 
 /// When the client sends the request again that was rejected for the `number`-th time, counted from
 /// 0, and received the rejection `at`. `None`: it does not.
-pub(in crate::replay::simulation) fn retry_at(
+pub(crate) fn retry_at(
     retries: Retries,
     number: u32,
     rejection: &LimitRejection,

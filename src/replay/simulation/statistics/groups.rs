@@ -7,17 +7,14 @@ use super::measured::Measured;
 use super::rounding::rounded;
 use crate::replay::histogram::DurationHistogram;
 use crate::replay::report::loss::GroupLoss;
-use crate::replay::report::model::GroupReport;
-use crate::replay::report::model::GroupsReport;
-use crate::replay::report::model::RecordedReport;
-use crate::replay::report::model::WaitReport;
+use crate::replay::report::model::{GroupReport, GroupsReport, RecordedReport, WaitReport};
 
 /// The groups that a report names; the others are added up.
 const MAX_REPORTED: usize = 100;
 
 /// The limit that has rejected a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::replay::simulation) enum RejectedBy {
+pub(crate) enum RejectedBy {
     ClientLimit,
     ConcurrencyLimit,
     EventRateLimit,
@@ -56,18 +53,18 @@ impl RejectedBy {
 
 /// The groups of a request, by their numbers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::replay::simulation) struct GroupIds {
-    pub(in crate::replay::simulation) level: u32,
-    pub(in crate::replay::simulation) schema: u32,
-    pub(in crate::replay::simulation) flow: u32,
-    pub(in crate::replay::simulation) user: u32,
-    pub(in crate::replay::simulation) user_agent: u32,
-    pub(in crate::replay::simulation) source: u32,
+pub(crate) struct GroupIds {
+    pub(crate) level: u32,
+    pub(crate) schema: u32,
+    pub(crate) flow: u32,
+    pub(crate) user: u32,
+    pub(crate) user_agent: u32,
+    pub(crate) source: u32,
 }
 
 /// How an attempt of a request has ended.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) enum Outcome {
+pub(crate) enum Outcome {
     Executed,
     Rejected(RejectedBy),
     Cancelled,
@@ -76,29 +73,29 @@ pub(in crate::replay::simulation) enum Outcome {
 
 /// What is counted of an attempt that has ended.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) struct Settled {
-    pub(in crate::replay::simulation) outcome: Outcome,
+pub(crate) struct Settled {
+    pub(crate) outcome: Outcome,
     /// Nanoseconds before its dispatch, or before it left.
-    pub(in crate::replay::simulation) wait_ns: u64,
+    pub(crate) wait_ns: u64,
     /// Whether it was dispatched.
-    pub(in crate::replay::simulation) dispatched: bool,
+    pub(crate) dispatched: bool,
     /// Seats times nanoseconds.
-    pub(in crate::replay::simulation) seat_ns: u128,
+    pub(crate) seat_ns: u128,
     /// Whether it repeats a rejected request.
-    pub(in crate::replay::simulation) is_retry: bool,
+    pub(crate) is_retry: bool,
     /// Whether the client gives up after it.
-    pub(in crate::replay::simulation) gave_up: bool,
+    pub(crate) gave_up: bool,
     /// Whether its rejection was held.
-    pub(in crate::replay::simulation) held: bool,
+    pub(crate) held: bool,
     /// What the log says. Counted for the first attempt only.
-    pub(in crate::replay::simulation) recorded_rejected: bool,
+    pub(crate) recorded_rejected: bool,
     /// See `recorded_rejected`.
-    pub(in crate::replay::simulation) recorded_wait_ns: u64,
+    pub(crate) recorded_wait_ns: u64,
 }
 
 /// The counts of a group.
 #[derive(Clone, Debug, Default)]
-pub(in crate::replay::simulation) struct GroupStats {
+pub(crate) struct GroupStats {
     arrivals: u64,
     executed: u64,
     rejected: [u64; RejectedBy::ALL.len()],
@@ -138,7 +135,7 @@ impl GroupStats {
     }
 
     /// Adds the counts of another group.
-    pub(in crate::replay::simulation) fn merge(&mut self, other: &Self) {
+    pub(crate) fn merge(&mut self, other: &Self) {
         self.arrivals += other.arrivals;
         self.executed += other.executed;
         for (count, more) in self.rejected.iter_mut().zip(other.rejected) {
@@ -155,12 +152,12 @@ impl GroupStats {
         self.recorded_wait_ns += other.recorded_wait_ns;
     }
 
-    pub(in crate::replay::simulation) const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.arrivals == 0
     }
 
     /// What objectives are about.
-    pub(in crate::replay::simulation) fn measured(&self) -> Measured {
+    pub(crate) fn measured(&self) -> Measured {
         Measured {
             arrivals: self.arrivals,
             rejected: self.rejected.iter().sum(),
@@ -173,7 +170,7 @@ impl GroupStats {
         clippy::cast_precision_loss,
         reason = "a report needs no more"
     )]
-    pub(in crate::replay::simulation) fn report(&self, name: String) -> GroupReport {
+    pub(crate) fn report(&self, name: String) -> GroupReport {
         let rejected_by = RejectedBy::ALL.iter().zip(self.rejected);
         let rejected_by = rejected_by.filter(|(_, count)| *count > 0);
         GroupReport {
@@ -212,7 +209,7 @@ fn wait_report(waits: &DurationHistogram) -> WaitReport {
 
 /// Groups by their numbers. Numbers are dense.
 #[derive(Debug, Default)]
-pub(in crate::replay::simulation) struct GroupTable(Vec<GroupStats>);
+pub(crate) struct GroupTable(Vec<GroupStats>);
 
 impl GroupTable {
     fn settle(&mut self, group: u32, settled: &Settled) {
@@ -226,16 +223,13 @@ impl GroupTable {
         }
     }
 
-    pub(in crate::replay::simulation) fn get(&self, group: usize) -> GroupStats {
+    pub(crate) fn get(&self, group: usize) -> GroupStats {
         self.0.get(group).cloned().unwrap_or_default()
     }
 
     /// The groups, with names by their numbers: those that lost most first. Groups of one name are
     /// one.
-    pub(in crate::replay::simulation) fn report(
-        &self,
-        mut name: impl FnMut(usize) -> GroupReport,
-    ) -> GroupsReport {
+    pub(crate) fn report(&self, mut name: impl FnMut(usize) -> GroupReport) -> GroupsReport {
         let groups = self.0.iter().enumerate();
         let groups = groups.filter(|(_, stats)| !stats.is_empty());
         let mut all: Vec<(GroupReport, &GroupStats)> = groups
@@ -266,7 +260,7 @@ impl GroupTable {
 
     /// All groups, by number: arrivals, rejected, and seconds of waiting, in the simulation and in
     /// the record.
-    pub(in crate::replay::simulation) fn losses(&self) -> impl Iterator<Item = (usize, GroupLoss)> {
+    pub(crate) fn losses(&self) -> impl Iterator<Item = (usize, GroupLoss)> {
         let groups = self.0.iter().enumerate();
         groups
             .filter(|(_, stats)| !stats.is_empty())
@@ -302,19 +296,19 @@ fn loss_order(a: &GroupReport, b: &GroupReport) -> std::cmp::Ordering {
 
 /// The counts by all groupings.
 #[derive(Debug, Default)]
-pub(in crate::replay::simulation) struct Groups {
+pub(crate) struct Groups {
     /// By the numbers of the schema and the user, if that is wanted: it is one table more.
-    pub(in crate::replay::simulation) by_schema_and_user: Option<BTreeMap<(u32, u32), GroupStats>>,
-    pub(in crate::replay::simulation) levels: GroupTable,
-    pub(in crate::replay::simulation) schemas: GroupTable,
-    pub(in crate::replay::simulation) flows: GroupTable,
-    pub(in crate::replay::simulation) users: GroupTable,
-    pub(in crate::replay::simulation) user_agents: GroupTable,
-    pub(in crate::replay::simulation) sources: GroupTable,
+    pub(crate) by_schema_and_user: Option<BTreeMap<(u32, u32), GroupStats>>,
+    pub(crate) levels: GroupTable,
+    pub(crate) schemas: GroupTable,
+    pub(crate) flows: GroupTable,
+    pub(crate) users: GroupTable,
+    pub(crate) user_agents: GroupTable,
+    pub(crate) sources: GroupTable,
 }
 
 impl Groups {
-    pub(in crate::replay::simulation) fn settle(&mut self, ids: &GroupIds, settled: &Settled) {
+    pub(crate) fn settle(&mut self, ids: &GroupIds, settled: &Settled) {
         if let Some(table) = &mut self.by_schema_and_user {
             let stats = table.entry((ids.schema, ids.user)).or_default();
             stats.settle(settled);
@@ -328,7 +322,7 @@ impl Groups {
     }
 
     /// All requests.
-    pub(in crate::replay::simulation) fn total(&self) -> GroupReport {
+    pub(crate) fn total(&self) -> GroupReport {
         let mut sum = GroupStats::default();
         self.levels.0.iter().for_each(|level| sum.merge(level));
         sum.report("total".to_owned())

@@ -12,15 +12,15 @@ const MAX_STEPS: usize = 720;
 
 /// The requests and seats of a level at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::replay::simulation) struct LevelNow {
-    pub(in crate::replay::simulation) seats_in_use: u64,
-    pub(in crate::replay::simulation) limit: u32,
-    pub(in crate::replay::simulation) waiting: u64,
+pub(crate) struct LevelNow {
+    pub(crate) seats_in_use: u64,
+    pub(crate) limit: u32,
+    pub(crate) waiting: u64,
 }
 
 /// All levels over time.
 #[derive(Debug)]
-pub(in crate::replay::simulation) struct Series {
+pub(crate) struct Series {
     step: u64,
     levels: Vec<LevelRecorder>,
 }
@@ -36,11 +36,11 @@ struct LevelRecorder {
 
 /// The least and the greatest that a level has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::replay::simulation) struct LevelExtremes {
-    pub(in crate::replay::simulation) least_limit: Option<u32>,
-    pub(in crate::replay::simulation) greatest_limit: u32,
-    pub(in crate::replay::simulation) seats_in_use: u64,
-    pub(in crate::replay::simulation) waiting: u64,
+pub(crate) struct LevelExtremes {
+    pub(crate) least_limit: Option<u32>,
+    pub(crate) greatest_limit: u32,
+    pub(crate) seats_in_use: u64,
+    pub(crate) waiting: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,14 +57,14 @@ struct Step {
 
 /// What happens to a request of a level.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay::simulation) enum LevelEvent {
+pub(crate) enum LevelEvent {
     Arrived,
     Dispatched { wait_ns: u64 },
     Rejected,
 }
 
 impl Series {
-    pub(in crate::replay::simulation) fn new(levels: usize) -> Self {
+    pub(crate) fn new(levels: usize) -> Self {
         Self {
             step: FIRST_STEP,
             levels: vec![LevelRecorder::default(); levels],
@@ -72,12 +72,7 @@ impl Series {
     }
 
     /// Counts an event of a level.
-    pub(in crate::replay::simulation) fn count(
-        &mut self,
-        now: SimTime,
-        level: usize,
-        event: LevelEvent,
-    ) {
+    pub(crate) fn count(&mut self, now: SimTime, level: usize, event: LevelEvent) {
         let step = self.step_at(now);
         let Some(history) = self.levels.get_mut(level) else {
             return;
@@ -94,7 +89,7 @@ impl Series {
     }
 
     /// Sets the requests and seats of a level from `now` on.
-    pub(in crate::replay::simulation) fn set(&mut self, now: SimTime, level: usize, to: LevelNow) {
+    pub(crate) fn set(&mut self, now: SimTime, level: usize, to: LevelNow) {
         let last = self.step_at(now);
         let step_length = self.step;
         let Some(history) = self.levels.get_mut(level) else {
@@ -114,7 +109,7 @@ impl Series {
         step.waiting = step.waiting.max(to.waiting);
     }
 
-    pub(in crate::replay::simulation) fn extremes(&self, level: usize) -> LevelExtremes {
+    pub(crate) fn extremes(&self, level: usize) -> LevelExtremes {
         let history = self.levels.get(level);
         history.map(|history| history.most).unwrap_or_default()
     }
@@ -125,7 +120,7 @@ impl Series {
         clippy::cast_precision_loss,
         reason = "a report needs no more"
     )]
-    pub(in crate::replay::simulation) fn step_seconds(&self) -> f64 {
+    pub(crate) fn step_seconds(&self) -> f64 {
         self.step as f64 / 1e9
     }
 
@@ -135,12 +130,7 @@ impl Series {
         clippy::cast_precision_loss,
         reason = "a report needs no more"
     )]
-    pub(in crate::replay::simulation) fn report(
-        &mut self,
-        end: SimTime,
-        level: usize,
-        name: &str,
-    ) -> LevelSeries {
+    pub(crate) fn report(&mut self, end: SimTime, level: usize, name: &str) -> LevelSeries {
         let last = self.step_at(end);
         let step_length = self.step;
         let mut series = LevelSeries {

@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::upstream::connection::error::ForwardError;
@@ -18,13 +17,13 @@ use crate::upstream::requester::SlotHolder;
 const MAX_CONCURRENT_HANDSHAKES: usize = 32;
 
 /// The permits of a pool.
-pub(in crate::upstream::pool) struct HandshakePermits {
+pub(crate) struct HandshakePermits {
     permits: Semaphore,
     queue: WaitQueue,
 }
 
 /// The permit for one handshake. Drop wakes the next request in turn.
-pub(in crate::upstream::pool) struct HandshakePermit<'a> {
+pub(crate) struct HandshakePermit<'a> {
     /// `None` only while it is dropped.
     permit: Option<SemaphorePermit<'a>>,
     queue: &'a WaitQueue,
@@ -47,7 +46,7 @@ impl HandshakePermits {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(in crate::upstream::pool) async fn acquire(
+    pub(crate) async fn acquire(
         &self,
         requester: SlotHolder,
         max_wait: Duration,

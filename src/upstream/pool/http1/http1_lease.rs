@@ -7,13 +7,10 @@ use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::ready;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::Request;
-use http::Response;
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use tokio::time::timeout;
@@ -22,10 +19,8 @@ use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
-use crate::upstream::pool::http1::idle_connections::Http1Sender;
-use crate::upstream::pool::http1::idle_connections::IdleConnections;
-use crate::upstream::pool::stream_guard::CANCEL_GRACE_PERIOD;
-use crate::upstream::pool::stream_guard::CancelOutcome;
+use crate::upstream::pool::http1::idle_connections::{Http1Sender, IdleConnections};
+use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome};
 use crate::upstream::servers::api_server::ServerRequest;
 
 /// How long a request body may continue after the response has ended. Then the connection is
@@ -34,13 +29,13 @@ const UPLOAD_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Exclusive use of an HTTP/1.1 connection. It serves another request only after
 /// [`Http1Lease::complete`].
-pub(in crate::upstream) struct Http1Lease {
+pub(crate) struct Http1Lease {
     sender: Option<Http1Sender>,
     idle: Arc<IdleConnections>,
     /// The slot of the request.
-    pub(in crate::upstream) slot: Option<RequestSlot>,
+    pub(crate) slot: Option<RequestSlot>,
     /// Counts the request as in flight on its server.
-    pub(in crate::upstream::pool) counted: Option<ServerRequest>,
+    pub(crate) counted: Option<ServerRequest>,
     /// The request, until its response begins.
     pending: Option<PendingHttp1>,
     /// Whether the response has begun and may finish although the request was cancelled.
@@ -62,7 +57,7 @@ type Http1ResponseFuture = Pin<
 
 impl Http1Lease {
     /// Leases a connection that goes to `idle` afterwards.
-    pub(in crate::upstream) const fn new(sender: Http1Sender, idle: Arc<IdleConnections>) -> Self {
+    pub(crate) const fn new(sender: Http1Sender, idle: Arc<IdleConnections>) -> Self {
         Self {
             sender: Some(sender),
             idle,
@@ -74,7 +69,7 @@ impl Http1Lease {
     }
 
     /// Whether the connection was idle before: the server may close it while a request is sent.
-    pub(in crate::upstream) fn is_reused(&self) -> bool {
+    pub(crate) fn is_reused(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| sender.was_idle)
     }
 
@@ -82,7 +77,7 @@ impl Http1Lease {
     ///
     /// # Errors
     /// The connection is closed. Returns the request.
-    pub(in crate::upstream) fn send_request(
+    pub(crate) fn send_request(
         &mut self,
         request: Request<RequestBody>,
         may_finish: bool,
@@ -100,7 +95,7 @@ impl Http1Lease {
     }
 
     /// Polls for the response head.
-    pub(in crate::upstream) fn poll_head(
+    pub(crate) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Response<ResponseBody>, TrySendError<Request<RequestBody>>>> {
@@ -118,7 +113,7 @@ impl Http1Lease {
     }
 
     /// Records that the exchange has ended: the connection may serve another request.
-    pub(in crate::upstream) fn complete(&mut self) {
+    pub(crate) fn complete(&mut self) {
         self.slot = None;
         self.counted = None;
         if let Some(sender) = self.sender.take() {
@@ -129,7 +124,7 @@ impl Http1Lease {
     /// Cancels the request. The exchange finishes if it may, within `grace`, so that the connection
     /// can serve another. Without this, a client that sends requests and goes away would cost the API
     /// server a TLS handshake each time. Otherwise the future ends once the connection is closed.
-    pub(in crate::upstream) fn cancel(
+    pub(crate) fn cancel(
         &mut self,
         grace: Duration,
     ) -> Option<impl Future<Output = CancelOutcome> + Send + use<>> {

@@ -2,11 +2,9 @@
 //!
 //! A stack lets the connections that are not needed go idle for long and be closed.
 
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::future::Future;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
@@ -24,10 +22,10 @@ const MAX_AGE: Duration = Duration::from_secs(300);
 const MAX_AGE_SPREAD: f64 = 0.2;
 
 /// An HTTP/1.1 connection: what requests are sent on, and until when it may become idle again.
-pub(in crate::upstream) struct Http1Sender {
-    pub(in crate::upstream) requests: http1::SendRequest<RequestBody>,
+pub(crate) struct Http1Sender {
+    pub(crate) requests: http1::SendRequest<RequestBody>,
     /// Whether it has waited for a request: the server may close it as one is sent.
-    pub(in crate::upstream) was_idle: bool,
+    pub(crate) was_idle: bool,
     /// Fails once the connection has been closed.
     ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
@@ -39,7 +37,7 @@ pub(in crate::upstream) struct Http1Sender {
 impl Http1Sender {
     /// A connection that was opened now, when `generation` was the current one. The sender of
     /// `ended` is dropped once it has been closed.
-    pub(in crate::upstream) fn new(
+    pub(crate) fn new(
         requests: http1::SendRequest<RequestBody>,
         ended: oneshot::Receiver<()>,
         generation: u64,
@@ -55,7 +53,7 @@ impl Http1Sender {
     }
 
     /// Closes the connection, unless it has been closed. The future ends once its socket has been.
-    pub(in crate::upstream) fn close(self) -> impl Future<Output = ()> + Send {
+    pub(crate) fn close(self) -> impl Future<Output = ()> + Send {
         drop(self.requests);
         async move {
             let _ = self.ended.await; // nothing is ever sent
@@ -70,7 +68,7 @@ fn max_age(random: f64) -> Duration {
 
 /// The idle HTTP/1.1 connections of a pool.
 #[derive(Default)]
-pub(in crate::upstream) struct IdleConnections(Mutex<IdleStack>);
+pub(crate) struct IdleConnections(Mutex<IdleStack>);
 
 #[derive(Default)]
 struct IdleStack {
@@ -80,12 +78,12 @@ struct IdleStack {
 
 impl IdleConnections {
     /// The generation of connections that are opened now.
-    pub(in crate::upstream) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.lock().generation
     }
 
     /// Takes a connection that is ready for a request.
-    pub(in crate::upstream) fn take(&self, now: Instant) -> Option<Http1Sender> {
+    pub(crate) fn take(&self, now: Instant) -> Option<Http1Sender> {
         let mut stack = self.lock();
         while let Some((since, sender)) = stack.senders.pop() {
             if sender.requests.is_ready() && stays_idle(since, &sender, now) {
@@ -96,7 +94,7 @@ impl IdleConnections {
     }
 
     /// Keeps a connection, unless its generation has been retired or it is too old.
-    pub(in crate::upstream) fn put(&self, sender: Http1Sender) {
+    pub(crate) fn put(&self, sender: Http1Sender) {
         let now = Clock.now();
         let mut stack = self.lock();
         if stack.generation == sender.generation && now < sender.retires_at {
@@ -105,19 +103,19 @@ impl IdleConnections {
     }
 
     /// Closes the connections that have been idle for 45 s or are too old.
-    pub(in crate::upstream) fn close_idle(&self, now: Instant) {
+    pub(crate) fn close_idle(&self, now: Instant) {
         self.lock().senders.retain(|(since, sender)| {
             stays_idle(*since, sender, now) && !sender.requests.is_closed()
         });
     }
 
     /// Closes the connections that are idle now: the server is going away, or is gone.
-    pub(in crate::upstream) fn close_all(&self) {
+    pub(crate) fn close_all(&self) {
         self.lock().senders.clear();
     }
 
     /// Closes all idle connections, and keeps none of those that are in use now.
-    pub(in crate::upstream) fn retire_all(&self) {
+    pub(crate) fn retire_all(&self) {
         let mut stack = self.lock();
         stack.generation += 1;
         stack.senders.clear();

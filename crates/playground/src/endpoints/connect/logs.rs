@@ -1,12 +1,10 @@
 //! `pods/log`: generated lines, at a steady rate if the log is followed.
 
-use crate::endpoints::connect::pods::find_container;
-use crate::endpoints::connect::pods::find_pod;
+use crate::endpoints::connect::pods::{find_container, find_pod};
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
 use crate::objects::resources::ObjectKind;
-use crate::request::QueryParameters;
-use crate::request::ResourceTarget;
+use crate::request::{QueryParameters, ResourceTarget};
 use crate::state::ServerState;
 use crate::time;
 use bytes::Bytes;

@@ -1,10 +1,8 @@
 //! The pod and the container of a request for a stream.
 
 use crate::objects::resources::ObjectKind;
-use crate::objects::storage::object::StoredObject;
-use crate::objects::storage::object::string_at;
-use crate::request::QueryParameters;
-use crate::request::ResourceTarget;
+use crate::objects::storage::object::{StoredObject, string_at};
+use crate::request::{QueryParameters, ResourceTarget};
 use crate::state::ServerState;
 use crate::status::StatusError;
 use serde_json::Value;

@@ -6,29 +6,19 @@
 
 use crate::endpoints::connect::pods;
 use crate::endpoints::response::HandlerResult;
-use crate::request::QueryParameters;
-use crate::request::ResourceTarget;
+use crate::request::{QueryParameters, ResourceTarget};
 use crate::serving::request_log::ServingClass;
 use crate::serving::response_body::PlaygroundBody;
 use crate::state::ServerState;
 use crate::status;
-use crate::status::StatusDetails;
-use crate::status::StatusError;
+use crate::status::{StatusDetails, StatusError};
 use bytes::Bytes;
-use futures_util::SinkExt;
-use futures_util::StreamExt;
-use http::HeaderMap;
-use http::HeaderValue;
-use http::Request;
-use http::Response;
-use http::StatusCode;
-use http::header::CONNECTION;
-use http::header::SEC_WEBSOCKET_ACCEPT;
-use http::header::SEC_WEBSOCKET_KEY;
-use http::header::SEC_WEBSOCKET_PROTOCOL;
-use http::header::UPGRADE;
-use http_body_util::BodyExt;
-use http_body_util::Empty;
+use futures_util::{SinkExt, StreamExt};
+use http::header::{
+    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
+};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
@@ -37,12 +27,10 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Error as WsError;
-use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::CloseFrame;
-use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 type WebSocket = WebSocketStream<TokioIo<Upgraded>>;
 

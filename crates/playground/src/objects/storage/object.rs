@@ -2,8 +2,7 @@
 
 use crate::objects::resources::ObjectKind;
 use bytes::Bytes;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// One version of an object, serialized once.
 #[derive(Debug)]

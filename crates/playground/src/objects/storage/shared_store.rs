@@ -2,8 +2,7 @@
 
 use crate::objects::resources::ObjectKind;
 use crate::objects::storage::store::Store;
-use parking_lot::Mutex;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// The store, shared by all requests.

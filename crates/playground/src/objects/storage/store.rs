@@ -8,12 +8,10 @@
 //! by `strategy`.
 
 use crate::objects::resources::ObjectKind;
-use crate::objects::storage::object::StoredObject;
-use crate::objects::storage::object::object_key;
+use crate::objects::storage::object::{StoredObject, object_key};
 use crate::objects::storage::selector::Selection;
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 

@@ -2,13 +2,8 @@
 //! results.
 
 use super::*;
-use crate::ApiUser;
-use crate::BoxFuture;
-use crate::ClassificationUids;
-use crate::SeatGuard;
-use crate::TooManyRequests;
-use http::HeaderValue;
-use http::Uri;
+use crate::{ApiUser, BoxFuture, ClassificationUids, SeatGuard, TooManyRequests};
+use http::{HeaderValue, Uri};
 use tokio::sync::Semaphore;
 
 /// A fixed number of seats, without a queue.

@@ -2,18 +2,9 @@
 
 use std::time::Duration;
 
-use super::super::Arrival;
-use super::super::Departure;
-use super::super::Effects;
-use super::super::QueueSet;
-use super::super::Queuing;
-use super::super::RejectReason;
-use super::super::RequestKey;
 use super::super::decisions::QueuePosition;
-use super::MS;
-use super::origin;
-use super::queuing;
-use super::seats;
+use super::super::{Arrival, Departure, Effects, QueueSet, Queuing, RejectReason, RequestKey};
+use super::{MS, origin, queuing, seats};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
 /// With hands of one card, the hash of a flow is the index of its queue.

@@ -3,12 +3,8 @@
 
 use std::time::Duration;
 
-use super::super::QueueDump;
-use super::super::QueueSetTotals;
-use super::super::Queuing;
-use super::super::RejectReason;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use super::super::{QueueDump, QueueSetTotals, Queuing, RejectReason};
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 
 const ESTIMATED_SERVICE_NANOSECONDS: i64 = 3_000_000;
 const HALF: u64 = u64::MAX / 2;

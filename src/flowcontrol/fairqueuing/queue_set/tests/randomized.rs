@@ -1,22 +1,11 @@
 //! Random sequences of calls: the set equals the model, and the invariants hold.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::super::Arrival;
-use super::super::Departure;
-use super::super::Effects;
-use super::super::QueueSet;
-use super::super::QueueSetTotals;
-use super::super::Queuing;
-use super::super::RequestKey;
-use super::SplitMix64;
-use super::model::ModelRequestState;
-use super::model::QueueSetModel;
-use super::origin;
-use super::queuing;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use super::super::{Arrival, Departure, Effects, QueueSet, QueueSetTotals, Queuing, RequestKey};
+use super::model::{ModelRequestState, QueueSetModel};
+use super::{SplitMix64, origin, queuing};
+use crate::flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 
 /// The set and its model, with the same calls.
 struct SetAndModel {

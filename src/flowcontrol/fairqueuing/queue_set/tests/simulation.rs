@@ -3,19 +3,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::super::Arrival;
-use super::super::Departure;
-use super::super::Effects;
-use super::super::QueueSet;
-use super::super::RequestKey;
-use super::MS;
-use super::SplitMix64;
-use super::origin;
-use super::queuing;
-use super::seats;
+use super::super::{Arrival, Departure, Effects, QueueSet, RequestKey};
+use super::{MS, SplitMix64, origin, queuing, seats};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 
 /// The clients of one flow. Each sends a request, waits for its end, pauses, and sends the next.

@@ -4,15 +4,10 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::encoding::cbor::BREAK;
-use crate::encoding::cbor::major_type;
-use crate::encoding::cbor::simple_value;
-use crate::limits::rate::events::body::event_parser::ByteText;
-use crate::limits::rate::events::body::event_parser::EventParser;
-use crate::limits::rate::events::body::event_parser::EventValue;
-use crate::limits::rate::events::body::event_parser::EventValueKind;
-use crate::limits::rate::events::body::event_parser::ParsedKey;
-use crate::limits::rate::events::body::event_parser::ParsedList;
+use crate::encoding::cbor::{BREAK, major_type, simple_value};
+use crate::limits::rate::events::body::event_parser::{
+    ByteText, EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
+};
 
 /// `MaxNestedLevels` is about this. Only an attack nests deeper.
 const MAX_DEPTH: usize = 10_000;

@@ -2,12 +2,9 @@
 
 use std::borrow::Cow;
 
-use crate::limits::rate::events::body::event_parser::ByteText;
-use crate::limits::rate::events::body::event_parser::EventParser;
-use crate::limits::rate::events::body::event_parser::EventValue;
-use crate::limits::rate::events::body::event_parser::EventValueKind;
-use crate::limits::rate::events::body::event_parser::ParsedKey;
-use crate::limits::rate::events::body::event_parser::skip_map;
+use crate::limits::rate::events::body::event_parser::{
+    ByteText, EventParser, EventValue, EventValueKind, ParsedKey, skip_map,
+};
 use crate::limits::rate::events::body::field_types;
 use crate::limits::rate::events::body::field_types::EventFieldType;
 
@@ -121,8 +118,7 @@ enum EventBodyField {
 
 impl EventBodyField {
     fn from_name(name: &[u8]) -> Self {
-        use EventSchema::Core;
-        use EventSchema::Events;
+        use EventSchema::{Core, Events};
         match name {
             b"apiVersion" => Self::ApiVersion,
             b"kind" => Self::Kind,

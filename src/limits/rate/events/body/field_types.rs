@@ -1,13 +1,9 @@
 //! The types of an event's other fields. Upstream rejects a value of another type with 400.
 
-use crate::api::time::is_micro_time;
-use crate::api::time::is_time;
-use crate::limits::rate::events::body::event_parser::EventParser;
-use crate::limits::rate::events::body::event_parser::EventValue;
-use crate::limits::rate::events::body::event_parser::EventValueKind;
-use crate::limits::rate::events::body::event_parser::ParsedKey;
-use crate::limits::rate::events::body::event_parser::ParsedList;
-use crate::limits::rate::events::body::event_parser::skip_map;
+use crate::api::time::{is_micro_time, is_time};
+use crate::limits::rate::events::body::event_parser::{
+    EventParser, EventValue, EventValueKind, ParsedKey, ParsedList, skip_map,
+};
 
 /// The type of a field; null is valid for each.
 pub(super) enum EventFieldType {

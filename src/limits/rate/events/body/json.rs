@@ -3,12 +3,9 @@
 use std::borrow::Cow;
 
 use crate::encoding::go_text;
-use crate::limits::rate::events::body::event_parser::ByteText;
-use crate::limits::rate::events::body::event_parser::EventParser;
-use crate::limits::rate::events::body::event_parser::EventValue;
-use crate::limits::rate::events::body::event_parser::EventValueKind;
-use crate::limits::rate::events::body::event_parser::ParsedKey;
-use crate::limits::rate::events::body::event_parser::ParsedList;
+use crate::limits::rate::events::body::event_parser::{
+    ByteText, EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
+};
 
 /// Go's `maxNestingDepth` without the event itself.
 const MAX_DEPTH: usize = 9_999;

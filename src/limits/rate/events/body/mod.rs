@@ -6,15 +6,6 @@
 //!
 //! Each format but protobuf is a pull parser (`event_parser`). The fields, their types and the
 //! handling of duplicates are common to these formats (`event_fields`).
-//!
-//! # Layers
-//!
-//! | layer | modules |
-//! |---|---|
-//! | 0 | `event_parser` |
-//! | 1 | `cbor` `field_types` `json` |
-//! | 2 | `event_fields` |
-//! | 3 | `protobuf` `yaml` |
 
 mod cbor;
 mod event_fields;

@@ -7,12 +7,8 @@
 
 use std::borrow::Cow;
 
-use crate::encoding::protobuf::KUBERNETES_MAGIC;
-use crate::encoding::protobuf::read_varint;
-use crate::encoding::protobuf::wire_type;
-use crate::limits::rate::events::body::event_fields::EventBodyFields;
-use crate::limits::rate::events::body::event_fields::EventSchema;
-use crate::limits::rate::events::body::event_fields::SchemaFields;
+use crate::encoding::protobuf::{KUBERNETES_MAGIC, read_varint, wire_type};
+use crate::limits::rate::events::body::event_fields::{EventBodyFields, EventSchema, SchemaFields};
 use crate::limits::rate::events::body::event_parser::ByteText;
 
 /// The value of a field by its wire type.

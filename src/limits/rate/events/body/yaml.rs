@@ -7,19 +7,11 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use crate::document;
-use crate::document::Content;
-use crate::document::Diagnostics;
-use crate::document::MappingEntry;
-use crate::document::Node;
-use crate::document::ResolvedScalar;
-use crate::limits::rate::events::body::event_fields::EventBodyFields;
-use crate::limits::rate::events::body::event_fields::SchemaFields;
-use crate::limits::rate::events::body::event_fields::read_event;
-use crate::limits::rate::events::body::event_parser::EventParser;
-use crate::limits::rate::events::body::event_parser::EventValue;
-use crate::limits::rate::events::body::event_parser::EventValueKind;
-use crate::limits::rate::events::body::event_parser::ParsedKey;
-use crate::limits::rate::events::body::event_parser::ParsedList;
+use crate::document::{Content, Diagnostics, MappingEntry, Node, ResolvedScalar};
+use crate::limits::rate::events::body::event_fields::{EventBodyFields, SchemaFields, read_event};
+use crate::limits::rate::events::body::event_parser::{
+    EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
+};
 
 /// The largest body that is read, in bytes. An event has one or two KiB, and a tree takes up to 250
 /// times the text.

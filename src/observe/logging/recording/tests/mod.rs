@@ -2,26 +2,20 @@
 
 mod pseudonyms;
 
-use std::fs;
-use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use http::HeaderValue;
-use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, StatusCode};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::*;
 use crate::api::UserInfo;
-use crate::encoding::printable::HOSTILE_NAMES;
-use crate::encoding::printable::is_printable;
+use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 use crate::flowcontrol::controller;
-use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::RequestTimes;
+use crate::flowcontrol::controller::{Enforcement, RequestTimes};
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::metrics::Registry;
 use crate::observe::wait_tests::eventually;

@@ -4,11 +4,8 @@ use crate::api::UserInfo;
 use crate::api::flowcontrol::read;
 use crate::document;
 use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::matching::RequestDigest;
-use crate::observe::logging::recording::pseudonyms::KeptNames;
-use crate::observe::logging::recording::pseudonyms::PseudonymKey;
-use crate::observe::logging::recording::pseudonyms::Pseudonyms;
+use crate::flowcontrol::matching::{Matcher, RequestDigest};
+use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::request_info::RequestInfo;
 
 const SCHEMA: &str = "

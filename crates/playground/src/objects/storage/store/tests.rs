@@ -1,14 +1,10 @@
 //! The store compared with a plain model, and the cases that a watch depends on.
 
-use super::ChangeType;
-use super::ListScope;
-use super::Store;
-use super::VersionExpired;
+use super::{ChangeType, ListScope, Store, VersionExpired};
 use crate::objects::resources::ObjectKind;
 use crate::objects::storage::object::StoredObject;
 use crate::objects::storage::selector::Selection;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 fn config_map(namespace: &str, name: &str, app: &str) -> Value {
