@@ -52,6 +52,10 @@ script NAME='curl':
 docs:
     cargo doc --locked --no-deps --lib
 
+# Lines of code of each crate, without tests and comments; of a COMMIT, if one is given.
+lines *COMMIT:
+    tests/lines.py {{ COMMIT }}
+
 # The documentation's generated tables, made anew.
 tables:
     WEIR_WRITE_DOCS=1 cargo test --locked --test docs --test manifests -- --test-threads=1
