@@ -62,14 +62,21 @@ def linked(target, flags):
         run("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", target)
     )
     packages = {(one["name"], one["version"]): one for one in metadata["packages"]}
+    # The other crates of this workspace are parts of weir.
+    root = next(crate for crate in needs if crate[0] == ROOT)
+    parts = {crate for crate in needs if packages[crate]["source"] is None} - {root}
+    for part in parts:
+        needs[root] |= needs.pop(part)
+    for each in needs.values():
+        each -= parts
     return {crate: packages[crate] for crate in sorted(needs)}, needs
 
 
 def texts_of(package):
     """The legal files of a crate, and of the code of others in it, by their paths."""
     folder = Path(package["manifest_path"]).parent
-    if package["source"] is None:  # of this workspace
-        return {"LICENSE": Path("LICENSE").read_text(encoding="utf-8")}
+    if package["name"] == ROOT:
+        return {"LICENSE": (folder / "LICENSE").read_text(encoding="utf-8")}
     found = {
         path
         for path in folder.rglob("*")
