@@ -93,7 +93,7 @@ pub(crate) struct UpstreamArgs {
     pub(crate) assert_by: AssertBy,
 }
 
-/// How the API server is told who a client with a certificate is.
+/// How the user of a client certificate is asserted to the API server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AssertBy {
     /// As a front proxy, by --proxy-client-cert-file.
@@ -103,20 +103,20 @@ pub(crate) enum AssertBy {
     Impersonation,
 }
 
-/// What holds for every API server.
+/// Settings for every API server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProxyArgs {
     /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits and
     /// authentication, which have no flag, stand in it only.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub(crate) config: Option<PathBuf>,
-    /// Towards clients.
+    /// The listener for clients.
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
-    /// Who asks.
+    /// Authentication of clients.
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// How much at a time.
+    /// Limits of requests, connections and memory.
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
     /// Several weirs.
@@ -125,18 +125,18 @@ pub(crate) struct ProxyArgs {
     /// Limits shared with other replicas.
     #[command(flatten)]
     pub(crate) shared: SharedLimitArgs,
-    /// What is told of requests.
+    /// Audit log, records and traces of requests.
     #[command(flatten)]
     pub(crate) reporting: ReportingArgs,
-    /// The rest.
+    /// Operation of the process.
     #[command(flatten)]
     pub(crate) operation: OperationArgs,
-    /// Where all of it stands, and what it comes to.
+    /// The resolved settings, each with its origin.
     #[arg(skip)]
     pub(crate) origin: ConfigOrigin,
 }
 
-/// Towards clients.
+/// The listener for clients.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
 pub(crate) struct ServingArgs {
@@ -161,8 +161,8 @@ pub(crate) struct ServingArgs {
     /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_goaway_chance)]
     pub(crate) goaway_chance: f64,
-    /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). Idle connections are none
-    /// of its concern. 0 is no limit.
+    /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). It does not limit idle
+    /// connections. 0 is no limit.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     pub(crate) request_header_timeout: Duration,
     /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
@@ -189,19 +189,20 @@ pub(crate) enum TlsVersion {
     VersionTLS13,
 }
 
-/// Who asks.
+/// Authentication of clients.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Identity")]
 pub(crate) struct IdentityArgs {
-    /// CA of the clients' certificates (PEM). Without it weir requests no client certificate.
+    /// CA of the clients' certificates (PEM). Without it a client with a certificate and no token gets
+    /// 401.
     #[arg(long, value_name = "FILE")]
     pub(crate) client_ca_file: Option<PathBuf>,
-    /// Tokens and their users, a line each: token,user,uid,"group1,group2". Used to identify users; the token itself
-    /// goes on to the API server, which judges it.
+    /// File of tokens and their users, one a line: token,user,uid,"group1,group2". It identifies users; the token itself is
+    /// forwarded to the API server, which authenticates it.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_auth_file: Option<PathBuf>,
-    /// Public keys (PEM) that service accounts' tokens are signed with. May be given several times. Without it the API server
-    /// is asked for them (/openid/v1/jwks), where weir has credentials of its own.
+    /// Public keys (PEM) that service accounts' tokens are signed with. May be given several times. Without it they are read
+    /// from the API server (/openid/v1/jwks), if weir has credentials of its own.
     #[arg(long, value_name = "FILE")]
     pub(crate) service_account_key_file: Vec<PathBuf>,
     /// The issuer of service accounts' tokens. May be given several times. Needed with --service-account-key-file; otherwise
@@ -215,14 +216,14 @@ pub(crate) struct IdentityArgs {
     /// jwksURL or jwksFile where an issuer's keys are.
     #[arg(long, value_name = "FILE")]
     pub(crate) authentication_config: Option<PathBuf>,
-    /// How long the API server's word about a token (TokenReview) is good for.
+    /// How long the result of a TokenReview is cached.
     #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = parse_duration)]
     pub(crate) authentication_token_webhook_cache_ttl: Duration,
-    /// TokenReviews that weir sends a second at most, where it has credentials of its own; 0 sends none.
+    /// Maximum TokenReviews a second, if weir has credentials of its own; 0 sends none.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub(crate) token_reviews_per_second: u32,
-    /// Count a request that impersonates for whom it impersonates, as the API server does, once the API server has said that it may
-    /// (SubjectAccessReview, with the credentials of --kubeconfig). Otherwise it counts for who sends it.
+    /// Classify a request that impersonates by the impersonated user, as the API server does, if a SubjectAccessReview (with the
+    /// credentials of --kubeconfig) allows it. Otherwise it is classified by its sender.
     #[arg(
         long,
         value_name = "BOOL",
@@ -233,8 +234,8 @@ pub(crate) struct IdentityArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) classify_impersonated: bool,
-    /// Most SubjectAccessReviews a second that the API server is asked for: one for each user, group, uid and extra value that a
-    /// client impersonates, good for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
+    /// Maximum SubjectAccessReviews a second: one for each user, group, uid and extra value that a client impersonates, cached
+    /// for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) access_reviews_per_second: u32,
     /// CA of the certificates of front proxies before weir (PEM), whose identity headers are accepted.
@@ -243,12 +244,12 @@ pub(crate) struct IdentityArgs {
     /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) requestheader_allowed_names: Vec<String>,
-    /// Networks whose X-Forwarded-For is accepted: it goes on to the API server and into the audit log. What goes by a client's
-    /// address here sees the connection's own, or that of --proxy-protocol. May be given several times, or as a list.
+    /// Networks whose X-Forwarded-For is accepted: it is forwarded to the API server and written to the audit log. weir's own limits
+    /// by address use the address of the connection, or that of --proxy-protocol. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Connections from --trusted-proxies tell by the PROXY protocol (version 2) whose they are; one without its header is
-    /// the proxy's own. Only for proxies that always send it: a client's own bytes would be believed otherwise.
+    /// Read the address of the client from the PROXY protocol (version 2) on connections from --trusted-proxies; a connection without
+    /// its header is the proxy's own. Only for proxies that always send it: otherwise a client could send the header itself.
     #[arg(
         long,
         value_name = "BOOL",
@@ -268,7 +269,7 @@ pub(crate) struct IdentityArgs {
         default_value = "X-Remote-User"
     )]
     pub(crate) requestheader_username_headers: Vec<HeaderName>,
-    /// Likewise for the uid.
+    /// The same for the uid.
     #[arg(
         long,
         value_name = "NAME",
@@ -276,7 +277,7 @@ pub(crate) struct IdentityArgs {
         default_value = "X-Remote-Uid"
     )]
     pub(crate) requestheader_uid_headers: Vec<HeaderName>,
-    /// Likewise for the groups.
+    /// The same for the groups.
     #[arg(
         long,
         value_name = "NAME",
@@ -284,7 +285,7 @@ pub(crate) struct IdentityArgs {
         default_value = "X-Remote-Group"
     )]
     pub(crate) requestheader_group_headers: Vec<HeaderName>,
-    /// Likewise for everything else; the beginning of the headers' names.
+    /// The same for extra values: prefixes of header names.
     #[arg(
         long,
         value_name = "PREFIX",
@@ -294,7 +295,7 @@ pub(crate) struct IdentityArgs {
     pub(crate) requestheader_extra_headers_prefix: Vec<HeaderName>,
 }
 
-/// How much at a time.
+/// Limits of requests, connections and memory.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
@@ -306,13 +307,13 @@ pub(crate) struct LimitArgs {
     /// Without, the most mutating requests in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub(crate) max_mutating_requests_inflight: u32,
-    /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
-    /// how large (GET /metrics); 0s not at all. Where it does not tell, weir counts by lists of one object (?limit=1) what is
-    /// listed through it, as far as it may list, and otherwise by the lists and watches that pass through.
+    /// With priority and fairness: how often weir reads the number and size of objects from the API server's /metrics, with its own
+    /// credentials; 0s turns it off. Without these figures, weir counts what is listed through it by lists of one object (?limit=1),
+    /// if it may list, and otherwise by the lists and watches that pass through.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_duration)]
     pub(crate) object_count_poll_period: Duration,
-    /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
-    /// false they hold by themselves.
+    /// API Priority and Fairness: requests queue by flow, and the sum of the two limits above is its total. With
+    /// false, each of the two is a limit of its own.
     #[arg(
         long,
         value_name = "BOOL",
@@ -324,11 +325,11 @@ pub(crate) struct LimitArgs {
     )]
     pub(crate) enable_priority_and_fairness: bool,
     /// A file or a folder of files (YAML or JSON) with FlowSchemas and PriorityLevelConfigurations, as kubectl prints them.
-    /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
+    /// They are added to the built-in ones, and replace those of the same name. May be given several times.
     #[arg(long, value_name = "PATH")]
     pub(crate) flowcontrol_config: Vec<PathBuf>,
-    /// Where FlowSchemas and PriorityLevelConfigurations come from, besides the built-in ones and --flowcontrol-config, which lies
-    /// over all others by name: cluster watches those of the API server with the credentials of --kubeconfig, which need the verbs
+    /// Where FlowSchemas and PriorityLevelConfigurations come from, besides the built-in ones and --flowcontrol-config, which replaces
+    /// all others by name: cluster watches those of the API server with the credentials of --kubeconfig, which need the verbs
     /// list and watch for both; files does not; auto is cluster where there are credentials.
     #[arg(long, value_name = "SOURCE", value_enum, default_value_t = FlowcontrolSource::Auto)]
     pub(crate) flowcontrol_source: FlowcontrolSource,
@@ -336,7 +337,7 @@ pub(crate) struct LimitArgs {
     /// force after a restart while the API server is away. Created if it is not there. Each cluster needs one of its own.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
+    /// DryRun lets every request pass priority and fairness at once, and counts what it would have decided. Event and
     /// client limits still reject; max-in-flight has no dry run.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
     pub(crate) flowcontrol_enforcement: FlowcontrolEnforcement,
@@ -350,7 +351,7 @@ pub(crate) struct LimitArgs {
     /// Which API groups' events are limited: all (the core group and events.k8s.io), or core as kube-apiserver has it.
     #[arg(long, value_name = "GROUPS", value_enum, default_value_t = EventGroups::All)]
     pub(crate) event_rate_limit_groups: EventGroups,
-    /// Tell the client of an event too many when to come again. kube-apiserver does not, and client-go then drops the event.
+    /// Send Retry-After with the 429 of an event. kube-apiserver does not, and client-go then drops the event.
     #[arg(
         long,
         value_name = "BOOL",
@@ -361,23 +362,23 @@ pub(crate) struct LimitArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) event_rate_limit_retry_after: bool,
-    /// Longest that a request may take, unless it is a long-running one; more than 0s.
+    /// Maximum duration of a request that is not long-running; more than 0s.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_request_timeout)]
     pub(crate) request_timeout: Duration,
-    /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
-    /// this long; 0 sends all of them at once. At most 1m.
+    /// Maximum delay of the 429 or 503 of a client that retries before its Retry-After has passed: it is sent when that time has
+    /// passed. 0 delays none. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
     pub(crate) rejection_hold: Duration,
-    /// Most CPU time that 429s for lack of a seat may take, in thousandths of a core. Beyond it their Retry-After and their hold
-    /// rise above kube-apiserver's, to 16s at most; 0 leaves them alone, as does --rejection-hold=0. At most 1000.
+    /// CPU time for 429s for lack of a seat, in thousandths of a core. Beyond it their Retry-After and their delay rise above
+    /// kube-apiserver's, to 16s at most. 0 turns this off, as does --rejection-hold=0. At most 1000.
     #[arg(long, value_name = "MILLICORES", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) max_rejection_millicores: u32,
-    /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
-    /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
+    /// How much of a request's body is read before the request takes a seat, in bytes: a client that does not send its body
+    /// holds no seat. 0 reads none (but that of GET, HEAD and upgrades). At most 3 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
     pub(crate) request_body_buffer: u32,
-    /// Least rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a second;
-    /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
+    /// Minimum rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a
+    /// second; a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     pub(crate) min_transfer_rate: u32,
     /// How far a transfer may fall behind --min-transfer-rate.
@@ -438,13 +439,13 @@ pub(crate) enum FlowcontrolSource {
     Files,
 }
 
-/// What becomes of the decisions of priority and fairness.
+/// Whether the decisions of priority and fairness are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FlowcontrolEnforcement {
-    /// They are only counted.
+    /// They are counted only.
     #[value(name = "DryRun")]
     DryRun,
-    /// They hold.
+    /// They are enforced.
     #[value(name = "Enforce")]
     Enforce,
 }
@@ -458,7 +459,7 @@ pub(crate) enum EventGroups {
     Core,
 }
 
-/// What is told of requests.
+/// Audit log, records and traces of requests.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Audit")]
 pub(crate) struct ReportingArgs {
@@ -466,11 +467,11 @@ pub(crate) struct ReportingArgs {
     /// written fast enough are dropped and counted: no request waits for the log.
     #[arg(long, value_name = "FILE")]
     pub(crate) audit_log_path: Option<PathBuf>,
-    /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies, so that Request and RequestResponse
-    /// count as Metadata. Without a policy all requests are in it.
+    /// kube-apiserver's audit policy, which selects the requests of the audit log. weir writes no bodies: Request and RequestResponse
+    /// count as Metadata. Without a policy all requests are written.
     #[arg(long, value_name = "FILE")]
     pub(crate) audit_policy_file: Option<PathBuf>,
-    /// Days for which rotated files of the audit log are kept; 0 is for ever.
+    /// Days for which rotated files of the audit log are kept; 0 keeps them without limit.
     #[arg(long, value_name = "DAYS", default_value_t = 0)]
     pub(crate) audit_log_maxage: u32,
     /// How many rotated files of the audit log are kept; 0 is any number.
@@ -490,15 +491,15 @@ pub(crate) struct ReportingArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) audit_log_compress: bool,
-    /// Record what passes in this file, an arrival (JSON) a line, for weir replay; no bodies, no headers but the user agent, and
-    /// no credentials. An existing file is continued. It is compressed if its name ends with .gz. Requests that are not written fast
+    /// Write a record for weir replay to this file, one request (JSON) a line; no bodies, no headers but the user agent, and no
+    /// credentials. An existing file is continued. It is compressed if its name ends with .gz. Requests that are not written fast
     /// enough are dropped and counted.
     #[arg(long, value_name = "FILE")]
     pub(crate) record_path: Option<PathBuf>,
     /// Size in megabytes at which the record ends.
     #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) record_max_size: u32,
-    /// How long the record goes on from the start, or from the reload that begins it; 0s until its size ends it.
+    /// Maximum duration of the record, from the start or from the reload that begins it; 0s is no limit but its size.
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = parse_duration)]
     pub(crate) record_max_duration: Duration,
     /// Replace names in the record by pseudonyms with the secret in this file (at least 16 bytes), so that it can be shared: those
@@ -530,7 +531,7 @@ pub(crate) struct ReportingArgs {
     pub(crate) explain_responses: bool,
 }
 
-/// Running it.
+/// Operation of the process.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(crate) struct OperationArgs {
