@@ -25,7 +25,7 @@ use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::metrics::Registry;
-use crate::observe::alarms::board::{AlarmBoard, Totals};
+use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::readiness::Readiness;
@@ -249,7 +249,7 @@ impl SharedComponents {
     }
 
     /// What alarms about losses and limits are made from.
-    pub(super) fn totals(&self, registry: &Registry) -> Totals {
+    pub(super) fn totals(&self, registry: &Registry) -> LossCounts {
         let (audit, record) = (
             AuditMetrics::register(registry),
             RecordingMetrics::register(registry),
@@ -257,7 +257,7 @@ impl SharedComponents {
         let clients = server::metrics::ServerMetrics::register(registry);
         let memory = Arc::clone(&self.budgets.memory_limit);
         let log = self.observers.dropped_lines.clone();
-        Totals {
+        LossCounts {
             audit_log: Box::new(move || audit.lost()),
             connections: Box::new(move || clients.refused()),
             log: Box::new(move || log.count()),

@@ -258,7 +258,7 @@ impl PathVerifier<'_> {
         leaf: &Certificate,
         intermediates: &[Certificate],
     ) -> Result<SystemTime, VerifyError> {
-        let mut search = Search {
+        let mut search = PathSearch {
             verifier: self,
             intermediates: unique(intermediates),
             signatures_left: MAX_SIGNATURE_CHECKS,
@@ -288,7 +288,7 @@ fn unique(certificates: &[Certificate]) -> Vec<&Certificate> {
     unique
 }
 
-struct Search<'a> {
+struct PathSearch<'a> {
     verifier: &'a PathVerifier<'a>,
     intermediates: Vec<&'a Certificate>,
     signatures_left: usize,
@@ -297,7 +297,7 @@ struct Search<'a> {
     depends_on_time: bool,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PathSearch<'a> {
     /// Extends a path to a trusted certificate (`buildChains`). Returns the end of its validity.
     fn extend(&mut self, path: &mut Vec<&'a Certificate>) -> Option<SystemTime> {
         let child = *path.last()?;

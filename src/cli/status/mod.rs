@@ -13,7 +13,7 @@ use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::model::{StatusUpdate, TopModel};
 use crate::cli::top::{ViewArgs, client, format};
 use crate::encoding::printable::escape_json;
-use crate::observe::alarms::list::Severity;
+use crate::observe::alarms::list::AlarmSeverity;
 use crate::observe::status::snapshot::StatusSnapshot;
 
 /// Time between the two snapshots of a table, from which rates are computed.
@@ -76,8 +76,8 @@ fn exit_code(now: &StatusSnapshot) -> u8 {
     let (_, is_healthy) = format::readiness(now);
     let worst = now.alarms.iter().map(|alarm| alarm.severity).min();
     match (is_healthy, worst) {
-        (false, _) | (_, Some(Severity::Critical)) => CRITICAL,
-        (true, Some(Severity::Warning)) => WARNING,
+        (false, _) | (_, Some(AlarmSeverity::Critical)) => CRITICAL,
+        (true, Some(AlarmSeverity::Warning)) => WARNING,
         (true, None) if now.readiness.ready.is_none() => WARNING, // nothing is known yet
         (true, None) => 0,
     }
@@ -109,17 +109,17 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_that_of_the_worst() {
-        let code = |ready, severities: &[Severity]| {
+        let code = |ready, severities: &[AlarmSeverity]| {
             let mut now = StatusSnapshot::default();
             now.readiness.ready = ready;
-            let alarm = |severity: &Severity| AlarmStatus {
+            let alarm = |severity: &AlarmSeverity| AlarmStatus {
                 severity: *severity,
                 ..AlarmStatus::default()
             };
             now.alarms = severities.iter().map(alarm).collect();
             exit_code(&now)
         };
-        let (critical, warning) = (Severity::Critical, Severity::Warning);
+        let (critical, warning) = (AlarmSeverity::Critical, AlarmSeverity::Warning);
         for (ready, severities, expected) in [
             (Some(true), &[][..], 0),
             (Some(true), &[warning], 1),

@@ -15,7 +15,7 @@ use crate::cli::top::view_model::{LevelRow, ViewModel};
 use crate::cli::top::view_options::{LevelSort, ScrollOffsets};
 use crate::cli::top::{format, panels, view_options};
 use crate::numeric::saturating_u16;
-use crate::observe::alarms::list::Severity;
+use crate::observe::alarms::list::AlarmSeverity;
 use crate::observe::status::snapshot::{AdmissionMode, StatusSnapshot};
 
 /// The smallest terminal on which the status is drawn.
@@ -153,8 +153,8 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
     lines.extend(now.alarms.iter().map(|alarm| {
         let line = Line::from(format!("alarm       {}", format::alarm(alarm, now.unix_ms)));
         match alarm.severity {
-            Severity::Critical => line.red().bold(),
-            Severity::Warning => line.yellow(),
+            AlarmSeverity::Critical => line.red().bold(),
+            AlarmSeverity::Warning => line.yellow(),
         }
     }));
     lines.into()

@@ -35,7 +35,7 @@ const REJECTION_TIME: Duration = Duration::from_secs(5 * 60);
 pub(crate) type Total = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// What is counted elsewhere.
-pub(crate) struct Totals {
+pub(crate) struct LossCounts {
     /// Events of the audit log that were dropped or could not be written.
     pub(crate) audit_log: Total,
     /// Connections of clients that were refused because of `--max-connections`.
@@ -54,7 +54,7 @@ pub(crate) type Certificates = Box<dyn Fn() -> Vec<CertificateLifetime> + Send +
 /// The alarms of a running weir.
 pub struct AlarmBoard {
     readiness: Arc<Readiness>,
-    totals: Totals,
+    totals: LossCounts,
     certificates: Certificates,
     /// Locked for a few instructions.
     seen: Mutex<Seen>,
@@ -98,7 +98,7 @@ impl AlarmBoard {
     /// Registers the metric.
     pub(crate) fn register(
         readiness: Arc<Readiness>,
-        totals: Totals,
+        totals: LossCounts,
         certificates: Certificates,
         registry: &Registry,
     ) -> Arc<Self> {

@@ -21,7 +21,7 @@ const EXPIRY_CRITICAL: (i64, i64) = (30, DAY);
 /// How urgent an alarm is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum AlarmSeverity {
     /// Requests fail or are about to.
     Critical,
     /// An operator should look today.
@@ -29,7 +29,7 @@ pub enum Severity {
     Warning,
 }
 
-impl Severity {
+impl AlarmSeverity {
     /// As labels and pages name it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -47,7 +47,7 @@ pub(crate) struct AlarmStatus {
     /// The name of its kind.
     pub(crate) name: String,
     /// How urgent it is.
-    pub(crate) severity: Severity,
+    pub(crate) severity: AlarmSeverity,
     /// When it began, in milliseconds since 1970.
     pub(crate) since_unix_ms: u64,
     /// What has happened.
@@ -64,16 +64,16 @@ pub struct AlarmKind {
     /// The name, everywhere.
     pub name: &'static str,
     /// The severities that it can have.
-    pub severities: &'static [Severity],
+    pub severities: &'static [AlarmSeverity],
     /// When there is such an alarm.
     pub meaning: &'static str,
     /// What to do.
     pub action: &'static str,
 }
 
-const CRITICAL: &[Severity] = &[Severity::Critical];
-const WARNING: &[Severity] = &[Severity::Warning];
-const BOTH: &[Severity] = &[Severity::Critical, Severity::Warning];
+const CRITICAL: &[AlarmSeverity] = &[AlarmSeverity::Critical];
+const WARNING: &[AlarmSeverity] = &[AlarmSeverity::Warning];
+const BOTH: &[AlarmSeverity] = &[AlarmSeverity::Critical, AlarmSeverity::Warning];
 
 /// All alarms, by name.
 pub const KINDS: [AlarmKind; 17] = [
@@ -281,7 +281,7 @@ pub(crate) struct Alarm {
     /// Which one.
     pub(crate) kind: &'static AlarmKind,
     /// How urgent it is.
-    pub(crate) severity: Severity,
+    pub(crate) severity: AlarmSeverity,
     /// What has happened.
     pub(crate) text: String,
 }
@@ -301,9 +301,9 @@ pub(crate) fn alarms(state: &AlarmState) -> Vec<Alarm> {
 }
 
 /// The severity and the text of the alarm with this name, if there is one.
-fn alarm(name: &str, state: &AlarmState) -> Option<(Severity, String)> {
-    let warning = |text: Option<String>| text.map(|text| (Severity::Warning, text));
-    let critical = |text: Option<String>| text.map(|text| (Severity::Critical, text));
+fn alarm(name: &str, state: &AlarmState) -> Option<(AlarmSeverity, String)> {
+    let warning = |text: Option<String>| text.map(|text| (AlarmSeverity::Warning, text));
+    let critical = |text: Option<String>| text.map(|text| (AlarmSeverity::Critical, text));
     let lost = |losses: Losses, what: &str| {
         let Losses { total, is_recent } = losses;
         is_recent.then(|| format!("{total} {what} since the start"))
@@ -340,14 +340,14 @@ fn alarm(name: &str, state: &AlarmState) -> Option<(Severity, String)> {
 }
 
 /// The certificates that expire soon, and those that have.
-fn certificates(state: &AlarmState) -> Option<(Severity, String)> {
+fn certificates(state: &AlarmState) -> Option<(AlarmSeverity, String)> {
     let is_replaced = |old: &CertificateLifetime| {
         let mut others = state.certificates.iter();
         old.is_ca
             && old.not_after <= state.now
             && others.any(|other| other.name == old.name && other.not_after > state.now)
     };
-    let mut severity = Severity::Warning;
+    let mut severity = AlarmSeverity::Warning;
     let mut texts: Vec<String> = Vec::new();
     for certificate in &state.certificates {
         let left = certificate.not_after - state.now;
@@ -357,7 +357,7 @@ fn certificates(state: &AlarmState) -> Option<(Severity, String)> {
             continue;
         }
         if is_within(EXPIRY_CRITICAL) {
-            severity = Severity::Critical;
+            severity = AlarmSeverity::Critical;
         }
         let ca = if certificate.is_ca { "a CA of " } else { "" };
         let text = match left {
@@ -382,15 +382,20 @@ fn days(seconds: i64) -> String {
     format!("{count} {unit}{plural}")
 }
 
-fn open_files(files: OpenFiles) -> Option<(Severity, String)> {
+fn open_files(files: OpenFiles) -> Option<(AlarmSeverity, String)> {
     let OpenFiles { open, limit } = files;
     if to_f64(open) > to_f64(limit) * SCARCE_FILES {
         return Some((
-            Severity::Critical,
+            AlarmSeverity::Critical,
             format!("{open} of {limit} files are open"),
         ));
     }
-    (limit < MIN_OPEN_FILES).then(|| (Severity::Warning, format!("only {limit} files may be open")))
+    (limit < MIN_OPEN_FILES).then(|| {
+        (
+            AlarmSeverity::Warning,
+            format!("only {limit} files may be open"),
+        )
+    })
 }
 
 fn unlike_totals(totals: &[UnlikeTotal]) -> Option<String> {
@@ -434,7 +439,7 @@ mod tests {
     use super::*;
 
     /// The names, severities and texts of the alarms.
-    fn found(state: &AlarmState) -> Vec<(&'static str, Severity, String)> {
+    fn found(state: &AlarmState) -> Vec<(&'static str, AlarmSeverity, String)> {
         let alarms = alarms(state).into_iter();
         alarms
             .map(|alarm| (alarm.kind.name, alarm.severity, alarm.text))
@@ -500,7 +505,7 @@ mod tests {
     type Case = (fn(&mut AlarmState), &'static str, &'static str);
 
     #[track_caller]
-    fn assert_found(severity: Severity, cases: &[Case]) {
+    fn assert_found(severity: AlarmSeverity, cases: &[Case]) {
         for (change, name, text) in cases {
             let mut state = AlarmState::default();
             change(&mut state);
@@ -522,7 +527,7 @@ mod tests {
         };
         let refused = "refused, the one before stays in force: why";
         assert_found(
-            Severity::Warning,
+            AlarmSeverity::Warning,
             &[
                 (
                     |s| s.audit_log = LOST,
@@ -562,7 +567,7 @@ mod tests {
     #[test]
     fn what_makes_requests_fail_is_critical() {
         assert_found(
-            Severity::Critical,
+            AlarmSeverity::Critical,
             &[
                 (
                     |s| s.connections = LOST,
@@ -594,7 +599,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_an_alarm_by_what_is_left_of_its_lifetime() {
-        use Severity::{Critical, Warning};
+        use AlarmSeverity::{Critical, Warning};
         for (lifetime, left, expected) in [
             (3650, 15, None),
             (3650, 13, Some((Warning, "x expires in 13 days"))),
@@ -629,7 +634,7 @@ mod tests {
         assert_eq!(found(&state), []);
         state.certificates = vec![old, certificate("own", 365, 5, false)];
         let text = "a CA of --client-ca-file expired 5 days ago; own expires in 5 days";
-        let expected = ("certificates", Severity::Critical, text.to_owned());
+        let expected = ("certificates", AlarmSeverity::Critical, text.to_owned());
         assert_eq!(found(&state), [expected]);
     }
 }

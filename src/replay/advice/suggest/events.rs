@@ -1,4 +1,4 @@
-//! Whether somebody floods a cluster with events, and a limit that leaves all others alone. Pure.
+//! Which users and namespaces flood a cluster with events, and limits for them only. Pure.
 //!
 //! Each limit of EventRateLimit is charged with the events of everybody, the control plane included. One
 //! for the whole server would be emptied by the flood, and then reject the events of all. A limit for each

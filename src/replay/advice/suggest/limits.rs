@@ -229,8 +229,8 @@ impl LoggedRates {
 
     /// Rules for `clientLimits`, each for one user at its own rate: for `heavy`, names of rules and
     /// users, with a burst of a second; and for those with most requests, with a burst by which none
-    /// of them would have been rejected. No user's limit is another's rate, and none of
-    /// `control_plane` has one, nor has one whom no subject names.
+    /// of them would have been rejected. Users of
+    /// `control_plane`, and those that no subject can name, have no rule.
     pub(super) fn client_limits(
         &self,
         heavy: &[(&str, &str)],
@@ -265,9 +265,9 @@ impl LoggedRates {
         rules
     }
 
-    /// Limits of events, if somebody floods: a rule for each who does, at its own rate. If there can be
-    /// none (`may_have_rules`, names that no subject has), a limit for each user or namespace that only
-    /// those who flood reach. It is charged to all, so its cost is counted: that reads the log again.
+    /// Limits of events: a rule for each user that floods, at its own rate. Where rules are not possible
+    /// (not `may_have_rules`, or no subject can name the user), a limit for each user or namespace that
+    /// only those that flood exceed. It is charged to all, so its cost is counted by reading the log again.
     ///
     /// # Errors
     /// The log cannot be read again.
@@ -341,8 +341,9 @@ fn event_rules(flood: &Flood<'_>, groups: LimitedEventGroups) -> Option<EventAdv
     Some(advice)
 }
 
-/// A limit of EventRateLimit, with what it would have cost. None is advised by which an event of anybody
-/// else would have been rejected, such as one of the control plane in the namespace of those who flood.
+/// A limit of EventRateLimit, with what it would have cost. It is
+/// advised only if it would have rejected no event of other users, such as the control plane's in the
+/// namespace that is flooded.
 fn limit_for_all(
     log: &RepeatableLog,
     groups: LimitedEventGroups,

@@ -192,7 +192,7 @@ pub(super) enum NoOwnLevel {
     NoPrecedence,
     /// The level has too few shares, or its spec is fixed (`catch-all`).
     NoShares,
-    /// No subject is this user and nobody else, or no rule of the schema is about it.
+    /// No subject can name this user alone, or no rule of the schema matches the user.
     NoSubject,
 }
 
@@ -331,8 +331,8 @@ fn rules_for(
     (!rules.is_empty()).then_some(rules)
 }
 
-/// The subject that is this user and nobody else. `None`: there is none, since `*` is everybody and an
-/// empty name is not valid.
+/// The subject that names this user alone. `None` for `*`, which names every user, and for an empty name,
+/// which is not valid.
 pub(super) fn subject(user: &str) -> Option<Subject> {
     if user.is_empty() || user == "*" {
         return None;
