@@ -245,6 +245,7 @@ impl RecordWriter {
                 self.streams.push(*stream);
             }
         }
+        self.show_active();
         true
     }
 
@@ -268,7 +269,7 @@ impl RecordWriter {
 
     /// What is dropped before anything is recorded waits for the first record.
     fn note_dropped(&mut self) {
-        if self.file.is_none() && self.streams.is_empty() {
+        if !self.is_recording() {
             return;
         }
         let dropped = self.control.dropped.swap(0, Ordering::Relaxed);
@@ -311,7 +312,7 @@ impl RecordWriter {
         for stream in &mut self.streams {
             stream.add(request);
         }
-        if self.file.is_some() || !self.streams.is_empty() {
+        if self.is_recording() {
             self.metrics.recorded.inc();
         }
     }
@@ -325,13 +326,21 @@ impl RecordWriter {
         self.streams.retain_mut(StreamSink::flush);
         let commands = self.control.commands.lock();
         if commands.is_empty() {
-            let active = self.file.is_some() || !self.streams.is_empty();
             self.control
                 .streams
                 .store(self.streams.len(), Ordering::Relaxed);
-            self.control.set_active(active);
-            self.metrics.active.set(active.into());
+            self.control.set_active(self.is_recording());
+            self.show_active();
         }
+    }
+
+    fn is_recording(&self) -> bool {
+        self.file.is_some() || !self.streams.is_empty()
+    }
+
+    /// The gauge is set before the first line is sent: whoever reads it knows that it is recorded.
+    fn show_active(&self) {
+        self.metrics.active.set(self.is_recording().into());
     }
 
     fn end_file(&mut self, end: RecordEnd) {
