@@ -23,12 +23,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use weir::api::UserInfo;
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::bootstrap::BootstrapClass;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::metrics::Registry;
-use weir::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 fn controller() -> Arc<Controller> {
     let config = ControllerConfig {

@@ -37,7 +37,6 @@ use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::runtime::Runtime;
-use weir::api::UserInfo;
 use weir::clock::Clock;
 use weir::drain::Drain;
 use weir::flowcontrol::bootstrap;
@@ -65,7 +64,6 @@ use weir::pipeline::response::abandoned::AbandonedRequests;
 use weir::pipeline::response::deadlines::{Deadlines, SlowTransfers};
 use weir::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
-use weir::request_info::RequestInfo;
 use weir::throttling::memory_budget::MemoryBudget;
 use weir::throttling::minimum_rate::MinimumRate;
 use weir::upstream;
@@ -74,6 +72,8 @@ use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetric
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir::upstream::{Upstream, UpstreamConfig, UpstreamMetrics, UpstreamProtocol};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// As the program has it.
 #[global_allocator]

@@ -12,11 +12,11 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use weir::api::UserInfo;
-use weir::api::flowcontrol::{FlowSchema, Object};
 use weir::flowcontrol::bootstrap::{BootstrapClass, objects};
 use weir::flowcontrol::matching::{Matcher, RequestDigest};
-use weir::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{FlowSchema, Object};
+use weir_kubernetes::request_info::RequestInfo;
 
 struct MatchingCase {
     case: &'static str,

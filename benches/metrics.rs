@@ -13,7 +13,7 @@ use weir::metrics::Registry;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::process_metrics;
 use weir::pipeline::trace::{MetricSubject, RequestMetrics, Trace};
-use weir::request_info::{MetricLabels, RequestInfo};
+use weir_kubernetes::request_info::{MetricLabels, RequestInfo};
 
 /// A resource request for an existing resource, from its arrival to its end.
 fn record_request(metrics: &Arc<RequestMetrics>, target: &str) {

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use weir::request_info::{MetricLabels, RequestInfo};
+use weir_kubernetes::request_info::{MetricLabels, RequestInfo};
 
 const REQUESTS: [(&str, &str, &str); 10] = [
     ("get", "GET", "/api/v1/namespaces/foo/pods/bar"),

@@ -11,8 +11,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustls::crypto::CryptoProvider;
 
-use crate::api::flowcontrol::Object;
-use crate::document::SourceLocation;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::{JwtIssuer, KeySet};
@@ -33,6 +31,8 @@ use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
 use crate::x509::CertificatePool;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::document::SourceLocation;
 
 /// The configuration of `weir serve`.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// The minimum rate at which watches end, per second (`server/genericapiserver.go`: 200/s, or more
 /// if the grace period requires it).

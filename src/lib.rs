@@ -4,7 +4,7 @@
 //!
 //! 1. [`server`]: accepts the connection, performs the TLS handshake, speaks HTTP.
 //! 2. [`pipeline`]: one function runs the steps, with one exit.
-//! 3. [`request_info`]: parses the request in Kubernetes' terms.
+//! 3. [`weir_kubernetes::request_info`]: parses the request in Kubernetes' terms.
 //! 4. [`identity`]: authenticates its user.
 //! 5. [`limits`]: admits it with a permit, or rejects it.
 //! 6. [`upstream`]: forwards it to the API server in the mode that its credential allows.
@@ -37,22 +37,17 @@ pub mod limits;
 pub mod observe;
 pub mod pipeline;
 pub mod replicas;
-pub mod request_info;
 pub mod server;
 pub mod upstream;
 
 // Shared by all
-pub mod api;
 pub mod clock;
-pub mod document;
 pub mod drain;
-pub(crate) mod encoding;
 pub(crate) mod handover;
 pub(crate) mod hash_keys;
 pub(crate) mod in_place;
 pub(crate) mod io;
 pub mod metrics;
-pub(crate) mod numeric;
 pub mod shared_limits;
 pub(crate) mod source_network;
 pub mod throttling;

@@ -24,7 +24,7 @@ use prometheus::{
     IntGaugeVec, Opts, TextEncoder, proto,
 };
 
-use crate::numeric::saturating_i64;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// What `GET /metrics` renders.
 #[derive(Clone, Debug, Default)]

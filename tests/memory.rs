@@ -20,17 +20,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
-use weir::api::flowcontrol::Object;
-use weir::api::{UserInfo, flowcontrol};
-use weir::document;
-use weir::document::Diagnostics;
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::metrics::Registry;
 use weir::observe::top_talkers::{TalkerName, TopTalkers, Weights};
-use weir::request_info::RequestInfo;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::api::{UserInfo, flowcontrol};
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
+use weir_kubernetes::request_info::RequestInfo;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
     let config = ControllerConfig {

@@ -5,10 +5,10 @@ use std::io::{BufRead, Read, Write};
 
 use serde::Serialize;
 
-use crate::encoding::printable::escape_json;
 use crate::explain::explainer::{Explainer, Explanation, ResolvedRequest};
 use crate::explain::now::{LevelsNow, Now};
 use crate::explain::request::ExplainRequest;
+use weir_kubernetes::encoding::printable::escape_json;
 
 /// The longest line in bytes. A request body is at most 3 MiB, and escapes make it longer.
 const MAX_LINE_BYTES: u64 = 32 << 20;

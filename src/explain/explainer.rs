@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::api::UserInfo;
-use crate::api::flowcontrol::Object;
-use crate::api::user::GROUP_MASTERS;
 use crate::explain::levels::{LevelAtRest, levels_at_rest};
 use crate::explain::rate_limits::{ClientRuleCharge, EventLimitCharge, RateLimitRules};
 use crate::explain::report::{
@@ -20,7 +17,10 @@ use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::limits::max_in_flight::{InFlightLimit, MaxInFlightConfig};
 use crate::limits::rate::RateLimitsConfig;
-use crate::request_info::{RequestInfo, TargetError, Verb};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::api::user::GROUP_MASTERS;
+use weir_kubernetes::request_info::{RequestInfo, TargetError, Verb};
 
 /// The policies to explain.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use crate::explain::explainer::Explanation;
 use crate::explain::report::{Prediction, RequestBytes, RequestInfoReport};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::{AdmissionMode, LevelKind, LevelStatus, StatusSnapshot};
-use crate::request_info::Verb;
+use weir_kubernetes::request_info::Verb;
 
 /// The state of a running weir at one time.
 #[derive(Debug)]

@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
 
-use crate::api::UserInfo;
 use crate::explain::report::RequestBytes;
 use crate::explain::request::ExplainRequest;
 use crate::flowcontrol::matching::{Policies, RequestDigest};
@@ -21,8 +20,9 @@ use crate::limits::rate::events::body::EventEncoding;
 use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent};
 use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
-use crate::request_info::{RequestInfo, Verb};
 use crate::throttling::token_bucket::Rate;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The rate limits of a configuration.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, Hand};
 use crate::flowcontrol::matching::{CompiledSchema, Mismatch};
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Bytes of a request: text, or `{"hex": "..."}` if they are not UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]

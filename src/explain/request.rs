@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::api::UserInfo;
-use crate::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
-use crate::request_info::Verb;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
+use weir_kubernetes::request_info::Verb;
 
 /// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

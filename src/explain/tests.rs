@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::document;
-use crate::document::Diagnostics;
 use crate::explain::batch::{BatchCounts, explain_lines};
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer, ResolvedRequest};
 use crate::explain::now::LevelsNow;
@@ -17,6 +15,8 @@ use crate::limits::rate::events::buckets::LimitedEventGroups;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
 use crate::limits::rate::{RateLimitsConfig, clients};
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
 
 const EVENTS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
     - {type: Server, qps: 5, burst: 7}\n- {type: Namespace, qps: 1, burst: 2}\n\

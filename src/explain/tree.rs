@@ -2,9 +2,6 @@
 
 use std::fmt::Write as _;
 
-use crate::api::UserInfo;
-use crate::encoding::go_text::quote;
-use crate::encoding::printable::{escape_message, is_printable};
 use crate::explain::explainer::{Explanation, ResolvedRequest};
 use crate::explain::levels::LevelAtRest;
 use crate::explain::now::{Now, RateLimitNow};
@@ -14,7 +11,10 @@ use crate::explain::report::{
     WorkEstimateReport,
 };
 use crate::flowcontrol::matching::Mismatch;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::go_text::quote;
+use weir_kubernetes::encoding::printable::{escape_message, is_printable};
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The width of a tree in characters.
 pub(crate) const WIDTH: usize = 80;
@@ -404,7 +404,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::encoding::printable::HOSTILE_NAMES;
+    use weir_kubernetes::encoding::printable::HOSTILE_NAMES;
 
     #[test]
     fn no_line_is_wider_than_a_terminal() {

@@ -6,7 +6,7 @@
 
 use std::sync::LazyLock;
 
-use crate::api::flowcontrol::{Object, mandatory};
+use weir_kubernetes::api::flowcontrol::{Object, mandatory};
 
 /// Whether the object must exist in a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +49,10 @@ pub fn add_missing(configured: Vec<Object>) -> Vec<Object> {
 #[cfg(test)]
 mod tests {
     use super::{BootstrapClass, add_missing, objects};
-    use crate::api::flowcontrol;
-    use crate::api::flowcontrol::Object;
-    use crate::document;
-    use crate::document::Diagnostics;
+    use weir_kubernetes::api::flowcontrol;
+    use weir_kubernetes::api::flowcontrol::Object;
+    use weir_kubernetes::document;
+    use weir_kubernetes::document::{Diagnostics, Strictness};
 
     #[test]
     fn the_built_in_manifests_are_complete_and_valid() {
@@ -62,7 +62,7 @@ mod tests {
             include_str!("suggested.yaml"),
             &mut diagnostics,
         );
-        let mandatory = include_str!("../api/flowcontrol/mandatory.yaml");
+        let mandatory = include_str!("../../crates/kubernetes/src/api/flowcontrol/mandatory.yaml");
         documents.extend(document::parse_all(
             "mandatory.yaml",
             mandatory,
@@ -104,5 +104,17 @@ mod tests {
             .iter()
             .chain(objects(BootstrapClass::Suggested));
         assert_eq!(all.filter_map(shares).sum::<i32>(), 245);
+    }
+
+    #[test]
+    fn a_written_object_reads_as_the_same_object() {
+        for object in add_missing(Vec::new()) {
+            let text = flowcontrol::to_manifest(&object).to_string();
+            let mut diagnostics = Diagnostics::default();
+            let nodes = document::parse_all("written", &text, &mut diagnostics);
+            let read = flowcontrol::decode(&nodes[0], Strictness::Strict, &mut diagnostics);
+            assert_eq!(diagnostics.to_string(), "", "{text}");
+            assert_eq!(read[0].object, object, "{text}");
+        }
     }
 }

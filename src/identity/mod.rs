@@ -32,7 +32,6 @@ use std::time::{Instant, SystemTime};
 use futures_util::future::Either;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::bearer_token::{BearerCredential, bearer_credential};
 use crate::identity::client_certificate::ClientTrust;
@@ -42,6 +41,7 @@ use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::{TokenLookup, TokenOutcome};
 use crate::source_network::source_network;
+use weir_kubernetes::api::UserInfo;
 
 pub(crate) use accepted_tokens::AcceptedTokens;
 pub(crate) use bearer_token::WEBSOCKET_BEARER_PREFIX;

@@ -19,12 +19,12 @@ use std::time::SystemTime;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::UserInfo;
-use crate::encoding::percent;
-use crate::encoding::percent::PlusMode;
 use crate::identity::client_certificate::{
     CertificateError, CertificateVerifier, FrontProxyVerifier, PeerCertificate,
 };
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::percent;
+use weir_kubernetes::encoding::percent::PlusMode;
 
 /// The prefix of the standard names. Such headers are removed from every client, whatever else is
 /// configured.

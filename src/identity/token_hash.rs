@@ -5,7 +5,7 @@ use std::fmt;
 use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
 
-use crate::api::UserInfo;
+use weir_kubernetes::api::UserInfo;
 
 /// A keyed hash of a token: half of its HMAC-SHA256 under a key of this process, as in
 /// kube-apiserver's token cache.

@@ -20,11 +20,11 @@ use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::api::UserInfo;
-use crate::api::user::GROUP_MASTERS;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
 use crate::upstream::requester::SlotHolder;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::user::GROUP_MASTERS;
 
 /// The abandoned exempt requests of one requester that may execute before its next one waits: more
 /// than a person or a probe abandons, and so few that a request of another user waits for no more

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::{
     AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
@@ -13,7 +12,8 @@ use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::max_in_flight::{InFlightPermit, MaxInFlight};
 use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rejection::Rejection;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::api::user::GROUP_MASTERS;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The attributes of a request that limits use.
 
-use crate::api::UserInfo;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The attributes of a request that limits use.
 #[derive(Clone, Copy, Debug)]

@@ -15,8 +15,6 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::api::flowcontrol::Object;
-use crate::document::SourceLocation;
 use crate::flowcontrol::controller::{Controller, ControllerConfig, SeatUse};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
@@ -24,6 +22,8 @@ use crate::handover::message::HeldSeats;
 use crate::limits::admission::Admission;
 use crate::limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 use crate::metrics::Registry;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::document::SourceLocation;
 
 /// The limiters that have been in force.
 #[derive(Debug)]
@@ -307,14 +307,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::UserInfo;
-    use crate::api::user::GROUP_AUTHENTICATED;
     use crate::clock::Clock;
     use crate::flowcontrol::controller::{Enforcement, RequestTimes};
     use crate::limits::admission::Permit;
     use crate::limits::admission_attributes::AdmissionAttributes;
     use crate::limits::rejection::Rejection;
-    use crate::request_info::RequestInfo;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::api::user::GROUP_AUTHENTICATED;
+    use weir_kubernetes::request_info::RequestInfo;
 
     const LEVEL: &str = "global-default";
 

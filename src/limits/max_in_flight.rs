@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntGaugeVec;
 
-use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
 use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rejection::Rejection;
 use crate::metrics::Registry;
-use crate::request_info::RequestKind;
+use weir_kubernetes::api::user::GROUP_MASTERS;
+use weir_kubernetes::request_info::RequestKind;
 
 /// The limits of the two request kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,8 +263,8 @@ impl Drop for InFlightPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::UserInfo;
-    use crate::request_info::RequestInfo;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::request_info::RequestInfo;
 
     fn limiter(read_only: u32, mutating: u32) -> (MaxInFlight, Registry) {
         let registry = Registry::new();

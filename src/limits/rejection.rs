@@ -6,7 +6,7 @@ use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
 use crate::limits::rate::events::enforcer::EventRejection;
 use crate::limits::rejection_hold::HoldPolicy;
-use crate::request_info::RequestKind;
+use weir_kubernetes::request_info::RequestKind;
 
 /// The label of the limit of abandoned exempt requests.
 pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";

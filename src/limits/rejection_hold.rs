@@ -16,7 +16,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::hash_keys::BuildIdentityHasher;
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// A flow: a keyed hash of the user's name and of what classified the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
-use crate::numeric::saturating_u64;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::numeric::saturating_u64;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The number of averages; a cluster has some hundreds of shapes. Shapes with the same index share
 /// an average.

@@ -1,9 +1,9 @@
 //! The users that the configured authenticators yield.
 
 use super::subject_set::{ACCOUNT_PREFIX, ACCOUNTS};
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{Subject, SubjectKind};
-use crate::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{Subject, SubjectKind};
+use weir_kubernetes::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
 
 /// Names and groups that an issuer of tokens yields.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A warning with its place.
 
 use super::rule::Rule;
-use crate::document::SourceLocation;
+use weir_kubernetes::document::SourceLocation;
 
 /// A warning.
 #[derive(Clone, Debug, PartialEq, Eq)]

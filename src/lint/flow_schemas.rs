@@ -6,10 +6,10 @@ use super::objects::{ObjectSet, finding_at};
 use super::rule::Rule;
 use super::shadowing::{UserAssumption, covering_entries};
 use super::subject_set::{ACCOUNT_PREFIX, ACCOUNTS};
-use crate::api::flowcontrol::{
+use weir_kubernetes::api::flowcontrol::{
     FlowSchema, LocatedObject, PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
 };
-use crate::api::user::ANONYMOUS;
+use weir_kubernetes::api::user::ANONYMOUS;
 
 /// The most schemas that a message names.
 const MAX_NAMED: usize = 5;

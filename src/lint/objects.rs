@@ -2,10 +2,12 @@
 
 use super::finding::LintFinding;
 use super::rule::Rule;
-use crate::api::flowcontrol::{FlowSchema, LocatedObject, Object, PriorityLevelConfiguration};
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::flowcontrol::matching::Matcher;
+use weir_kubernetes::api::flowcontrol::{
+    FlowSchema, LocatedObject, Object, PriorityLevelConfiguration,
+};
 
 /// Objects of files, over the built-in ones by name.
 pub(crate) struct ObjectSet<'n> {

@@ -5,11 +5,11 @@ use super::elephants::Remedy;
 use super::finding::LintFinding;
 use super::objects::{ObjectSet, finding_at};
 use super::rule::Rule;
-use crate::api::flowcontrol::{
-    LimitResponseType, LimitedPriorityLevelConfiguration, LocatedObject, QueuingConfiguration,
-};
 use crate::flowcontrol::concurrency::level_limits::LevelLimits;
 use crate::flowcontrol::matching::CompiledLevel;
+use weir_kubernetes::api::flowcontrol::{
+    LimitResponseType, LimitedPriorityLevelConfiguration, LocatedObject, QueuingConfiguration,
+};
 
 /// All warnings about the levels of files.
 pub(crate) fn lint(set: &ObjectSet<'_>) -> Vec<LintFinding> {

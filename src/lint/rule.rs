@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::document::{Diagnostic, GIVEN_TWICE, Severity, UNKNOWN_FIELD};
+use weir_kubernetes::document::{Diagnostic, GIVEN_TWICE, Severity, UNKNOWN_FIELD};
 
 /// Defines the rules: variant, id, severity, what it reports, and why or what to do.
 macro_rules! rules {

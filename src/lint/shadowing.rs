@@ -13,7 +13,9 @@
 use std::collections::BTreeSet;
 
 use super::subject_set::SubjectSet;
-use crate::api::flowcontrol::{NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule};
+use weir_kubernetes::api::flowcontrol::{
+    NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule,
+};
 
 /// The most comparisons for one schema. With more, nothing is said. Schemas that people write need
 /// some thousands.

@@ -1,7 +1,7 @@
 //! The users that a subject of a rule includes, and which subjects include others.
 
-use crate::api::flowcontrol::{Subject, SubjectKind};
-use crate::api::user::{GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
+use weir_kubernetes::api::flowcontrol::{Subject, SubjectKind};
+use weir_kubernetes::api::user::{GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
 
 /// The prefix of the user name of a service account.
 pub(super) const ACCOUNT_PREFIX: &str = "system:serviceaccount:";

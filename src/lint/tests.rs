@@ -10,14 +10,14 @@ use super::flow_schemas;
 use super::objects::{ObjectSet, Scope};
 use super::rate_limits::{ListPlace, lint_events};
 use super::rule::Rule;
-use crate::api::{UserInfo, flowcontrol};
-use crate::document;
-use crate::document::Diagnostics;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::limits::rate::events::buckets::{EventBucketKeys, EventLimits, LimitedEvent};
 use crate::limits::rate::events::config::{EventLimitConfig, parse_limits};
 use crate::limits::rate::lru_key::LruKeyHasher;
-use crate::request_info::Verb;
+use weir_kubernetes::api::{UserInfo, flowcontrol};
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
+use weir_kubernetes::request_info::Verb;
 
 const SCOPE: Scope = Scope {
     server_concurrency_limit: 600,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::HeaderValue;
 
-use crate::encoding::percent;
+use weir_kubernetes::encoding::percent;
 
 /// Returns the beginning of a text, at most `max_bytes` long.
 pub(super) fn truncate(text: &str, max_bytes: usize) -> &str {

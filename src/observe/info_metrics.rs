@@ -9,8 +9,8 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, IntGaugeVec};
 
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::observe::readiness::Readiness;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// Returns the expiry of a certificate. Called for each scrape, since certificates are renewed.
 pub(crate) type CertificateExpiry = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;

@@ -12,7 +12,7 @@ use prometheus::{Counter, Gauge, IntCounter, IntGauge};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The collector of the process metrics.
 struct ProcessMetrics {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
-use crate::api::UserInfo;
+use weir_kubernetes::api::UserInfo;
 
 /// The most user agents, and the most addresses, that are distinguished: more than a cluster has.
 /// Those beyond count as one.

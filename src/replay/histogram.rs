@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// The bits of a value that its bucket keeps, below the leading one.
 const PRECISION_BITS: u32 = 4;

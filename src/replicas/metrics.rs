@@ -3,10 +3,10 @@
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::replicas::agreement::{PoolInput, Standing};
 use crate::replicas::message::{POOL_NAMES, POOLS};
 use crate::replicas::peer::PeerStatus;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The standings, as values of the label `state`.
 const STANDINGS: [(&str, Option<Standing>); 6] = [

@@ -9,12 +9,12 @@ use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::numeric::saturating_i64;
 use crate::server::handshake_limiter::{
     ConnectionSource, HandshakeDecision, HandshakeLimiter, HandshakeLimits,
 };
 use crate::server::metrics::ServerMetrics;
 use crate::throttling::reconnect_backoff::{BackoffTooLong, ReconnectBackoff};
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The limits of the handshake queue.
 ///

@@ -11,8 +11,8 @@ use rustls::PeerMisbehaved;
 use tracing::{debug, warn};
 
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::throttling::log_limiter::LogLimiter;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The metrics of the listener and its workers.
 #[derive(Clone, Debug)]

@@ -20,7 +20,6 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::DrainGuard;
-use crate::numeric::saturating_i64;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
@@ -28,6 +27,7 @@ use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::connection_shares::ConnectionShare;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::upstream::forward::server_probes::PROBE_INTERVAL;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The interval at which idle upstream connections are checked: that of the probes of `/readyz`,
 /// after whose failure they are closed.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
-use crate::numeric::saturating_u32;
 use crate::throttling::poll_budget::{PollBudget, WORK_PER_POLL};
 use crate::throttling::read_spacing::ReadSpacing;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// The pause for the work of each poll that a read exceeds its own by: twenty times what that work
 /// takes. A connection with such reads takes a twentieth of a worker at most.

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 const NANOS_PER_SECOND: f64 = 1e9;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::api::UserInfo;
+use weir_kubernetes::api::UserInfo;
 
 /// The user and the network that a request's slot counts for.
 #[derive(Clone, Debug, Default)]

@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use ::weir::config::{AdmissionConfig, FlowcontrolConfig, ReportingConfig};
-use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::audit;
 use ::weir::observe::audit::policy::AuditPolicy;
 use ::weir::observe::audit::rotation::LogFileConfig;
+use ::weir_kubernetes::document;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -101,7 +101,7 @@ pub(crate) fn read_all_events(folder: &Path) -> Vec<Value> {
 fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
     let mut errors = document::Diagnostics::default();
     let nodes = document::parse_all("few.yaml", ONE_SEAT_MANIFEST, &mut errors);
-    let objects = ::weir::api::flowcontrol::read(&nodes, &mut errors);
+    let objects = ::weir_kubernetes::api::flowcontrol::read(&nodes, &mut errors);
     assert!(!errors.has_errors(), "{errors}");
     setup.with(|config| {
         config.admission = AdmissionConfig::Fairness {

@@ -9,11 +9,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
-use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
-use ::weir::request_info::RequestInfo;
+use ::weir_kubernetes::document;
+use ::weir_kubernetes::request_info::RequestInfo;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
@@ -422,7 +422,7 @@ fn gzip(body: &[u8]) -> Vec<u8> {
 pub(crate) fn wide_limits() -> AdmissionConfig {
     let mut errors = document::Diagnostics::default();
     let nodes = document::parse_all("wide.yaml", WIDE_MANIFEST, &mut errors);
-    let objects = ::weir::api::flowcontrol::read(&nodes, &mut errors);
+    let objects = ::weir_kubernetes::api::flowcontrol::read(&nodes, &mut errors);
     assert!(!errors.has_errors(), "{errors}");
     AdmissionConfig::Fairness {
         config: controller::ControllerConfig {

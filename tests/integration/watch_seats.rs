@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
-use ::weir::document;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
+use ::weir_kubernetes::document;
 
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
@@ -46,7 +46,7 @@ const SEATS: &str =
 async fn start(upstream: &FakeUpstream) -> Weir {
     let mut errors = document::Diagnostics::default();
     let nodes = document::parse_all("narrow.yaml", NARROW_MANIFEST, &mut errors);
-    let objects = ::weir::api::flowcontrol::read(&nodes, &mut errors);
+    let objects = ::weir_kubernetes::api::flowcontrol::read(&nodes, &mut errors);
     assert!(!errors.has_errors(), "{errors}");
     weir::builder(upstream.address)
         .with(|config| {

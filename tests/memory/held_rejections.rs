@@ -24,7 +24,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use weir::api::UserInfo;
 use weir::clock::Clock;
 use weir::drain::Drain;
 use weir::flowcontrol::controller::RequestTimes;
@@ -50,7 +49,6 @@ use weir::pipeline::response::deadlines::{Deadlines, SlowTransfers};
 use weir::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
 use weir::pipeline::trace::record::{Record, RequestObserver};
-use weir::request_info::RequestInfo;
 use weir::throttling::memory_budget::MemoryBudget;
 use weir::throttling::minimum_rate::MinimumRate;
 use weir::upstream;
@@ -59,6 +57,8 @@ use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetrics};
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Streams of the connection. Half of them may be held.
 const STREAMS: u32 = 100;

@@ -9,14 +9,14 @@
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
-use weir::api::flowcontrol;
-use weir::api::flowcontrol::{
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::flowcontrol::{
     FieldError, FlowSchemaSpec, LimitedPriorityLevelConfiguration, Manifest, Object,
     PolicyRulesWithSubjects, PriorityLevelConfigurationSpec, QueuingConfiguration, Subject,
     Version,
 };
-use weir::document;
-use weir::document::{Diagnostics, Strictness};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, Strictness};
 
 use crate::support;
 

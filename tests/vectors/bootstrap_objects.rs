@@ -1,11 +1,11 @@
 //! The objects that kube-apiserver creates itself.
 
 use serde_json::json;
-use weir::api::flowcontrol;
-use weir::document;
-use weir::document::{Diagnostics, Strictness};
 use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::bootstrap::BootstrapClass;
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, Strictness};
 
 use crate::support;
 

@@ -12,7 +12,6 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weir::document::Diagnostics;
 use weir::limits::rate::events::body::{EventEncoding, EventSchema};
 use weir::limits::rate::events::buckets::{
     EventBucketKeys, EventLimits, EventWrite, LimitedEvent, LimitedEventGroups, rejection_message,
@@ -20,7 +19,8 @@ use weir::limits::rate::events::buckets::{
 use weir::limits::rate::events::config::{EventLimitConfig, LimitType};
 use weir::limits::rate::events::{body, config};
 use weir::limits::rate::lru_key::LruKeyHasher;
-use weir::request_info::RequestInfo;
+use weir_kubernetes::document::Diagnostics;
+use weir_kubernetes::request_info::RequestInfo;
 
 use crate::support;
 

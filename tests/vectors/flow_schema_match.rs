@@ -8,13 +8,13 @@
 )]
 
 use serde_json::{Value, json};
-use weir::api::flowcontrol::Object;
-use weir::api::{UserInfo, flowcontrol};
-use weir::document;
-use weir::document::{Diagnostics, Strictness};
 use weir::flowcontrol::fairqueuing::queue_set::Queuing;
 use weir::flowcontrol::matching::{Matcher, RequestDigest};
-use weir::request_info::{RequestInfo, Verb};
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::api::{UserInfo, flowcontrol};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, Strictness};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 use crate::support;
 

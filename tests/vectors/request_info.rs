@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a case of another form fails the test")]
 
 use serde_json::Value;
-use weir::request_info::{RequestInfo, TargetError};
+use weir_kubernetes::request_info::{RequestInfo, TargetError};
 
 use crate::support;
 

@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 use weir::flowcontrol::work_estimator::watch_tracker::WatchTracker;
-use weir::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 use crate::support;
 

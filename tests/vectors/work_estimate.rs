@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 
 use serde_json::{Value, json};
 use weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
-use weir::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 use crate::support;
 

@@ -15,7 +15,6 @@ use tokio::time::timeout;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::document::Severity;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::{ApiTransport, RemoteError, RemoteRequest, RemoteResponse};
 use crate::metrics::Registry;
@@ -26,6 +25,7 @@ use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::{UpstreamConfig, UpstreamMetrics};
+use weir_kubernetes::document::Severity;
 
 /// Longest time for everything.
 const TIME_LIMIT: Duration = Duration::from_secs(10);

@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
-use crate::api::flowcontrol;
 use crate::config::{AdmissionConfig, Config};
-use crate::document::Severity;
 use crate::flowcontrol::sources::{ClusterResource, rbac_rule};
 use crate::identity::transport::{ApiTransport, RemoteRequest, RemoteResponse};
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::document::Severity;
 
 /// The path of the API server's SelfSubjectAccessReviews.
 const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";

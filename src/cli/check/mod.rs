@@ -26,8 +26,8 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::print_stdout;
 use crate::config::Config;
-use crate::document::Severity;
 use crate::lint::rule::Rule;
+use weir_kubernetes::document::Severity;
 
 /// `weir check`.
 #[derive(Args, Clone, Debug)]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::cli::config_resolver::certificates::{CertificateSummary, date};
 use crate::cli::config_resolver::findings::{Finding, Findings};
-use crate::encoding::printable::{escape_json, escape_message};
+use weir_kubernetes::encoding::printable::{escape_json, escape_message};
 
 /// How the report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::cli::config_resolver::findings::FindingSubject;
-    use crate::document::Severity;
+    use weir_kubernetes::document::Severity;
 
     fn report(severities: &[Severity]) -> CheckReport {
         let mut findings = Findings::default();

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::cli::flags::origin;
 use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
-use crate::document;
-use crate::document::{Content, Diagnostics, Node, SourceLocation};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Content, Diagnostics, Node, SourceLocation};
 
 /// Unknown settings for which a similar one is looked for.
 const MAX_HINTS: u32 = 20;

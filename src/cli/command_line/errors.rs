@@ -13,8 +13,8 @@ use crate::cli::config_resolver::Resolved;
 use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::{ServeArgs, origin};
-use crate::document;
-use crate::document::Severity;
+use weir_kubernetes::document;
+use weir_kubernetes::document::Severity;
 
 /// The findings about a command line.
 #[derive(Debug, Default)]

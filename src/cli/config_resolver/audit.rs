@@ -8,13 +8,13 @@ use rustix::fs::{Access, access};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
-use crate::document;
-use crate::numeric::saturating_usize;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::{PseudonymKey, RecordingConfig};
 use crate::observe::{audit, spans};
+use weir_kubernetes::document;
+use weir_kubernetes::numeric::saturating_usize;
 
 const PATH: &str = "audit-log-path";
 const POLICY: &str = "audit-policy-file";

@@ -5,15 +5,16 @@ use std::path::Path;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::origin::AUTHENTICATION;
 use crate::cli::flags::{AssertBy, IdentityArgs, UpstreamArgs};
+use crate::config;
 use crate::config::IssuerKeys;
-use crate::document::SourceLocation;
 use crate::identity::TokenFile;
 use crate::identity::jwt::authentication_config::{ConfiguredIssuer, JwksLocation};
 use crate::identity::jwt::{JwtIssuer, KeySet, authentication_config};
 use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::tls;
 use crate::x509::CertificatePool;
-use crate::{config, document};
+use weir_kubernetes::document;
+use weir_kubernetes::document::SourceLocation;
 
 const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";
 const SERVICE_ACCOUNT_ISSUER: &str = "service-account-issuer";

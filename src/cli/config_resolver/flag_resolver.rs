@@ -14,12 +14,13 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
 use crate::clock::Clock;
-use crate::document::{Severity, SourceLocation};
 use crate::lint::rule::Rule;
 use crate::observe::alarms::list::CertificateLifetime;
+use crate::upstream;
 use crate::upstream::tls::{PemError, PemInput};
 use crate::x509::CertificatePool;
-use crate::{document, upstream};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Severity, SourceLocation};
 
 /// Resolves the flags, group by group. An error does not end it, so that all are found.
 #[derive(Debug, Default)]

@@ -4,18 +4,18 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::Object;
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::{FlowcontrolSource, LimitArgs, UpstreamArgs};
 use crate::config::{AdmissionConfig, ClusterSourceConfig};
-use crate::document;
-use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::lint::rule::Rule;
 use crate::upstream::credentials::CredentialSource;
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::document;
+use weir_kubernetes::document::SourceLocation;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
 

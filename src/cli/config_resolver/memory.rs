@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cli::flags::values::MEBIBYTE;
-use crate::numeric::saturating_u64;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The part of the cgroup's limit that weir may use, in percent. The rest is for what is not
 /// resident memory of the process (the buffers of its sockets count in a cgroup), and for what

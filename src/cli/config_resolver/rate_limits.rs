@@ -8,8 +8,6 @@ use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::origin::CLIENT_LIMITS;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::{EventGroups, LimitArgs};
-use crate::document;
-use crate::document::Node;
 use crate::limits::rate;
 use crate::limits::rate::clients;
 use crate::limits::rate::clients::config::ClientLimitRule;
@@ -19,6 +17,8 @@ use crate::limits::rate::events::{config, enforcer};
 use crate::shared_limits::key::SharedKey;
 use crate::shared_limits::server::{SharedLimitsConfig, SharedServer};
 use crate::upstream::tls::parse_roots;
+use weir_kubernetes::document;
+use weir_kubernetes::document::Node;
 
 const ADMISSION: &str = "admission-control-config-file";
 const EVENTS: &str = "event-rate-limit-config";

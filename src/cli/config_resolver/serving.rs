@@ -6,10 +6,10 @@ use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::{IdentityArgs, ServingArgs, TlsVersion};
 use crate::config;
-use crate::numeric::saturating_usize;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
 use crate::x509::CertificatePool;
+use weir_kubernetes::numeric::saturating_usize;
 
 /// kube-apiserver's default.
 const UNSPECIFIED_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

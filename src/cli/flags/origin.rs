@@ -10,8 +10,8 @@ use serde_json::{Number, Value};
 
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
-use crate::document::{Content, Diagnostics, Node, ResolvedScalar, SourceLocation};
 use crate::observe::admin::zpages::EffectiveConfig;
+use weir_kubernetes::document::{Content, Diagnostics, Node, ResolvedScalar, SourceLocation};
 
 /// The key of the client limits in a `--config` file. They have no flag.
 pub(crate) const CLIENT_LIMITS: &str = "clientLimits";
@@ -217,7 +217,7 @@ mod tests {
     fn a_yaml_node_converts_to_the_same_json() {
         let mut diagnostics = Diagnostics::default();
         let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\nnumbers: [1_000, 0x800, 010, +5, 0b1, -3, 1e3]\n";
-        let nodes = crate::document::parse_all("f", text, &mut diagnostics);
+        let nodes = weir_kubernetes::document::parse_all("f", text, &mut diagnostics);
         assert_eq!(
             node_to_json(&nodes[0]),
             json!({

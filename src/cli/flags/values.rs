@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::request_info::go_duration;
+use weir_kubernetes::request_info::go_duration;
 
 /// Parses a duration in Go's syntax: `1m30s`, `500ms`.
 ///

@@ -8,17 +8,17 @@ use std::time::Duration;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use crate::api::flowcontrol::{Manifest, Object};
-use crate::api::{UserInfo, flowcontrol};
 use crate::clock::Clock;
-use crate::document;
-use crate::document::{Diagnostics, Strictness};
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller::{
     Controller, ControllerConfig, Enforcement, FlowControlDecision, RequestTimes,
 };
 use crate::metrics::Registry;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::api::flowcontrol::{Manifest, Object};
+use weir_kubernetes::api::{UserInfo, flowcontrol};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, Strictness};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_playground::{
     ApiUser, BoxFuture, ClassificationUids, Fairness, InvalidField, ObjectError, SeatGuard,
     TooManyRequests,

@@ -20,10 +20,10 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 use crate::cli::flags::{LoggingFormat, OperationArgs};
 use crate::cli::process::exit::CommandError;
 use crate::config::Config;
-use crate::encoding::printable::{escape_json, escape_message};
 use crate::observe::admin::log_level;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::logging::non_blocking::NonBlockingWriter;
+use weir_kubernetes::encoding::printable::{escape_json, escape_message};
 
 /// The running log. Dropping it writes the lines that are still buffered, for a limited time, and
 /// ends the log.
@@ -204,7 +204,7 @@ mod tests {
     use tracing::info;
 
     use super::*;
-    use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
+    use weir_kubernetes::encoding::printable::{HOSTILE_NAMES, is_printable};
 
     #[derive(Clone, Default)]
     struct Output(Arc<Mutex<Vec<u8>>>);

@@ -10,8 +10,8 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals;
 use crate::config::Config;
-use crate::document::Severity;
 use crate::explain::explainer::ExplainedPolicies;
+use weir_kubernetes::document::Severity;
 
 /// With fewer open files a start is an error: half of what exceeds the 256 spare ones are places for
 /// clients, here 128.

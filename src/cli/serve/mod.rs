@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use crate::api::flowcontrol::Object;
 use crate::app::{Addresses, App, StopReason};
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::input_files::InputFiles;
@@ -30,6 +29,7 @@ use crate::flowcontrol::sources::{EffectiveObject, FlowcontrolSources};
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
 use crate::limits::max_in_flight::InFlightLimit;
+use weir_kubernetes::api::flowcontrol::Object;
 
 /// Runs the command until shutdown has ended.
 ///

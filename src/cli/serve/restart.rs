@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::cli::flags::origin::camel_case;
-use crate::document::SourceLocation;
 use crate::observe::admin::zpages::EffectiveConfig;
+use weir_kubernetes::document::SourceLocation;
 
 /// The flags of these settings. docs/reload.md lists them, too.
 pub(super) const RESTART_ONLY: [&str; 21] = [

@@ -12,9 +12,9 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::model::{StatusUpdate, TopModel};
 use crate::cli::top::{ViewArgs, client, format};
-use crate::encoding::printable::escape_json;
 use crate::observe::alarms::list::AlarmSeverity;
 use crate::observe::status::snapshot::StatusSnapshot;
+use weir_kubernetes::encoding::printable::escape_json;
 
 /// Time between the two snapshots of a table, from which rates are computed.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

@@ -4,10 +4,10 @@ use super::*;
 use crate::cli::top::view_model::talker_rows;
 use crate::cli::top::view_options::{LevelSort, MAX_FILTER_LENGTH, Panel, ScrollOffsets};
 use crate::limits::rate::snapshot::RateLimitSnapshot;
-use crate::numeric::to_f64;
 use crate::observe::status::snapshot::{
     LevelStatus, ReplicaViewStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
+use weir_kubernetes::numeric::to_f64;
 
 fn snapshot(second: u64, levels: &[(&str, u64, u64)]) -> StatusSnapshot {
     let level = |&(name, waiting, rejected): &(&str, u64, u64)| LevelStatus {

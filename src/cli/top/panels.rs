@@ -10,9 +10,9 @@ use crate::cli::top::format::sanitize;
 use crate::cli::top::model::TopModel;
 use crate::cli::top::view_model::{LimitRow, talker_rows};
 use crate::cli::top::{format, view_options};
-use crate::numeric::saturating_u16;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::top_talkers::UsageMeasure;
+use weir_kubernetes::numeric::saturating_u16;
 
 /// Maximum lines of limits, with border and header, while another panel has the focus.
 const UNFOCUSED_LIMIT_LINES: u16 = 6;

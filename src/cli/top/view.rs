@@ -14,9 +14,9 @@ use crate::cli::top::panels::{highlight_sorted, right_aligned};
 use crate::cli::top::view_model::{LevelRow, ViewModel};
 use crate::cli::top::view_options::{LevelSort, ScrollOffsets};
 use crate::cli::top::{format, panels, view_options};
-use crate::numeric::saturating_u16;
 use crate::observe::alarms::list::AlarmSeverity;
 use crate::observe::status::snapshot::{AdmissionMode, StatusSnapshot};
+use weir_kubernetes::numeric::saturating_u16;
 
 /// The smallest terminal on which the status is drawn.
 const MIN_SIZE: (u16, u16) = (40, 8);

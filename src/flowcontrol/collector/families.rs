@@ -5,7 +5,7 @@ use prometheus::proto::MetricType;
 use super::view::{LevelMetricFamily, add_nonempty_histogram};
 use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::metrics::samples::MetricSpec;
-use crate::numeric::to_f64;
+use weir_kubernetes::numeric::to_f64;
 
 const LEVEL_LABELS: &[&str] = &["priority_level"];
 const SCHEMA_LABELS: &[&str] = &["flow_schema", "priority_level"];

@@ -8,7 +8,7 @@ use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::level::{LevelMetrics, SchemaCounters};
 use crate::flowcontrol::metrics::histogram::Histogram;
 use crate::flowcontrol::metrics::samples::{MetricSamples, MetricSpec};
-use crate::numeric::to_f64;
+use weir_kubernetes::numeric::to_f64;
 
 /// A metric family, and the function that collects its samples.
 pub(super) struct LevelMetricFamily {

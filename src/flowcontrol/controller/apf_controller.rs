@@ -22,8 +22,6 @@ use super::outcome::FlowControlDecision;
 use super::outcome::WatchGuard;
 use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
-use crate::api::UserInfo;
-use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
 use crate::flowcontrol::collector;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
@@ -40,9 +38,11 @@ use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
 use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
 use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::metrics::Registry;
-use crate::numeric::saturating_u32;
-use crate::request_info::{RequestInfo, Verb};
 use crate::throttling::log_limiter::LogLimiter;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::numeric::saturating_u32;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// Routes requests to all priority levels.
 pub struct Controller {

@@ -21,8 +21,8 @@ use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level::{MAX_RETAINED, PriorityLevel, RETENTION};
 use crate::flowcontrol::matching::{CompiledLevel, Matcher};
 use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
-use crate::numeric::{saturating_u32, saturating_u64};
-use crate::request_info::RequestKind;
+use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
+use weir_kubernetes::request_info::RequestKind;
 
 #[derive(Debug)]
 pub(super) struct Configuration {

@@ -12,9 +12,9 @@ use jiff::Timestamp;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
-use crate::encoding::printable;
 use crate::flowcontrol::level::{DetailColumn, DumpedRequest};
-use crate::request_info::go_duration;
+use weir_kubernetes::encoding::printable;
+use weir_kubernetes::request_info::go_duration;
 
 const PRIORITY_LEVEL_COLUMNS: &[&str] = &[
     "PriorityLevelName",

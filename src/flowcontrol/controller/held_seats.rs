@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::apf_controller::Controller;
 use super::config::ControllerConfig;
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// What the levels that limit their requests need and have, in seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

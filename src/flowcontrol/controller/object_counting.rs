@@ -10,7 +10,7 @@ use crate::flowcontrol::work_estimator::count_schedule::{
 };
 use crate::flowcontrol::work_estimator::depends_on_count;
 use crate::flowcontrol::work_estimator::object_counts::lists_objects;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 impl Controller {
     /// Starts to record which resources are listed, for [`Controller::next_count_call`].

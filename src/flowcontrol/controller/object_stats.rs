@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 use super::apf_controller::Controller;
-use crate::api::list_scan::ListSummary;
-use crate::api::media_type::MediaType;
-use crate::api::watch_scan::InitialEvents;
 use crate::clock::Clock;
 use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
 use crate::flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, SizeAccuracy};
 use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
+use weir_kubernetes::api::list_scan::ListSummary;
+use weir_kubernetes::api::media_type::MediaType;
+use weir_kubernetes::api::watch_scan::InitialEvents;
 
 /// The bytes that an object in protobuf is longer in storage than in a list. In storage, `k8s`,
 /// apiVersion and kind are added (15 bytes and their lengths). The list's own tag (3) and the

@@ -8,10 +8,10 @@ use std::time::Instant;
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
-use crate::api::flowcontrol::GROUP;
 use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::level::{ObjectId, PriorityLevel, SchemaRoute, SchemaSlot};
 use crate::flowcontrol::matching::Matcher;
+use weir_kubernetes::api::flowcontrol::GROUP;
 
 /// The compiled schemas and their routes.
 #[derive(Debug)]

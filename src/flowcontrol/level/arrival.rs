@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::decision_order::DecisionOrder;
-use crate::api::UserInfo;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// A request that has been classified and estimated.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 //! All columns are in one buffer, and a level reuses the buffers of finished requests. Most
 //! requests need no allocation.
 
-use crate::api::UserInfo;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// A buffer that has grown beyond this many bytes, by a very long path, is not reused.
 const MAX_KEPT_BYTES: usize = 1024;

@@ -20,8 +20,8 @@ use crate::flowcontrol::fairqueuing::queue_set::{
 };
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::retry_after::DroppedRequestsTracker;
-use crate::numeric::saturating_u32;
-use crate::request_info::{RequestKind, Verb};
+use weir_kubernetes::numeric::saturating_u32;
+use weir_kubernetes::request_info::{RequestKind, Verb};
 
 /// The number of buffers kept for later requests: as many as the queue set keeps slots.
 const MAX_SPARE_BUFFERS: usize = 128;

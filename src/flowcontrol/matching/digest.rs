@@ -1,7 +1,7 @@
 //! The attributes of a request that rules match.
 
-use crate::api::UserInfo;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The attributes of a request that rules and subjects match. Strings are bytes, as in
 /// [`RequestInfo`].

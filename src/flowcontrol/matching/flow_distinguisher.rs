@@ -1,8 +1,8 @@
 //! Determines which flow of its schema a request belongs to.
 
 use super::digest::RequestDigest;
-use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::{FlowHasher, flow_hash};
+use weir_kubernetes::api::flowcontrol::FlowDistinguisherMethodType;
 
 /// The attribute that distinguishes the flows of a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

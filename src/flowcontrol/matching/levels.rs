@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::flowcontrol::{
-    CATCH_ALL, EXEMPT, LimitResponse, LimitResponseType, PriorityLevelConfiguration,
-    PriorityLevelEnablement, mandatory,
-};
 use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir_kubernetes::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, LimitResponse, LimitResponseType, PriorityLevelConfiguration,
+    PriorityLevelEnablement, mandatory,
+};
 
 /// A priority level that schemas lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ fn clamp_negative(number: i32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flowcontrol::{
+    use weir_kubernetes::api::flowcontrol::{
         ExemptPriorityLevelConfiguration, LimitedPriorityLevelConfiguration, ObjectMeta,
         PriorityLevelConfigurationSpec, QueuingConfiguration,
     };

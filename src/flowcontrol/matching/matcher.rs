@@ -6,7 +6,7 @@ use super::levels;
 use super::levels::CompiledLevel;
 use super::mismatch::Mismatch;
 use super::policies::Policies;
-use crate::api::flowcontrol::{
+use weir_kubernetes::api::flowcontrol::{
     CATCH_ALL, EXEMPT, FlowSchema, Object, PriorityLevelConfiguration, mandatory,
 };
 

@@ -7,7 +7,7 @@ use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
 use super::rules::Rules;
 use super::subjects::{ListBits, Subjects};
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
+use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
 
 /// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these
 /// has both a subject and a rule that match.

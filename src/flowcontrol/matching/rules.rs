@@ -7,8 +7,10 @@
 use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
 use super::names::{NameSet, boxed_bytes, is_wildcard};
-use crate::api::flowcontrol::{NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule};
-use crate::request_info::Verb;
+use weir_kubernetes::api::flowcontrol::{
+    NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule,
+};
+use weir_kubernetes::request_info::Verb;
 
 /// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any rule of its kind matches.
 #[derive(Clone, Debug)]
@@ -299,7 +301,7 @@ impl PathPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::UserInfo;
+    use weir_kubernetes::api::UserInfo;
 
     fn list(names: &[&str]) -> Vec<String> {
         names.iter().map(|&name| name.to_owned()).collect()

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use super::names::{NameMap, boxed_bytes};
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{ServiceAccountSubject, Subject, SubjectKind};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{ServiceAccountSubject, Subject, SubjectKind};
 
 /// The prefix of the user name of a service account.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

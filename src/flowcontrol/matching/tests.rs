@@ -5,15 +5,15 @@ use std::iter::repeat_with;
 use fastrand::Rng;
 
 use super::*;
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{
     CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse,
     LimitResponseType, LimitedPriorityLevelConfiguration, NonResourcePolicyRule, Object,
     ObjectMeta, PolicyRulesWithSubjects, PriorityLevelConfiguration,
     PriorityLevelConfigurationSpec, PriorityLevelEnablement, QueuingConfiguration,
     ResourcePolicyRule, ServiceAccountSubject, Subject, SubjectKind, mandatory,
 };
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 mod examples;
 mod reference;

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use crate::numeric::{saturating_u64, to_f64};
+use weir_kubernetes::numeric::{saturating_u64, to_f64};
 
 /// Counts of values up to each of some bounds.
 #[derive(Clone, Debug)]

@@ -24,8 +24,8 @@ use crate::clock::Clock;
 use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;
 use crate::flowcontrol::metrics::samples::MetricSpec;
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
-use crate::request_info::RequestKind;
+use weir_kubernetes::numeric::saturating_i64;
+use weir_kubernetes::request_info::RequestKind;
 
 /// The interval at which peaks are published (`inflightUsageMetricUpdatePeriod`).
 const PEAK_UPDATE_PERIOD: Duration = Duration::from_secs(1);

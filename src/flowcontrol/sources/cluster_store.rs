@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::{GROUP, Object, mandatory};
-use crate::document;
-use crate::document::{Diagnostics, Node, Strictness};
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::flowcontrol::{GROUP, Object, mandatory};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, Node, Strictness};
 
 /// The code of a watch's error if its resource version is too old.
 const GONE: &str = "410";

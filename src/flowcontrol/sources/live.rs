@@ -12,12 +12,12 @@ use tracing::{debug, info, warn};
 
 use super::merge::FlowcontrolSources;
 use super::origin::{EffectiveObject, Origin};
-use crate::api::flowcontrol::{Object, to_manifest};
-use crate::document::SourceLocation;
 use crate::flowcontrol::controller::{Controller, ControllerConfig};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
+use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
+use weir_kubernetes::document::SourceLocation;
 
 /// What weir knows about the cluster's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::origin::{EffectiveObject, Origin};
-use crate::api::flowcontrol::Object;
-use crate::document::SourceLocation;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::document::SourceLocation;
 
 /// The objects of each source.
 #[derive(Clone, Debug, Default)]
@@ -95,7 +95,7 @@ fn put(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flowcontrol::{FlowSchema, ObjectMeta, PriorityLevelConfiguration};
+    use weir_kubernetes::api::flowcontrol::{FlowSchema, ObjectMeta, PriorityLevelConfiguration};
 
     fn metadata(name: &str, uid: &str) -> ObjectMeta {
         ObjectMeta {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::api::flowcontrol::Object;
-use crate::document::SourceLocation;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::document::SourceLocation;
 
 /// The source of an object. Of two objects with the same kind and name, the one of the later
 /// variant is in force.

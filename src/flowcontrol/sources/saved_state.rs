@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::{Object, to_manifest};
-use crate::document;
-use crate::document::{Content, Diagnostics, Node, Strictness};
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Content, Diagnostics, Node, Strictness};
 
 /// The name of the file in the state folder.
 pub(crate) const FILE_NAME: &str = "flowcontrol.json";

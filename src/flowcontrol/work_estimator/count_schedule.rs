@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 #[cfg(test)]
 mod tests;

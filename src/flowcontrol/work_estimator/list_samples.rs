@@ -21,11 +21,11 @@ use http::uri::PathAndQuery;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use crate::api::gunzip::Gunzip;
-use crate::api::list_scan::{ListScan, ListSummary};
-use crate::api::media_type::MediaType;
-use crate::numeric::saturating_u32;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::gunzip::Gunzip;
+use weir_kubernetes::api::list_scan::{ListScan, ListSummary};
+use weir_kubernetes::api::media_type::MediaType;
+use weir_kubernetes::numeric::saturating_u32;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The most bytes to copy of one response: some 2 MiB of objects.
 const MAX_SAMPLE_BYTES: usize = 256 << 10;

@@ -21,8 +21,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::numeric::saturating_u32;
-use crate::request_info::{Query, RequestInfo, Verb};
+use weir_kubernetes::numeric::saturating_u32;
+use weir_kubernetes::request_info::{Query, RequestInfo, Verb};
 
 pub use self::object_counts::ObjectStats;
 

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::flowcontrol::work_estimator::resource_metrics::ServerCount;
-use crate::numeric::saturating_u64;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::numeric::saturating_u64;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 #[cfg(test)]
 mod tests;

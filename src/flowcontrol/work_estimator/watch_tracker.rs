@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The resource whose watches the API server's watch cache distinguishes by an index, and the
 /// indexed field.

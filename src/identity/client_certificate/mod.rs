@@ -22,12 +22,12 @@ use rustls::server::VerifierBuilderError;
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
-use crate::api::UserInfo;
 use crate::identity::client_certificate::subject::{CertificateSubject, SubjectError};
 use crate::identity::client_certificate::trust::TrustedCertificate;
 use crate::x509::{
     Certificate, CertificatePool, PathVerifier, Purpose, Reason, VerifiedCertificate,
 };
+use weir_kubernetes::api::UserInfo;
 
 /// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";

@@ -16,7 +16,6 @@ use arc_swap::ArcSwap;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tokio::time::timeout_at;
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::impersonation::decision_cache::{CachedDecision, DecisionCache};
 use crate::identity::impersonation::subject_access_review;
@@ -27,6 +26,7 @@ use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedRevi
 use crate::identity::token_hash::{TokenHash, TokenHasher};
 use crate::identity::transport::{ApiTransport, ReviewError};
 use crate::metrics::Registry;
+use weir_kubernetes::api::UserInfo;
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "SubjectAccessReviews",

@@ -5,9 +5,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::api::UserInfo;
 use crate::identity::impersonation::target::ImpersonationPermission;
 use crate::identity::transport::{RemoteRequest, RemoteResponse, ReviewError};
+use weir_kubernetes::api::UserInfo;
 
 /// The path at which reviews are created.
 pub(crate) const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";

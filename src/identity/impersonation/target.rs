@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::UserInfo;
-use crate::api::user::{ANONYMOUS, GROUP_UNAUTHENTICATED};
-use crate::encoding::go_text;
 use crate::identity::request_header::unescape_extra_key;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::user::{ANONYMOUS, GROUP_UNAUTHENTICATED};
+use weir_kubernetes::encoding::go_text;
 
 const HEADER_PREFIX: &str = "impersonate-";
 const USER_HEADER: &str = "impersonate-user";

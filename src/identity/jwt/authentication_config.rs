@@ -8,8 +8,10 @@
 
 use std::path::PathBuf;
 
-use crate::document::{Content, Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
 use crate::identity::jwt::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
+use weir_kubernetes::document::{
+    Content, Diagnostics, MappingDecoder, Node, SourceLocation, Strictness,
+};
 
 const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
@@ -263,7 +265,7 @@ fn parse_https_url(text: &str) -> Result<String, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document;
+    use weir_kubernetes::document;
 
     fn parse(text: &str) -> (Vec<ConfiguredIssuer>, String) {
         let mut diagnostics = Diagnostics::default();

@@ -7,8 +7,8 @@
 
 use serde_json::Value;
 
-use crate::api::UserInfo;
 use crate::identity::jwt::claims::{ClaimError, Claims, string_list};
+use weir_kubernetes::api::UserInfo;
 
 /// The prefix of names and groups that Kubernetes reserves.
 const SYSTEM_PREFIX: &str = "system:";

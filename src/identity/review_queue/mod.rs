@@ -24,7 +24,7 @@ use crate::clock::Clock;
 use crate::identity::review_queue::fair_queue::{ClientSource, FairQueue, NextItem};
 use crate::identity::token_hash::TokenHash;
 use crate::identity::transport::ReviewError;
-use crate::numeric::saturating_i64;
+use weir_kubernetes::numeric::saturating_i64;
 
 /// The most reviews in flight, each on a connection of its own. An API server that takes a second
 /// for a review gets no more than this many per second.

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::api::UserInfo;
 use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeyStamp;
+use weir_kubernetes::api::UserInfo;
 
 /// How long the last successful result stays in use while reviews fail.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_secs(600);

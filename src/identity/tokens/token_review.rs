@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::api::UserInfo;
 use crate::identity::transport::{RemoteRequest, RemoteResponse, ReviewError};
+use weir_kubernetes::api::UserInfo;
 
 /// The path at which reviews are created.
 pub(crate) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";

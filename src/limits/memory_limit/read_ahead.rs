@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::numeric::saturating_usize;
 use crate::upstream::connection::fair_shares::FairShares;
 use crate::upstream::requester::SlotHolder;
+use weir_kubernetes::numeric::saturating_usize;
 
 /// The bytes of a chunk: as much as a client's stream buffers.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;

@@ -32,8 +32,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::limits::memory_limit::unread_shares::HeldMemory;
-use crate::numeric::saturating_u64;
 use crate::upstream::requester::SlotHolder;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// What a request in flight counts for, in bytes, until its response turns out to have no data for
 /// now: the send buffer of a stream, which is the most that is buffered for a client that does not

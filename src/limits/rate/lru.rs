@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::hash_keys::BuildIdentityHasher;
 use crate::limits::rate::lru_key::LruKey;
-use crate::numeric::saturating_usize;
+use weir_kubernetes::numeric::saturating_usize;
 
 /// The index at both ends of the list.
 const NIL: u32 = u32::MAX;

@@ -10,12 +10,12 @@ pub(crate) mod snapshot;
 pub mod spin_lock;
 pub(crate) mod top_keys;
 
-use crate::encoding::printable::escape;
 use crate::limits::rate::clients::enforcer::ClientLimits;
 use crate::limits::rate::events::enforcer::EventRateLimit;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::metrics::Registry;
 use crate::shared_limits::source::Sharing;
+use weir_kubernetes::encoding::printable::escape;
 
 /// The configuration of the rate limits.
 #[derive(Clone, Debug, Default)]
@@ -121,17 +121,17 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::api::UserInfo;
-    use crate::api::flowcontrol::{
-        PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
-    };
     use crate::limits::admission_attributes::AdmissionAttributes;
     use crate::limits::rate::clients::config::{
         ClientDistinguisher, ClientLimitResponse, ClientLimitRule, LongRunningLimits,
     };
     use crate::limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
-    use crate::request_info::RequestInfo;
     use crate::throttling::token_bucket::Rate;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::api::flowcontrol::{
+        PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
+    };
+    use weir_kubernetes::request_info::RequestInfo;
 
     fn rule(name: &str, concurrency: u32, burst: u32) -> ClientLimitRule {
         let any = || vec!["*".to_owned()];

@@ -32,7 +32,6 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
-use crate::encoding::printable::escape_json;
 use crate::limits::Admission;
 use crate::metrics::Registry;
 use crate::observe::admin::connections::AdminConnections;
@@ -47,8 +46,9 @@ use crate::observe::status::{StatusFeed, page};
 use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
 use crate::replicas::message::check_name;
-use crate::request_info::Query;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
+use weir_kubernetes::encoding::printable::escape_json;
+use weir_kubernetes::request_info::Query;
 
 /// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);

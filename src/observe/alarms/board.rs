@@ -12,7 +12,6 @@ use prometheus::{IntGaugeVec, Opts};
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::numeric::{saturating_i64, saturating_u64};
 use crate::observe::alarms::list;
 use crate::observe::alarms::list::{
     Alarm, AlarmState, AlarmStatus, CertificateLifetime, KINDS, Losses, OpenFiles, ServerHealth,
@@ -24,6 +23,7 @@ use crate::replicas::message::POOL_NAMES;
 use crate::replicas::state::ReplicaReport;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use crate::upstream::tls;
+use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 
 /// How long what was lost for good is an alarm.
 const LOSS_TIME: Duration = Duration::from_secs(60 * 60);

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::numeric::to_f64;
 use crate::upstream::credentials::CredentialTrouble;
+use weir_kubernetes::numeric::to_f64;
 
 /// The smallest useful limit of open files: each client and each tunnel is one or two of them.
 const MIN_OPEN_FILES: u64 = 1000;

@@ -14,13 +14,13 @@ use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::api::UserInfo;
-use crate::encoding::go_text;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::observe::audit::policy::{AuditLevel, AuditPolicy, AuditStage};
 use crate::observe::client_text::redact_target;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::request_info::{RequestInfo, Verb, escaped_path, go_duration};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::go_text;
+use weir_kubernetes::request_info::{RequestInfo, Verb, escaped_path, go_duration};
 
 /// Longest user agent in bytes (`audit/request.go`).
 const MAX_USER_AGENT_BYTES: usize = 1024;

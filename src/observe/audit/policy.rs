@@ -5,11 +5,11 @@
 //! objects: the levels with bodies (`Request`, `RequestResponse`) count as `Metadata`, with a
 //! warning.
 
-use crate::api::UserInfo;
-use crate::api::flowcontrol::check_dns_subdomain;
-use crate::document;
-use crate::document::{Diagnostics, MappingDecoder, Strictness, ValueDecoder};
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::check_dns_subdomain;
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, MappingDecoder, Strictness, ValueDecoder};
+use weir_kubernetes::request_info::RequestInfo;
 
 const API_VERSION: &str = "audit.k8s.io/v1";
 const KIND: &str = "Policy";

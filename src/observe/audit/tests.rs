@@ -12,14 +12,14 @@ use http::{HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
 use super::*;
-use crate::api::UserInfo;
 use crate::flowcontrol::controller::{Controller, Enforcement, RequestTimes};
 use crate::flowcontrol::{bootstrap, controller};
 use crate::metrics::Registry;
 use crate::observe::wait_tests::eventually;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::RequestOutcome;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 fn record(target: &'static str) -> Record {
     let target = PathAndQuery::from_static(target);

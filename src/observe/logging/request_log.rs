@@ -20,7 +20,7 @@ use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
-use crate::request_info::MetricLabels;
+use weir_kubernetes::request_info::MetricLabels;
 
 /// Lines per interval for each reason: enough to see the cause, and no more than a disk takes.
 const LINES_PER_INTERVAL: u32 = 10;

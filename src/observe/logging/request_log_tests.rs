@@ -6,8 +6,8 @@ use http::{HeaderValue, Method, StatusCode};
 use tracing_subscriber::EnvFilter;
 
 use super::*;
-use crate::api::UserInfo;
 use crate::clock::Clock;
+use weir_kubernetes::api::UserInfo;
 
 #[derive(Clone, Default)]
 struct CapturedOutput(Arc<Mutex<Vec<u8>>>);

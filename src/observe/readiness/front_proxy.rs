@@ -19,7 +19,6 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
@@ -32,6 +31,7 @@ use crate::upstream::headers::forwarded_for::{ClientAddress, address_value};
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::{ForwardError, headers};
+use weir_kubernetes::api::UserInfo;
 
 /// The user that probes assert. Its only rights are those of `system:authenticated`, which include
 /// creating a `SelfSubjectReview`.

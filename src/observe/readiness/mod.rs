@@ -25,7 +25,6 @@ use tokio::time::timeout;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
-use crate::numeric::saturating_u64;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::replicas::coordinator::Replicas;
@@ -38,6 +37,7 @@ use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::servers::server_set::ServerSnapshot;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// How long a probe's result is reused: probes of any frequency cost the API server one request a
 /// second.

@@ -3,7 +3,7 @@
 
 use http::uri::Authority;
 
-use crate::document::{Diagnostics, MappingDecoder, Node, Strictness};
+use weir_kubernetes::document::{Diagnostics, MappingDecoder, Node, Strictness};
 
 const API_VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
@@ -94,7 +94,7 @@ fn parse_endpoint(text: &str) -> Result<Authority, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document;
+    use weir_kubernetes::document;
 
     fn parse_text(text: &str) -> (Option<TracingConfig>, String) {
         let mut diagnostics = Diagnostics::default();

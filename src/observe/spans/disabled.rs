@@ -11,7 +11,7 @@ use crate::pipeline::trace::record::{Record, RequestObserver};
 pub(crate) mod config {
     use std::convert::Infallible;
 
-    use crate::document::{Diagnostics, Node};
+    use weir_kubernetes::document::{Diagnostics, Node};
 
     /// A type without values.
     #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,13 +20,13 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::numeric::saturating_u32;
 use crate::observe::spans::otlp;
 use crate::observe::spans::otlp::{
     AttributeValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, OtlpResource,
     ResourceSpans, ScopeSpans, Span,
 };
 use crate::throttling::log_limiter::LogLimiter;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// Most spans per batch, and how long the first of them waits for others: OpenTelemetry's defaults
 /// for a batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).

@@ -18,7 +18,6 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::numeric::saturating_u64;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::observe::spans::config::TracingConfig;
@@ -27,7 +26,8 @@ use crate::observe::spans::otlp::{AttributeValue, KeyValue, Span, SpanStatus};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use crate::pipeline::trace::trace_context::TraceContext;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::numeric::saturating_u64;
+use weir_kubernetes::request_info::RequestInfo;
 
 pub use crate::observe::spans::exporter::SpanMetrics;
 

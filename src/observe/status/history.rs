@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::numeric::saturating_u32;
 use crate::observe::status::snapshot::{LevelStatus, StatusHistory, StatusSnapshot};
+use weir_kubernetes::numeric::saturating_u32;
 
 /// Seconds between rows. 15 minutes are then 180 points, as many as a small plot has pixels.
 pub(crate) const ROW_SECONDS: u64 = 5;

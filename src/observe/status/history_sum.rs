@@ -3,9 +3,9 @@
 //! Rows are aligned by their age: each replica adds one every five seconds, and no clock is compared
 //! with another one's.
 
-use crate::numeric::saturating_u64;
 use crate::observe::status::history::{MAX_ROWS, ROW_SECONDS};
 use crate::observe::status::snapshot::{LevelHistory, StatusHistory};
+use weir_kubernetes::numeric::saturating_u64;
 
 /// Most levels of a history of another replica. No cluster has as many.
 const MAX_LEVELS: usize = 1000;

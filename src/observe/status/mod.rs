@@ -35,7 +35,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::clock::Clock;
-use crate::encoding::printable::escape_json;
 use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
 use crate::observe::status::history_sum::retain_busy_levels;
 use crate::observe::status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
@@ -48,6 +47,7 @@ use crate::observe::top_talkers::TalkerTable;
 use crate::replicas::coordinator::{Replicas, SnapshotOfPeer};
 use crate::replicas::peers::frame_kind::{MAX_SNAPSHOT_BYTES, SNAPSHOT_FRAME_OVERHEAD};
 use crate::replicas::peers::snapshots::SnapshotSource;
+use weir_kubernetes::encoding::printable::escape_json;
 
 /// The interval between `snapshot` events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -334,7 +334,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
+    use weir_kubernetes::encoding::printable::{HOSTILE_NAMES, is_printable};
 
     #[test]
     fn names_are_only_printable_characters_in_an_event() {

@@ -14,7 +14,6 @@ use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::rate::RateLimits;
 use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::{Admission, max_in_flight};
-use crate::numeric::saturating_u64;
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -34,6 +33,7 @@ use crate::upstream;
 use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotUsage};
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;

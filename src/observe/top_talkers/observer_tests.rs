@@ -9,10 +9,10 @@ use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, StatusCode};
 
 use super::*;
-use crate::api::UserInfo;
 use crate::observe::top_talkers::shared::DIMENSIONS;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_kubernetes::api::UserInfo;
 
 const OK: RequestOutcome = RequestOutcome::Responded(StatusCode::OK);
 

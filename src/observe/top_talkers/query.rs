@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::weights::Weights;
-use crate::request_info;
+use weir_kubernetes::request_info;
 
 /// The period that a query covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Tests of the parameters.
 
 use super::query::{Dimension, TopTalkersQuery, UsageMeasure, Window};
-use crate::request_info;
+use weir_kubernetes::request_info;
 
 #[test]
 fn all_invalid_parameters_are_reported_at_once() {

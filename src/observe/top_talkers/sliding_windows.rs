@@ -15,7 +15,7 @@ use super::query::Window;
 use super::saved::{SavedWindow, SavedWindows};
 use super::weights::Weights;
 use crate::hash_keys::HashKey;
-use crate::numeric::{saturating_u32, saturating_u64};
+use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 
 /// Length of the shortest bucket.
 const TICK: Duration = Duration::from_secs(5);

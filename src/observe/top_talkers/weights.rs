@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::numeric::saturating_u64;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The number of measures.
 pub(super) const MEASURES: usize = 5;

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use http::{HeaderValue, request};
 use tokio::sync::Semaphore;
 
-use crate::api::UserInfo;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::{TrustLoss, TrustObserver};
 use crate::identity::review_queue::fair_queue::ClientSource;
@@ -16,6 +15,7 @@ use crate::limits::rejection_hold::ConnectionRetryTimes;
 use crate::source_network::source_network;
 use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
+use weir_kubernetes::api::UserInfo;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
 /// fill the memory.

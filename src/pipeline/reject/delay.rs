@@ -22,10 +22,10 @@ use crate::limits::rejection_hold::{
     HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy, RejectionHolds,
 };
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::pipeline::connection::peer::HoldState;
 use crate::throttling::memory_budget::MemoryBudget;
 use crate::throttling::retry_pacing::{RejectionCost, RetryPacing};
+use weir_kubernetes::numeric::saturating_i64;
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than

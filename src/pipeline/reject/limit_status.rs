@@ -2,13 +2,13 @@
 
 use http::StatusCode;
 
-use crate::api::Status;
 use crate::flowcontrol::controller::AdmissionRejection;
 use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::limits::Rejection;
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
 use crate::limits::rate::events::enforcer::EventRejection;
-use crate::request_info::RequestKind;
+use weir_kubernetes::api::Status;
+use weir_kubernetes::request_info::RequestKind;
 
 /// The Status of upstream's EventRateLimit plugin. Without `Retry-After` it equals upstream's.
 fn too_many_events(rejected: &EventRejection) -> Status {

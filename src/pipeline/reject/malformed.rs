@@ -15,9 +15,9 @@ use crate::pipeline::reject::invalid_head;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::RequestMetrics;
-use crate::request_info::{RequestInfo, TargetError};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
+use weir_kubernetes::request_info::{RequestInfo, TargetError};
 
 /// Why a request is malformed.
 #[derive(Debug)]

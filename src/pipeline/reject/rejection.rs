@@ -13,7 +13,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header, request};
 
-use crate::api::Status;
 use crate::identity::AuthenticationError;
 use crate::identity::impersonation::target::InvalidImpersonation;
 use crate::limits::Rejection;
@@ -22,11 +21,12 @@ use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::trace::outcome::RejectionFacts;
-use crate::request_info::{Query, TargetError};
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MAX_HEADER_BYTES;
 use crate::upstream::headers::request_head::UnencodableUser;
 use crate::upstream::loop_detection::LoopRejection;
+use weir_kubernetes::api::Status;
+use weir_kubernetes::request_info::{Query, TargetError};
 
 /// `Retry-After` of a request that did not reach the API server, in seconds. client-go takes 1 for
 /// "retry", and it gives a restarting server a moment.

@@ -9,7 +9,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
-use crate::api::Status;
 use crate::clock::Clock;
 use crate::flowcontrol::level::ObjectId;
 use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
@@ -18,6 +17,7 @@ use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::reject::rejection::{PROTOBUF, RequestRejection, StatusEncoding};
 use crate::pipeline::response::body::Body;
 use crate::upstream::headers::keep_unindexed;
+use weir_kubernetes::api::Status;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -263,8 +263,8 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::request_info::RequestKind;
     use crate::upstream::ForwardError;
+    use weir_kubernetes::request_info::RequestKind;
 
     const REJECTION: Rejection = Rejection::MaxInFlight {
         kind: RequestKind::ReadOnly,

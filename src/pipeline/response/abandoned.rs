@@ -260,12 +260,12 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::api::UserInfo;
     use crate::flowcontrol::controller::RequestTimes;
     use crate::flowcontrol::controller::tests::{one_level, reject};
     use crate::limits::{Admission, AdmissionAttributes, MaxInFlight, max_in_flight};
-    use crate::request_info::RequestInfo;
     use crate::upstream::pool::stream_guard::Cancellation;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::request_info::RequestInfo;
 
     /// A stream whose reset the test acknowledges.
     struct FakeStream(Option<oneshot::Receiver<()>>);

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Response, StatusCode, header, request};
 
-use crate::api::gunzip::Gunzip;
-use crate::api::list_scan::ListScan;
-use crate::api::media_type::MediaType;
-use crate::api::watch_scan::WatchScan;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
 use crate::flowcontrol::work_estimator::object_counts::lists_all_objects;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::gunzip::Gunzip;
+use weir_kubernetes::api::list_scan::ListScan;
+use weir_kubernetes::api::media_type::MediaType;
+use weir_kubernetes::api::watch_scan::WatchScan;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Maximum of inflated event bytes of one watch. kube-apiserver does not compress them; a proxy
 /// before it may.

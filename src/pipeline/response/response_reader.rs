@@ -89,8 +89,8 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::api::UserInfo;
     use crate::metrics::Registry;
+    use weir_kubernetes::api::UserInfo;
 
     fn polled(size: usize) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(vec![7; size])))))

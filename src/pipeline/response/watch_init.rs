@@ -16,7 +16,7 @@ use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::list_observer::{
     InitialEventsEnd, InitialEventsObserver, LastObject,
 };
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The initial events have ended for certain when no data has arrived for this long: many times
 /// what kube-apiserver needs between two events that are at hand. Seats are held for as long only

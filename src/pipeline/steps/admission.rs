@@ -18,9 +18,9 @@ use crate::pipeline::steps::rates::RateLimitStep;
 use crate::pipeline::steps::request_body::{BodyPrefix, BodyReadTime, RequestBodyStep};
 use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
-use crate::request_info::Verb;
 use crate::upstream::Upstream;
 use crate::upstream::requester::SlotHolder;
+use weir_kubernetes::request_info::Verb;
 
 /// The permit of an admitted request, and the part of its body that was read.
 pub(crate) struct Admitted {

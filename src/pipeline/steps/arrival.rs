@@ -18,8 +18,8 @@ use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, RequestObservers};
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::trace::{RequestMetrics, Trace};
-use crate::request_info::{RequestInfo, Verb};
 use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// How long a request may take, and until when.
 #[derive(Clone, Copy)]

@@ -39,13 +39,13 @@ use crate::pipeline::steps::request_body::{BodyPrefix, OutgoingBody, forward_rej
 use crate::pipeline::steps::upgrade::{UpgradeRequest, start_tunnel, tunnel_client};
 use crate::pipeline::steps::upstream_request::{OutgoingRequest, UpstreamRequestBuilder};
 use crate::pipeline::trace::{MetricSubject, Trace};
-use crate::request_info::{RequestInfo, Verb};
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::{ForwardError, Upstream, UpstreamRequest, headers};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// An admitted request and what belongs to it.
 pub(crate) struct AdmittedRequest {

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
@@ -24,6 +23,7 @@ use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, Worker
 use crate::pipeline::reject::rejection::{ImpersonationError, RequestRejection};
 use crate::pipeline::trace::Trace;
 use crate::upstream::Upstream;
+use weir_kubernetes::api::UserInfo;
 
 /// How long a request waits for a decision about impersonation. `CLASSIFY_TIMEOUT` if only the
 /// request's classification depends on it, which then falls back to the authenticated user.

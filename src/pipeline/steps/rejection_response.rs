@@ -8,8 +8,6 @@ use http::{HeaderValue, Response, header};
 use http_body::Body as _;
 use tracing::warn;
 
-use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::limits::rejection_hold::HoldKey;
@@ -23,10 +21,12 @@ use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::trace::Trace;
-use crate::request_info::{RequestInfo, RequestKind};
 use crate::source_network::source_network;
 use crate::throttling::log_limiter::LogLimiter;
 use crate::throttling::retry_pacing::RejectionCost;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::user::ANONYMOUS;
+use weir_kubernetes::request_info::{RequestInfo, RequestKind};
 
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.

@@ -20,13 +20,11 @@ use http_body_util::BodyExt;
 use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::metrics::Registry;
-use crate::numeric::{saturating_u64, saturating_usize};
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
-use crate::request_info::RequestInfo;
 use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 use crate::throttling::minimum_rate::{MinimumRate, RateMeter};
 use crate::upstream::body::buffered_body::BufferedBody;
@@ -34,6 +32,8 @@ use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::body::request_body::{RequestBody, classify_error};
 use crate::upstream::{ForwardError, headers};
+use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
+use weir_kubernetes::request_info::RequestInfo;
 
 /// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
 pub(crate) const MAX_BODY_SIZE: usize = 3 << 20;

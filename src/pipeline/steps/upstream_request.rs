@@ -12,9 +12,9 @@ use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::{SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::impersonation::EffectiveUser;
-use crate::request_info::RequestInfo;
 use crate::upstream::headers::forwarded_for::{ClientAddress, requested_host};
 use crate::upstream::{Upstream, UpstreamRequest, headers};
+use weir_kubernetes::request_info::RequestInfo;
 
 /// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use crate::api::UserInfo;
 use crate::identity::impersonation::target;
 use crate::identity::impersonation::target::HeaderRules;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::upstream::headers::AUDIT_ID;
+use weir_kubernetes::api::UserInfo;
 
 /// Maximum length of a client's id in bytes, several times that of a UUID; a longer one is
 /// replaced.

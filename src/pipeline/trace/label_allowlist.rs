@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, StatusCode, header};
 
-use crate::request_info::{RequestInfo, is_built_in_group};
+use weir_kubernetes::request_info::{RequestInfo, is_built_in_group};
 
 /// kube-apiserver's name for itself in these metrics.
 pub(crate) const COMPONENT: &str = "apiserver";

@@ -21,7 +21,6 @@ use std::time::{Duration, Instant, SystemTime};
 use http::{HeaderMap, StatusCode};
 use tracing::warn;
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
@@ -36,8 +35,9 @@ use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};
 use crate::pipeline::trace::request_series::{RequestSeries, Responder};
 use crate::pipeline::trace::stage_metrics::RequestStage;
 use crate::pipeline::trace::trace_context::{Sampler, TraceContext};
-use crate::request_info::measures_response_size;
 use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::measures_response_size;
 
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
 pub use crate::pipeline::trace::request_series::MetricSubject;

@@ -4,7 +4,7 @@
 use http::{HeaderMap, StatusCode, header};
 
 use crate::limits::Rejection;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

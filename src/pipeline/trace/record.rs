@@ -13,7 +13,6 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
@@ -23,7 +22,8 @@ use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::{RejectionFacts, RequestOutcome};
 use crate::pipeline::trace::trace_context::TraceContext;
-use crate::request_info::{RequestInfo, TargetError};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::{RequestInfo, TargetError};
 
 /// Targets, user agents, proxy addresses and users are usually no longer than this together, in
 /// bytes.
@@ -248,8 +248,8 @@ mod tests {
     use super::*;
     use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
     use crate::pipeline::trace::Trace;
-    use crate::request_info::RequestKind;
     use crate::throttling::memory_budget::MemoryBudget;
+    use weir_kubernetes::request_info::RequestKind;
 
     /// Records how requests ended, and whether the start of their responses was observed.
     #[derive(Debug, Default)]

@@ -12,7 +12,6 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
 use crate::metrics::{GaugeGuard, Registry};
-use crate::numeric::to_f64;
 use crate::pipeline::trace::label_allowlist::{COMPONENT, OTHER, is_built_in};
 use crate::pipeline::trace::malformed_metrics::MalformedRequestMetrics;
 use crate::pipeline::trace::record::Record;
@@ -20,8 +19,9 @@ use crate::pipeline::trace::request_series::{
     CodeCounters, MetricSubject, RequestSeries, Responder,
 };
 use crate::pipeline::trace::stage_metrics::StageMetrics;
-use crate::request_info::{MetricLabels, RequestInfo, RequestKind, Verb};
 use crate::throttling::log_limiter::LogLimiter;
+use weir_kubernetes::numeric::to_f64;
+use weir_kubernetes::request_info::{MetricLabels, RequestInfo, RequestKind, Verb};
 
 /// The labels of `apiserver_request_duration_seconds`. The other metrics have the same labels in
 /// this order, each with its own left out.

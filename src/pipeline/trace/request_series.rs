@@ -6,7 +6,7 @@ use http::{HeaderValue, StatusCode, header, request};
 use prometheus::{Histogram, IntCounter, IntGauge};
 
 use crate::pipeline::trace::label_allowlist::{HandlerLabels, path_label};
-use crate::request_info::{MetricLabels, RequestInfo};
+use weir_kubernetes::request_info::{MetricLabels, RequestInfo};
 
 /// Codes that are counted without a lookup by text; the others are rare.
 const COMMON_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::numeric::saturating_u64;
 use crate::upstream::headers::TRACEPARENT;
+use weir_kubernetes::numeric::saturating_u64;
 
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 

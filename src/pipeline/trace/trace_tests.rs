@@ -7,7 +7,7 @@ use crate::metrics::Registry;
 use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer, ReceivedHead};
 use crate::pipeline::reject::rejection::{BodyReadError, ImpersonationError, RequestRejection};
 use crate::pipeline::trace::record::{Record, RequestObserver, RequestObservers};
-use crate::request_info::{MetricLabels, RequestInfo, RequestKind};
+use weir_kubernetes::request_info::{MetricLabels, RequestInfo, RequestKind};
 
 /// Observes nothing.
 #[derive(Debug)]

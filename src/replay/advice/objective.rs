@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::replay::simulation::Measured;
 use crate::replay::simulation::measure::{GroupKind, GroupSelector};
-use crate::request_info::go_duration;
+use weir_kubernetes::request_info::go_duration;
 
 /// What is wanted of a group of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,10 +126,10 @@ impl Objective {
         let Measured {
             arrivals, rejected, ..
         } = *measured;
-        let count = crate::numeric::to_f64(rejected);
-        let percent = 100.0 * count / crate::numeric::to_f64(arrivals.max(1));
+        let count = weir_kubernetes::numeric::to_f64(rejected);
+        let percent = 100.0 * count / weir_kubernetes::numeric::to_f64(arrivals.max(1));
         let (value, limit) = match self.limit {
-            Limit::Count(limit) => (count, crate::numeric::to_f64(limit)),
+            Limit::Count(limit) => (count, weir_kubernetes::numeric::to_f64(limit)),
             Limit::Percent(limit) => (percent, limit),
             Limit::Wait(_) => return Judgement::held(String::new()), // unreachable: parsed
         };
@@ -191,7 +191,8 @@ fn never(measured: &Measured) -> f64 {
     let Measured {
         arrivals, rejected, ..
     } = *measured;
-    let part = crate::numeric::to_f64(rejected) / crate::numeric::to_f64(arrivals.max(1));
+    let part = weir_kubernetes::numeric::to_f64(rejected)
+        / weir_kubernetes::numeric::to_f64(arrivals.max(1));
     NEVER_SECONDS * (1.0 + part)
 }
 

@@ -99,9 +99,9 @@ fn copies(hash: u64) -> u64 {
         0.996_340_153_172_656_3,
         0.999_405_815_182_418_3,
     ];
-    let hash = crate::numeric::to_f64(hash) / 2.0_f64.powi(64);
+    let hash = weir_kubernetes::numeric::to_f64(hash) / 2.0_f64.powi(64);
     let below = AT_MOST.iter().filter(|bound| hash >= **bound);
-    crate::numeric::saturating_u64(below.count())
+    weir_kubernetes::numeric::saturating_u64(below.count())
 }
 
 /// The finalizer of SplitMix64: each bit of the result depends on each bit.
@@ -115,8 +115,8 @@ const fn mix(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::UserInfo;
     use crate::replay::logged::{LoggedRequest, RecordedOutcome, RequestLine};
+    use weir_kubernetes::api::UserInfo;
 
     fn request(table: &ClientTable, user: &str, at_us: i64, stream: u64) -> LogItem {
         let user = UserInfo {

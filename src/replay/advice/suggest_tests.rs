@@ -10,17 +10,17 @@ use super::suggest::settings::KeptSettings;
 use super::tests::{LogFile, options, trial_model};
 use super::trials::run_one;
 use super::variants::InFlightFlags;
-use crate::api::flowcontrol::Object;
-use crate::api::{UserInfo, flowcontrol};
-use crate::document;
-use crate::document::Diagnostics;
-use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::matching::Subjects;
 use crate::replay::run::replay;
 use crate::replay::simulation::{ReplayModel, ReplayedPolicies};
 use crate::replay::tests::{assert_golden, policies};
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::api::{UserInfo, flowcontrol};
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
+use weir_kubernetes::encoding::printable::{HOSTILE_NAMES, is_printable};
 
 /// A pipeline's service account lists without an end, and nine others send a request now and then.
 /// A node writes events.

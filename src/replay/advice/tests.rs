@@ -15,9 +15,6 @@ use super::search::model::{SearchReport, SeatsChange};
 use super::search::output;
 use super::trials::{TrialModel, run_one};
 use super::variants::{InFlightFlags, with_shares};
-use crate::api::flowcontrol;
-use crate::document;
-use crate::document::Diagnostics;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::limits::max_in_flight::MaxInFlightConfig;
@@ -26,6 +23,9 @@ use crate::replay::reader::merge::ReadOptions;
 use crate::replay::run::replay;
 use crate::replay::simulation::ReplayModel;
 use crate::replay::tests::{assert_golden, policies, storm_log};
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
 
 const TODAY: InFlightFlags = InFlightFlags {
     max_requests_inflight: 400,

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::flowcontrol::Object;
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::limits::max_in_flight::MaxInFlightConfig;
-use crate::numeric::saturating_u32;
 use crate::replay::simulation::ReplayedPolicies;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// The annotation with which kube-apiserver keeps the specs of its own objects as they were.
 pub(crate) const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";

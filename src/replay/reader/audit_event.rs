@@ -250,7 +250,7 @@ const fn days_since_epoch(year: i64, month: i64, day: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request_info::RequestInfo;
+    use weir_kubernetes::request_info::RequestInfo;
 
     #[test]
     fn the_quick_parser_of_times_agrees_with_the_general_one() {

@@ -13,7 +13,6 @@ use serde_json::value::RawValue;
 use super::audit_event::{
     Annotations, AuditObject, ParsedEvent, ParsedUser, method_of, parse_time,
 };
-use crate::api::UserInfo;
 use crate::explain::request::implied_groups;
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::replay::arrival::{ArrivalLine, RecordNote, Text};
@@ -22,8 +21,9 @@ use crate::replay::logged::{
     LoggedEvent, LoggedRequest, RareFields, RecordedAdjustment, RecordedOrder, RecordedOutcome,
     RequestLine,
 };
-use crate::request_info::go_duration;
 use crate::source_network::source_network;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::go_duration;
 
 /// The most bytes of lines by which a thread remembers clients: some 20,000 of them. Beyond, it
 /// begins anew. Texts differ more often than clients: they have the ids of pods and of credentials.

@@ -99,7 +99,7 @@ impl BeforeAfter {
     /// How much worse it is after: a rejection counts as a second of waiting, the least
     /// `Retry-After`. Less than a millisecond is none.
     fn loss(&self) -> f64 {
-        let [rejected_before, rejected_after] = self.rejected.map(crate::numeric::to_f64);
+        let [rejected_before, rejected_after] = self.rejected.map(weir_kubernetes::numeric::to_f64);
         let [wait_before, wait_after] = self.wait_s;
         let loss = rejected_after - rejected_before + wait_after - wait_before;
         if loss.abs() < 1e-3 { 0.0 } else { loss }

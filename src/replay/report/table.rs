@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use crate::encoding::printable::escape;
 use crate::replay::report::model::{
     BEGAN_UNDER_WAY, Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport,
     InputReport, ModelReport, Report, RunReport,
 };
+use weir_kubernetes::encoding::printable::escape;
 
 /// The groups of a table.
 const MAX_ROWS: usize = 10;

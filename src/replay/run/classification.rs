@@ -11,7 +11,7 @@ use crate::replay::clients::{Client, ClientTable};
 use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::ClassificationReport;
 use crate::replay::simulation::ReplayedPolicies;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Compares the schemas of a configuration with the recorded ones.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::WaitingReport;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Of fewer requests nothing is known.
 const LEAST_REQUESTS: u64 = 20;
@@ -94,7 +94,7 @@ impl ClientTimes {
     }
 
     fn waits(&self) -> bool {
-        let to_f64 = crate::numeric::to_f64;
+        let to_f64 = weir_kubernetes::numeric::to_f64;
         if self.requests < LEAST_REQUESTS || self.counted * 2 < self.requests {
             return false;
         }

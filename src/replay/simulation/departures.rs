@@ -13,9 +13,9 @@ use super::model::Retries;
 use super::requests::{Attempt, LingeringSeats, OpenWatch, Planned, RepeatedRequest, SimRequest};
 use super::statistics::groups::{Outcome, RejectedBy, Settled};
 use super::statistics::series::LevelEvent;
-use crate::numeric::{saturating_u32, saturating_u64};
 use crate::replay::logged::RecordedOrder;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 impl Simulation {
     /// Starts the requests that the last step of a level has dispatched.

@@ -9,7 +9,7 @@ use super::statistics::groups::{GroupStats, GroupTable};
 use super::statistics::measured::Measured;
 use crate::replay::clients::Client;
 use crate::replay::report::model::GroupReport;
-use crate::request_info::RequestKind;
+use weir_kubernetes::request_info::RequestKind;
 
 /// What a group of requests has in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ use foldhash::fast::FixedState;
 
 use super::agenda::sim_time::SimTime;
 use crate::replay::histogram::DurationHistogram;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The most kinds of requests whose times are kept apart; a cluster has some hundreds.
 const MAX_KINDS: usize = 4096;

@@ -11,7 +11,6 @@ use futures_util::future::join_all;
 use super::model::{ClientBehaviour, ReplayModel, ReplayedPolicies};
 use super::outcome::SimulationOutcome;
 use super::simulate;
-use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::bootstrap;
@@ -21,13 +20,14 @@ use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::limits::rate::RateLimitsConfig;
 use crate::metrics::Registry;
-use crate::numeric::saturating_u64;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::{
     LogItem, LoggedRequest, RecordedAdjustment, RecordedOrder, RecordedOutcome, RequestLine,
 };
 use crate::replay::report::model::{GroupReport, GroupsReport, LevelReport, RunReport};
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::numeric::saturating_u64;
+use weir_kubernetes::request_info::RequestInfo;
 
 const MS: u64 = 1_000_000;
 

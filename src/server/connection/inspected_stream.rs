@@ -21,7 +21,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::Clock;
 use crate::metrics::GaugeGuard;
-use crate::numeric::saturating_u64;
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::reject::rejection::RequestRejection;
@@ -32,6 +31,7 @@ use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::connection::write_progress::WriteProgress;
 use crate::throttling::poll_budget::HEADER_BYTE_WORK;
 use crate::throttling::read_pacing::ReadPacing;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";

@@ -50,7 +50,6 @@ use crate::in_place;
 use crate::io::TcpIo;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::metrics::GaugeGuard;
-use crate::numeric::{saturating_u64, saturating_usize};
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
@@ -84,6 +83,7 @@ use crate::server::settings::{AddressLimit, ListenerSettings};
 use crate::server::{keepalive, proxy_protocol};
 use crate::throttling::read_pacing::ReadPacing;
 use crate::write_coalescing::coalesce_writes;
+use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
 
 /// The longest handshake: enough for two lost packets. Go's server uses `ReadHeaderTimeout`, which
 /// is no shorter for a well-behaved client.

@@ -14,12 +14,12 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::identity::request_header::IdentityHeaders;
 use crate::in_place;
-use crate::numeric::saturating_u64;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
 use crate::upstream::body::progress::{ABORTED, BodyProgress, BodyState, COMPLETE, MALFORMED};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The body of a request to the upstream.
 #[derive(Debug)]

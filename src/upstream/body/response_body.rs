@@ -17,9 +17,9 @@ use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::numeric::saturating_u64;
 use crate::upstream::body::body_pump::BodyPump;
 use crate::upstream::headers;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// Most bytes that are read of a response that is not needed any more: as cheap as a reset.
 const MAX_DRAIN_BYTES: usize = 64 << 10;

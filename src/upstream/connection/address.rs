@@ -12,8 +12,8 @@ use http::uri::Authority;
 use http::{HeaderValue, Uri};
 use rustls_pki_types::ServerName;
 
-use crate::encoding::percent;
-use crate::encoding::percent::PlusMode;
+use weir_kubernetes::encoding::percent;
+use weir_kubernetes::encoding::percent::PlusMode;
 
 /// The address of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use prometheus::{IntGauge, IntGaugeVec};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::fair_shares::{FairShares, ShareError};
 use crate::upstream::requester::{Requester, SlotHolder};
+use weir_kubernetes::numeric::saturating_i64;
 
 /// Most holders that are listed of each kind.
 const MAX_HOLDERS: usize = 20;
@@ -281,7 +281,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::api::UserInfo;
+    use weir_kubernetes::api::UserInfo;
 
     fn requester(last: u8) -> Requester {
         Requester {

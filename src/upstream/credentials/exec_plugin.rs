@@ -18,13 +18,13 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::encoding::printable::escape_message;
-use crate::numeric::saturating_u64;
 use crate::upstream::credentials::exec_credential::{
     ClusterInfo, ExecApiVersion, ExecCredentialError, PluginCredential, encode_exec_info,
     parse_output,
 };
 use crate::upstream::tls::PemError;
+use weir_kubernetes::encoding::printable::escape_message;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The environment variable with the plugin's input.
 const EXEC_INFO_VARIABLE: &str = "KUBERNETES_EXEC_INFO";

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::document::{MappingDecoder, Node, ValueDecoder};
 use crate::upstream::tls::Pem;
+use weir_kubernetes::document::{MappingDecoder, Node, ValueDecoder};
 
 /// Whether the field is present and not the empty string, which counts as absent in Go.
 pub(super) fn is_set(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {

@@ -17,10 +17,6 @@ use std::path::{Path, PathBuf};
 use rustls_pki_types::ServerName;
 use serde_json::Value as Json;
 
-use crate::document;
-use crate::document::{
-    Content, Diagnostics, MappingDecoder, Node, ResolvedScalar, SourceLocation, Strictness,
-};
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
@@ -29,6 +25,10 @@ use crate::upstream::kubeconfig::fields::{
     entry_name, is_set, optional_string, read_pem, required_string,
 };
 use crate::upstream::tls::Pem;
+use weir_kubernetes::document;
+use weir_kubernetes::document::{
+    Content, Diagnostics, MappingDecoder, Node, ResolvedScalar, SourceLocation, Strictness,
+};
 
 /// The extension of a cluster that is passed to plugins (`clientcmd/api/v1`).
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";

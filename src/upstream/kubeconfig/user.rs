@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use crate::document::MappingDecoder;
 use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::{ClusterInfo, ExecApiVersion};
 use crate::upstream::credentials::exec_plugin::ExecPlugin;
@@ -10,6 +9,7 @@ use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSou
 use crate::upstream::kubeconfig::fields::{
     is_set, optional_string, read_pem, required_string, resolve_path, secret_item, secret_string,
 };
+use weir_kubernetes::document::MappingDecoder;
 
 /// Every field that can hold a credential.
 const CREDENTIAL_FIELDS: [&str; 10] = [

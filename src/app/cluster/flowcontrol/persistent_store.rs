@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::api::flowcontrol::Object;
 use crate::app::cluster::flowcontrol::state_file::StateFile;
 use crate::clock::Clock;
 use crate::flowcontrol::sources::saved_state::ClusterIdentity;
@@ -16,6 +15,7 @@ use crate::flowcontrol::sources::{
     ClusterResource, ClusterStatus, ClusterStore, ListedObjects, LiveObjects, StoreChange,
     WatchEvent, rbac_rule,
 };
+use weir_kubernetes::api::flowcontrol::Object;
 
 /// Changes within this time are saved once.
 const SAVE_DELAY: Duration = Duration::from_secs(1);

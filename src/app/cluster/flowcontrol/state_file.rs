@@ -6,9 +6,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use crate::api::flowcontrol::Object;
 use crate::flowcontrol::sources::saved_state;
 use crate::flowcontrol::sources::saved_state::ClusterIdentity;
+use weir_kubernetes::api::flowcontrol::Object;
 
 /// Only weir's own user reads and writes the file.
 const MODE: u32 = 0o600;

@@ -9,8 +9,6 @@ use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use tracing::{debug, info};
 
-use crate::api::list_scan::{ListScan, ListSummary};
-use crate::api::media_type::MediaType;
 use crate::app::self_checks::self_access::{
     SelfAccessDecision, parse_decision, self_access_review,
 };
@@ -20,6 +18,8 @@ use crate::flowcontrol::work_estimator::count_schedule::{
 };
 use crate::identity::transport::ApiTransport;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_kubernetes::api::list_scan::{ListScan, ListSummary};
+use weir_kubernetes::api::media_type::MediaType;
 
 /// Metadata only. Nothing else is accepted: a server without this form responds 406 and sends no
 /// object.

@@ -8,8 +8,8 @@ use clap::Args;
 use crate::cli::config_resolver::single_file::FileKind;
 use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
 use crate::cli::flags::{ServeArgs, origin};
-use crate::document;
-use crate::document::{Content, Diagnostics, Node, SourceLocation};
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Content, Diagnostics, Node, SourceLocation};
 
 /// What a file has.
 #[derive(Debug)]

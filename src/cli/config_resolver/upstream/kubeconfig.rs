@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::UpstreamArgs;
-use crate::document;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::{Kubeconfig, KubeconfigFile};
+use weir_kubernetes::document;
 
 pub(super) const KUBECONFIG: &str = "kubeconfig";
 

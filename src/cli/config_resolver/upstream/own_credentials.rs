@@ -12,11 +12,11 @@ use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::clock::Clock;
-use crate::document::SourceLocation;
 use crate::identity::jwt::Jwt;
 use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSource, parse_token};
 use crate::upstream::tls;
 use crate::upstream::tls::{Pem, PemInput};
+use weir_kubernetes::document::SourceLocation;
 
 const KUBECONFIG: &str = "kubeconfig";
 

@@ -12,7 +12,7 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
-use crate::encoding::printable::escape_json;
+use weir_kubernetes::encoding::printable::escape_json;
 
 /// The objects in force, on the admin listener.
 const OBJECTS_PATH: &str = "/debug/api_priority_and_fairness/objects";

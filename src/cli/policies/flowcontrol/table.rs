@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::encoding::printable::{escape, escape_message};
+use weir_kubernetes::encoding::printable::{escape, escape_message};
 
 /// The titles of the columns.
 const TITLES: [&str; 4] = ["KIND", "NAME", "ORIGIN", "DETAILS"];

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::encoding::yaml::{comment, write_value};
+use weir_kubernetes::encoding::yaml::{comment, write_value};
 
 /// Renders the response of the admin listener: a document for each object, with its origin in a
 /// comment.
@@ -36,12 +36,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::flowcontrol;
-    use crate::api::flowcontrol::{Object, to_manifest};
-    use crate::document;
-    use crate::document::{Content, Diagnostics};
-    use crate::encoding::printable::HOSTILE_NAMES;
     use crate::flowcontrol::bootstrap;
+    use weir_kubernetes::api::flowcontrol;
+    use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
+    use weir_kubernetes::document;
+    use weir_kubernetes::document::{Content, Diagnostics};
+    use weir_kubernetes::encoding::printable::HOSTILE_NAMES;
 
     #[test]
     fn names_and_origins_stay_in_their_scalars_and_comments() {

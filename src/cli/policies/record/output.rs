@@ -8,11 +8,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::numeric::saturating_u64;
 use crate::observe::logging::recording::gzip::{
     MEMBER_BYTES, gzip_member, is_gzip_name, max_member_bytes,
 };
 use crate::observe::logging::recording::line::{LinePseudonymizer, note_line};
+use weir_kubernetes::numeric::saturating_u64;
 
 /// Only the owner may read the record: it names users and their requests.
 const FILE_MODE: u32 = 0o600;

@@ -16,20 +16,20 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{
-    FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse, LimitResponseType,
-    LimitedPriorityLevelConfiguration, NonResourcePolicyRule, Object, ObjectMeta,
-    PolicyRulesWithSubjects, PriorityLevelConfiguration, PriorityLevelConfigurationSpec,
-    PriorityLevelEnablement, QueuingConfiguration, ResourcePolicyRule, Subject, SubjectKind,
-};
 use crate::clock::Clock;
 use crate::flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::{ArrivalError, ArrivingRequest, LevelDump, PriorityLevel};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{
+    FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse, LimitResponseType,
+    LimitedPriorityLevelConfiguration, NonResourcePolicyRule, Object, ObjectMeta,
+    PolicyRulesWithSubjects, PriorityLevelConfiguration, PriorityLevelConfigurationSpec,
+    PriorityLevelEnablement, QueuingConfiguration, ResourcePolicyRule, Subject, SubjectKind,
+};
+use weir_kubernetes::request_info::RequestInfo;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";

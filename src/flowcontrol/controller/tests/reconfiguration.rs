@@ -223,10 +223,12 @@ async fn a_mandatory_level_whose_object_is_deleted_keeps_its_spec() {
             spec: PriorityLevelConfigurationSpec {
                 enablement: PriorityLevelEnablement::Exempt,
                 limited: None,
-                exempt: Some(crate::api::flowcontrol::ExemptPriorityLevelConfiguration {
-                    nominal_concurrency_shares: nominal,
-                    lendable_percent: 0,
-                }),
+                exempt: Some(
+                    weir_kubernetes::api::flowcontrol::ExemptPriorityLevelConfiguration {
+                        nominal_concurrency_shares: nominal,
+                        lendable_percent: 0,
+                    },
+                ),
             },
             ..PriorityLevelConfiguration::default()
         })

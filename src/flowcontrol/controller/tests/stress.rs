@@ -7,7 +7,7 @@ use tokio::task::{JoinSet, yield_now};
 
 use super::*;
 
-use crate::numeric::to_f64;
+use weir_kubernetes::numeric::to_f64;
 
 const CLIENTS: u64 = 64;
 const REQUESTS: u64 = 150;

@@ -22,13 +22,13 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::PolicyRulesWithSubjects;
-use crate::document::{
+use crate::throttling::token_bucket::Rate;
+use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
+use weir_kubernetes::document::{
     Diagnostics, MappingDecoder, Node, ResolvedScalar, Strictness, ValueDecoder,
 };
-use crate::request_info::go_duration;
-use crate::throttling::token_bucket::Rate;
+use weir_kubernetes::request_info::go_duration;
 
 /// The default reconcile rate of controller-runtime and Crossplane.
 const DEFAULT_RECONCILE_RATE: u32 = 10;
@@ -212,7 +212,7 @@ fn parse_is_delay(text: &str) -> Result<bool, &'static str> {
 
 /// Whether the field is `off`, which YAML reads as a boolean if it is unquoted.
 fn is_off(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {
-    use crate::document::Content;
+    use weir_kubernetes::document::Content;
     fields.node(name).is_some_and(|node| match &node.content {
         Content::Scalar(scalar) => {
             scalar.value == ResolvedScalar::Bool(false) || scalar.text == "off"
@@ -296,7 +296,7 @@ fn parse_duration(fields: &mut MappingDecoder<'_>, name: &'static str) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document;
+    use weir_kubernetes::document;
 
     const RULES: &str = "  rules:\n  - subjects: [{kind: User, user: {name: c}}]\n    \
         resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}]\n";

@@ -25,10 +25,10 @@ use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::top_keys::{TopKey, TopKeys};
 use crate::metrics::Registry;
-use crate::numeric::saturating_i64;
-use crate::request_info::{RequestInfo, Verb};
 use crate::shared_limits::source::Sharing;
 use crate::throttling::token_bucket::retry_after_seconds;
+use weir_kubernetes::numeric::saturating_i64;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";

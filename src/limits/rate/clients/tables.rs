@@ -6,9 +6,9 @@ use crate::limits::rate::bucket_table::{BucketTable, SharedScope};
 use crate::limits::rate::clients::config::{ClientLimitRule, ObjectBackoff};
 use crate::limits::rate::lru::Lru;
 use crate::limits::rate::lru_key::LruKey;
-use crate::numeric::saturating_usize;
 use crate::shared_limits::bucket::RefillAnswer;
 use crate::shared_limits::source::{Sharing, SourceCall};
+use weir_kubernetes::numeric::saturating_usize;
 
 /// The failures of an object are kept for this many of the longest backoffs after its backoff has
 /// ended; after that it starts anew. controller-runtime forgets failures only after a success, but

@@ -4,16 +4,16 @@
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use crate::api::status::truncate_for_json;
 use crate::limits::rate::bucket_table::{BucketTable, SharedScope};
 use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use crate::limits::rate::lru::LruOutcome;
 use crate::limits::rate::lru_key::{LruKey, LruKeyHasher};
-use crate::numeric::saturating_usize;
-use crate::request_info::{RequestInfo, Verb};
 use crate::shared_limits::bucket::RefillAnswer;
 use crate::shared_limits::source::{Sharing, SourceCall};
 use crate::throttling::token_bucket::Rate;
+use weir_kubernetes::api::status::truncate_for_json;
+use weir_kubernetes::numeric::saturating_usize;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The longest message of a rejection, in bytes of JSON. A key may be as long as a body, and
 /// client-go reads at most 2 KiB of a response to reuse its connection. A Status contains the

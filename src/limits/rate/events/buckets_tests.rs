@@ -155,7 +155,7 @@ fn the_proposal_s_example_is_reproduced_exactly() {
 
 #[test]
 fn a_message_is_short_for_any_key() {
-    use crate::api::Status;
+    use weir_kubernetes::api::Status;
     for key in [&b"k"[..], b"\"", b"\x01", b"\xff", "\u{1f600}".as_bytes()] {
         for prefix in 0..4 {
             let long = [b"xyz".get(..prefix).unwrap_or(b"xyz"), &key.repeat(1 << 20)].concat();

@@ -6,9 +6,9 @@
 
 use std::path::PathBuf;
 
-use crate::document;
-use crate::document::{Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
-use crate::encoding::go_text;
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
+use weir_kubernetes::encoding::go_text;
 
 const PLUGIN_NAME: &str = "EventRateLimit";
 

@@ -20,10 +20,10 @@ use crate::limits::rate::lru_key::LruKeyHasher;
 use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rate::top_keys::{TopKey, TopKeys};
 use crate::metrics::Registry;
-use crate::request_info::RequestInfo;
 use crate::shared_limits::bucket::RefillAnswer;
 use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
 use crate::throttling::token_bucket::retry_after_seconds;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The most events whose keys are tracked for their patches: four new events a second for an hour,
 /// in at most 12 MiB.

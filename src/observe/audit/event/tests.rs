@@ -217,7 +217,7 @@ fn only_the_uid_that_weir_gives_an_unauthenticated_user_is_left_out() {
 #[test]
 fn a_policy_omits_stages_and_requests() {
     let read = |text: &str| {
-        let mut diagnostics = crate::document::Diagnostics::default();
+        let mut diagnostics = weir_kubernetes::document::Diagnostics::default();
         let policy = AuditPolicy::parse("policy.yaml", text, &mut diagnostics);
         assert!(diagnostics.is_empty(), "{diagnostics}");
         policy.unwrap()

@@ -11,14 +11,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
-use crate::encoding::printable::escape_json;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::observe::client_text::redact_target;
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::pipeline::trace::outcome::RequestOutcome;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::user::ANONYMOUS;
+use weir_kubernetes::encoding::printable::escape_json;
 
 /// The version of the format, in the first line of a record.
 const FORMAT_VERSION: u32 = 1;

@@ -13,10 +13,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use aws_lc_rs::hmac;
 use serde::{Deserialize, Serialize};
 
-use crate::api::flowcontrol::Object;
-use crate::encoding::percent;
-use crate::encoding::percent::PlusMode;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::encoding::percent;
+use weir_kubernetes::encoding::percent::PlusMode;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// Least length of a key in bytes: shorter ones could be tried.
 const MIN_KEY_BYTES: usize = 16;

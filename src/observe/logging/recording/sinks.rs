@@ -15,13 +15,13 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tracing::{info, warn};
 
-use crate::numeric::saturating_u64;
 use crate::observe::logging::recording::gzip::{
     MEMBER_BYTES, gzip_member, is_gzip_name, max_member_bytes,
 };
 use crate::observe::logging::recording::line;
 use crate::observe::logging::recording::line::{LineRenderer, RecordedRequest};
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey};
+use weir_kubernetes::numeric::saturating_u64;
 
 /// Only the owner may read the record: it names users and their requests.
 const FILE_MODE: u32 = 0o600;

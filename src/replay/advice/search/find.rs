@@ -12,7 +12,6 @@ use super::runs::{Held, Runner, all_hold};
 use super::same_total::{SurerShares, least_change, surer_shares};
 use super::shares::{Climbed, shares_for_less};
 use super::smallest::{MAX_NUMBER, Smallest, smallest};
-use crate::api::flowcontrol::to_manifest;
 use crate::replay::advice::objective::{Judgement, Objective};
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::trials::{TrialModel, run_one};
@@ -21,6 +20,7 @@ use crate::replay::reader::merge::ReadError;
 use crate::replay::run::report;
 use crate::replay::simulation::measure::GroupSelector;
 use crate::replay::simulation::{Measured, ReplayedPolicies, SimulationOutcome};
+use weir_kubernetes::api::flowcontrol::to_manifest;
 
 /// The names that an error lists.
 const MAX_LISTED: usize = 10;
@@ -313,7 +313,7 @@ fn smallest_total(
     runs: &mut u64,
 ) -> Result<Smallest, ReadError> {
     smallest(runner.least_total(policies), near, |totals| {
-        *runs += crate::numeric::saturating_u64(totals.len());
+        *runs += weir_kubernetes::numeric::saturating_u64(totals.len());
         let variants = totals.iter().map(|total| runner.at_total(policies, *total));
         let judged = runner.judge(&variants.collect::<Vec<_>>())?;
         Ok(judged.iter().map(|judged| all_hold(judged)).collect())

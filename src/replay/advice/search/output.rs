@@ -1,9 +1,9 @@
 //! The report of a search as text, and as manifests. Pure.
 
 use super::model::{FoundReport, ResampledReport, SearchReport, SearchTotals};
-use crate::encoding::printable::escape;
-use crate::encoding::yaml::{comment, write_value};
 use crate::replay::report::table;
+use weir_kubernetes::encoding::printable::escape;
+use weir_kubernetes::encoding::yaml::{comment, write_value};
 
 /// The report as text.
 #[must_use]

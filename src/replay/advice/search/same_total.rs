@@ -11,10 +11,10 @@ use std::convert::identity;
 use super::runs::{Held, Runner, all_hold};
 use super::shares::{Climbed, climb};
 use super::smallest::smallest;
-use crate::numeric::saturating_u64;
 use crate::replay::advice::variants::{shares_of, with_shares};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::simulation::ReplayedPolicies;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The steps in which the change of all levels together is made smaller.
 const STEPS: u32 = 32;

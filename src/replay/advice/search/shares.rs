@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 
 use super::runs::{Runner, all_hold};
-use crate::api::flowcontrol::CATCH_ALL;
 use crate::replay::advice::objective::Judgement;
 use crate::replay::advice::variants::{shares_of, with_shares};
 use crate::replay::reader::merge::ReadError;
 use crate::replay::simulation::ReplayedPolicies;
+use weir_kubernetes::api::flowcontrol::CATCH_ALL;
 
 /// How often shares are doubled: one level to 4096 times of what it had.
 const MAX_STEPS: u32 = 12;
@@ -81,7 +81,7 @@ pub(super) fn climb(
         let variants = doubled(&best.policies);
         let at_total = variants.iter().map(|one| runner.at_total(one, total));
         let judged = runner.judge(&at_total.collect::<Vec<_>>())?;
-        *runs += crate::numeric::saturating_u64(variants.len());
+        *runs += weir_kubernetes::numeric::saturating_u64(variants.len());
         let tried = variants.into_iter().zip(judged);
         let tried = tried.map(|(variant, judged)| (badness(&judged, &first), judged, variant));
         // The first of equal ones, so that the result is always the same.

@@ -9,8 +9,6 @@ use super::own_level::{
     Candidate, NoOwnLevel, OwnLevel, by_level, candidates, is_control_plane, own_level, subject,
 };
 use super::settings::KeptSettings;
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{Object, to_manifest};
 use crate::explain::explainer::ConcurrencyPolicy;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
@@ -22,6 +20,8 @@ use crate::replay::report::loss::GroupLoss;
 use crate::replay::run::report;
 use crate::replay::simulation::measure::{GroupKind, MeasuredUsage};
 use crate::replay::simulation::{ReplayedPolicies, Simulation, SimulationOutcome};
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
 
 /// The most levels that are suggested: operators shall understand each.
 const MAX_OWN_LEVELS: usize = 4;
@@ -232,7 +232,8 @@ impl OwnLevelSearch<'_> {
         let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
         for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
             let effect = effect(&candidate.user, before, &after);
-            let lost = crate::numeric::to_f64(candidate.others_rejected) + candidate.others_wait_s;
+            let lost = weir_kubernetes::numeric::to_f64(candidate.others_rejected)
+                + candidate.others_wait_s;
             let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
             // What it costs the user itself counts a little, so that it keeps as much as it can.
             let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
@@ -290,7 +291,7 @@ fn effect(
 
 /// In seconds: a rejection counts as one.
 fn loss(loss: &GroupLoss) -> f64 {
-    crate::numeric::to_f64(loss.rejected) + loss.wait_s
+    weir_kubernetes::numeric::to_f64(loss.rejected) + loss.wait_s
 }
 
 fn own_level_report(candidate: &Candidate, own: &OwnLevel, effect: Effect) -> OwnLevelReport {

@@ -12,10 +12,6 @@ use super::model::RateCost;
 use super::own_level::{free_name, subject};
 use super::rates::{Bucket, RateLimit, SecondCounts};
 use super::settings::KeptSettings;
-use crate::api::flowcontrol::Subject;
-use crate::document;
-use crate::document::Diagnostics;
-use crate::encoding::go_text;
 use crate::limits::rate::events::buckets::{EventWrite, LimitedEventGroups};
 use crate::limits::rate::events::config::parse_limits;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
@@ -24,7 +20,11 @@ use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::clients::Client;
 use crate::replay::logged::LogItem;
 use crate::replay::reader::merge::ReadError;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::flowcontrol::Subject;
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
+use weir_kubernetes::encoding::go_text;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The users whose costs are reported.
 const MAX_COSTS: usize = 20;

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
 use super::settings::KeptSettings;
-use crate::encoding::yaml::{comment, write_value};
 use crate::replay::advice::variants::AUTOUPDATE;
 use crate::replay::report::model::BEGAN_UNDER_WAY;
+use weir_kubernetes::encoding::yaml::{comment, write_value};
 
 /// The names of users that a comment lists.
 const MAX_LISTED: usize = 10;

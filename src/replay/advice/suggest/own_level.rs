@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::UserInfo;
-use crate::api::flowcontrol::{
-    CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, Object, ObjectMeta,
-    PolicyRulesWithSubjects, PriorityLevelConfiguration, ServiceAccountSubject, Subject,
-    SubjectKind, check_dns_label, check_dns_subdomain,
-};
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::flowcontrol::matching::Subjects;
 use crate::replay::simulation::measure::MeasuredUsage;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::{
+    CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, Object, ObjectMeta,
+    PolicyRulesWithSubjects, PriorityLevelConfiguration, ServiceAccountSubject, Subject,
+    SubjectKind, check_dns_label, check_dns_subdomain,
+};
 
 /// The user name of a service account begins with this.
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
@@ -397,7 +397,7 @@ fn find_level<'o>(objects: &'o [Object], name: &str) -> Option<&'o PriorityLevel
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encoding::printable::HOSTILE_NAMES;
+    use weir_kubernetes::encoding::printable::HOSTILE_NAMES;
 
     fn user(name: &str, groups: &[&str]) -> Arc<UserInfo> {
         Arc::new(UserInfo {

@@ -117,7 +117,7 @@ impl Bucket {
     /// Takes a token, if there is one.
     pub(super) fn take(&mut self, at_us: i64) {
         let since = at_us.saturating_sub(self.last_us.unwrap_or(at_us)).max(0);
-        let since = crate::numeric::to_f64(since.unsigned_abs()) / 1e6;
+        let since = weir_kubernetes::numeric::to_f64(since.unsigned_abs()) / 1e6;
         self.last_us = Some(self.last_us.map_or(at_us, |last| last.max(at_us)));
         self.missing = (self.missing - since * self.qps).max(0.0);
         if self.missing + 1.0 > self.burst {

@@ -1,10 +1,10 @@
 //! The plots: seats of all levels together, then each level with its load, seats, waits and
 //! rejections. Pure.
 
-use crate::numeric::to_f64;
 use crate::replay::report::html::plot::{Plot, PlotLine, TimeAxis};
 use crate::replay::report::html::text::{count, escape, milliseconds, number, section};
 use crate::replay::report::model::{LevelSeries, Report, RunReport, SeriesReport};
+use weir_kubernetes::numeric::to_f64;
 
 /// Levels with a colour of their own in the first plot. The others are one area.
 const COLOURED_LEVELS: usize = 5;

@@ -1,7 +1,7 @@
 //! Plots as SVG: lines and areas over time, on one scale. Pure.
 
-use crate::numeric::saturating_u32;
 use crate::replay::report::html::text::{escape, time_of_day};
+use weir_kubernetes::numeric::saturating_u32;
 
 /// The coordinates of a plot. Its lines keep their width however wide the page is.
 const WIDTH: f64 = 600.0;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::encoding::printable;
+use weir_kubernetes::encoding::printable;
 
 /// A text as HTML, in elements and in attributes: names that clients chose stay text.
 #[must_use]
@@ -70,7 +70,7 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0 %".to_owned();
     }
-    let share = crate::numeric::to_f64(part) / crate::numeric::to_f64(whole);
+    let share = weir_kubernetes::numeric::to_f64(part) / weir_kubernetes::numeric::to_f64(whole);
     format!("{} %", number(share * 100.0))
 }
 

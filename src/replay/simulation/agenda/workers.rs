@@ -15,10 +15,10 @@ use std::num::NonZeroU32;
 
 use slab::Slab;
 
-use crate::numeric::saturating_u64;
 use crate::replay::clients::ClientId;
 use crate::replay::logged::LoggedRequest;
 use crate::replay::simulation::agenda::sim_time::SimTime;
+use weir_kubernetes::numeric::saturating_u64;
 
 /// The most workers: a cluster has some 10,000. Beyond, requests that no worker is free for are sent
 /// as they were recorded.

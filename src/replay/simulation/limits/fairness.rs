@@ -9,15 +9,15 @@ use foldhash::fast::FixedState;
 
 use super::level::SimLevel;
 use super::list_sizes::ListSizes;
-use crate::api::UserInfo;
-use crate::api::flowcontrol::Object;
 use crate::flowcontrol::concurrency::demand::DemandPeriod;
 use crate::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
 use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::request_info::RequestInfo;
 
 /// The most flows that a report distinguishes.
 const MAX_FLOWS: usize = 50_000;

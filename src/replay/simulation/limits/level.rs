@@ -13,7 +13,7 @@ use crate::flowcontrol::fairqueuing::queue_set::{
 };
 use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::retry_after::DroppedRequestsTracker;
-use crate::numeric::saturating_u32;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// A level without requests.
 #[derive(Debug)]

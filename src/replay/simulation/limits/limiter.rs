@@ -13,7 +13,7 @@ use crate::metrics::Registry;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::statistics::groups::RejectedBy;
 use crate::replay::simulation::statistics::series::LevelNow;
-use crate::request_info::RequestKind;
+use weir_kubernetes::request_info::RequestKind;
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 
 use crate::flowcontrol::work_estimator::ObjectStats;
-use crate::request_info::{RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// More resources than any API server has.
 const MAX_RESOURCES: usize = 4096;

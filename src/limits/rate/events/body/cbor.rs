@@ -4,10 +4,10 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::encoding::cbor::{BREAK, major_type, simple_value};
 use crate::limits::rate::events::body::event_parser::{
     ByteText, EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
 };
+use weir_kubernetes::encoding::cbor::{BREAK, major_type, simple_value};
 
 /// `MaxNestedLevels` is about this. Only an attack nests deeper.
 const MAX_DEPTH: usize = 10_000;

@@ -1,9 +1,9 @@
 //! The types of an event's other fields. Upstream rejects a value of another type with 400.
 
-use crate::api::time::{is_micro_time, is_time};
 use crate::limits::rate::events::body::event_parser::{
     EventParser, EventValue, EventValueKind, ParsedKey, ParsedList, skip_map,
 };
+use weir_kubernetes::api::time::{is_micro_time, is_time};
 
 /// The type of a field; null is valid for each.
 pub(super) enum EventFieldType {

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::encoding::go_text;
 use crate::limits::rate::events::body::event_parser::{
     ByteText, EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
 };
+use weir_kubernetes::encoding::go_text;
 
 /// Go's `maxNestingDepth` without the event itself.
 const MAX_DEPTH: usize = 9_999;

@@ -7,9 +7,9 @@
 
 use std::borrow::Cow;
 
-use crate::encoding::protobuf::{KUBERNETES_MAGIC, read_varint, wire_type};
 use crate::limits::rate::events::body::event_fields::{EventBodyFields, EventSchema, SchemaFields};
 use crate::limits::rate::events::body::event_parser::ByteText;
+use weir_kubernetes::encoding::protobuf::{KUBERNETES_MAGIC, read_varint, wire_type};
 
 /// The value of a field by its wire type.
 enum EventWireValue<'b> {

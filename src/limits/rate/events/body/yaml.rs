@@ -6,12 +6,12 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use crate::document;
-use crate::document::{Content, Diagnostics, MappingEntry, Node, ResolvedScalar};
 use crate::limits::rate::events::body::event_fields::{EventBodyFields, SchemaFields, read_event};
 use crate::limits::rate::events::body::event_parser::{
     EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
 };
+use weir_kubernetes::document;
+use weir_kubernetes::document::{Content, Diagnostics, MappingEntry, Node, ResolvedScalar};
 
 /// The largest body that is read, in bytes. An event has one or two KiB, and a tree takes up to 250
 /// times the text.

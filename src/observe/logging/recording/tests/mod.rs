@@ -12,15 +12,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::*;
-use crate::api::UserInfo;
-use crate::encoding::printable::{HOSTILE_NAMES, is_printable};
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::{Enforcement, RequestTimes};
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::metrics::Registry;
 use crate::observe::wait_tests::eventually;
 use crate::replay::arrival::ArrivalLine;
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::printable::{HOSTILE_NAMES, is_printable};
+use weir_kubernetes::request_info::RequestInfo;
 
 const LIST: &str = "/api/v1/namespaces/shop/pods?limit=5&access_token=s3cr3t";
 

@@ -1,12 +1,12 @@
 //! What pseudonyms hide and what they keep.
 
-use crate::api::UserInfo;
-use crate::api::flowcontrol::read;
-use crate::document;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
-use crate::request_info::RequestInfo;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::api::flowcontrol::read;
+use weir_kubernetes::document;
+use weir_kubernetes::request_info::RequestInfo;
 
 const SCHEMA: &str = "
 apiVersion: flowcontrol.apiserver.k8s.io/v1
