@@ -23,10 +23,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::bootstrap::BootstrapClass;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::metrics::Registry;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 

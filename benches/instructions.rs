@@ -39,12 +39,7 @@ use hyper_util::rt::TokioIo;
 use tokio::runtime::Runtime;
 use weir::clock::Clock;
 use weir::drain::Drain;
-use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::bootstrap::BootstrapClass;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use weir::flowcontrol::fairqueuing::queue_set::{Effects, QueueSet, Queuing};
-use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash};
 use weir::identity::tokens::TokenConfig;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
@@ -72,6 +67,11 @@ use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetric
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir::upstream::{Upstream, UpstreamConfig, UpstreamMetrics, UpstreamProtocol};
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
+use weir_flowcontrol::fairqueuing::queue_set::{Effects, QueueSet, Queuing};
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 

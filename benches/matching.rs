@@ -12,8 +12,8 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use weir::flowcontrol::bootstrap::{BootstrapClass, objects};
-use weir::flowcontrol::matching::{Matcher, RequestDigest};
+use weir_flowcontrol::bootstrap::{BootstrapClass, objects};
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{FlowSchema, Object};
 use weir_kubernetes::request_info::RequestInfo;

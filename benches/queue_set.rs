@@ -16,9 +16,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use weir::flowcontrol::fairqueuing::queue_set::{Arrival, Effects, QueueSet, Queuing, RequestKey};
-use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash};
+use weir_flowcontrol::fairqueuing::queue_set::{Arrival, Effects, QueueSet, Queuing, RequestKey};
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash};
 
 const STEP: Duration = Duration::from_micros(1);
 

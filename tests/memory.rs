@@ -20,12 +20,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
-use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::limits::rate::events::body;
 use weir::limits::rate::events::body::EventEncoding;
 use weir::metrics::Registry;
 use weir::observe::top_talkers::{TalkerName, TopTalkers, Weights};
+use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document;

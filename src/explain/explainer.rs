@@ -12,11 +12,11 @@ use crate::explain::report::{
     ShuffleShardReport, TriedSchemas, WorkEstimateReport,
 };
 use crate::explain::request::{ExplainRequest, GivenRequestInfo};
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::matching::{Matcher, RequestDigest};
-use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::limits::max_in_flight::{InFlightLimit, MaxInFlightConfig};
 use crate::limits::rate::RateLimitsConfig;
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
+use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::api::user::GROUP_MASTERS;

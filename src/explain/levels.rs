@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
-use crate::flowcontrol::matching::Matcher;
+use weir_flowcontrol::concurrency::demand::DemandPeriod;
+use weir_flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::matching::Matcher;
 
 /// No requests, for no time.
 const NO_DEMAND: DemandPeriod = DemandPeriod {

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use crate::explain::report::RequestBytes;
 use crate::explain::request::ExplainRequest;
-use crate::flowcontrol::matching::{Policies, RequestDigest};
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::RateLimitsConfig;
 use crate::limits::rate::clients::config::{
@@ -21,6 +20,7 @@ use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent};
 use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
 use crate::throttling::token_bucket::Rate;
+use weir_flowcontrol::matching::{Policies, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 

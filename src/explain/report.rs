@@ -6,9 +6,9 @@ use std::fmt;
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, Hand};
-use crate::flowcontrol::matching::{CompiledSchema, Mismatch};
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::{Dealer, Hand};
+use weir_flowcontrol::matching::{CompiledSchema, Mismatch};
 use weir_kubernetes::request_info::RequestInfo;
 
 /// Bytes of a request: text, or `{"hex": "..."}` if they are not UTF-8.

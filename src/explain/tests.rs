@@ -9,12 +9,12 @@ use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer,
 use crate::explain::now::LevelsNow;
 use crate::explain::request::ExplainRequest;
 use crate::explain::tree;
-use crate::flowcontrol::bootstrap;
 use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::limits::rate::events::buckets::LimitedEventGroups;
 use crate::limits::rate::events::config;
 use crate::limits::rate::events::enforcer::EventRateLimitConfig;
 use crate::limits::rate::{RateLimitsConfig, clients};
+use weir_flowcontrol::bootstrap;
 use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
 

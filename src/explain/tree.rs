@@ -10,7 +10,7 @@ use crate::explain::report::{
     FlowSchemaMatchReport, Prediction, RequestBytes, RequestInfoReport, ResourceKey,
     WorkEstimateReport,
 };
-use crate::flowcontrol::matching::Mismatch;
+use weir_flowcontrol::matching::Mismatch;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::encoding::go_text::quote;
 use weir_kubernetes::encoding::printable::{escape_message, is_printable};

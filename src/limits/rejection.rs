@@ -165,7 +165,7 @@ impl Rejection {
 mod tests {
     use super::*;
     use crate::flowcontrol::controller::tests::{POD, one_level, reject};
-    use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+    use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 
     #[tokio::test(start_paused = true)]
     async fn a_flow_is_the_same_for_all_rejection_reasons_of_fairness() {

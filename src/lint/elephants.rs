@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 /// At most this part of the mice may be hurt by two elephants, in percent.
 const TOLERATED_PERCENT: u128 = 1;

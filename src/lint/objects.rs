@@ -2,9 +2,9 @@
 
 use super::finding::LintFinding;
 use super::rule::Rule;
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::BootstrapClass;
-use crate::flowcontrol::matching::Matcher;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
+use weir_flowcontrol::matching::Matcher;
 use weir_kubernetes::api::flowcontrol::{
     FlowSchema, LocatedObject, Object, PriorityLevelConfiguration,
 };

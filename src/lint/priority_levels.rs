@@ -5,8 +5,8 @@ use super::elephants::Remedy;
 use super::finding::LintFinding;
 use super::objects::{ObjectSet, finding_at};
 use super::rule::Rule;
-use crate::flowcontrol::concurrency::level_limits::LevelLimits;
-use crate::flowcontrol::matching::CompiledLevel;
+use weir_flowcontrol::concurrency::level_limits::LevelLimits;
+use weir_flowcontrol::matching::CompiledLevel;
 use weir_kubernetes::api::flowcontrol::{
     LimitResponseType, LimitedPriorityLevelConfiguration, LocatedObject, QueuingConfiguration,
 };

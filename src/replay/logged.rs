@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::clients::{ClientId, SchemaId};
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 
 /// An entry of a log.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,8 +14,8 @@ use super::run::replay;
 use super::simulation::model::ClientBehaviour;
 use super::simulation::{ReplayModel, ReplayedPolicies};
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
-use crate::flowcontrol::bootstrap;
 use crate::limits::rate::RateLimitsConfig;
+use weir_flowcontrol::bootstrap;
 
 pub(super) fn policies(name: &str, seats: u32) -> ReplayedPolicies {
     ReplayedPolicies {

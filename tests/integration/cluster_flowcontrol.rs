@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use ::weir::config::{AdmissionConfig, ClusterSourceConfig, Config, FlowcontrolConfig};
-use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use ::weir::upstream::credentials::bearer::bearer_header;
 use ::weir::upstream::credentials::{BearerToken, CredentialSource};
+use ::weir_flowcontrol::bootstrap;
 use ::weir_kubernetes::api::flowcontrol::{Object, to_manifest};
 use serde_json::{Value, json};
 use weir_playground::{Denial, PlaygroundSettings};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
-use ::weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
+use ::weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use ::weir_kubernetes::document;
 use ::weir_kubernetes::request_info::RequestInfo;
 use flate2::Compression;

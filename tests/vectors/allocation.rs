@@ -6,7 +6,7 @@
 )]
 
 use serde_json::Value;
-use weir::flowcontrol::concurrency::allocation::{AllocationClass, allocate};
+use weir_flowcontrol::concurrency::allocation::{AllocationClass, allocate};
 
 use crate::support;
 

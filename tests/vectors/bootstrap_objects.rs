@@ -1,8 +1,8 @@
 //! The objects that kube-apiserver creates itself.
 
 use serde_json::json;
-use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::bootstrap::BootstrapClass;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Diagnostics, Strictness};

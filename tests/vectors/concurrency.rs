@@ -12,11 +12,11 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weir::flowcontrol::concurrency::demand::SeatDemand;
-use weir::flowcontrol::concurrency::level_limits::LevelSpec;
-use weir::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
-use weir::flowcontrol::fairqueuing::queue_set::Queuing;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir_flowcontrol::concurrency::demand::SeatDemand;
+use weir_flowcontrol::concurrency::level_limits::LevelSpec;
+use weir_flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 use crate::support;
 

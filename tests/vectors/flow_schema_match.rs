@@ -8,8 +8,8 @@
 )]
 
 use serde_json::{Value, json};
-use weir::flowcontrol::fairqueuing::queue_set::Queuing;
-use weir::flowcontrol::matching::{Matcher, RequestDigest};
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document;

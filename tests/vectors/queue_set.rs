@@ -13,12 +13,12 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use weir::flowcontrol::concurrency::demand::SeatDemand;
-use weir::flowcontrol::fairqueuing::queue_set::{
+use weir_flowcontrol::concurrency::demand::SeatDemand;
+use weir_flowcontrol::fairqueuing::queue_set::{
     Arrival, Departure, Effects, QueueSet, Queuing, RejectReason, RequestKey,
 };
-use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 use crate::support;
 

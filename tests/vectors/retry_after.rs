@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use weir::flowcontrol::retry_after::DroppedRequestsTracker;
+use weir_flowcontrol::retry_after::DroppedRequestsTracker;
 
 use crate::support;
 

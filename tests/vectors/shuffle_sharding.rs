@@ -1,7 +1,7 @@
 //! `shuffle_shard`: hashes of flows and their hands. `shuffle_shard_validation`: valid hand sizes.
 
 use serde_json::Value;
-use weir::flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash, required_entropy_bits};
+use weir_flowcontrol::fairqueuing::shuffle_sharding::{Dealer, flow_hash, required_entropy_bits};
 
 use crate::support;
 

@@ -6,7 +6,7 @@
 )]
 
 use serde_json::{Value, json};
-use weir::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use weir_flowcontrol::work_estimator::watch_tracker::WatchTracker;
 use weir_kubernetes::request_info::RequestInfo;
 
 use crate::support;

@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 
 use serde_json::{Value, json};
-use weir::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
+use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir_kubernetes::request_info::RequestInfo;
 
 use crate::support;

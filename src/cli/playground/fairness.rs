@@ -9,11 +9,11 @@ use http::{Method, Uri};
 use serde_json::Value;
 
 use crate::clock::Clock;
-use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller::{
     Controller, ControllerConfig, Enforcement, FlowControlDecision, RequestTimes,
 };
 use crate::metrics::Registry;
+use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol::{Manifest, Object};
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document;

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
-use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
 use crate::flowcontrol::level::{LevelMetrics, SchemaCounters};
 use crate::flowcontrol::metrics::histogram::Histogram;
 use crate::flowcontrol::metrics::samples::{MetricSamples, MetricSpec};
+use weir_flowcontrol::concurrency::LevelSeats;
+use weir_flowcontrol::fairqueuing::queue_set::LastDispatch;
+use weir_flowcontrol::fairqueuing::seats::SeatSeconds;
 use weir_kubernetes::numeric::to_f64;
 
 /// A metric family, and the function that collects its samples.

@@ -24,21 +24,21 @@ use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
 use crate::clock::Clock;
 use crate::flowcontrol::collector;
-use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::{
     ArrivalError, ArrivalOutcome, ArrivingRequest, DecisionOrder, DecisionSequence, LevelSummary,
     PriorityLevel, SchemaRoute, SeatPermit,
 };
-use crate::flowcontrol::matching::{Matcher, RequestDigest};
+use crate::flowcontrol::list_samples::ListSampleQueue;
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::work_estimator::list_samples::ListSampleQueue;
-use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
-use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
-use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use crate::metrics::Registry;
 use crate::throttling::log_limiter::LogLimiter;
+use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
+use weir_flowcontrol::work_estimator::object_counts::ObjectCounts;
+use weir_flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;

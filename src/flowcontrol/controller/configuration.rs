@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::snapshot::{ConfigSnapshot, LevelEntry};
-use crate::flowcontrol::concurrency::ConcurrencyLimits;
-use crate::flowcontrol::concurrency::allocation::AllocationError;
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level::{MAX_RETAINED, PriorityLevel, RETENTION};
-use crate::flowcontrol::matching::{CompiledLevel, Matcher};
 use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
+use weir_flowcontrol::concurrency::ConcurrencyLimits;
+use weir_flowcontrol::concurrency::allocation::AllocationError;
+use weir_flowcontrol::concurrency::demand::DemandPeriod;
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::matching::{CompiledLevel, Matcher};
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::RequestKind;
 

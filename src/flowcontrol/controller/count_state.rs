@@ -7,8 +7,8 @@ use prometheus::IntCounterVec;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::flowcontrol::work_estimator::count_schedule::CountSchedule;
 use crate::metrics::Registry;
+use weir_flowcontrol::work_estimator::count_schedule::CountSchedule;
 
 /// The schedule of the count calls, and their metric.
 pub(super) struct ObjectCounting {

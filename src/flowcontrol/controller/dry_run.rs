@@ -14,9 +14,9 @@ use tokio::time::{sleep_until, timeout_at};
 use tracing::info;
 
 use crate::clock::Clock;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::level::{SchemaRoute, SeatPermit};
 use crate::throttling::log_limiter::LogLimiter;
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 
 /// The handle of the real request. Its drop is the end of the request.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
-use crate::flowcontrol::work_estimator::count_schedule::{
+use weir_flowcontrol::work_estimator::count_schedule::{
     CountCall, CountOutcome, CountableResource, NextCountCall,
 };
-use crate::flowcontrol::work_estimator::depends_on_count;
-use crate::flowcontrol::work_estimator::object_counts::lists_objects;
+use weir_flowcontrol::work_estimator::depends_on_count;
+use weir_flowcontrol::work_estimator::object_counts::lists_objects;
 use weir_kubernetes::request_info::RequestInfo;
 
 impl Controller {

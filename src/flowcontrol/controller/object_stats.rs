@@ -6,9 +6,9 @@ use tokio::time::sleep;
 
 use super::apf_controller::Controller;
 use crate::clock::Clock;
-use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
-use crate::flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, SizeAccuracy};
-use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
+use crate::flowcontrol::list_samples::{ListRequest, ListSampleBuilder};
+use weir_flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, SizeAccuracy};
+use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::api::list_scan::ListSummary;
 use weir_kubernetes::api::media_type::MediaType;
 use weir_kubernetes::api::watch_scan::InitialEvents;

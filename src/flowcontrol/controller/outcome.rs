@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::dry_run::SimulatedRequest;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::{DecisionOrder, ObjectId, SchemaRoute, SeatPermit};
-use crate::flowcontrol::matching::FlowDistinguisherMethod;
-use crate::flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::matching::FlowDistinguisherMethod;
+use weir_flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
 
 /// Permission to execute a request. On drop it releases the request's seats, which may linger.
 #[derive(Debug)]

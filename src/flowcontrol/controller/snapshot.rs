@@ -8,9 +8,9 @@ use std::time::Instant;
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
-use crate::flowcontrol::concurrency::level_limits::LevelSpec;
 use crate::flowcontrol::level::{ObjectId, PriorityLevel, SchemaRoute, SchemaSlot};
-use crate::flowcontrol::matching::Matcher;
+use weir_flowcontrol::concurrency::level_limits::LevelSpec;
+use weir_flowcontrol::matching::Matcher;
 use weir_kubernetes::api::flowcontrol::GROUP;
 
 /// The compiled schemas and their routes.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::decision_order::DecisionOrder;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 

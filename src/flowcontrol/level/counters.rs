@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::fairqueuing::queue_set::{EpochAdvance, Load, Queuing, RejectReason};
 use crate::flowcontrol::metrics::histogram::{Histogram, TimingRatioHistogram};
+use weir_flowcontrol::concurrency::LevelSeats;
+use weir_flowcontrol::fairqueuing::queue_set::{EpochAdvance, Load, Queuing, RejectReason};
 use weir_kubernetes::numeric::saturating_u64;
 
 const QUEUE_LENGTH_BUCKETS: &[f64] = &[0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0];

@@ -1,6 +1,6 @@
 //! One priority level: its lock, its waiting and executing requests, and its counters.
 //!
-//! The [queue set](crate::flowcontrol::fairqueuing::queue_set) decides, and this module acts on its
+//! The [queue set](weir_flowcontrol::fairqueuing::queue_set) decides, and this module acts on its
 //! decisions. One mutex guards a level. It is held for one step, never across an await, and no task
 //! is woken while it is held. An admitted request holds a [`SeatPermit`], first in the queue and
 //! then with seats. Dropping the permit, anywhere, releases it.

@@ -13,8 +13,8 @@ use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::SchemaSlot;
 use super::priority_level::PriorityLevel;
 use crate::clock::Clock;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
-use crate::flowcontrol::matching::FlowDistinguisherMethod;
+use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
+use weir_flowcontrol::matching::FlowDistinguisherMethod;
 
 /// An object, as responses and logs identify it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

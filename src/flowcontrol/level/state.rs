@@ -13,13 +13,13 @@ use super::counters::{LevelCounters, SchemaSlot};
 use super::decision_order::DecisionOrder;
 use super::request_details::RequestDetails;
 use crate::clock::Clock;
-use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
-use crate::flowcontrol::fairqueuing::queue_set::{
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use weir_flowcontrol::concurrency::LevelSeats;
+use weir_flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
+use weir_flowcontrol::fairqueuing::queue_set::{
     Arrival, Departure, DispatchPhase, Effects, Load, QueueSet, Queuing, RejectReason, RequestKey,
 };
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::flowcontrol::retry_after::DroppedRequestsTracker;
+use weir_flowcontrol::retry_after::DroppedRequestsTracker;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestKind, Verb};
 

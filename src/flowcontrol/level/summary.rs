@@ -3,9 +3,9 @@
 
 use super::priority_level::PriorityLevel;
 use super::state::LevelState;
-use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 use crate::flowcontrol::metrics::histogram::Histogram;
+use weir_flowcontrol::concurrency::LevelSeats;
+use weir_flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 
 /// A summary of a level, all values of one instant.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap;
 
 const SCHEMAS: ClusterResource = ClusterResource::FlowSchemas;
 const LEVELS: ClusterResource = ClusterResource::PriorityLevels;

@@ -342,7 +342,7 @@ impl fmt::Debug for LiveObjects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flowcontrol::bootstrap;
+    use weir_flowcontrol::bootstrap;
 
     #[test]
     fn objects_that_only_move_in_their_file_are_the_same() {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::origin::{EffectiveObject, Origin};
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::BootstrapClass;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
 

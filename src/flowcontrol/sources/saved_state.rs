@@ -124,7 +124,7 @@ pub(crate) fn decode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flowcontrol::bootstrap;
+    use weir_flowcontrol::bootstrap;
 
     fn cluster(servers: &[&str], authorities: &[&str]) -> ClusterIdentity {
         let owned = |list: &[&str]| list.iter().map(ToString::to_string).collect();

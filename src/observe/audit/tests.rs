@@ -12,12 +12,13 @@ use http::{HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
 use super::*;
+use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::{Controller, Enforcement, RequestTimes};
-use crate::flowcontrol::{bootstrap, controller};
 use crate::metrics::Registry;
 use crate::observe::wait_tests::eventually;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::RequestOutcome;
+use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 

@@ -8,7 +8,6 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 
 use crate::drain::Drain;
-use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::rate::RateLimits;
@@ -33,6 +32,7 @@ use crate::upstream;
 use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotUsage};
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// Listed keys per rate limit: those rejected most.

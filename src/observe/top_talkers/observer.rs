@@ -7,10 +7,10 @@ use super::name::TalkerName;
 use super::weights::Weights;
 use super::worker_shard::WorkerShard;
 use crate::clock::Clock;
-use crate::flowcontrol::matching::FlowDistinguisherMethod;
 use crate::hash_keys::HashKey;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_flowcontrol::matching::FlowDistinguisherMethod;
 
 /// The name of a missing namespace or user agent, as kubectl prints it.
 const NONE: &[u8] = b"<none>";

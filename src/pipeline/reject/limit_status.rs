@@ -3,10 +3,10 @@
 use http::StatusCode;
 
 use crate::flowcontrol::controller::AdmissionRejection;
-use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::limits::Rejection;
 use crate::limits::rate::clients::enforcer::ClientLimitRejection;
 use crate::limits::rate::events::enforcer::EventRejection;
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::RequestKind;
 

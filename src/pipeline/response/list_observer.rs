@@ -10,8 +10,8 @@ use std::sync::Arc;
 use http::{HeaderMap, Response, StatusCode, header, request};
 
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::work_estimator::list_samples::{ListRequest, ListSampleBuilder};
-use crate::flowcontrol::work_estimator::object_counts::lists_all_objects;
+use crate::flowcontrol::list_samples::{ListRequest, ListSampleBuilder};
+use weir_flowcontrol::work_estimator::object_counts::lists_all_objects;
 use weir_kubernetes::api::gunzip::Gunzip;
 use weir_kubernetes::api::list_scan::ListScan;
 use weir_kubernetes::api::media_type::MediaType;

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::replay::simulation::ReplayedPolicies;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;
 

@@ -14,7 +14,6 @@ use super::audit_event::{
     Annotations, AuditObject, ParsedEvent, ParsedUser, method_of, parse_time,
 };
 use crate::explain::request::implied_groups;
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::replay::arrival::{ArrivalLine, RecordNote, Text};
 use crate::replay::clients::{ClientId, ClientTable, SchemaId};
 use crate::replay::logged::{
@@ -22,6 +21,7 @@ use crate::replay::logged::{
     RequestLine,
 };
 use crate::source_network::source_network;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::go_duration;
 

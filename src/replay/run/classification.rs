@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::replay::clients::{Client, ClientTable};
 use crate::replay::logged::LoggedRequest;
 use crate::replay::report::model::ClassificationReport;
 use crate::replay::simulation::ReplayedPolicies;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_kubernetes::request_info::RequestInfo;
 
 /// Compares the schemas of a configuration with the recorded ones.

@@ -21,9 +21,9 @@ use super::requests::{LingeringSeats, OpenWatch, Planned, SimRequest};
 use super::service::{RecordedServiceTimes, SharedProcessor};
 use super::statistics::groups::{Groups, Outcome};
 use super::statistics::series::{LevelEvent, Series};
-use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use crate::replay::clients::{Client, ClientTable};
 use crate::replay::logged::{LogItem, RecordedAdjustment, RecordedOrder};
+use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 
 /// The adjustments of seats during which nothing else happens, before the time until something
 /// does is skipped: an hour. The demand is then forgotten.

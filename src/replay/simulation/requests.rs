@@ -7,12 +7,12 @@ use super::agenda::workers::WorkerId;
 use super::limits::fairness::Classified;
 use super::limits::limiter::Held;
 use super::statistics::groups::GroupIds;
-use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
-use crate::flowcontrol::work_estimator::watch_tracker::Registration;
 use crate::limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
 use crate::limits::rejection_hold::HoldId;
 use crate::replay::clients::{Client, ClientId};
 use crate::replay::logged::LoggedRequest;
+use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
+use weir_flowcontrol::work_estimator::watch_tracker::Registration;
 
 /// A request that a client sends, perhaps again.
 #[derive(Debug)]

@@ -13,9 +13,7 @@ use super::outcome::SimulationOutcome;
 use super::simulate;
 use crate::clock::Clock;
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
-use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::limits::rate::RateLimitsConfig;
@@ -25,6 +23,8 @@ use crate::replay::logged::{
     LogItem, LoggedRequest, RecordedAdjustment, RecordedOrder, RecordedOutcome, RequestLine,
 };
 use crate::replay::report::model::{GroupReport, GroupsReport, LevelReport, RunReport};
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_kubernetes::request_info::RequestInfo;

@@ -249,10 +249,10 @@ impl PersistentStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flowcontrol::bootstrap;
     use crate::flowcontrol::controller::{ControllerConfig, Enforcement};
     use crate::flowcontrol::sources::FlowcontrolSources;
     use crate::metrics::Registry;
+    use weir_flowcontrol::bootstrap;
 
     fn restore(file: &StateFile, cluster: ClusterIdentity) -> PersistentStore {
         let config = ControllerConfig {

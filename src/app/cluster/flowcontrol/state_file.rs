@@ -82,7 +82,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::flowcontrol::bootstrap;
+    use weir_flowcontrol::bootstrap;
 
     #[test]
     fn a_file_is_replaced_whole_and_only_its_owner_may_read_it() {

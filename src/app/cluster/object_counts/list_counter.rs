@@ -13,11 +13,11 @@ use crate::app::self_checks::self_access::{
     SelfAccessDecision, parse_decision, self_access_review,
 };
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::work_estimator::count_schedule::{
-    CountCall, CountOutcome, CountableResource, NextCountCall,
-};
 use crate::identity::transport::ApiTransport;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_flowcontrol::work_estimator::count_schedule::{
+    CountCall, CountOutcome, CountableResource, NextCountCall,
+};
 use weir_kubernetes::api::list_scan::{ListScan, ListSummary};
 use weir_kubernetes::api::media_type::MediaType;
 

@@ -17,8 +17,8 @@ use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
 const METRICS_PATH: &str = "/metrics";
 

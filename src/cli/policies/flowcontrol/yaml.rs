@@ -36,7 +36,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::flowcontrol::bootstrap;
+    use weir_flowcontrol::bootstrap;
     use weir_kubernetes::api::flowcontrol;
     use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
     use weir_kubernetes::document;

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::clock::Clock;
-use crate::flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::{ArrivalError, ArrivingRequest, LevelDump, PriorityLevel};
 use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::metrics::Registry;
+use weir_flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{
     FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, LimitResponse, LimitResponseType,

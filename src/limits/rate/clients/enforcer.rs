@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use prometheus::IntCounter;
 
 use crate::clock::Clock;
-use crate::flowcontrol::matching;
-use crate::flowcontrol::matching::Policies;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::rate::clients::config::{
     ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
@@ -27,6 +25,8 @@ use crate::limits::rate::top_keys::{TopKey, TopKeys};
 use crate::metrics::Registry;
 use crate::shared_limits::source::Sharing;
 use crate::throttling::token_bucket::retry_after_seconds;
+use weir_flowcontrol::matching;
+use weir_flowcontrol::matching::Policies;
 use weir_kubernetes::numeric::saturating_i64;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 

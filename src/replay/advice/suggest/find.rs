@@ -10,8 +10,6 @@ use super::own_level::{
 };
 use super::settings::KeptSettings;
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::trials::{Trial, TrialModel, run_one, run_trials};
 use crate::replay::advice::variants::{changed_objects, is_same, objects_of, without_identity};
@@ -20,6 +18,8 @@ use crate::replay::report::loss::GroupLoss;
 use crate::replay::run::report;
 use crate::replay::simulation::measure::{GroupKind, MeasuredUsage};
 use crate::replay::simulation::{ReplayedPolicies, Simulation, SimulationOutcome};
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
 

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::BootstrapClass;
-use crate::flowcontrol::matching::Subjects;
 use crate::replay::simulation::measure::MeasuredUsage;
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::bootstrap::BootstrapClass;
+use weir_flowcontrol::matching::Subjects;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{
     CATCH_ALL, EXEMPT, FlowDistinguisherMethodType, FlowSchema, FlowSchemaSpec, Object, ObjectMeta,

@@ -9,12 +9,12 @@ use foldhash::fast::FixedState;
 
 use super::level::SimLevel;
 use super::list_sizes::ListSizes;
-use crate::flowcontrol::concurrency::demand::DemandPeriod;
-use crate::flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::matching::{Matcher, RequestDigest};
-use crate::flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
-use crate::flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
+use weir_flowcontrol::concurrency::demand::DemandPeriod;
+use weir_flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
+use weir_flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
+use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::request_info::RequestInfo;

@@ -6,13 +6,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::flowcontrol::concurrency::LevelSeats;
-use crate::flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
-use crate::flowcontrol::fairqueuing::queue_set::{
+use weir_flowcontrol::concurrency::LevelSeats;
+use weir_flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
+use weir_flowcontrol::fairqueuing::queue_set::{
     Arrival, Departure, Effects, Load, QueueSet, Queuing, RejectReason, RequestKey,
 };
-use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
-use crate::flowcontrol::retry_after::DroppedRequestsTracker;
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir_flowcontrol::retry_after::DroppedRequestsTracker;
 use weir_kubernetes::numeric::saturating_u32;
 
 /// A level without requests.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use super::fairness::{Classified, SimFairness};
 use super::level::{LevelArrival, Started};
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::flowcontrol::fairqueuing::queue_set::{RejectReason, RequestKey};
 use crate::limits::Rejection;
 use crate::limits::admission_attributes::AdmissionAttributes;
 use crate::limits::max_in_flight::{InFlightLimit, InFlightPermit, MaxInFlight, MaxInFlightConfig};
@@ -13,6 +12,7 @@ use crate::metrics::Registry;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::statistics::groups::RejectedBy;
 use crate::replay::simulation::statistics::series::LevelNow;
+use weir_flowcontrol::fairqueuing::queue_set::{RejectReason, RequestKey};
 use weir_kubernetes::request_info::RequestKind;
 
 /// The limiter of concurrent requests that is configured.

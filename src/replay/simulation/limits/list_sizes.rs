@@ -10,7 +10,7 @@ use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 
-use crate::flowcontrol::work_estimator::ObjectStats;
+use weir_flowcontrol::work_estimator::ObjectStats;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// More resources than any API server has.

@@ -1,8 +1,8 @@
 //! What pseudonyms hide and what they keep.
 
-use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::matching::{Matcher, RequestDigest};
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
+use weir_flowcontrol::bootstrap;
+use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::read;
 use weir_kubernetes::document;

@@ -1,0 +1,36 @@
+//! Classifies requests: matches a flow schema, and determines its priority level and the flow.
+//!
+//! A [`Matcher`] is built from the configuration objects when they change, and is immutable. It is
+//! `digestFlowSchemasLocked` and the matching of `startRequest` (Kubernetes 1.36,
+//! `apf_controller.go`). Schemas are tried in the order of their precedence, the first match wins,
+//! and missing mandatory schemas are imagined. Classifying a request allocates nothing, and
+//! everything that can be computed in advance is.
+//!
+//! [`Matcher::explain`] tells why the schemas before the one that matched do not match.
+//!
+//! [`Policies`] and its parts do not depend on flow schemas. Other modules use them to select
+//! requests by the same kind of rules.
+//!
+//! The controller keeps removed levels that still have requests.
+//! kube-apiserver writes the objects' status.
+
+mod digest;
+mod flow_distinguisher;
+mod levels;
+mod matcher;
+mod mismatch;
+mod names;
+mod policies;
+mod rules;
+mod subjects;
+#[cfg(test)]
+mod tests;
+
+pub use self::digest::RequestDigest;
+pub use self::flow_distinguisher::FlowDistinguisherMethod;
+pub use self::levels::CompiledLevel;
+pub use self::matcher::CompiledSchema;
+pub use self::matcher::Matcher;
+pub use self::mismatch::Mismatch;
+pub use self::policies::Policies;
+pub use self::subjects::Subjects;
