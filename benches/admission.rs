@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use weir::metrics::Registry;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::UserInfo;

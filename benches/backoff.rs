@@ -31,7 +31,7 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
-use weir::clock::Clock;
+use weir_base::clock::Clock;
 
 use crate::playground::{ALICE, Playground};
 

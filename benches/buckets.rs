@@ -19,12 +19,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use weir::limits::rate::events::body;
-use weir::limits::rate::events::body::EventEncoding;
-use weir::limits::rate::lru::Lru;
-use weir::limits::rate::lru_key::LruKeyHasher;
-use weir::limits::rate::spin_lock::spin_lock;
-use weir::throttling::token_bucket::{Rate, TokenBucket};
+use weir_limits::rate::events::body;
+use weir_limits::rate::events::body::EventEncoding;
+use weir_limits::rate::lru::Lru;
+use weir_limits::rate::lru_key::LruKeyHasher;
+use weir_limits::rate::spin_lock::spin_lock;
+use weir_limits::throttling::token_bucket::{Rate, TokenBucket};
 
 /// A limit as a worker uses it.
 struct BenchLimit {

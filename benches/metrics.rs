@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, StatusCode};
-use weir::clock::Clock;
-use weir::metrics::Registry;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::process_metrics;
 use weir::pipeline::trace::{MetricSubject, RequestMetrics, Trace};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::request_info::{MetricLabels, RequestInfo};
 
 /// A resource request for an existing resource, from its arrival to its end.

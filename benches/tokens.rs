@@ -19,11 +19,11 @@ use bytes::Bytes;
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use weir::clock::Clock;
 use weir::identity::review_queue::fair_queue::ClientSource;
 use weir::identity::transport::{ApiTransport, RemoteFuture, RemoteRequest, RemoteResponse};
 use weir::identity::{ClientContext, RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
-use weir::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// Accepts every token.
 #[derive(Debug)]

@@ -16,7 +16,6 @@ use crate::identity::TokenFile;
 use crate::identity::jwt::{JwtIssuer, KeySet};
 use crate::identity::request_header::IdentityHeaders;
 use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
-use crate::limits::{max_in_flight, rate};
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
@@ -26,13 +25,15 @@ use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::replicas::config::ReplicaConfig;
 use crate::server::settings::AddressLimit;
 use crate::server::tls;
-use crate::shared_limits::server::SharedLimitsConfig;
-use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
 use crate::x509::CertificatePool;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
+use weir_limits::max_in_flight;
+use weir_limits::rate;
+use weir_limits::shared_limits::server::SharedLimitsConfig;
+use weir_limits::throttling::minimum_rate::MinimumRate;
 
 /// The configuration of `weir serve`.
 #[derive(Debug)]

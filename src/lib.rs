@@ -41,16 +41,10 @@ pub mod server;
 pub mod upstream;
 
 // Shared by all
-pub mod clock;
 pub mod drain;
 pub(crate) mod handover;
-pub(crate) mod hash_keys;
 pub(crate) mod in_place;
 pub(crate) mod io;
-pub mod metrics;
-pub mod shared_limits;
-pub(crate) mod source_network;
-pub mod throttling;
 pub(crate) mod tls;
 pub(crate) mod write_coalescing;
 pub mod x509;

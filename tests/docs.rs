@@ -25,17 +25,10 @@ use weir::limits::abandoned_backlog::{
     AbandonedBacklog, MAX_EXECUTING, MAX_WAITING, MAX_WAITING_PER_REQUESTER,
 };
 use weir::limits::memory_limit::MemoryLimit;
-use weir::limits::rate::clients::enforcer::ClientLimits;
-use weir::limits::rate::events::buckets::LimitedEventGroups;
-use weir::limits::rate::events::enforcer;
-use weir::limits::rate::events::enforcer::EventRateLimit;
-use weir::limits::rejection_hold::OWNER_SHARE_DIVISOR;
 use weir::limits::upgrade_rate::{
     DEFAULT_UPGRADES_PER_SECOND, UPGRADE_BURST_SECONDS, UpgradeRateLimit,
 };
-use weir::limits::{MaxInFlight, max_in_flight};
 use weir::lint::rule::Rule;
-use weir::metrics::Registry;
 use weir::observe::alarms::board::AlarmMetric;
 use weir::observe::alarms::list::KINDS;
 use weir::observe::info_metrics::InfoMetrics;
@@ -58,14 +51,22 @@ use weir::replicas::config::MAX_HANDSHAKES as MAX_PEER_HANDSHAKES;
 use weir::replicas::config::MAX_HANDSHAKES_PER_ADDRESS as MAX_PEER_HANDSHAKES_PER_ADDRESS;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
 use weir::server::connection::connection_shares::ConnectionShares;
-use weir::shared_limits::status::SharedLimitsStatus;
-use weir::throttling::memory_budget::SOURCE_FRACTION;
-use weir::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
-use weir::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetrics};
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
+use weir_base::metrics::Registry;
+use weir_limits::MaxInFlight;
+use weir_limits::max_in_flight;
+use weir_limits::rate::clients::enforcer::ClientLimits;
+use weir_limits::rate::events::buckets::LimitedEventGroups;
+use weir_limits::rate::events::enforcer;
+use weir_limits::rate::events::enforcer::EventRateLimit;
+use weir_limits::rejection_hold::OWNER_SHARE_DIVISOR;
+use weir_limits::shared_limits::status::SharedLimitsStatus;
+use weir_limits::throttling::memory_budget::SOURCE_FRACTION;
+use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
+use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
 /// nothing.

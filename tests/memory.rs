@@ -21,16 +21,16 @@ use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use weir::limits::rate::events::body;
-use weir::limits::rate::events::body::EventEncoding;
-use weir::metrics::Registry;
 use weir::observe::top_talkers::{TalkerName, TopTalkers, Weights};
+use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::rate::events::body;
+use weir_limits::rate::events::body::EventEncoding;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
     let config = ControllerConfig {

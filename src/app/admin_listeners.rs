@@ -7,10 +7,8 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 
 use crate::app::shared_components::SharedComponents;
-use crate::clock::Clock;
 use crate::config;
 use crate::drain::Drain;
-use crate::metrics::Registry;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
 use crate::observe::alarms::board::AlarmBoard;
@@ -18,6 +16,8 @@ use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::ConfiguredSources;
 use crate::replicas::peers::snapshots::SnapshotSource;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// What operators are shown and a reload replaces.
 pub(super) type ShownConfig = (

@@ -17,7 +17,6 @@ use crate::app::cluster::object_counts::ObjectCountPolls;
 use crate::app::info_metrics;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
-use crate::clock::Clock;
 use crate::config::{ClusterSourceConfig, Config};
 use crate::drain::Drain;
 use crate::flowcontrol::controller::Controller;
@@ -26,7 +25,6 @@ use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::ApiTransport;
 use crate::limits::Admission;
 use crate::limits::limiters::LimiterInForce;
-use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::{FrontProxyHealth, FrontProxyProbe};
@@ -41,6 +39,8 @@ use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::servers::resolver;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::{UpstreamConfig, UpstreamMetrics};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// Longest time that the first probes delay the first request.
 const FIRST_PROBES_TIMEOUT: Duration = Duration::from_secs(2);

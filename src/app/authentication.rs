@@ -16,10 +16,10 @@ use crate::identity::{
     CertificateVerifier, FrontProxyAuthenticator, ImpersonationAuthorizer, RequestAuthenticator,
     TokenAuthenticator, TokenFile, tokens,
 };
-use crate::metrics::Registry;
 use crate::upstream::forward::external_client::ExternalClient;
 use crate::x509::CertificatePool;
 use crate::{config, upstream};
+use weir_base::metrics::Registry;
 
 /// What the authenticator needs besides its configuration.
 pub(super) struct AuthDependencies<'a> {

@@ -6,12 +6,12 @@ use rustls::sign::CertifiedKey;
 
 use crate::config::AdmissionConfig;
 use crate::flowcontrol::controller::Enforcement;
-use crate::metrics::Registry;
 use crate::observe::info_metrics::{CertificateExpiry, InfoMetrics};
 use crate::observe::readiness::Readiness;
 use crate::observe::{info_metrics, process_metrics};
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
+use weir_base::metrics::Registry;
 
 /// Registers whether limits only count (dry run).
 pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {

@@ -36,16 +36,12 @@ use crate::app::shared_components::{
     Budgets, ConfiguredListener, SharedComponents, Sockets, apply_limits, listener_settings,
     local_address,
 };
-use crate::clock::Clock;
 use crate::config::{AdmissionConfig, Config};
 use crate::drain::{Drain, DrainStage};
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::handover::listeners::{InheritedListeners, ListenerId};
 use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::rate::{RateLimits, RateLimitsConfig};
-use crate::metrics::Registry;
 use crate::observe::process_metrics::HandoverMetrics;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::top_talkers::TopTalkers;
@@ -55,11 +51,15 @@ use crate::replicas::config::ReplicaConfig;
 use crate::replicas::coordinator::{ReplicaDependencies, Replicas};
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
-use crate::shared_limits::refill::SharedLimits;
-use crate::shared_limits::server::SharedLimitsConfig;
 use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::RefreshTask;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_limits::in_flight::InFlightMetrics;
+use weir_limits::rate::{RateLimits, RateLimitsConfig};
+use weir_limits::shared_limits::refill::SharedLimits;
+use weir_limits::shared_limits::server::SharedLimitsConfig;
 
 pub(crate) use crate::app::lifecycle::handover::HandoverParts;
 pub(crate) use crate::app::lifecycle::shutdown::{ShutdownOutcome, StopReason};

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
 use crate::flowcontrol::sources::LiveObjects;
-use crate::metrics::Registry;
 use crate::observe::audit::AuditLog;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::{
@@ -17,6 +16,7 @@ use crate::observe::spans::SpanProcessor;
 use crate::observe::{audit, spans};
 use crate::pipeline::trace::record::{RequestObserver, RequestObservers};
 use crate::pipeline::trace::trace_context::Sampler;
+use weir_base::metrics::Registry;
 
 /// The logs of requests, and their traces.
 #[derive(Clone, Debug)]

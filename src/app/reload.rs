@@ -20,11 +20,9 @@ use crate::app::shared_components::{
     ConfiguredWorker, SharedComponents, apply_limits, listener_settings,
 };
 use crate::app::start_error::StartError;
-use crate::clock::Clock;
 use crate::config::{ClusterSourceConfig, Config, ShutdownConfig};
 use crate::flowcontrol::sources::ClusterStatus;
 use crate::identity::request_header::IdentityHeaders;
-use crate::metrics::Registry;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::pipeline::Pipeline;
 use crate::replicas::coordinator::{PreparedPeerTls, Replicas};
@@ -33,6 +31,8 @@ use crate::upstream;
 use crate::upstream::UpstreamConfig;
 use crate::upstream::credentials::{CredentialSource, PreparedCredentials};
 use crate::x509::CertificatePool;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// The configuration in force, as far as a new one is compared with it.
 #[derive(Debug)]

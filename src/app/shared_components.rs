@@ -14,7 +14,6 @@ use tokio::net::TcpListener;
 use crate::app::authentication::AuthComponents;
 use crate::app::observers::Observers;
 use crate::app::start_error::StartError;
-use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::handover::listeners::{InheritedListeners, ListenerId, ListenerName, Opener};
@@ -22,9 +21,7 @@ use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
-use crate::metrics::Registry;
 use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
@@ -53,14 +50,17 @@ use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::settings::ListenerSettings;
 use crate::server::worker::Worker;
 use crate::server::{acceptor, tls};
-use crate::throttling::log_limiter::LogLimiter;
-use crate::throttling::memory_budget::MemoryBudget;
 use crate::upstream::Upstream;
 use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotMetrics};
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::{config, server, upstream};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_limits::rate::RateLimits;
+use weir_limits::throttling::log_limiter::LogLimiter;
+use weir_limits::throttling::memory_budget::MemoryBudget;
 
 /// The memory and connection budgets of all requests together.
 pub(super) struct Budgets {

@@ -12,8 +12,6 @@ use crate::explain::report::{
     ShuffleShardReport, TriedSchemas, WorkEstimateReport,
 };
 use crate::explain::request::{ExplainRequest, GivenRequestInfo};
-use crate::limits::max_in_flight::{InFlightLimit, MaxInFlightConfig};
-use crate::limits::rate::RateLimitsConfig;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
@@ -21,6 +19,8 @@ use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::api::user::GROUP_MASTERS;
 use weir_kubernetes::request_info::{RequestInfo, TargetError, Verb};
+use weir_limits::max_in_flight::{InFlightLimit, MaxInFlightConfig};
+use weir_limits::rate::RateLimitsConfig;
 
 /// The policies to explain.
 #[derive(Clone, Debug)]

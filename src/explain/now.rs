@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::explain::explainer::Explanation;
 use crate::explain::report::{Prediction, RequestBytes, RequestInfoReport};
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::{AdmissionMode, LevelKind, LevelStatus, StatusSnapshot};
 use weir_kubernetes::request_info::Verb;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// The state of a running weir at one time.
 #[derive(Debug)]

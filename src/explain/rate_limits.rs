@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use crate::explain::report::RequestBytes;
 use crate::explain::request::ExplainRequest;
-use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::rate::RateLimitsConfig;
-use crate::limits::rate::clients::config::{
-    ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
-};
-use crate::limits::rate::clients::enforcer::{LimitedClient, RequestSource, is_write};
-use crate::limits::rate::clients::tables::ClientLimitKind;
-use crate::limits::rate::events::body;
-use crate::limits::rate::events::body::EventEncoding;
-use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent};
-use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
-use crate::limits::rate::events::enforcer::EventRateLimitConfig;
-use crate::throttling::token_bucket::Rate;
 use weir_flowcontrol::matching::{Policies, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_limits::AdmissionAttributes;
+use weir_limits::rate::RateLimitsConfig;
+use weir_limits::rate::clients::config::{
+    ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
+};
+use weir_limits::rate::clients::enforcer::{LimitedClient, RequestSource, is_write};
+use weir_limits::rate::clients::tables::ClientLimitKind;
+use weir_limits::rate::events::body;
+use weir_limits::rate::events::body::EventEncoding;
+use weir_limits::rate::events::buckets::{EventWrite, LimitedEvent};
+use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
+use weir_limits::rate::events::enforcer::EventRateLimitConfig;
+use weir_limits::throttling::token_bucket::Rate;
 
 /// The rate limits of a configuration.
 #[derive(Debug)]

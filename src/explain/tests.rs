@@ -9,14 +9,14 @@ use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer,
 use crate::explain::now::LevelsNow;
 use crate::explain::request::ExplainRequest;
 use crate::explain::tree;
-use crate::limits::max_in_flight::MaxInFlightConfig;
-use crate::limits::rate::events::buckets::LimitedEventGroups;
-use crate::limits::rate::events::config;
-use crate::limits::rate::events::enforcer::EventRateLimitConfig;
-use crate::limits::rate::{RateLimitsConfig, clients};
 use weir_flowcontrol::bootstrap;
 use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
+use weir_limits::max_in_flight::MaxInFlightConfig;
+use weir_limits::rate::events::buckets::LimitedEventGroups;
+use weir_limits::rate::events::config;
+use weir_limits::rate::events::enforcer::EventRateLimitConfig;
+use weir_limits::rate::{RateLimitsConfig, clients};
 
 const EVENTS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
     - {type: Server, qps: 5, burst: 7}\n- {type: Namespace, qps: 1, burst: 2}\n\

@@ -4,11 +4,10 @@
 //! [`level`] puts one queue set behind a lock. A request holds a seat permit there, which releases
 //! its seats on drop. [`controller`] routes each request to its level and applies configurations and
 //! seat adjustments. It also writes the debug dumps. `collector` exposes the levels' counters.
-//! [`metrics`] has the histograms and counters for them. [`sources`] says which objects are in force.
+//! [`sources`] says which objects are in force.
 
 mod collector;
 pub mod controller;
 pub(crate) mod level;
 pub(crate) mod list_samples;
-pub(crate) mod metrics;
 pub mod sources;

@@ -32,7 +32,6 @@ use std::time::{Instant, SystemTime};
 use futures_util::future::Either;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::clock::Clock;
 use crate::identity::bearer_token::{BearerCredential, bearer_credential};
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::{TrustObserver, TrustPublisher};
@@ -40,7 +39,8 @@ use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::{TokenLookup, TokenOutcome};
-use crate::source_network::source_network;
+use weir_base::clock::Clock;
+use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
 
 pub(crate) use accepted_tokens::AcceptedTokens;

@@ -7,7 +7,7 @@ use http::header::AUTHORIZATION;
 use super::*;
 use crate::identity::tokens::ServiceAccountKeys;
 use crate::identity::tokens::key_source::{KeyProvider, KeySource};
-use crate::metrics::Registry;
+use weir_base::metrics::Registry;
 
 fn authenticator() -> RequestAuthenticator {
     authenticator_with(None)

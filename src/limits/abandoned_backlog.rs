@@ -21,8 +21,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::limits::rejection::Rejection;
-use crate::metrics::Registry;
 use crate::upstream::requester::SlotHolder;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::user::GROUP_MASTERS;
 

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::{
     AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
 };
 use crate::flowcontrol::level::DecisionOrder;
-use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::max_in_flight::{InFlightPermit, MaxInFlight};
-use crate::limits::rate::clients::enforcer::ClientLimitPermit;
 use crate::limits::rejection::Rejection;
+use weir_base::clock::Clock;
 use weir_kubernetes::api::user::GROUP_MASTERS;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_limits::AdmissionAttributes;
+use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
+use weir_limits::rate::clients::enforcer::ClientLimitPermit;
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Clone, Debug)]
@@ -77,7 +77,10 @@ impl Admission {
                     ))
                 }
             }
-            Self::MaxInFlight(limit) => limit.admit(attributes)?.map(ConcurrencyPermit::Slot),
+            Self::MaxInFlight(limit) => {
+                let slot = limit.admit(attributes).map_err(Rejection::MaxInFlight)?;
+                slot.map(ConcurrencyPermit::Slot)
+            }
         };
         Ok(Permit {
             concurrency,

@@ -16,14 +16,14 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::flowcontrol::controller::{Controller, ControllerConfig, SeatUse};
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
 use crate::handover::message::HeldSeats;
 use crate::limits::admission::Admission;
-use crate::limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
-use crate::metrics::Registry;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
+use weir_limits::in_flight::InFlightMetrics;
+use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 
 /// The limiters that have been in force.
 #[derive(Debug)]
@@ -307,14 +307,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::flowcontrol::controller::{Enforcement, RequestTimes};
     use crate::limits::admission::Permit;
-    use crate::limits::admission_attributes::AdmissionAttributes;
     use crate::limits::rejection::Rejection;
+    use weir_base::clock::Clock;
     use weir_kubernetes::api::UserInfo;
     use weir_kubernetes::api::user::GROUP_AUTHENTICATED;
     use weir_kubernetes::request_info::RequestInfo;
+    use weir_limits::AdmissionAttributes;
 
     const LEVEL: &str = "global-default";
 

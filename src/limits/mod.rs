@@ -6,17 +6,10 @@
 
 pub mod abandoned_backlog;
 pub(crate) mod admission;
-pub(crate) mod admission_attributes;
 pub(crate) mod limiters;
-pub mod max_in_flight;
 pub mod memory_limit;
-pub mod rate;
 pub(crate) mod rejection;
-pub mod rejection_hold;
-pub(crate) mod service_times;
 pub mod upgrade_rate;
 
 pub use admission::{Admission, Permit};
-pub use admission_attributes::AdmissionAttributes;
-pub use max_in_flight::MaxInFlight;
 pub(crate) use rejection::Rejection;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
-use crate::limits::rate::clients::enforcer::ClientLimitRejection;
-use crate::limits::rate::events::enforcer::EventRejection;
-use crate::limits::rejection_hold::HoldPolicy;
-use weir_kubernetes::request_info::RequestKind;
+use weir_limits::max_in_flight::MaxInFlightRejection;
+use weir_limits::rate::clients::enforcer::ClientLimitRejection;
+use weir_limits::rate::events::enforcer::EventRejection;
+use weir_limits::rejection_hold::HoldPolicy;
 
 /// The label of the limit of abandoned exempt requests.
 pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";
@@ -30,12 +30,7 @@ pub enum Rejection {
     /// request timed out in a queue.
     Fairness(AdmissionRejection),
     /// The limit of concurrent requests of this kind is reached.
-    MaxInFlight {
-        /// The request kind.
-        kind: RequestKind,
-        /// The limit that was reached.
-        limit: u32,
-    },
+    MaxInFlight(MaxInFlightRejection),
     /// The process uses as much memory as it may.
     MemoryLimit,
     /// A source network sends too many upgrade requests whose credential the API server has not
@@ -45,9 +40,6 @@ pub enum Rejection {
         retry_after: u32,
     },
 }
-
-/// The `Retry-After` of max-in-flight in seconds (`server/filters/maxinflight.go`: constant 1).
-const MAX_IN_FLIGHT_RETRY_AFTER: u32 = 1;
 
 /// The `Retry-After` of a requester with too many abandoned requests, in seconds. By then the API
 /// server has answered most of them.
@@ -68,7 +60,7 @@ impl Rejection {
                 None => 1,
             },
             Self::Fairness(rejection) => rejection.retry_after,
-            Self::MaxInFlight { .. } => MAX_IN_FLIGHT_RETRY_AFTER,
+            Self::MaxInFlight(_) => MaxInFlightRejection::RETRY_AFTER,
             Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
             Self::MemoryLimit => MEMORY_LIMIT_RETRY_AFTER,
             Self::UnprovenUpgrade { retry_after } => *retry_after,
@@ -89,7 +81,7 @@ impl Rejection {
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::Fairness(_)
-            | Self::MaxInFlight { .. }
+            | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => {
                 HoldPolicy::for_seats(Duration::from_secs(self.retry_after().into()))
@@ -112,7 +104,7 @@ impl Rejection {
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
-            | Self::MaxInFlight { .. }
+            | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => None,
         }
@@ -126,7 +118,7 @@ impl Rejection {
             Self::EventRateLimit(_) => "event-rate-limit",
             Self::Fairness(rejection) => rejection.reason.label(),
             Self::AbandonedBacklog => ABANDONED_REQUESTS,
-            Self::MaxInFlight { .. } => "max-in-flight",
+            Self::MaxInFlight(_) => "max-in-flight",
             Self::MemoryLimit => MEMORY_LIMIT,
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
         }
@@ -140,7 +132,7 @@ impl Rejection {
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
-            | Self::MaxInFlight { .. }
+            | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
         }
@@ -154,7 +146,7 @@ impl Rejection {
             Self::AbandonedBacklog => "exempt",
             Self::EventRateLimit(_) => "events",
             Self::Fairness(rejection) => &rejection.flow_schema().name,
-            Self::MaxInFlight { kind, .. } => kind.label(),
+            Self::MaxInFlight(rejection) => rejection.kind.label(),
             Self::MemoryLimit => "memory",
             Self::UnprovenUpgrade { .. } => "upgrades",
         }

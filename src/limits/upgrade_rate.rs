@@ -13,12 +13,12 @@ use std::time::Instant;
 
 use prometheus::IntCounter;
 
-use crate::limits::rate::lru::Lru;
-use crate::limits::rate::lru_key::{LruKey, LruKeyHasher};
-use crate::limits::rate::spin_lock::spin_lock;
 use crate::limits::rejection::Rejection;
-use crate::metrics::Registry;
-use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
+use weir_base::metrics::Registry;
+use weir_limits::rate::lru::Lru;
+use weir_limits::rate::lru_key::{LruKey, LruKeyHasher};
+use weir_limits::rate::spin_lock::spin_lock;
+use weir_limits::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
 
 /// The default of `--unproven-upgrades-per-second`: more than the users and CI jobs behind one
 /// address start with new tokens, and about a hundredth of one core of the API server for

@@ -4,10 +4,10 @@ use super::authenticators::Authenticators;
 use super::finding::LintFinding;
 use super::flow_schemas::lint_rules;
 use super::rule::Rule;
-use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::events::config::{EventLimitConfig, LimitType};
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
 use weir_kubernetes::document::Node;
+use weir_limits::rate::clients::config::ClientLimitRule;
+use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
 
 /// A list in a document, and its path.
 #[derive(Clone, Copy, Debug)]

@@ -10,14 +10,14 @@ use super::flow_schemas;
 use super::objects::{ObjectSet, Scope};
 use super::rate_limits::{ListPlace, lint_events};
 use super::rule::Rule;
-use crate::limits::rate::events::buckets::{EventBucketKeys, EventLimits, LimitedEvent};
-use crate::limits::rate::events::config::{EventLimitConfig, parse_limits};
-use crate::limits::rate::lru_key::LruKeyHasher;
 use weir_flowcontrol::matching::RequestDigest;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
 use weir_kubernetes::request_info::Verb;
+use weir_limits::rate::events::buckets::{EventBucketKeys, EventLimits, LimitedEvent};
+use weir_limits::rate::events::config::{EventLimitConfig, parse_limits};
+use weir_limits::rate::lru_key::LruKeyHasher;
 
 const SCOPE: Scope = Scope {
     server_concurrency_limit: 600,

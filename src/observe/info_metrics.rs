@@ -8,8 +8,8 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, IntGaugeVec};
 
-use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// Returns the expiry of a certificate. Called for each scrape, since certificates are renewed.

@@ -11,7 +11,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Counter, Gauge, IntCounter, IntGauge};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::metrics::Registry;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// The collector of the process metrics.
@@ -233,7 +233,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     #[test]
     fn a_program_name_with_parentheses_is_parsed() {

@@ -12,7 +12,6 @@ use crate::identity::{ImpersonationAuthorizer, RequestAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::rate::RateLimits;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
@@ -23,10 +22,11 @@ use crate::pipeline::response::deadlines::Deadlines;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::record::RequestObservers;
 use crate::pipeline::trace::trace_context::Sampler;
-use crate::throttling::log_limiter::LogLimiter;
-use crate::throttling::memory_budget::MemoryBudget;
 use crate::upstream::Upstream;
 use crate::upstream::loop_detection::LoopDetector;
+use weir_limits::rate::RateLimits;
+use weir_limits::throttling::log_limiter::LogLimiter;
+use weir_limits::throttling::memory_budget::MemoryBudget;
 
 /// What the pipelines of all workers share.
 #[derive(Clone, Debug)]

@@ -26,7 +26,6 @@ use crate::identity::bearer_token::has_websocket_token;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::in_place;
-use crate::limits::AdmissionAttributes;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
@@ -42,6 +41,7 @@ use crate::pipeline::steps::rejection_response::{DelayableRejection, RejectionSt
 use crate::pipeline::steps::upgrade::take_upgrade;
 use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::client_body::ClientBody;
+use weir_limits::AdmissionAttributes;
 
 /// The steps of a request, shared by all connections of a worker.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use super::run::replay;
 use super::simulation::model::ClientBehaviour;
 use super::simulation::{ReplayModel, ReplayedPolicies};
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
-use crate::limits::rate::RateLimitsConfig;
 use weir_flowcontrol::bootstrap;
+use weir_limits::rate::RateLimitsConfig;
 
 pub(super) fn policies(name: &str, seats: u32) -> ReplayedPolicies {
     ReplayedPolicies {

@@ -12,10 +12,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::limits::limiters::Limiters;
-use crate::metrics::Registry;
 use crate::replicas::config::{PeerTls, ReplicaConfig};
 use crate::replicas::membership::{AdvertisedAddress, MembershipTask};
 use crate::replicas::message::ReplicaId;
@@ -27,6 +25,8 @@ use crate::replicas::peers::{links, listener};
 use crate::replicas::state::{ReplicaReport, ReplicaState};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// How often shares move on. A replica drops to its floor
 /// [`DROP_MARGIN`](crate::replicas::agreement::DROP_MARGIN) before its time, which is eight steps.

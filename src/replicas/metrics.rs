@@ -2,10 +2,10 @@
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::metrics::Registry;
 use crate::replicas::agreement::{PoolInput, Standing};
 use crate::replicas::message::{POOL_NAMES, POOLS};
 use crate::replicas::peer::PeerStatus;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// The standings, as values of the label `state`.

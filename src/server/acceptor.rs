@@ -10,10 +10,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
-use crate::clock::Clock;
 use crate::drain::{Drain, DrainStage};
 use crate::limits::memory_limit::MemoryLimit;
-use crate::metrics::GaugeGuard;
 use crate::server::connection::connection_shares::{
     ConnectionShare, ConnectionShares, ShareExceeded,
 };
@@ -23,6 +21,8 @@ use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::settings::ListenerSettings;
 use crate::server::worker::{AcceptedConnection, Worker};
+use weir_base::clock::Clock;
+use weir_base::metrics::GaugeGuard;
 
 /// The listen backlog: connections that the kernel completes before weir accepts them. In a burst,
 /// new connections wait here and are not refused.
@@ -36,7 +36,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 ///
 /// Without it, the send buffer grows to some megabytes, and the socket is writable again only when
 /// a third of it is free. A client that reads steadily but slowly would then seem to read nothing
-/// for longer than the grace period of the minimum rate ([`minimum_rate`](crate::throttling::minimum_rate)),
+/// for longer than the grace period of the minimum rate ([`minimum_rate`](weir_limits::throttling::minimum_rate)),
 /// and weir would close its connection. A smaller value would cost fast clients a wake-up for every
 /// few TLS records.
 const NOTSENT_LOWAT: u32 = 64 << 10;

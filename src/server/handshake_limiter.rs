@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::source_network::source_network;
+use weir_base::source_network::source_network;
 
 /// The source that a connection is counted for: an address, or a trusted proxy in front of many
 /// clients. Of an IPv6 address only the first 64 bits count, since a client usually has the whole

@@ -8,13 +8,13 @@ use std::time::Duration;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
-use crate::clock::Clock;
 use crate::server::handshake_limiter::{
     ConnectionSource, HandshakeDecision, HandshakeLimiter, HandshakeLimits,
 };
 use crate::server::metrics::ServerMetrics;
-use crate::throttling::reconnect_backoff::{BackoffTooLong, ReconnectBackoff};
+use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_i64;
+use weir_limits::throttling::reconnect_backoff::{BackoffTooLong, ReconnectBackoff};
 
 /// The limits of the handshake queue.
 ///
@@ -64,7 +64,7 @@ impl HandshakeQueue {
             queued: metrics.queued_handshakes.clone(),
             rejected: metrics.rejected_handshakes.clone(),
             delayed: metrics.delayed_handshakes.clone(),
-            backoff: Mutex::new(ReconnectBackoff::new()),
+            backoff: Mutex::new(ReconnectBackoff::default()),
             max_wait,
         })
     }
@@ -176,8 +176,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::metrics::Registry;
-    use crate::throttling::reconnect_backoff::CONNECT_INTERVAL;
+    use weir_base::metrics::Registry;
+    use weir_limits::throttling::reconnect_backoff::CONNECT_INTERVAL;
 
     const MAX_WAIT: Duration = Duration::from_secs(10);
 

@@ -10,9 +10,9 @@ use prometheus::{CounterVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use rustls::PeerMisbehaved;
 use tracing::{debug, warn};
 
-use crate::metrics::Registry;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// The metrics of the listener and its workers.
 #[derive(Clone, Debug)]

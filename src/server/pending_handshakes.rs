@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::metrics::GaugeGuard;
 use crate::server::handshake_limiter::ConnectionSource;
+use weir_base::metrics::GaugeGuard;
 
 /// The pending connections of each source. Pure; `T` evicts a connection.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use http::StatusCode;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 
 /// A probe that was accepted this recently decides about a 401. So API servers that answer 401 at
 /// will cost one probe a second at most.

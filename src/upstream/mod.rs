@@ -28,8 +28,6 @@ use http::{HeaderValue, Response, StatusCode};
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::address::ServerAddress;
@@ -48,6 +46,8 @@ use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
 use crate::x509::CertificatePool;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ::weir::cli::playground::fairness::ServerFairness;
-use ::weir::clock::Clock;
 use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig, FrontProxyConfig, IssuerKeys};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::{ClaimMapping, JwtIssuer, KeySet};
-use ::weir::limits::max_in_flight;
 use ::weir::upstream::tls;
 use ::weir::upstream::tls::PemInput;
+use ::weir_base::clock::Clock;
+use ::weir_limits::max_in_flight;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};

@@ -3,13 +3,13 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use ::weir::limits::rate;
-use ::weir::limits::rate::clients;
-use ::weir::limits::rate::events::buckets::LimitedEventGroups;
-use ::weir::limits::rate::events::config::{EventLimitConfig, LimitType};
-use ::weir::limits::rate::events::enforcer;
 use ::weir_kubernetes::document;
 use ::weir_kubernetes::document::Diagnostics;
+use ::weir_limits::rate;
+use ::weir_limits::rate::clients;
+use ::weir_limits::rate::events::buckets::LimitedEventGroups;
+use ::weir_limits::rate::events::config::{EventLimitConfig, LimitType};
+use ::weir_limits::rate::events::enforcer;
 
 use crate::handshakes::{connect_from, raw_http1_over};
 use crate::support::certificates::pki;

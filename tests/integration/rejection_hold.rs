@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use ::weir::limits::rate;
-use ::weir::throttling::token_bucket::Rate;
+use ::weir_limits::rate;
+use ::weir_limits::throttling::token_bucket::Rate;
 use futures_util::future::{join_all, select_all};
 
 use crate::rate_limits::alice_rule_for_verbs;

@@ -12,15 +12,15 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weir::limits::rate::events::body::{EventEncoding, EventSchema};
-use weir::limits::rate::events::buckets::{
-    EventBucketKeys, EventLimits, EventWrite, LimitedEvent, LimitedEventGroups, rejection_message,
-};
-use weir::limits::rate::events::config::{EventLimitConfig, LimitType};
-use weir::limits::rate::events::{body, config};
-use weir::limits::rate::lru_key::LruKeyHasher;
 use weir_kubernetes::document::Diagnostics;
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::rate::events::body::{EventEncoding, EventSchema};
+use weir_limits::rate::events::buckets::{
+    EventBucketKeys, EventLimits, EventWrite, LimitedEvent, LimitedEventGroups, rejection_message,
+};
+use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
+use weir_limits::rate::events::{body, config};
+use weir_limits::rate::lru_key::LruKeyHasher;
 
 use crate::support;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use weir::explain::batch::explain_lines;
 use weir::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer};
-use weir::limits::rate::RateLimitsConfig;
+use weir_limits::rate::RateLimitsConfig;
 
 use crate::flow_schema_match::objects;
 use crate::support;

@@ -36,7 +36,7 @@ impl Denials {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     #[test]
     fn a_right_is_missing_only_if_a_ready_server_repeats_it() {

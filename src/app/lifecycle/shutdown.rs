@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::time::{timeout, timeout_at};
 use tracing::info;
 
-use crate::clock::Clock;
 use crate::config::ShutdownConfig;
 use crate::drain::{Drain, DrainStage};
+use weir_base::clock::Clock;
 
 /// How long connections may take to close once they have no requests: a GOAWAY and a few round
 /// trips.

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::{info, warn};
 
-use crate::clock::Clock;
 use crate::handover::message::{HeldSeats, Message};
 use crate::limits::limiters::Limiters;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::snapshot::StatusHistory;
 use crate::observe::top_talkers::{SavedTalkers, TopTalkers};
 use crate::pipeline::response::abandoned::AbandonedRequests;
+use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::object_counts::SavedCount;
 
 /// The version of [`SavedState`]. Another one is ignored.

@@ -13,11 +13,9 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use crate::app::self_checks::self_access::SelfAccess;
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::transport::{ApiTransport, RemoteError, RemoteRequest, RemoteResponse};
-use crate::metrics::Registry;
 use crate::observe::readiness::front_proxy::{
     FrontProxyHealth, FrontProxyProbe, FrontProxyProbeOutcome, REQUIREMENTS,
 };
@@ -25,6 +23,8 @@ use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::{UpstreamConfig, UpstreamMetrics};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::document::Severity;
 
 /// Longest time for everything.

@@ -5,9 +5,6 @@ use std::path::Path;
 
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::CLIENT_LIMITS;
-use crate::limits::rate::clients;
-use crate::limits::rate::events::config;
-use crate::limits::rate::events::config::PluginConfigSource;
 use crate::lint::authenticators::Authenticators;
 use crate::lint::finding::LintFinding;
 use crate::lint::objects::{ObjectSet, Scope};
@@ -16,6 +13,9 @@ use crate::lint::{flow_schemas, priority_levels, rate_limits};
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Diagnostics, Node};
+use weir_limits::rate::clients;
+use weir_limits::rate::events::config;
+use weir_limits::rate::events::config::PluginConfigSource;
 
 /// The text of a file, if it is UTF-8.
 pub(super) fn read_text(file: &Path, files: &InputFiles) -> Option<String> {

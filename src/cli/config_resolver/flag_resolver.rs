@@ -13,12 +13,12 @@ use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
-use crate::clock::Clock;
 use crate::lint::rule::Rule;
 use crate::observe::alarms::list::CertificateLifetime;
 use crate::upstream;
 use crate::upstream::tls::{PemError, PemInput};
 use crate::x509::CertificatePool;
+use weir_base::clock::Clock;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Severity, SourceLocation};
 

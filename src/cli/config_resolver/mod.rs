@@ -36,16 +36,16 @@ use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::sources::FlowcontrolSources;
-use crate::limits::max_in_flight;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::{is_loopback, log_level};
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
-use crate::throttling::minimum_rate::MinimumRate;
 use crate::upstream::UpstreamConfig;
 use weir_kubernetes::document;
 use weir_kubernetes::document::Severity;
 use weir_kubernetes::numeric::saturating_usize;
+use weir_limits::max_in_flight;
+use weir_limits::throttling::minimum_rate::MinimumRate;
 
 /// File descriptors that no client connection uses: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;

@@ -8,11 +8,11 @@ use std::time::Duration;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::{
     Controller, ControllerConfig, Enforcement, FlowControlDecision, RequestTimes,
 };
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol::{Manifest, Object};
 use weir_kubernetes::api::{UserInfo, flowcontrol};

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::app::ShutdownOutcome;
 use crate::cli::flags::LoggingFormat;
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 use weir_kubernetes::encoding::printable::{escape_json, escape_message};
 
 /// The exit code of a usage error: a bad flag or a bad file. `clap` and most programs use it.

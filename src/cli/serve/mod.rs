@@ -28,8 +28,8 @@ use crate::config::{AdmissionConfig, Config};
 use crate::flowcontrol::sources::{EffectiveObject, FlowcontrolSources};
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
-use crate::limits::max_in_flight::InFlightLimit;
 use weir_kubernetes::api::flowcontrol::Object;
+use weir_limits::max_in_flight::InFlightLimit;
 
 /// Runs the command until shutdown has ended.
 ///

@@ -23,10 +23,10 @@ use crate::cli::process::signals::SignalStream;
 use crate::cli::serve::file_watcher::{FileStates, FileWatcher, LOOK_INTERVAL};
 use crate::cli::serve::restart::keep_restart_only;
 use crate::cli::serve::systemd::{Notifier, SERVING};
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
+use weir_base::clock::Clock;
 
 /// How long a key may belong to another certificate before that counts as an error: the files of a
 /// pair are replaced one after the other. Meanwhile they are read at each look.

@@ -216,8 +216,8 @@ fn render_columns(header: &[&str], texts: usize, rows: Vec<Vec<String>>) -> Stri
 mod tests {
     use super::*;
     use crate::cli::top::model::{StatusUpdate, TopModel};
-    use crate::limits::rate::snapshot::RateLimitSnapshot;
     use crate::observe::status::snapshot::{SlotHolderStatus, SlotsStatus, TalkerStatus};
+    use weir_limits::rate::snapshot::RateLimitSnapshot;
 
     #[test]
     fn columns_are_aligned() {

@@ -1,11 +1,11 @@
 //! Formatting of numbers and names for `weir top`.
 
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::{SlotsStatus, StatusSnapshot, ViewedReplicaStatus};
 use weir_kubernetes::encoding::printable::escape;
 use weir_kubernetes::numeric::to_f64;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];

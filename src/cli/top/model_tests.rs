@@ -3,11 +3,11 @@
 use super::*;
 use crate::cli::top::view_model::talker_rows;
 use crate::cli::top::view_options::{LevelSort, MAX_FILTER_LENGTH, Panel, ScrollOffsets};
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::{
     LevelStatus, ReplicaViewStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
 use weir_kubernetes::numeric::to_f64;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 fn snapshot(second: u64, levels: &[(&str, u64, u64)]) -> StatusSnapshot {
     let level = |&(name, waiting, rejected): &(&str, u64, u64)| LevelStatus {

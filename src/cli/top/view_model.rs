@@ -3,12 +3,12 @@
 use std::cmp::Ordering;
 
 use crate::cli::top::view_options::{LevelSort, Panel, ViewOptions};
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::status::snapshot::{
     LevelStatus, StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus,
 };
 use crate::observe::top_talkers;
 use weir_kubernetes::numeric::to_f64;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// The displayed data. It does not change while the view is frozen.
 #[derive(Clone, Debug, Default)]

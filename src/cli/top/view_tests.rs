@@ -7,12 +7,12 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::*;
 use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::view_options::Panel;
-use crate::limits::rate::snapshot::RateLimitSnapshot;
-use crate::limits::rate::top_keys::TopKey;
 use crate::observe::status::snapshot::{
     LevelStatus, ReplicaViewStatus, SlotHolderStatus, SlotsStatus, TalkerStatus, TopTalkersStatus,
     ViewedReplicaStatus,
 };
+use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::TopKey;
 
 fn snapshot(second: u64, levels: usize) -> StatusSnapshot {
     let level = |n: usize| LevelStatus {

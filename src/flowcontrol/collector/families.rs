@@ -4,7 +4,7 @@ use prometheus::proto::MetricType;
 
 use super::view::{LevelMetricFamily, add_nonempty_histogram};
 use crate::flowcontrol::level::SchemaCounters;
-use crate::flowcontrol::metrics::samples::MetricSpec;
+use weir_base::samples::MetricSpec;
 use weir_kubernetes::numeric::to_f64;
 
 const LEVEL_LABELS: &[&str] = &["priority_level"];

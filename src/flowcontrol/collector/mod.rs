@@ -17,9 +17,9 @@ use prometheus::proto::MetricFamily;
 
 use self::families::FAMILIES;
 use self::view::LevelsView;
-use crate::clock::Clock;
 use crate::flowcontrol::level::PriorityLevel;
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// Returns all levels that exist or have existed, and the `seat_fair_frac` of the last adjustment.
 type ReadLevels = dyn Fn() -> (Vec<Arc<PriorityLevel>>, Option<f64>) + Send + Sync;

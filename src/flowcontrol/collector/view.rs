@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use crate::flowcontrol::level::{LevelMetrics, SchemaCounters};
-use crate::flowcontrol::metrics::histogram::Histogram;
-use crate::flowcontrol::metrics::samples::{MetricSamples, MetricSpec};
+use weir_base::samples::{MetricSamples, MetricSpec};
+use weir_base::timing_ratio::Histogram;
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::fairqueuing::queue_set::LastDispatch;
 use weir_flowcontrol::fairqueuing::seats::SeatSeconds;

@@ -22,16 +22,14 @@ use super::outcome::FlowControlDecision;
 use super::outcome::WatchGuard;
 use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
-use crate::clock::Clock;
 use crate::flowcontrol::collector;
 use crate::flowcontrol::level::{
     ArrivalError, ArrivalOutcome, ArrivingRequest, DecisionOrder, DecisionSequence, LevelSummary,
     PriorityLevel, SchemaRoute, SeatPermit,
 };
 use crate::flowcontrol::list_samples::ListSampleQueue;
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::metrics::Registry;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
@@ -43,6 +41,8 @@ use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_limits::in_flight::InFlightMetrics;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Routes requests to all priority levels.
 pub struct Controller {

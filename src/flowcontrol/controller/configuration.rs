@@ -15,7 +15,6 @@ use tracing::warn;
 
 use super::snapshot::{ConfigSnapshot, LevelEntry};
 use crate::flowcontrol::level::{MAX_RETAINED, PriorityLevel, RETENTION};
-use crate::flowcontrol::metrics::in_flight::{InFlightMetrics, UtilizationLimits};
 use weir_flowcontrol::concurrency::ConcurrencyLimits;
 use weir_flowcontrol::concurrency::allocation::AllocationError;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;
@@ -23,6 +22,7 @@ use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_flowcontrol::matching::{CompiledLevel, Matcher};
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::RequestKind;
+use weir_limits::in_flight::{InFlightMetrics, UtilizationLimits};
 
 #[derive(Debug)]
 pub(super) struct Configuration {

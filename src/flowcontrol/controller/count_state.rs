@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use prometheus::IntCounterVec;
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::work_estimator::count_schedule::CountSchedule;
 
 /// The schedule of the count calls, and their metric.

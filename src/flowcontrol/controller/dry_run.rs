@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep_until, timeout_at};
 use tracing::info;
 
-use crate::clock::Clock;
 use crate::flowcontrol::level::{SchemaRoute, SeatPermit};
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// The handle of the real request. Its drop is the end of the request.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use std::time::{Instant, SystemTime};
 use jiff::Timestamp;
 
 use super::apf_controller::Controller;
-use crate::clock::Clock;
 use crate::flowcontrol::level::{DetailColumn, DumpedRequest};
+use weir_base::clock::Clock;
 use weir_kubernetes::encoding::printable;
 use weir_kubernetes::request_info::go_duration;
 

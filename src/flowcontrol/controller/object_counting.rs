@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use super::apf_controller::Controller;
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::count_schedule::{
     CountCall, CountOutcome, CountableResource, NextCountCall,
 };

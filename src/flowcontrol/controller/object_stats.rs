@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 use super::apf_controller::Controller;
-use crate::clock::Clock;
 use crate::flowcontrol::list_samples::{ListRequest, ListSampleBuilder};
+use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, SizeAccuracy};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::api::list_scan::ListSummary;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::flowcontrol::metrics::histogram::{Histogram, TimingRatioHistogram};
+use weir_base::timing_ratio::{Histogram, TimingRatioHistogram};
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::fairqueuing::queue_set::{EpochAdvance, Load, Queuing, RejectReason};
 use weir_kubernetes::numeric::saturating_u64;

@@ -13,13 +13,13 @@ use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::{LevelCounters, SchemaSlot};
 use super::request_details::RequestDetails;
 use super::state::{LevelInner, LevelState};
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;
 use weir_flowcontrol::fairqueuing::queue_set::{
     LastDispatch, QueueDump, QueueSetTotals, Queuing, RequestKey,
 };
 use weir_flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
+use weir_limits::in_flight::InFlightMetrics;
 
 /// A priority level that exists or has existed.
 pub(crate) struct PriorityLevel {

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::SchemaSlot;
 use super::priority_level::PriorityLevel;
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
 use weir_flowcontrol::matching::FlowDistinguisherMethod;
 

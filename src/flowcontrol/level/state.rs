@@ -12,8 +12,7 @@ use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::{LevelCounters, SchemaSlot};
 use super::decision_order::DecisionOrder;
 use super::request_details::RequestDetails;
-use crate::clock::Clock;
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use weir_base::clock::Clock;
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
 use weir_flowcontrol::fairqueuing::queue_set::{
@@ -22,6 +21,7 @@ use weir_flowcontrol::fairqueuing::queue_set::{
 use weir_flowcontrol::retry_after::DroppedRequestsTracker;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestKind, Verb};
+use weir_limits::in_flight::InFlightMetrics;
 
 /// The number of buffers kept for later requests: as many as the queue set keeps slots.
 const MAX_SPARE_BUFFERS: usize = 128;

@@ -3,7 +3,7 @@
 
 use super::priority_level::PriorityLevel;
 use super::state::LevelState;
-use crate::flowcontrol::metrics::histogram::Histogram;
+use weir_base::timing_ratio::Histogram;
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 

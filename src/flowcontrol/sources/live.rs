@@ -13,11 +13,11 @@ use tracing::{debug, info, warn};
 use super::merge::FlowcontrolSources;
 use super::origin::{EffectiveObject, Origin};
 use crate::flowcontrol::controller::{Controller, ControllerConfig};
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::metrics::Registry;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
 use weir_kubernetes::document::SourceLocation;
+use weir_limits::in_flight::InFlightMetrics;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// What weir knows about the cluster's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 
 /// When connections verify their certificates after a change, each at a random time between these:
 /// a verification takes a tenth of a millisecond, and there may be thousands of connections. The

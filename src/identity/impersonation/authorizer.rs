@@ -16,7 +16,6 @@ use arc_swap::ArcSwap;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tokio::time::timeout_at;
 
-use crate::clock::Clock;
 use crate::identity::impersonation::decision_cache::{CachedDecision, DecisionCache};
 use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
@@ -25,7 +24,8 @@ use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
 use crate::identity::token_hash::{TokenHash, TokenHasher};
 use crate::identity::transport::{ApiTransport, ReviewError};
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {

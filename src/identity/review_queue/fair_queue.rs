@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::source_network::source_network;
-use crate::throttling::round_robin::RoundRobin;
-use crate::throttling::token_bucket::{Rate, TokenBucket};
+use weir_base::source_network::source_network;
+use weir_limits::throttling::round_robin::RoundRobin;
+use weir_limits::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The most queued items in all, for each of the two classes. At the default rate of 50 per second,
 /// a request would time out before a later item is dequeued.
@@ -171,7 +171,7 @@ impl ReviewRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::throttling::round_robin::TurnQueue;
+    use weir_limits::throttling::round_robin::TurnQueue;
 
     fn source(address: &str, connection: u64) -> ClientSource {
         ClientSource {

@@ -20,10 +20,10 @@ use prometheus::IntGauge;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::identity::review_queue::fair_queue::{ClientSource, FairQueue, NextItem};
 use crate::identity::token_hash::TokenHash;
 use crate::identity::transport::ReviewError;
+use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// The most reviews in flight, each on a connection of its own. An API server that takes a second

@@ -32,7 +32,6 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
 use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::fair_queue::ClientSource;
@@ -43,7 +42,8 @@ use crate::identity::tokens::signature::SignatureOutcome;
 use crate::identity::tokens::token_cache::{TokenCache, TokenState, VerifiedBy, VerifiedToken};
 use crate::identity::tokens::token_reviewer::TokenReviewResult;
 use crate::identity::tokens::token_store::TokenStore;
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 pub use settings::TokenConfig;
 pub(crate) use signature::ServiceAccountKeys;

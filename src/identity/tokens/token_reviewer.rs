@@ -6,7 +6,6 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use prometheus::IntGauge;
 
-use crate::clock::Clock;
 use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::fair_queue::ClientSource;
@@ -17,6 +16,7 @@ use crate::identity::tokens::token_review::TokenReviewOutcome;
 use crate::identity::tokens::token_store::{TokenOutcome, TokenStore};
 use crate::identity::tokens::{signature, token_review};
 use crate::identity::transport::{ApiTransport, ReviewError};
+use weir_base::clock::Clock;
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "TokenReviews",

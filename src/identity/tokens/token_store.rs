@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
-use crate::clock::Clock;
 use crate::identity::accepted_tokens::AcceptedTokens;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::token_cache::{TokenCache, VerifiedBy, VerifiedToken};
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 
 /// The number of shards of the cache, each with a lock of its own.

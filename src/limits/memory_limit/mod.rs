@@ -30,10 +30,10 @@ use crate::limits::memory_limit::unread_responses::{
 };
 use crate::limits::memory_limit::unread_shares::estimate_use;
 use crate::limits::rejection::Rejection;
-use crate::metrics::Registry;
-use crate::throttling::memory_pressure::MemoryPressure;
 use crate::upstream::requester::SlotHolder;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_usize;
+use weir_limits::throttling::memory_pressure::MemoryPressure;
 
 /// The interval of the samples. In this time a core receives some 100 MB from clients, which is
 /// less than what the default limit leaves free of the memory of a small Pod (512 MiB).

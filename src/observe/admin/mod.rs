@@ -31,9 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::clock::Clock;
 use crate::limits::Admission;
-use crate::metrics::Registry;
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
@@ -47,6 +45,8 @@ use crate::observe::top_talkers;
 use crate::observe::top_talkers::TopTalkers;
 use crate::replicas::message::check_name;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::encoding::printable::escape_json;
 use weir_kubernetes::request_info::Query;
 

@@ -116,13 +116,14 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::limits::max_in_flight::MaxInFlightConfig;
-    use crate::limits::{Admission, MaxInFlight};
-    use crate::metrics::Registry;
+    use crate::limits::Admission;
     use crate::pipeline::reject::delay::RejectionDelay;
+    use weir_base::metrics::Registry;
+    use weir_limits::MaxInFlight;
+    use weir_limits::max_in_flight::MaxInFlightConfig;
 
     fn pages() -> (Zpages, Instant) {
-        let began = crate::clock::Clock.now();
+        let began = weir_base::clock::Clock.now();
         let pages = Zpages {
             effective: Arc::new(ArcSwap::from_pointee(EffectiveConfig {
                 flags: [

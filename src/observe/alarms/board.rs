@@ -10,8 +10,6 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::observe::alarms::list;
 use crate::observe::alarms::list::{
     Alarm, AlarmState, AlarmStatus, CertificateLifetime, KINDS, Losses, OpenFiles, ServerHealth,
@@ -23,6 +21,8 @@ use crate::replicas::message::POOL_NAMES;
 use crate::replicas::state::ReplicaReport;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use crate::upstream::tls;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 
 /// How long what was lost for good is an alarm.

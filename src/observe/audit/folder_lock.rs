@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 
 /// How long to wait for the lock. Another process of weir holds it for one write of 64 KiB. If
 /// anything else holds it for longer, events are written without it.

@@ -28,7 +28,6 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::observe::audit::event::{AuditEntry, AuditPhase};
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditPolicy;
@@ -36,7 +35,8 @@ use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::audit::writer::{AuditWriter, WriterChange};
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::pipeline::trace::record::{Record, RequestObserver};
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 pub use writer::AuditMetrics;
 

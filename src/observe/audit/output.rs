@@ -16,11 +16,11 @@ use std::{fs, io};
 
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::observe::audit::folder_lock::{FolderLock, LOCK_TIMEOUT};
 use crate::observe::audit::rotation::{
     BackupMaintenance, FILE_MODE, LogFileConfig, compressed_path,
 };
+use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// Only the owner may list the folder of the log.

@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::observe::audit::folder_lock::folder_of;
+use weir_base::clock::Clock;
 
 /// Only the owner may read the log: it names users and their requests.
 pub(super) const FILE_MODE: u32 = 0o600;

@@ -8,9 +8,9 @@ use std::{fs, thread};
 
 use flate2::read::GzDecoder;
 
-use crate::clock::Clock;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::rotation::LogFileConfig;
+use weir_base::clock::Clock;
 
 /// Longer than any pause of the machine: without the lock a file is not rotated.
 const PATIENCE: Duration = Duration::from_secs(300);

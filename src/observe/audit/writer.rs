@@ -11,13 +11,13 @@ use prometheus::{IntCounter, IntCounterVec};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::{AuditLevel, AuditPolicy};
 use crate::observe::bounded_queue::BoundedQueue;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Lines are written when they reach this many bytes, or when the queue is empty.
 const MAX_WRITE_BYTES: usize = 64 * 1024;

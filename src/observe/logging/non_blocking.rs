@@ -17,10 +17,10 @@ use prometheus::IntCounter;
 use tracing::warn;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::observe::bounded_queue::BoundedQueue;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Most memory of lines that are not written yet, in bytes: some 20,000 lines, many seconds of
 /// everything but a line per request.

@@ -15,12 +15,12 @@ use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
 use tracing::{Level, debug, enabled, warn};
 
-use crate::limits::rate::top_keys::TopKeys;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_kubernetes::request_info::MetricLabels;
+use weir_limits::rate::top_keys::TopKeys;
 
 /// Lines per interval for each reason: enough to see the cause, and no more than a disk takes.
 const LINES_PER_INTERVAL: u32 = 10;

@@ -6,7 +6,7 @@ use http::{HeaderValue, Method, StatusCode};
 use tracing_subscriber::EnvFilter;
 
 use super::*;
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
 
 #[derive(Clone, Default)]

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::Registry;
+use weir_base::metrics::Registry;
 
 /// The most errors that are kept for operators. The log has all of them.
 const MAX_ERRORS: usize = 20;

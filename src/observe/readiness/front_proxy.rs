@@ -19,9 +19,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
-use crate::metrics::Registry;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::forward::server_pools::ServerPools;
@@ -31,6 +29,8 @@ use crate::upstream::headers::forwarded_for::{ClientAddress, address_value};
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::{ForwardError, headers};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 
 /// The user that probes assert. Its only rights are those of `system:authenticated`, which include

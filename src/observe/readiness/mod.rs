@@ -22,14 +22,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::replicas::coordinator::Replicas;
 use crate::replicas::state::ReplicaReport;
-use crate::shared_limits::status::SharedLimitsStatus;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::server_pools::ServerPools;
@@ -37,7 +35,9 @@ use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::servers::server_set::ServerSnapshot;
+use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::shared_limits::status::SharedLimitsStatus;
 
 /// How long a probe's result is reused: probes of any frequency cost the API server one request a
 /// second.

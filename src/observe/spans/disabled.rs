@@ -4,8 +4,8 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
-use crate::metrics::Registry;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_base::metrics::Registry;
 
 /// `TracingConfiguration`, of which no value exists.
 pub(crate) mod config {

@@ -18,15 +18,15 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::observe::spans::otlp;
 use crate::observe::spans::otlp::{
     AttributeValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, OtlpResource,
     ResourceSpans, ScopeSpans, Span,
 };
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_u32;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Most spans per batch, and how long the first of them waits for others: OpenTelemetry's defaults
 /// for a batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).

@@ -11,10 +11,10 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::observe::spans::otlp::ExportTraceServiceRequest;
 use crate::observe::wait_tests::eventually;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 
 /// Starts a collector that responds with this gRPC status. Returns its address and the received

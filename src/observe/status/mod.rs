@@ -34,7 +34,6 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::clock::Clock;
 use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
 use crate::observe::status::history_sum::retain_busy_levels;
 use crate::observe::status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
@@ -47,6 +46,7 @@ use crate::observe::top_talkers::TalkerTable;
 use crate::replicas::coordinator::{Replicas, SnapshotOfPeer};
 use crate::replicas::peers::frame_kind::{MAX_SNAPSHOT_BYTES, SNAPSHOT_FRAME_OVERHEAD};
 use crate::replicas::peers::snapshots::SnapshotSource;
+use weir_base::clock::Clock;
 use weir_kubernetes::encoding::printable::escape_json;
 
 /// The interval between `snapshot` events.

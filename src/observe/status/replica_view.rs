@@ -7,7 +7,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::status::history_sum::sum_of_histories;
@@ -17,6 +16,7 @@ use crate::observe::status::snapshot::{
     StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
 use crate::observe::top_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// Stands for all replicas.
 pub(crate) const ALL_REPLICAS: &str = "all";

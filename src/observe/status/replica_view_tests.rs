@@ -1,9 +1,9 @@
 //! Sums of replicas, and those that are missing.
 
 use super::*;
-use crate::limits::rate::top_keys::TopKey;
 use crate::observe::status::snapshot::{FailureStatus, LevelKind};
 use crate::observe::top_talkers::TalkerTable;
+use weir_limits::rate::top_keys::TopKey;
 
 const SECOND: Duration = Duration::from_secs(1);
 

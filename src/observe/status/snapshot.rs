@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::rate::snapshot::RateLimitSnapshot;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::readiness::config_status::ConfigReport;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

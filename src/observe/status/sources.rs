@@ -10,9 +10,7 @@ use arc_swap::ArcSwap;
 use crate::drain::Drain;
 use crate::flowcontrol::level;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
-use crate::limits::rate::RateLimits;
-use crate::limits::rate::snapshot::RateLimitSnapshot;
-use crate::limits::{Admission, max_in_flight};
+use crate::limits::Admission;
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -34,6 +32,9 @@ use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::max_in_flight;
+use weir_limits::rate::RateLimits;
+use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;

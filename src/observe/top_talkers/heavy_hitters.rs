@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use super::saved::{SavedTable, SavedWeights};
 use super::weights::{MEASURES, Weights};
-use crate::hash_keys::{HashKey, HashKeyMap};
+use weir_base::hash_keys::{HashKey, HashKeyMap};
 
 /// Least number of entries kept per measure in an eviction. It is more than a reader looks at, and
 /// bounds the error to 2 % of the total.

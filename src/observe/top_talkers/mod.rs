@@ -37,9 +37,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 
-use crate::clock::Clock;
 use crate::observe::top_talkers::shared::{DIMENSIONS, SharedState};
 use crate::observe::top_talkers::sliding_windows::{SlidingWindows, WindowView};
+use weir_base::clock::Clock;
 
 pub(crate) use self::merged::{MergedTalkers, TalkerTable};
 pub use self::name::TalkerName;

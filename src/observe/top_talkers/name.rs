@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::hash_keys::HashKey;
+use weir_base::hash_keys::HashKey;
 
 /// Bytes of a name that its hash covers, besides its length, so that a longer name never equals a
 /// shorter one. The longest name of a service account has 339 bytes; a header may have a million.

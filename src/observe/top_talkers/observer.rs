@@ -6,10 +6,10 @@ use std::time::Instant;
 use super::name::TalkerName;
 use super::weights::Weights;
 use super::worker_shard::WorkerShard;
-use crate::clock::Clock;
-use crate::hash_keys::HashKey;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_base::clock::Clock;
+use weir_base::hash_keys::HashKey;
 use weir_flowcontrol::matching::FlowDistinguisherMethod;
 
 /// The name of a missing namespace or user agent, as kubectl prints it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::query::Dimension;
 use super::sliding_windows::SlidingWindows;
-use crate::hash_keys::HashSecret;
+use weir_base::hash_keys::HashSecret;
 
 /// The number of dimensions.
 pub(super) const DIMENSIONS: usize = Dimension::ALL.len();

@@ -14,7 +14,7 @@ use super::heavy_hitters::{HeavyHitters, MAX_ENTRIES};
 use super::query::Window;
 use super::saved::{SavedWindow, SavedWindows};
 use super::weights::Weights;
-use crate::hash_keys::HashKey;
+use weir_base::hash_keys::HashKey;
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 
 /// Length of the shortest bucket.

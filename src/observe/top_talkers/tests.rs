@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::heavy_hitters::{HeavyHitters, MIN_KEPT_PER_MEASURE};
 use super::weights::MEASURES;
 use super::*;
-use crate::hash_keys::HashKey;
+use weir_base::hash_keys::HashKey;
 
 fn seeded_rng() -> fastrand::Rng {
     let seed = fastrand::u64(..);

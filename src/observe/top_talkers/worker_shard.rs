@@ -10,7 +10,7 @@ use super::name::TalkerName;
 use super::shared::{DIMENSIONS, SharedState};
 use super::sliding_windows::SlidingWindows;
 use super::weights::{MEASURES, Weights};
-use crate::hash_keys::{HashKey, HashKeyMap};
+use weir_base::hash_keys::{HashKey, HashKeyMap};
 
 /// A batch is flushed when it has this many entries: half of what a hash table of 256 buckets
 /// holds.

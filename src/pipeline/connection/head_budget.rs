@@ -15,9 +15,9 @@ use std::task::Poll;
 use http::HeaderMap;
 use prometheus::IntCounterVec;
 
-use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
-use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
+use weir_base::metrics::Registry;
+use weir_limits::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 /// The budget of all of these heads, in bytes: more than ten thousand usual ones, nine of the
 /// largest. A source network may use a quarter. Trusted proxies, which stand for many clients, may

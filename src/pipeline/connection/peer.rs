@@ -11,11 +11,11 @@ use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::{TrustLoss, TrustObserver};
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::{ClientContext, PeerCertificate};
-use crate::limits::rejection_hold::ConnectionRetryTimes;
-use crate::source_network::source_network;
 use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
+use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
+use weir_limits::rejection_hold::ConnectionRetryTimes;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
 /// fill the memory.

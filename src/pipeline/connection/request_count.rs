@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
 use crate::limits::memory_limit::unread_responses::UnreadConnection;
-use crate::throttling::token_bucket::{Rate, TokenBucket};
+use weir_base::clock::Clock;
+use weir_limits::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The burst of resets that an HTTP/2 connection may send, in seconds of its rate. When a client
 /// ends, all of its watches end at once, and there are as many as the connection has streams (100

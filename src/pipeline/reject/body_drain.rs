@@ -10,11 +10,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus::IntCounter;
 
-use crate::metrics::Registry;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::reject::rejection::StatusEncoding;
-use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 use crate::upstream::body::client_body::ClientBody;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 /// A rejected request's body up to this size, in bytes, is read so that the connection can be
 /// reused, as in Go's server (`net/http.maxPostHandlerReadBytes`). A larger or slower body closes

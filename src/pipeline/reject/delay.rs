@@ -1,5 +1,5 @@
 //! Delays rejections of clients that retry too early;
-//! [`rejection_hold`](crate::limits::rejection_hold) decides until when.
+//! [`rejection_hold`](weir_limits::rejection_hold) decides until when.
 //!
 //! # Cancel safety
 //! A client that disconnects is removed at once: dropping the future removes its entry.
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use tokio::sync::oneshot;
 
-use crate::clock::Clock;
 use crate::drain::{Drain, DrainStage};
-use crate::limits::rejection_hold::{
+use crate::pipeline::connection::peer::HoldState;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_kubernetes::numeric::saturating_i64;
+use weir_limits::rejection_hold::{
     HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy, RejectionHolds,
 };
-use crate::metrics::Registry;
-use crate::pipeline::connection::peer::HoldState;
-use crate::throttling::memory_budget::MemoryBudget;
-use crate::throttling::retry_pacing::{RejectionCost, RetryPacing};
-use weir_kubernetes::numeric::saturating_i64;
+use weir_limits::throttling::memory_budget::MemoryBudget;
+use weir_limits::throttling::retry_pacing::{RejectionCost, RetryPacing};
 
 /// Maximum number of delayed rejections. Each takes less than 2 KiB
 /// (`tests/memory/held_rejections.rs`), and the records of long requests together no more than

@@ -4,11 +4,12 @@ use http::StatusCode;
 
 use crate::flowcontrol::controller::AdmissionRejection;
 use crate::limits::Rejection;
-use crate::limits::rate::clients::enforcer::ClientLimitRejection;
-use crate::limits::rate::events::enforcer::EventRejection;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::RequestKind;
+use weir_limits::max_in_flight::MaxInFlightRejection;
+use weir_limits::rate::clients::enforcer::ClientLimitRejection;
+use weir_limits::rate::events::enforcer::EventRejection;
 
 /// The Status of upstream's EventRateLimit plugin. Without `Retry-After` it equals upstream's.
 fn too_many_events(rejected: &EventRejection) -> Status {
@@ -50,7 +51,7 @@ pub(crate) fn limit_status(rejection: &Rejection) -> Status {
             ("weir/memory-limit", message.to_owned())
         }
         Rejection::Fairness(rejected) => level_rejection(rejected),
-        Rejection::MaxInFlight { kind, limit } => {
+        Rejection::MaxInFlight(MaxInFlightRejection { kind, limit }) => {
             let (cause, flag, what) = match kind {
                 RequestKind::Mutating => (
                     "weir/max-mutating-requests-inflight",

@@ -16,7 +16,6 @@ use http::{HeaderValue, StatusCode, header, request};
 use crate::identity::AuthenticationError;
 use crate::identity::impersonation::target::InvalidImpersonation;
 use crate::limits::Rejection;
-use crate::limits::rejection_hold::HoldPolicy;
 use crate::pipeline::connection::head_budget::HeadBudgetExhausted;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::limit_status::limit_status;
@@ -27,6 +26,7 @@ use crate::upstream::headers::request_head::UnencodableUser;
 use crate::upstream::loop_detection::LoopRejection;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::{Query, TargetError};
+use weir_limits::rejection_hold::HoldPolicy;
 
 /// `Retry-After` of a request that did not reach the API server, in seconds. client-go takes 1 for
 /// "retry", and it gives a restarting server a moment.
@@ -274,7 +274,7 @@ impl RequestRejection {
     pub(crate) const fn is_seat_rejection(&self) -> bool {
         matches!(
             self,
-            Self::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
+            Self::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight(_))
         )
     }
 

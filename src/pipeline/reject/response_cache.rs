@@ -9,15 +9,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
-use crate::clock::Clock;
 use crate::flowcontrol::level::ObjectId;
-use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
 use crate::limits::Rejection;
 use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::reject::rejection::{PROTOBUF, RequestRejection, StatusEncoding};
 use crate::pipeline::response::body::Body;
 use crate::upstream::headers::keep_unindexed;
+use weir_base::clock::Clock;
+use weir_base::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
 use weir_kubernetes::api::Status;
+use weir_limits::max_in_flight::MaxInFlightRejection;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -103,7 +104,7 @@ impl RejectionResponseCache {
                     retry_after,
                 ),
             ),
-            Rejection::MaxInFlight { kind, limit } => {
+            Rejection::MaxInFlight(MaxInFlightRejection { kind, limit }) => {
                 HashKey::of(&self.secret, (kind, limit, retry_after))
             }
             Rejection::AbandonedBacklog => HashKey::of(&self.secret, "abandoned-backlog"),
@@ -266,10 +267,10 @@ mod tests {
     use crate::upstream::ForwardError;
     use weir_kubernetes::request_info::RequestKind;
 
-    const REJECTION: Rejection = Rejection::MaxInFlight {
+    const REJECTION: Rejection = Rejection::MaxInFlight(MaxInFlightRejection {
         kind: RequestKind::ReadOnly,
         limit: 400,
-    };
+    });
 
     #[tokio::test]
     async fn a_rejection_names_its_limit_and_is_small() {

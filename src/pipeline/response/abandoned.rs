@@ -17,14 +17,14 @@ use prometheus::IntGauge;
 use tokio::runtime::Handle;
 use tokio::time::{sleep_until, timeout_at};
 
-use crate::clock::Clock;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
-use crate::limits::service_times::{RequestShape, ServiceTimes};
-use crate::metrics::{GaugeGuard, Registry};
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome, StreamGuard};
 use crate::upstream::requester::{Requester, SlotHolder};
+use weir_base::clock::Clock;
+use weir_base::metrics::{GaugeGuard, Registry};
+use weir_limits::service_times::{RequestShape, ServiceTimes};
 
 /// How long a stream's slot is kept at most for the acknowledgement of its reset. Neither a
 /// response that may finish nor the reply to a PING takes longer.
@@ -262,10 +262,12 @@ mod tests {
     use super::*;
     use crate::flowcontrol::controller::RequestTimes;
     use crate::flowcontrol::controller::tests::{one_level, reject};
-    use crate::limits::{Admission, AdmissionAttributes, MaxInFlight, max_in_flight};
+    use crate::limits::Admission;
     use crate::upstream::pool::stream_guard::Cancellation;
     use weir_kubernetes::api::UserInfo;
     use weir_kubernetes::request_info::RequestInfo;
+    use weir_limits::max_in_flight;
+    use weir_limits::{AdmissionAttributes, MaxInFlight};
 
     /// A stream whose reset the test acknowledges.
     struct FakeStream(Option<oneshot::Receiver<()>>);

@@ -2,7 +2,7 @@
 //!
 //! A body is polled only while its client reads. A client that does not read would hold a seat and
 //! an upstream stream indefinitely. So everything with a deadline or a [minimum
-//! rate](crate::throttling::minimum_rate) is registered here, and a task checks all entries a few times a
+//! rate](weir_limits::throttling::minimum_rate) is registered here, and a task checks all entries a few times a
 //! second. Registration and removal cost a lock and a slot each, and transfers only count their
 //! bytes. The clock is read once per check, which is linear in the number of entries.
 
@@ -16,8 +16,8 @@ use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use slab::Slab;
 
-use crate::metrics::Registry;
-use crate::throttling::minimum_rate::{MinimumRate, RateMeter};
+use weir_base::metrics::Registry;
+use weir_limits::throttling::minimum_rate::{MinimumRate, RateMeter};
 
 /// The interval of the checks: how long after its deadline an entry may expire.
 pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(250);
@@ -339,7 +339,7 @@ pub(crate) mod tests {
     use std::sync::atomic::{AtomicU32, AtomicU64};
 
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     /// With weir's default rate.
     pub(crate) fn deadlines() -> (Arc<Deadlines>, Registry) {

@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::limits::memory_limit::MemoryLimit;
-use crate::metrics::Registry;
 use crate::pipeline::connection::request_count::{ActiveRequest, RequestCount};
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::pipeline::response::deadlines::tests::deadlines;
 use crate::upstream::requester::SlotHolder;
+use weir_base::metrics::Registry;
 
 /// Logs the guard's events and its drop.
 #[derive(Clone, Default)]

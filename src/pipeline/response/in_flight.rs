@@ -11,7 +11,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::Body;
 
-use crate::clock::Clock;
 use crate::drain::DrainGuard;
 use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::connection::request_count::ActiveRequest;
@@ -26,6 +25,7 @@ use crate::pipeline::response::watch_init::{InitializationEnd, WatchInitializati
 use crate::pipeline::trace::Trace;
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::requester::SlotHolder;
+use weir_base::clock::Clock;
 
 /// What a response body or a tunnel owns. Dropped in this order: the trace, the stream guard, the
 /// permit.

@@ -94,8 +94,8 @@ mod tests {
 
     use super::*;
     use crate::limits::memory_limit::MemoryLimit;
-    use crate::metrics::Registry;
     use crate::upstream::requester::SlotHolder;
+    use weir_base::metrics::Registry;
 
     fn read_ahead(registry: &Registry) -> ReadAhead<&'static str> {
         let memory = MemoryLimit::new(0, registry);

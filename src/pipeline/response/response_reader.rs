@@ -89,7 +89,7 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::metrics::Registry;
+    use weir_base::metrics::Registry;
     use weir_kubernetes::api::UserInfo;
 
     fn polled(size: usize) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Clock;
 use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
-use crate::limits::{Admission, AdmissionAttributes, Permit};
+use crate::limits::{Admission, Permit};
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
@@ -20,7 +19,9 @@ use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
 use crate::upstream::Upstream;
 use crate::upstream::requester::SlotHolder;
+use weir_base::clock::Clock;
 use weir_kubernetes::request_info::Verb;
+use weir_limits::AdmissionAttributes;
 
 /// The permit of an admitted request, and the part of its body that was read.
 pub(crate) struct Admitted {

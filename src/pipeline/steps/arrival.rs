@@ -7,7 +7,6 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, request};
 use tracing::{Level, enabled};
 
-use crate::clock::Clock;
 use crate::drain::{Drain, DrainGuard};
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
@@ -19,6 +18,7 @@ use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, RequestObservers}
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::trace::{RequestMetrics, Trace};
 use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
+use weir_base::clock::Clock;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// How long a request may take, and until when.

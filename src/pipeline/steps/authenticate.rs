@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use crate::clock::Clock;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::identity::{
@@ -18,6 +17,7 @@ use crate::pipeline::steps::upgrade::{RequestedUpgrade, UpgradeRequest};
 use crate::pipeline::trace::record::ArrivalTime;
 use crate::pipeline::trace::{RequestMetrics, Trace};
 use crate::upstream::Upstream;
+use weir_base::clock::Clock;
 
 /// Authenticates requests.
 #[derive(Debug)]

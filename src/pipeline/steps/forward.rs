@@ -8,7 +8,6 @@ use http::{HeaderMap, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use tokio::time::timeout_at;
 
-use crate::clock::Clock;
 use crate::drain::{Drain, DrainGuard};
 use crate::flowcontrol::controller::Controller;
 use crate::identity::Authentication;
@@ -16,7 +15,6 @@ use crate::identity::request_header::IdentityHeaders;
 use crate::in_place;
 use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
-use crate::limits::service_times::RequestShape;
 use crate::limits::{Admission, Permit};
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
@@ -45,7 +43,9 @@ use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::{ForwardError, Upstream, UpstreamRequest, headers};
+use weir_base::clock::Clock;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_limits::service_times::RequestShape;
 
 /// An admitted request and what belongs to it.
 pub(crate) struct AdmittedRequest {

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use crate::clock::Clock;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
 use crate::identity::impersonation::target::{HeaderRules, ImpersonationTarget};
@@ -23,6 +22,7 @@ use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, Worker
 use crate::pipeline::reject::rejection::{ImpersonationError, RequestRejection};
 use crate::pipeline::trace::Trace;
 use crate::upstream::Upstream;
+use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
 
 /// How long a request waits for a decision about impersonation. `CLASSIFY_TIMEOUT` if only the

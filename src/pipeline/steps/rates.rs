@@ -7,17 +7,18 @@ use std::time::Instant;
 
 use http::header;
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::RequestTimes;
-use crate::limits::rate::RateLimits;
-use crate::limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
-use crate::limits::rate::events::enforcer::EventRequest;
-use crate::limits::{AdmissionAttributes, Rejection};
+use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::SharedDependencies;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::request_body::{BodyPrefix, RequestBodyStep};
+use weir_base::clock::Clock;
+use weir_limits::AdmissionAttributes;
+use weir_limits::rate::RateLimits;
+use weir_limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
+use weir_limits::rate::events::enforcer::EventRequest;
 
 /// The result of the rate limits.
 pub(crate) struct RatesPassed {

@@ -8,10 +8,8 @@ use http::{HeaderValue, Response, header};
 use http_body::Body as _;
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::drain::Drain;
-use crate::limits::rejection_hold::HoldKey;
-use crate::limits::{Admission, AdmissionAttributes};
+use crate::limits::Admission;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies};
 use crate::pipeline::reject::body_drain::{BodyDrainBudget, RejectionContext, RequestBodyState};
@@ -21,12 +19,15 @@ use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::trace::Trace;
-use crate::source_network::source_network;
-use crate::throttling::log_limiter::LogLimiter;
-use crate::throttling::retry_pacing::RejectionCost;
+use weir_base::clock::Clock;
+use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::user::ANONYMOUS;
 use weir_kubernetes::request_info::{RequestInfo, RequestKind};
+use weir_limits::AdmissionAttributes;
+use weir_limits::rejection_hold::HoldKey;
+use weir_limits::throttling::log_limiter::LogLimiter;
+use weir_limits::throttling::retry_pacing::RejectionCost;
 
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
 /// never delayed.
@@ -265,9 +266,9 @@ mod tests {
 
     use super::*;
     use crate::drain::DrainStage;
-    use crate::limits::rejection_hold::HoldPolicy;
     use crate::pipeline::Pipeline;
     use crate::pipeline::connection::peer::HoldState;
+    use weir_limits::rejection_hold::HoldPolicy;
 
     type HandleArgs = (
         &'static Pipeline,

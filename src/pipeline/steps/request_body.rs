@@ -5,7 +5,7 @@
 //! it does not send, a body that fits into [`DEFAULT_BODY_BUFFER`] is read before the request takes
 //! a seat. An event's body is read completely if a limit depends on it. Small bodies, which are
 //! nearly all, arrive with their heads and need no wait. Longer bodies are streamed at the minimum
-//! rate of [`minimum_rate`](crate::throttling::minimum_rate).
+//! rate of [`minimum_rate`](weir_limits::throttling::minimum_rate).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,23 +17,23 @@ use http_body::Body as _;
 use http_body::Frame;
 use http_body_util::BodyExt;
 
-use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
-use crate::metrics::Registry;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
-use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
-use crate::throttling::minimum_rate::{MinimumRate, RateMeter};
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::body::request_body::{RequestBody, classify_error};
 use crate::upstream::{ForwardError, headers};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::throttling::memory_budget::{MemoryBudget, MemoryReservation};
+use weir_limits::throttling::minimum_rate::{MinimumRate, RateMeter};
 
 /// kube-apiserver's limit of a request body, in bytes (`MaxRequestBodyBytes`).
 pub(crate) const MAX_BODY_SIZE: usize = 3 << 20;
@@ -445,7 +445,7 @@ fn check_size(length: usize) -> Result<(), BodyReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::throttling::memory_budget::MemoryBudget;
+    use weir_limits::throttling::memory_budget::MemoryBudget;
 
     #[test]
     fn a_body_in_parts_reserves_what_it_allocates() {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use http::{Method, StatusCode, request};
 
-use crate::clock::Clock;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::{Authentication, RequestAuthenticator, RequestCredential, TokenHash};
 use crate::pipeline::connection::peer::Peer;
@@ -14,6 +13,7 @@ use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::impersonation::EffectiveUser;
 use crate::upstream::headers::forwarded_for::{ClientAddress, requested_host};
 use crate::upstream::{Upstream, UpstreamRequest, headers};
+use weir_base::clock::Clock;
 use weir_kubernetes::request_info::RequestInfo;
 
 /// What the response of the API server gives feedback about.

@@ -6,8 +6,8 @@ use std::time::Instant;
 use prometheus::IntCounter;
 use tracing::warn;
 
-use crate::metrics::Registry;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Every cause, and so every value of the label.
 pub(crate) const CAUSES: [&str; 9] = [

@@ -21,12 +21,10 @@ use std::time::{Duration, Instant, SystemTime};
 use http::{HeaderMap, StatusCode};
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::Permit;
-use crate::metrics::GaugeGuard;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
 use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_plain_error};
@@ -35,9 +33,11 @@ use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};
 use crate::pipeline::trace::request_series::{RequestSeries, Responder};
 use crate::pipeline::trace::stage_metrics::RequestStage;
 use crate::pipeline::trace::trace_context::{Sampler, TraceContext};
-use crate::throttling::memory_budget::{MemoryBudget, MemoryReservation};
+use weir_base::clock::Clock;
+use weir_base::metrics::GaugeGuard;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::measures_response_size;
+use weir_limits::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
 pub use crate::pipeline::trace::request_series::MetricSubject;

@@ -13,7 +13,6 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::in_place;
@@ -22,6 +21,7 @@ use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::{RejectionFacts, RequestOutcome};
 use crate::pipeline::trace::trace_context::TraceContext;
+use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, TargetError};
 
@@ -248,8 +248,8 @@ mod tests {
     use super::*;
     use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
     use crate::pipeline::trace::Trace;
-    use crate::throttling::memory_budget::MemoryBudget;
     use weir_kubernetes::request_info::RequestKind;
+    use weir_limits::throttling::memory_budget::MemoryBudget;
 
     /// Records how requests ended, and whether the start of their responses was observed.
     #[derive(Debug, Default)]
@@ -317,10 +317,10 @@ mod tests {
     #[test]
     fn a_rejection_is_recorded_by_its_limit() {
         let observer = Arc::new(TestObserver::default());
-        let rejection = Rejection::MaxInFlight {
+        let rejection = Rejection::MaxInFlight(weir_limits::max_in_flight::MaxInFlightRejection {
             kind: RequestKind::Mutating,
             limit: 1,
-        };
+        });
         let rejected = RequestRejection::Limit(rejection);
         let mut guard = record_guard(&observer, false);
         guard.record_rejection(&rejected.facts(), &HeaderMap::new());
@@ -347,10 +347,10 @@ mod tests {
 
     #[test]
     fn a_logged_rejection_has_an_audit_id() {
-        let rejection = Rejection::MaxInFlight {
+        let rejection = Rejection::MaxInFlight(weir_limits::max_in_flight::MaxInFlightRejection {
             kind: RequestKind::Mutating,
             limit: 1,
-        };
+        });
         let rejected = RequestRejection::Limit(rejection);
         let id = |own: Option<&'static str>| {
             let mut guard = record_guard(&Arc::default(), false);
@@ -395,7 +395,7 @@ mod tests {
         audit.impersonation_target = Some(Arc::new(wish));
         guard.record.audit = Some(Box::new(audit));
         let metrics =
-            crate::pipeline::trace::RequestMetrics::register(&crate::metrics::Registry::new());
+            crate::pipeline::trace::RequestMetrics::register(&weir_base::metrics::Registry::new());
         let mut trace = Trace::start(metrics, Clock.now());
         trace.record = Some(Box::new(guard));
         assert!(trace.detach_record(&MemoryBudget::new(1000)).is_none());

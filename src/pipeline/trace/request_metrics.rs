@@ -10,8 +10,6 @@ use std::time::Duration;
 use http::StatusCode;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
-use crate::metrics::{GaugeGuard, Registry};
 use crate::pipeline::trace::label_allowlist::{COMPONENT, OTHER, is_built_in};
 use crate::pipeline::trace::malformed_metrics::MalformedRequestMetrics;
 use crate::pipeline::trace::record::Record;
@@ -19,9 +17,11 @@ use crate::pipeline::trace::request_series::{
     CodeCounters, MetricSubject, RequestSeries, Responder,
 };
 use crate::pipeline::trace::stage_metrics::StageMetrics;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::hash_keys::{HashKey, HashSecret, SharedHashKeyMap};
+use weir_base::metrics::{GaugeGuard, Registry};
 use weir_kubernetes::numeric::to_f64;
 use weir_kubernetes::request_info::{MetricLabels, RequestInfo, RequestKind, Verb};
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// The labels of `apiserver_request_duration_seconds`. The other metrics have the same labels in
 /// this order, each with its own left out.

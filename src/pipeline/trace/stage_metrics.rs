@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter};
 
-use crate::metrics::{Registry, SparseHistogram};
+use weir_base::metrics::{Registry, SparseHistogram};
 
 /// `apiserver_request_filter_duration_seconds` (`endpoints/metrics/metrics.go`).
 const FILTER_BUCKETS: [f64; 13] = [

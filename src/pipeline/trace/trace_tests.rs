@@ -3,11 +3,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::*;
 use crate::identity::client_certificate::trust::TrustPublisher;
 use crate::limits::Rejection;
-use crate::metrics::Registry;
 use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer, ReceivedHead};
 use crate::pipeline::reject::rejection::{BodyReadError, ImpersonationError, RequestRejection};
 use crate::pipeline::trace::record::{Record, RequestObserver, RequestObservers};
+use weir_base::metrics::Registry;
 use weir_kubernetes::request_info::{MetricLabels, RequestInfo, RequestKind};
+use weir_limits::max_in_flight::MaxInFlightRejection;
 
 /// Observes nothing.
 #[derive(Debug)]
@@ -29,10 +30,10 @@ fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bo
     if answered {
         trace.record_response(subject, code, &HeaderMap::new(), None);
     } else {
-        let rejection = Rejection::MaxInFlight {
+        let rejection = Rejection::MaxInFlight(MaxInFlightRejection {
             kind: RequestKind::ReadOnly,
             limit: 1,
-        };
+        });
         trace.record_rejection(
             subject,
             &RequestRejection::Limit(rejection).facts(),

@@ -16,7 +16,6 @@ use super::search::output;
 use super::trials::{TrialModel, run_one};
 use super::variants::{InFlightFlags, with_shares};
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::run::replay;
@@ -26,6 +25,7 @@ use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
+use weir_limits::max_in_flight::MaxInFlightConfig;
 
 const TODAY: InFlightFlags = InFlightFlags {
     max_requests_inflight: 400,

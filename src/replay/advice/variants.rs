@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::limits::max_in_flight::MaxInFlightConfig;
 use crate::replay::simulation::ReplayedPolicies;
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;
+use weir_limits::max_in_flight::MaxInFlightConfig;
 
 /// The annotation with which kube-apiserver keeps the specs of its own objects as they were.
 pub(crate) const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";

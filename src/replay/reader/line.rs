@@ -20,7 +20,7 @@ use crate::replay::logged::{
     LoggedEvent, LoggedRequest, RareFields, RecordedAdjustment, RecordedOrder, RecordedOutcome,
     RequestLine,
 };
-use crate::source_network::source_network;
+use weir_base::source_network::source_network;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::go_duration;

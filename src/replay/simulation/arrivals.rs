@@ -19,12 +19,12 @@ use super::statistics::groups::{GroupIds, Outcome};
 use super::statistics::series::LevelEvent;
 use crate::flowcontrol::controller::longest_queue_wait;
 use crate::limits::admission::bypasses_fairness;
-use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
 use crate::replay::clients::{Client, ClientId};
 use crate::replay::logged::LoggedRequest;
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::{RequestInfo, RequestKind};
+use weir_limits::AdmissionAttributes;
+use weir_limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
 
 /// How often a request looks for a slot of a client limit that it may wait for, in nanoseconds.
 const SLOT_RETRY_NS: u64 = 5_000_000;

@@ -8,13 +8,13 @@ use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::statistics::groups::GroupTable;
 use super::statistics::rounding::rounded;
-use crate::limits::max_in_flight::InFlightLimit;
 use crate::replay::report::loss::GroupLoss;
 use crate::replay::report::model::{
     ClosedLoopReport, GroupReport, GroupsReport, LevelReport, RunReport, SeriesReport,
 };
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_limits::max_in_flight::InFlightLimit;
 
 /// The group of requests that are not limited.
 const NOT_LIMITED: &str = "(not limited)";

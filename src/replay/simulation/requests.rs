@@ -7,12 +7,12 @@ use super::agenda::workers::WorkerId;
 use super::limits::fairness::Classified;
 use super::limits::limiter::Held;
 use super::statistics::groups::GroupIds;
-use crate::limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
-use crate::limits::rejection_hold::HoldId;
 use crate::replay::clients::{Client, ClientId};
 use crate::replay::logged::LoggedRequest;
 use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
 use weir_flowcontrol::work_estimator::watch_tracker::Registration;
+use weir_limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
+use weir_limits::rejection_hold::HoldId;
 
 /// A request that a client sends, perhaps again.
 #[derive(Debug)]

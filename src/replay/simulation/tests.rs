@@ -11,23 +11,23 @@ use futures_util::future::join_all;
 use super::model::{ClientBehaviour, ReplayModel, ReplayedPolicies};
 use super::outcome::SimulationOutcome;
 use super::simulate;
-use crate::clock::Clock;
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use crate::flowcontrol::level::DecisionOrder;
-use crate::limits::max_in_flight::MaxInFlightConfig;
-use crate::limits::rate::RateLimitsConfig;
-use crate::metrics::Registry;
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::{
     LogItem, LoggedRequest, RecordedAdjustment, RecordedOrder, RecordedOutcome, RequestLine,
 };
 use crate::replay::report::model::{GroupReport, GroupsReport, LevelReport, RunReport};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::max_in_flight::MaxInFlightConfig;
+use weir_limits::rate::RateLimitsConfig;
 
 const MS: u64 = 1_000_000;
 

@@ -17,7 +17,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
-use crate::clock::Clock;
 use crate::replicas::config::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS};
 use crate::replicas::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
 use crate::replicas::peers::frame_kind::{FrameKind, MAX_SNAPSHOT_BYTES};
@@ -25,7 +24,8 @@ use crate::replicas::peers::frames::{read_frame, write_frame};
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 const _: () = assert!(MAX_CONNECTIONS == 4 * MAX_REPLICAS);
 

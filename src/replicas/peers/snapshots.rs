@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::Clock;
 use crate::replicas::peers::frame_kind::snapshot_frame;
+use weir_base::clock::Clock;
 
 /// The least time between two requests to a replica, and between two snapshots of this one.
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 
-use crate::metrics::Registry;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::settings::AddressLimit;
+use weir_base::metrics::Registry;
 
 /// The open connections of each source, shared by all workers.
 #[derive(Debug)]

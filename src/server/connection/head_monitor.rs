@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use hyper::rt::{Sleep, Timer};
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
 use crate::pipeline::connection::head_budget::{HeadBudget, RejectedHead, UNCOUNTED_HEAD_BYTES};
-use crate::throttling::memory_budget::MemoryReservation;
+use weir_base::clock::Clock;
+use weir_limits::throttling::memory_budget::MemoryReservation;
 
 /// The most line breaks before a request line, which do not count as part of the head. RFC 9112,
 /// 2.2, expects one; more than these are no accident.
@@ -338,8 +338,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::metrics::Registry;
     use crate::pipeline::connection::head_budget::HEAD_BUDGET;
+    use weir_base::metrics::Registry;
 
     const TIME: Duration = Duration::from_secs(10);
 

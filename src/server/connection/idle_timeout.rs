@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::pipeline::connection::request_count::RequestCount;
-use crate::throttling::memory_pressure::MemoryPressure;
+use weir_limits::throttling::memory_pressure::MemoryPressure;
 
 /// The interval between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);

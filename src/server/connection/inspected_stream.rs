@@ -19,8 +19,6 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::clock::Clock;
-use crate::metrics::GaugeGuard;
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::reject::rejection::RequestRejection;
@@ -29,9 +27,11 @@ use crate::server::connection::frame_scanner::{FrameScanner, IncompleteBlock};
 use crate::server::connection::head_monitor::{HeadMonitor, IncompleteHeadError};
 use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::connection::write_progress::WriteProgress;
-use crate::throttling::poll_budget::HEADER_BYTE_WORK;
-use crate::throttling::read_pacing::ReadPacing;
+use weir_base::clock::Clock;
+use weir_base::metrics::GaugeGuard;
 use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::throttling::poll_budget::HEADER_BYTE_WORK;
+use weir_limits::throttling::read_pacing::ReadPacing;
 
 /// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";

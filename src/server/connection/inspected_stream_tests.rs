@@ -7,11 +7,11 @@ use hyper::rt::Timer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::metrics::Registry;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::HeadTimer;
-use crate::throttling::read_spacing::READ_INTERVAL;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::read_spacing::READ_INTERVAL;
 
 /// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.
 async fn read_frames(frames: usize, frame: &[u8], pacing: ReadPacing) -> (u32, u32) {

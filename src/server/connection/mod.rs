@@ -43,13 +43,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, error};
 
-use crate::clock::Clock;
 use crate::drain::{Drain, DrainStage};
 use crate::identity::PeerCertificate;
 use crate::in_place;
 use crate::io::TcpIo;
 use crate::limits::memory_limit::MemoryLimit;
-use crate::metrics::GaugeGuard;
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
@@ -81,9 +79,11 @@ use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::settings::{AddressLimit, ListenerSettings};
 use crate::server::{keepalive, proxy_protocol};
-use crate::throttling::read_pacing::ReadPacing;
 use crate::write_coalescing::coalesce_writes;
+use weir_base::clock::Clock;
+use weir_base::metrics::GaugeGuard;
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
+use weir_limits::throttling::read_pacing::ReadPacing;
 
 /// The longest handshake: enough for two lost packets. Go's server uses `ReadHeaderTimeout`, which
 /// is no shorter for a well-behaved client.

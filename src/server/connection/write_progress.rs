@@ -3,7 +3,7 @@
 //! The last bytes of a response, up to 64 KiB, are handed to the HTTP library, and the request ends.
 //! Nothing else bounds how long they stay in memory: a hundred such responses on each connection are
 //! gigabytes. So a connection whose bytes the kernel does not accept must keep to the [minimum
-//! rate](crate::throttling::minimum_rate), whatever the requests are that the bytes belong to.
+//! rate](weir_limits::throttling::minimum_rate), whatever the requests are that the bytes belong to.
 //!
 //! A connection with a response whose client may pause (a followed log) may pause as long.
 //!
@@ -112,9 +112,9 @@ impl WriteProgress {
     /// For tests of the streams.
     #[cfg(test)]
     pub(crate) fn unobserved() -> Self {
-        use crate::metrics::Registry;
         use crate::pipeline::response::deadlines::SlowTransfers;
-        use crate::throttling::minimum_rate::MinimumRate;
+        use weir_base::metrics::Registry;
+        use weir_limits::throttling::minimum_rate::MinimumRate;
 
         let slow = SlowTransfers::register(&Registry::new());
         let deadlines = Deadlines::new(MinimumRate::default(), slow);
@@ -177,10 +177,10 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::metrics::Registry;
     use crate::pipeline::response::deadlines::SlowTransfers;
-    use crate::throttling::minimum_rate::MinimumRate;
+    use weir_base::clock::Clock;
+    use weir_base::metrics::Registry;
+    use weir_limits::throttling::minimum_rate::MinimumRate;
 
     struct Fixture {
         stall: Arc<WriteStall>,

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 
-use crate::throttling::memory_budget::MemoryReservation;
 use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::throttling::memory_budget::MemoryReservation;
 
 /// A body that was read in full. It is forwarded byte for byte.
 /// A copy shares the memory.

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use prometheus::{IntGauge, IntGaugeVec};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::metrics::Registry;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::fair_shares::{FairShares, ShareError};
 use crate::upstream::requester::{Requester, SlotHolder};
+use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// Most holders that are listed of each kind.

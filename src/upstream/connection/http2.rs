@@ -23,7 +23,6 @@ use http_body::Body;
 use tokio::sync::watch;
 use tokio::time::{Sleep, timeout};
 
-use crate::clock::Clock;
 use crate::upstream::body::body_pump::BodyPump;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
@@ -33,6 +32,7 @@ use crate::upstream::connection::http_settings::MAX_STREAMS;
 use crate::upstream::connection::ping_schedule::{PingAction, PingSchedule};
 use crate::upstream::connection::reset_tracker::{FlushTrackedIo, ResetTracker};
 use crate::upstream::connection::{http_settings, ping_schedule};
+use weir_base::clock::Clock;
 
 /// Longest wait for the peer's SETTINGS, which say how many streams it allows; they are the first
 /// thing that it sends.

@@ -89,7 +89,7 @@ impl PingSchedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     const TIMES: PingTimeouts = PingTimeouts {
         interval: Duration::from_secs(30),

@@ -14,9 +14,9 @@ use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use tokio::sync::{Notify, watch};
 
-use crate::clock::Clock;
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
 use crate::upstream::credentials::source::{CredentialError, CredentialSource, LoadedCredential};
+use weir_base::clock::Clock;
 
 /// The credential has expired and there is no other.
 #[derive(Clone, Debug)]

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use crate::clock::Clock;
 use crate::upstream::credentials::own_credentials::{OwnCredentials, PreparedCredentials};
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
 use crate::upstream::credentials::source::{
     BearerToken, ClientCertificate, CredentialError, CredentialSource, LoadedCredential,
     initial_token, read_token, run_plugin,
 };
+use weir_base::clock::Clock;
 
 /// Refreshes [`OwnCredentials`]. There is one task for each, and so one attempt at a time.
 #[derive(Debug)]

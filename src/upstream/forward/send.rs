@@ -22,7 +22,6 @@ use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
 use tokio::time::timeout;
 
-use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
@@ -37,6 +36,7 @@ use crate::upstream::pool::lease::Lease;
 use crate::upstream::pool::stream_guard::{ResponseHeadError, StreamGuard};
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ServerRequest;
+use weir_base::clock::Clock;
 
 /// The context of one request.
 pub(crate) struct SendContext<'a> {

@@ -18,7 +18,6 @@ use rustls::client::ResolvesClientCert;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::time::timeout;
 
-use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
@@ -40,6 +39,7 @@ use crate::upstream::servers::health::{Availability, ServerFailure};
 use crate::upstream::servers::server_set::{RequestTraits, ServerList, ServerSet};
 use crate::upstream::tls;
 use crate::x509::CertificatePool;
+use weir_base::clock::Clock;
 
 /// Attempts for one request. A second failure of this kind in a row happens while an upstream is
 /// being replaced; a third one hardly does.

@@ -1,5 +1,4 @@
 use super::*;
-use crate::metrics::Registry;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::headers::auth_mode::{FrontProxy, PassThrough};
@@ -7,6 +6,7 @@ use crate::upstream::requester::Requester;
 use crate::upstream::tls::PemInput;
 use crate::upstream::tls::tests::self_signed_pair;
 use crate::upstream::{UpstreamConfig, UpstreamProtocol};
+use weir_base::metrics::Registry;
 
 fn key() -> Arc<CertifiedKey> {
     let (certificate, key) = self_signed_pair("front-proxy-client");

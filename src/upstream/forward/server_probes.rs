@@ -11,7 +11,6 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::timeout;
 
-use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
@@ -25,6 +24,7 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::health::{ProbeOutcome, WeirServer};
+use weir_base::clock::Clock;
 
 /// The interval of probes: no load for a server, and short enough to see a restart.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(2);

@@ -20,7 +20,6 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, sink, split
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
@@ -34,6 +33,7 @@ use crate::upstream::pool::Pool;
 use crate::upstream::pool::stream_guard::{Cancellation, StreamGuard};
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ServerRequest;
+use weir_base::clock::Clock;
 
 /// A connection for one request that upgrades the protocol.
 pub(super) struct UpgradeConnection {

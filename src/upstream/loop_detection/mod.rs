@@ -16,13 +16,13 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use prometheus::{IntCounterVec, IntGauge};
 use tracing::{error, info, warn};
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
-use crate::throttling::log_limiter::LogLimiter;
 use crate::upstream::loop_detection::cdn_loop::{
     CdnLoopStatus, ID_BYTES, InstanceId, MAX_BYTES, MAX_ENTRIES, Nonce,
 };
 use crate::upstream::loop_detection::probes::{LoopEvent, LoopProbes};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 impl InstanceId {
     /// A new random ID.

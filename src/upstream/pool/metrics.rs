@@ -6,11 +6,11 @@ use std::sync::Arc;
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::metrics::{GaugeGuard, Registry};
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::pool::failure_stats::FailureStats;
 use prometheus::core::Collector;
+use weir_base::metrics::{GaugeGuard, Registry};
 
 /// Metrics of the upstream connections. The label `way` holds [`AuthMode::NAME`].
 ///

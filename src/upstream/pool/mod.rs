@@ -36,7 +36,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use crate::clock::Clock;
 use crate::upstream::connection::connection_budget::{
     ConnectionBudget, ConnectionPermit, RequestSlot,
 };
@@ -56,6 +55,7 @@ use crate::upstream::pool::pool_limits::{PoolLimits, ReadConnectionRate, Upstrea
 use crate::upstream::pool::shared_connections::{SharedConnections, StreamAvailability};
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::requester::Requester;
+use weir_base::clock::Clock;
 
 /// Longest wait for a stream, if the request's own deadline is not earlier: a watch has none.
 const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::throttling::token_bucket::{Rate, TokenBucket};
+use weir_limits::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The HTTP version of requests that end, if the API server speaks both. Watches share HTTP/2
 /// connections whatever it is.
@@ -125,7 +125,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     #[test]
     fn connections_are_opened_at_a_bounded_rate() {

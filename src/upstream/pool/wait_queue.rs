@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::throttling::round_robin::RoundRobin;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
+use weir_limits::throttling::round_robin::RoundRobin;
 
 /// Most requests of a class that wait for an HTTP/2 stream or for the first connection.
 pub(crate) const MAX_WAITING: usize = 1024;

@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use futures_util::FutureExt;
 
 use super::*;
-use crate::throttling::round_robin::TurnQueue;
+use weir_limits::throttling::round_robin::TurnQueue;
 
 fn user(name: &str) -> SlotHolder {
     SlotHolder::User(name.to_owned())

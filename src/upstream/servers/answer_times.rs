@@ -77,7 +77,7 @@ impl AnswerTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     #[test]
     fn a_server_is_silent_from_the_first_request_after_its_last_answer() {

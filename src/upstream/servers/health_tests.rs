@@ -1,5 +1,5 @@
 use super::*;
-use crate::clock::Clock;
+use weir_base::clock::Clock;
 
 fn after(began: Instant, seconds: u64) -> Instant {
     began + Duration::from_secs(seconds)

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use crate::metrics::Registry;
 use crate::upstream::servers::health::{ProbeOutcome, WeirServer};
+use weir_base::metrics::Registry;
 
 /// The label values of `kind`.
 const SHORT: &str = "short";

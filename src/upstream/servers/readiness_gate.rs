@@ -68,7 +68,7 @@ impl ReadinessGate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     /// What happens to a gate.
     #[derive(Clone, Copy)]

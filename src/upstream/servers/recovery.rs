@@ -189,7 +189,7 @@ fn turns_between(from: Duration, to: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use weir_base::clock::Clock;
 
     fn recovered() -> (Recovery, Instant) {
         let (mut recovery, down) = (Recovery::default(), Clock.now());

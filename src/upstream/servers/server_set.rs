@@ -12,8 +12,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{timeout, timeout_at};
 use tracing::{error, info, warn};
 
-use crate::clock::Clock;
-use crate::metrics::Registry;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::front_proxy_trust::FrontProxyTrust;
@@ -28,6 +26,8 @@ use crate::upstream::servers::metrics::UpstreamServerMetrics;
 use crate::upstream::servers::recovery::{OutageEvidence, Recovery};
 use crate::upstream::servers::sources::{FormerSource, Sources, UpstreamTls};
 use crate::upstream::servers::{balancer, health, own_address, sources};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// A server that answers nothing for this long gets no request while another one answers, and a
 /// probe.

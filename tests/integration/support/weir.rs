@@ -15,7 +15,6 @@ use weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
-use weir::limits::{max_in_flight, rate};
 use weir::observe::admin::zpages::EffectiveConfig;
 use weir::server::settings::AddressLimit;
 use weir::server::tls;
@@ -24,6 +23,8 @@ use weir::upstream::credentials::bearer::bearer_header;
 use weir::upstream::credentials::{BearerToken, CredentialSource};
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir::{config, upstream};
+use weir_limits::max_in_flight;
+use weir_limits::rate;
 
 use crate::support::certificates::{IssuedCertificate, pki};
 use crate::support::client::{FullResponse, TestClient};

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::app::cluster::flowcontrol::state_file::StateFile;
-use crate::clock::Clock;
 use crate::flowcontrol::sources::saved_state::ClusterIdentity;
 use crate::flowcontrol::sources::{
     ClusterResource, ClusterStatus, ClusterStore, ListedObjects, LiveObjects, StoreChange,
     WatchEvent, rbac_rule,
 };
+use weir_base::clock::Clock;
 use weir_kubernetes::api::flowcontrol::Object;
 
 /// Changes within this time are saved once.
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::flowcontrol::controller::{ControllerConfig, Enforcement};
     use crate::flowcontrol::sources::FlowcontrolSources;
-    use crate::metrics::Registry;
+    use weir_base::metrics::Registry;
     use weir_flowcontrol::bootstrap;
 
     fn restore(file: &StateFile, cluster: ClusterIdentity) -> PersistentStore {

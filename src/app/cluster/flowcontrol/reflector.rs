@@ -19,9 +19,9 @@ use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
 use crate::app::cluster::flowcontrol::backoff::{Backoff, jittered};
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
-use crate::clock::Clock;
 use crate::flowcontrol::sources::{ClusterResource, WatchEvent, parse_event, parse_list};
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_base::clock::Clock;
 
 /// The versions of the group, in the order in which they are tried.
 const VERSIONS: [&str; 3] = ["v1", "v1beta3", "v1beta2"];

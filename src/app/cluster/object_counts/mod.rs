@@ -15,9 +15,9 @@ use tracing::{debug, info, warn};
 use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
-use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
 const METRICS_PATH: &str = "/metrics";

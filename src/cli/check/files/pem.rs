@@ -6,11 +6,11 @@ use crate::cli::check::files::content::PemSection;
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::findings::{Finding, FindingSubject};
-use crate::clock::Clock;
 use crate::identity::jwt::KeySet;
 use crate::lint::rule::Rule;
 use crate::upstream::tls;
 use crate::upstream::tls::PemInput;
+use weir_base::clock::Clock;
 use weir_kubernetes::document::{Severity, SourceLocation};
 
 /// A file with certificates, a key, or both.

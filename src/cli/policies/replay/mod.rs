@@ -22,7 +22,6 @@ use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
-use crate::clock::Clock;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::suggest::settings::KeptSettings;
 use crate::replay::advice::trials::TrialModel;
@@ -34,6 +33,7 @@ use crate::replay::report::{html, table};
 use crate::replay::run::replay;
 use crate::replay::simulation::model::ClientBehaviour;
 use crate::replay::simulation::{ReplayModel, ReplayedPolicies};
+use weir_base::clock::Clock;
 
 /// The longest window. More would not fit into memory.
 const MAX_WINDOW: Duration = Duration::from_secs(3600);

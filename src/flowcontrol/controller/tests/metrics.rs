@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::tests::{POD, PODS, PolledAdmission, WATCH, one_level, queue};
+use weir_base::clock::Clock;
 
 /// Stability, name, type, labels and buckets of all metrics of kube-apiserver.
 const UPSTREAM: &str = include_str!("../../../../tests/tools/prometheus/upstream.txt");

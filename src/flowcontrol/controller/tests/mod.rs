@@ -16,10 +16,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::clock::Clock;
 use crate::flowcontrol::level::{ArrivalError, ArrivingRequest, LevelDump, PriorityLevel};
-use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
-use crate::metrics::Registry;
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
@@ -30,6 +29,7 @@ use weir_kubernetes::api::flowcontrol::{
     PriorityLevelEnablement, QueuingConfiguration, ResourcePolicyRule, Subject, SubjectKind,
 };
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::in_flight::InFlightMetrics;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";

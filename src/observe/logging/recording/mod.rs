@@ -26,7 +26,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::clock::Clock;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::level::DecisionOrder;
 use crate::flowcontrol::sources::LiveObjects;
@@ -40,7 +39,8 @@ use crate::observe::logging::recording::writer::{
 };
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
-use crate::throttling::log_limiter::LogLimiter;
+use weir_base::clock::Clock;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 pub use crate::observe::logging::recording::pseudonyms::PseudonymKey;
 pub use crate::observe::logging::recording::sinks::RecordingConfig;

@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
-use crate::clock::Clock;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
-use crate::metrics::Registry;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::observe::logging::recording::line::RecordedRequest;
 use crate::observe::logging::recording::pseudonyms::KeptNames;
 use crate::observe::logging::recording::sinks::{FileSink, RecordEnd, StreamSink};
+use weir_base::clock::Clock;
+use weir_base::metrics::Registry;
 
 /// The thread looks at least this often for seats that were released, for clients that are gone
 /// and for the end of a record.

@@ -5,8 +5,8 @@
 use serde_json::{Value, json};
 
 use super::rates::RateLimit;
-use crate::limits::rate::events::buckets::LimitedEventGroups;
 use weir_kubernetes::api::flowcontrol::Subject;
+use weir_limits::rate::events::buckets::LimitedEventGroups;
 
 /// Everything that a user may request, at this rate. Requests above it wait: a controller that renews its
 /// Lease after 5 s is still the leader, and one that is rejected may not be.

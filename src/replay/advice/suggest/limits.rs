@@ -12,10 +12,6 @@ use super::model::RateCost;
 use super::own_level::{free_name, subject};
 use super::rates::{Bucket, RateLimit, SecondCounts};
 use super::settings::KeptSettings;
-use crate::limits::rate::events::buckets::{EventWrite, LimitedEventGroups};
-use crate::limits::rate::events::config::parse_limits;
-use crate::limits::rate::events::enforcer::EventRateLimitConfig;
-use crate::limits::rate::{RateLimitsConfig, clients};
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::clients::Client;
 use crate::replay::logged::LogItem;
@@ -25,6 +21,10 @@ use weir_kubernetes::document;
 use weir_kubernetes::document::Diagnostics;
 use weir_kubernetes::encoding::go_text;
 use weir_kubernetes::request_info::RequestInfo;
+use weir_limits::rate::events::buckets::{EventWrite, LimitedEventGroups};
+use weir_limits::rate::events::config::parse_limits;
+use weir_limits::rate::events::enforcer::EventRateLimitConfig;
+use weir_limits::rate::{RateLimitsConfig, clients};
 
 /// The users whose costs are reported.
 const MAX_COSTS: usize = 20;

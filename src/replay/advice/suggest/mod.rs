@@ -18,6 +18,6 @@ pub(crate) mod settings;
 pub(super) fn parse_rates_for_tests(
     rules: &[serde_json::Value],
     settings: &settings::KeptSettings,
-) -> crate::limits::rate::RateLimitsConfig {
+) -> weir_limits::rate::RateLimitsConfig {
     limits::parse_rates(None, rules, settings)
 }

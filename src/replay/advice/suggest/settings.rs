@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::limits::rate::events::buckets::LimitedEventGroups;
 use crate::replay::advice::variants::InFlightFlags;
+use weir_limits::rate::events::buckets::LimitedEventGroups;
 
 /// The settings by which a replay decides, besides the total and the objects. A suggestion keeps them,
 /// so that a replay with its file is the replay that it was made from.

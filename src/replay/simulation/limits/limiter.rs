@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 use super::fairness::{Classified, SimFairness};
 use super::level::{LevelArrival, Started};
 use crate::explain::explainer::ConcurrencyPolicy;
-use crate::limits::Rejection;
-use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::max_in_flight::{InFlightLimit, InFlightPermit, MaxInFlight, MaxInFlightConfig};
-use crate::metrics::Registry;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::statistics::groups::RejectedBy;
 use crate::replay::simulation::statistics::series::LevelNow;
+use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::{RejectReason, RequestKey};
 use weir_kubernetes::request_info::RequestKind;
+use weir_limits::AdmissionAttributes;
+use weir_limits::max_in_flight::{
+    InFlightLimit, InFlightPermit, MaxInFlight, MaxInFlightConfig, MaxInFlightRejection,
+};
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Debug)]
@@ -153,9 +154,9 @@ impl Limiter {
         };
         match limiter.admit(attributes) {
             Ok(slot) => Ok(slot.map_or(Held::Nothing, Held::Slot)),
-            Err(rejection) => Err(LimitRejection::of_seats(
+            Err(_) => Err(LimitRejection::of_seats(
                 RejectedBy::MaxInFlight,
-                Rejection::retry_after(&rejection),
+                MaxInFlightRejection::RETRY_AFTER,
             )),
         }
     }

@@ -5,18 +5,18 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use super::limiter::LimitRejection;
-use crate::limits::admission_attributes::AdmissionAttributes;
-use crate::limits::rate::RateLimitsConfig;
-use crate::limits::rate::clients::config::ClientLimitRule;
-use crate::limits::rate::clients::enforcer::{
-    ChargedRequest, ClientLimitPermit, ClientLimitRejection, ClientLimits, RequestSource,
-};
-use crate::limits::rate::events::buckets::{EventWrite, LimitedEvent, LimitedEventGroups};
-use crate::limits::rate::events::enforcer::EventRateLimit;
-use crate::metrics::Registry;
 use crate::replay::clients::Client;
 use crate::replay::logged::LoggedRequest;
 use crate::replay::simulation::statistics::groups::RejectedBy;
+use weir_base::metrics::Registry;
+use weir_limits::AdmissionAttributes;
+use weir_limits::rate::RateLimitsConfig;
+use weir_limits::rate::clients::config::ClientLimitRule;
+use weir_limits::rate::clients::enforcer::{
+    ChargedRequest, ClientLimitPermit, ClientLimitRejection, ClientLimits, RequestSource,
+};
+use weir_limits::rate::events::buckets::{EventWrite, LimitedEvent, LimitedEventGroups};
+use weir_limits::rate::events::enforcer::EventRateLimit;
 
 /// The rate limits that are configured.
 #[derive(Debug)]

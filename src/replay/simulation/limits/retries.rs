@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use foldhash::fast::FixedState;
 
 use super::limiter::LimitRejection;
-use crate::limits::rejection_hold::{
-    ConnectionRetryTimes, HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy,
-    RejectionHolds,
-};
 use crate::replay::clients::ClientId;
 use crate::replay::simulation::agenda::sim_time::SimTime;
 use crate::replay::simulation::model::Retries;
 use crate::replay::simulation::statistics::groups::RejectedBy;
+use weir_limits::rejection_hold::{
+    ConnectionRetryTimes, HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy,
+    RejectionHolds,
+};
 
 /// As in the proxy.
 const MAX_HELD_REJECTIONS: usize = 10_000;

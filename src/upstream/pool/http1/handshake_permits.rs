@@ -108,7 +108,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::metrics::Registry;
+    use weir_base::metrics::Registry;
 
     const MAX_WAIT: Duration = Duration::from_secs(60);
 

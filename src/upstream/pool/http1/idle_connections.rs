@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
-use crate::clock::Clock;
 use crate::upstream::body::request_body::RequestBody;
+use weir_base::clock::Clock;
 
 /// An idle HTTP/1.1 connection is closed after this long. kube-apiserver closes one after 90 s;
 /// half of that makes it unlikely that a request is sent into a connection that is being closed.

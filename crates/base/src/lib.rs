@@ -1,0 +1,16 @@
+//! What weir's parts share, and what knows nothing of any of them.
+
+#![cfg_attr(
+    test,
+    expect(
+        clippy::disallowed_methods,
+        reason = "tests need a base instant; the ordinary build is still checked"
+    )
+)]
+
+pub mod clock;
+pub mod hash_keys;
+pub mod metrics;
+pub mod samples;
+pub mod source_network;
+pub mod timing_ratio;

@@ -1,0 +1,21 @@
+//! The limits besides API Priority and Fairness: rates, requests in flight, pacing.
+
+#![cfg_attr(
+    test,
+    expect(
+        clippy::disallowed_methods,
+        reason = "tests need a base instant; the ordinary build is still checked"
+    )
+)]
+
+mod admission_attributes;
+pub mod in_flight;
+pub mod max_in_flight;
+pub mod rate;
+pub mod rejection_hold;
+pub mod service_times;
+pub mod shared_limits;
+pub mod throttling;
+
+pub use admission_attributes::AdmissionAttributes;
+pub use max_in_flight::MaxInFlight;
