@@ -41,7 +41,6 @@ fn record(n: u32) -> Record {
         user: Some(Arc::new(user)),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         trace_context: None,
         audit: None,

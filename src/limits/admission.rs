@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crate::flowcontrol::controller::{
     AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
 };
-use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::rejection::Rejection;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::user::GROUP_MASTERS;
@@ -38,39 +37,13 @@ impl Admission {
         attributes: &AdmissionAttributes<'_>,
         times: RequestTimes,
     ) -> Result<Permit, Rejection> {
-        let order = self.start_order();
-        self.admit_in_order(attributes, times, order).await
-    }
-
-    /// Where the decisions about a request are numbered. `None` unless requests are recorded.
-    #[must_use]
-    pub(crate) fn start_order(&self) -> Option<Arc<DecisionOrder>> {
-        match self {
-            Self::Fairness(controller) => controller.decisions().start(),
-            Self::MaxInFlight(_) => None,
-        }
-    }
-
-    /// As [`admit`](Self::admit), with the order of decisions that the caller keeps.
-    ///
-    /// # Errors
-    /// The [`Rejection`] of the limit.
-    ///
-    /// # Cancel safety
-    /// As for [`admit`](Self::admit).
-    pub(crate) async fn admit_in_order(
-        &self,
-        attributes: &AdmissionAttributes<'_>,
-        times: RequestTimes,
-        order: Option<Arc<DecisionOrder>>,
-    ) -> Result<Permit, Rejection> {
         let concurrency = match self {
             Self::Fairness(controller) => {
                 if bypasses_fairness(attributes.info) {
                     None
                 } else {
                     let admitted = controller
-                        .admit_in_order(attributes.info, attributes.user, times, order)
+                        .admit(attributes.info, attributes.user, times)
                         .await;
                     Some(ConcurrencyPermit::Seats(
                         admitted.map_err(Rejection::Fairness)?,

@@ -16,7 +16,6 @@ use std::fmt;
 
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
 
 /// A text that borrows from its line where it has no escapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -87,20 +86,6 @@ pub(crate) struct ArrivalLine<'l> {
     /// For how long they lingered, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) final_ms: Option<f64>,
-    /// How long the seats lingered, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) lingered_ms: Option<f64>,
-    /// Positions in the order of all decisions: of the arrival, of the release of the seats, of the
-    /// step from which the dispatch followed, and of the end of lingering.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) order: Option<Vec<Option<u64>>>,
-    /// The position of the last adjustment of seats before the arrival, in the order of all
-    /// decisions. 0 if it was before the record.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) adjusted_order: Option<u64>,
-    /// Milliseconds from this adjustment to the arrival.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) adjusted_ms: Option<f64>,
     /// Of an event: its source and object, or a pseudonym of these.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) event_key: Option<Text<'l>>,
@@ -113,9 +98,6 @@ pub(crate) struct ArrivalLine<'l> {
     /// The fields that are none of these.
     #[serde(skip)]
     pub(crate) unknown_fields: u32,
-    /// `at_ms` in nanoseconds, exactly. `None` if the line has an exponent there.
-    #[serde(skip)]
-    pub(crate) at_ns: Option<i64>,
 }
 
 /// What a line says about the record itself: `{"record":{"dropped":12}}`.
@@ -246,13 +228,12 @@ enum ArrivalField {
     Seats,
     FinalSeats,
     FinalMs,
-    LingeredMs,
-    Order,
-    AdjustedOrder,
-    AdjustedMs,
     EventKey,
     EventWarning,
     Record,
+    /// Earlier versions of weir recorded the order of their decisions.
+    #[serde(alias = "adjusted_ms", alias = "adjusted_order", alias = "lingered_ms")]
+    Order,
     #[serde(other)]
     Unknown,
 }
@@ -277,7 +258,7 @@ impl<'de> Visitor<'de> for LineVisitor {
         let (mut at, mut method, mut url) = (None, None, None);
         while let Some(field) = fields.next_key()? {
             match field {
-                ArrivalField::AtMs => at = Some(fields.next_value::<&RawValue>()?.get()),
+                ArrivalField::AtMs => at = Some(fields.next_value()?),
                 ArrivalField::Method => method = Some(fields.next_value()?),
                 ArrivalField::Url => url = Some(fields.next_value()?),
                 ArrivalField::User => line.user = fields.next_value()?,
@@ -298,13 +279,10 @@ impl<'de> Visitor<'de> for LineVisitor {
                 ArrivalField::Seats => line.seats = fields.next_value()?,
                 ArrivalField::FinalSeats => line.final_seats = fields.next_value()?,
                 ArrivalField::FinalMs => line.final_ms = fields.next_value()?,
-                ArrivalField::LingeredMs => line.lingered_ms = fields.next_value()?,
-                ArrivalField::Order => line.order = fields.next_value()?,
-                ArrivalField::AdjustedOrder => line.adjusted_order = fields.next_value()?,
-                ArrivalField::AdjustedMs => line.adjusted_ms = fields.next_value()?,
                 ArrivalField::Record => line.record = Some(fields.next_value()?),
                 ArrivalField::EventKey => line.event_key = fields.next_value()?,
                 ArrivalField::EventWarning => line.event_warning = fields.next_value()?,
+                ArrivalField::Order => drop(fields.next_value::<IgnoredAny>()?),
                 ArrivalField::Unknown => {
                     fields.next_value::<IgnoredAny>()?;
                     line.unknown_fields = line.unknown_fields.saturating_add(1);
@@ -314,52 +292,16 @@ impl<'de> Visitor<'de> for LineVisitor {
         if line.record.is_some() {
             return Ok(line);
         }
-        let at = at.ok_or_else(|| A::Error::missing_field("at_ms"))?;
-        line.at_ms = serde_json::from_str(at).map_err(A::Error::custom)?;
-        line.at_ns = decimal_nanoseconds(at);
+        line.at_ms = at.ok_or_else(|| A::Error::missing_field("at_ms"))?;
         line.method = method.ok_or_else(|| A::Error::missing_field("method"))?;
         line.url = url.ok_or_else(|| A::Error::missing_field("url"))?;
         Ok(line)
     }
 }
 
-/// A number of milliseconds in nanoseconds. A float holds a time since the epoch to 244 ns only.
-/// `None` with an exponent, or beyond the range. More than six decimals are cut off.
-fn decimal_nanoseconds(milliseconds: &str) -> Option<i64> {
-    let (whole, decimals) = milliseconds.split_once('.').unwrap_or((milliseconds, ""));
-    let is_negative = whole.starts_with('-');
-    let mut nanoseconds: i64 = whole.parse().ok()?;
-    for place in 0..6 {
-        let digit = match decimals.as_bytes().get(place) {
-            None => 0,
-            Some(digit) if digit.is_ascii_digit() => i64::from(digit - b'0'),
-            Some(_) => return None,
-        };
-        let digit = if is_negative { -digit } else { digit };
-        nanoseconds = nanoseconds.checked_mul(10)?.checked_add(digit)?;
-    }
-    let rest = decimals.as_bytes().get(6..).unwrap_or_default();
-    rest.iter().all(u8::is_ascii_digit).then_some(nanoseconds)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_time_is_read_to_the_nanosecond() {
-        for (text, nanoseconds) in [
-            ("1795460688029.862001", Some(1_795_460_688_029_862_001)),
-            ("5", Some(5_000_000)),
-            ("-0.25", Some(-250_000)),
-            ("0.0000019", Some(1)),
-            ("1e3", None),
-            ("0.5e1", None),
-            ("9223372036854775807", None),
-        ] {
-            assert_eq!(decimal_nanoseconds(text), nanoseconds, "{text}");
-        }
-    }
 
     #[test]
     fn a_line_reads_as_it_was_written() {
@@ -379,10 +321,6 @@ mod tests {
             seats: Some(3),
             event_key: Some("é\u{1}".into()),
             event_warning: true,
-            order: Some(vec![Some(7), None, Some(7)]),
-            adjusted_order: Some(5),
-            adjusted_ms: Some(9459.25),
-            at_ns: Some(1_795_460_688_029_862_000),
             ..ArrivalLine::default()
         };
         let mut lines = Vec::new();
@@ -399,6 +337,13 @@ mod tests {
         assert_eq!(line.url.as_ref(), "/api/v1/pods");
         assert!(matches!(line.user, Some(Text(Cow::Borrowed("alice")))));
         assert_eq!((line.bytes, line.unknown_fields), (Some(7), 1));
+    }
+
+    #[test]
+    fn the_order_of_decisions_in_records_of_earlier_versions_is_ignored() {
+        let text = r#"{"at_ms":5.000001,"method":"GET","url":"/","order":[7,null,7],"adjusted_order":0,"adjusted_ms":9459.25,"lingered_ms":5}"#;
+        let line = ArrivalLine::parse(text.as_bytes()).unwrap();
+        assert_eq!((line.at_ms, line.unknown_fields), (5.000_001, 0));
     }
 
     #[test]

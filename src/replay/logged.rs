@@ -49,8 +49,8 @@ pub(crate) struct RareFields {
     pub(crate) bytes: Option<NonZeroU64>,
     /// What event limits look at, if the log says.
     pub(crate) event: Option<Box<LoggedEvent>>,
-    /// Its place in the order of decisions, if the log has that.
-    pub(crate) order: Option<Box<RecordedOrder>>,
+    /// What a weir has estimated it at, if the log says.
+    pub(crate) work: Option<WorkEstimate>,
 }
 
 /// The method and the target of a request line, in one allocation: the length of the method, the
@@ -61,39 +61,6 @@ pub(crate) struct RequestLine(Box<[u8]>);
 /// Nanoseconds that may not be known, in eight bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OptionalNs(u64);
-
-/// The steps of a request in the order of all decisions of one weir. The first number is 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RecordedOrder {
-    /// Whose numbers these are: a process, from the begin to the end of its record.
-    pub(crate) run: u64,
-    /// When the level decided about the arrival, in nanoseconds as [`LoggedRequest::at_us`].
-    pub(crate) at_ns: i64,
-    /// The arrival.
-    pub(crate) arrival: u64,
-    /// The request left its level, or its queue.
-    pub(crate) departure: Option<u64>,
-    /// The step from which its dispatch followed. 0: none that has a number. `None`: it was not
-    /// dispatched.
-    pub(crate) dispatch: Option<u64>,
-    /// Its seats were free at last.
-    pub(crate) lingered: Option<u64>,
-    /// Nanoseconds from the departure to that.
-    pub(crate) lingered_ns: u64,
-    /// What it was estimated at.
-    pub(crate) work: Option<WorkEstimate>,
-    /// The last adjustment of seats before the arrival, if no earlier request has it.
-    pub(crate) adjustment: Option<RecordedAdjustment>,
-}
-
-/// An adjustment of seats in the order of all decisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RecordedAdjustment {
-    /// Its number. 0: it was before the record.
-    pub(crate) number: u64,
-    /// When it was, in nanoseconds as [`RecordedOrder::at_ns`].
-    pub(crate) at_ns: i64,
-}
 
 /// What became of a request when it was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,16 +183,10 @@ impl LoggedRequest {
         self.rare.as_ref()?.event.as_deref()
     }
 
-    /// Its place in the order of decisions, if the log has that.
+    /// What a weir has estimated it at, if the log says.
     #[must_use]
-    pub(crate) fn order(&self) -> Option<&RecordedOrder> {
-        self.rare.as_ref()?.order.as_deref()
-    }
-
-    /// See [`order`](Self::order).
-    #[must_use]
-    pub(crate) fn order_mut(&mut self) -> Option<&mut RecordedOrder> {
-        self.rare.as_mut()?.order.as_deref_mut()
+    pub(crate) fn work(&self) -> Option<WorkEstimate> {
+        self.rare.as_ref()?.work
     }
 
     /// Nanoseconds that it waited until it was dispatched. 0 if it was not: a limit rejected it, or its
@@ -238,26 +199,14 @@ impl LoggedRequest {
         }
         self.recorded.wait_ns
     }
-
-    /// Removes its place in the order of decisions.
-    pub(crate) fn remove_order(&mut self) {
-        if let Some(mut rare) = self.rare.take() {
-            rare.order = None;
-            self.rare = (*rare != RareFields::default()).then_some(rare);
-        }
-    }
 }
 
 impl LogItem {
-    /// The same at another time, which is not the recorded one: without its place in the order of
-    /// decisions.
+    /// The same at another time, which is not the recorded one.
     #[must_use]
     pub(crate) fn moved_to(mut self, time_us: i64) -> Self {
         match &mut self {
-            Self::Request(request) => {
-                request.at_us = time_us;
-                request.remove_order();
-            }
+            Self::Request(request) => request.at_us = time_us,
             Self::StreamEnd { at_us, .. } => *at_us = time_us,
         }
         self

@@ -77,30 +77,23 @@ pub(super) fn storm_log() -> String {
     lines.join("\n") + "\n"
 }
 
-/// Requests with the order of decisions, as a record has them, whose numbers need not fit together.
+/// Requests as a record has them.
 fn record_log(random: &mut Rng) -> String {
     let mut lines = vec![r#"{"record":{"version":1}}"#.to_owned()];
     for n in 0..600_u64 {
-        let number = |random: &mut Rng| match random.u8(..5) {
-            0 => "null".to_owned(),
-            1 => random.u64(..3000).to_string(),
-            _ => (3 * n + random.u64(..9)).to_string(),
-        };
-        let order: Vec<String> = (0..random.usize(..5)).map(|_| number(random)).collect();
         let outcome = match random.u8(..4) {
             0 => r#""rejected_by":"queue-full","code":429"#,
             1 => r#""cancelled":true,"wait_ms":3.25"#,
-            _ => r#""code":200,"service_ms":150.125,"final_seats":2,"final_ms":5,"lingered_ms":6"#,
+            _ => r#""code":200,"service_ms":150.125,"final_seats":2,"final_ms":5"#,
         };
         let url = ["/api/v1/pods?limit=500", "/api/v1/pods", "/version"][random.usize(..3)];
         lines.push(format!(
-            r#"{{"at_ms":{}.{:06},"method":"GET","url":"{url}","user":"u{}","bytes":{},"seats":{},{outcome},"order":[{}]}}"#,
+            r#"{{"at_ms":{}.{:06},"method":"GET","url":"{url}","user":"u{}","bytes":{},"seats":{},{outcome}}}"#,
             1000 + n / 4,
             random.u32(..1_000_000),
             n % 3,
             random.u32(..1_000_000),
             random.u8(..12),
-            order.join(","),
         ));
     }
     lines.join("\n") + "\n"
@@ -198,7 +191,7 @@ fn waits_are_compared_with_those_of_requests_that_were_dispatched() {
 }
 
 #[test]
-fn a_report_warns_of_clients_that_wait_and_of_a_record_that_began_under_way() {
+fn a_report_warns_of_clients_that_wait() {
     // Four workers without pauses, and an independent client.
     let line = |at: u32, user: &str, rest: &str| {
         format!(r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"{user}"{rest}}}"#)
@@ -207,11 +200,6 @@ fn a_report_warns_of_clients_that_wait_and_of_a_record_that_began_under_way() {
     let waiting: String = (0..400)
         .map(|n| line(n * 25, "alice", r#","service_ms":100"#))
         .collect();
-    let under_way = line(
-        10_000,
-        "bob",
-        r#","service_ms":1,"seats":1,"order":[5,6,5],"adjusted_order":0,"adjusted_ms":3"#,
-    );
     let seldom: String = (0..400)
         .map(|n| line(20_000 + n * 1000, "carol", r#","service_ms":10"#))
         .collect();
@@ -230,8 +218,6 @@ fn a_report_warns_of_clients_that_wait_and_of_a_record_that_began_under_way() {
     assert!(shown(&waiting, ClientBehaviour::Open).contains(waits));
     assert!(!shown(&waiting, ClientBehaviour::ClosedClientGo).contains("clients that wait"));
     assert!(!shown(&seldom, ClientBehaviour::Open).contains("WARNING"));
-    let began = "WARNING: the record began while weir was serving";
-    assert!(shown(&(under_way + &seldom), ClientBehaviour::Open).contains(began));
 }
 
 #[test]

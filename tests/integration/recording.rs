@@ -95,8 +95,6 @@ async fn what_passes_is_recorded_without_credentials_headers_and_bodies() {
             assert_eq!(arrival[field], expected, "{field}");
         }
         assert!(arrival["service_ms"].as_f64().unwrap() > 0.0);
-        let order = arrival["order"].as_array().unwrap();
-        assert!(order[0].as_u64() < order[1].as_u64(), "{order:?}");
     }
 }
 

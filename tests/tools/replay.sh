@@ -73,11 +73,11 @@ narrow() {
                 nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}]}}]}'
 }
 
-# recorded NAME SECONDS PERCENT FLAG...: a playground with these limits, a storm of two users, and the replay of weir's own record.
+# recorded NAME SECONDS FLAG...: a playground with these limits, a storm of two users, and the replay of weir's own record.
 # Of unauthenticated users the flow depends on their network, so it is in the record.
 recorded() {
-    local name=$1 seconds=$2 percent=$3 record=$WORK/$1.jsonl report live
-    shift 3
+    local name=$1 seconds=$2 record=$WORK/$1.jsonl report live replayed tolerance percent=2
+    shift 2
     playground "$name" --service-time 20ms --record-path "$record" --record-source-addresses "$@"
     start "$name-alice" wrk -t1 -c150 -d"${seconds}s" --timeout 30s -H "$(bearer alice)" "$URL/api/v1/namespaces/default/configmaps"
     wrk -t1 -c100 -d"${seconds}s" --timeout 30s "$URL/version" >"$WORK/$name.wrk" 2>&1 || die "wrk: $(<"$WORK/$name.wrk")"
@@ -94,28 +94,25 @@ recorded() {
     check_between "$name: requests were rejected" 100 100000000 "$(jq .rejected <<<"$live")"
     check "$name: every request of the record is replayed" "$(jq '.executed + .rejected + .cancelled' <<<"$live")" \
         "$(jq .input.arrivals <<<"$report")"
-    if ((percent == 0)); then
-        check "$name: exactly the same decisions" "$(jq -c 'del(.waited)' <<<"$live")" \
-            "$(jq -c '.runs[0].total | {executed, rejected, cancelled}' <<<"$report")"
-    fi
-    # Times alone say when a request came and went: other load on the machine moves them.
-    if ((percent > 0)) && ! nightly; then percent=5; fi
-    within_percent "$name: rejected" "$percent" "$(jq .rejected <<<"$live")" "$(jq '.runs[0].total.rejected' <<<"$report")"
-    within_percent "$name: the others" "$percent" "$(jq '.executed + .cancelled' <<<"$live")" \
-        "$(jq '.runs[0].total | .executed + .cancelled + .unfinished' <<<"$report")"
+    # Times say when a request came and went: other load on the machine moves them.
+    nightly || percent=5
+    tolerance=$(($(jq .input.arrivals <<<"$report") * percent / 100))
+    replayed=$(jq .runs[0].total.rejected <<<"$report")
+    check_between "$name: as many are rejected, but for $percent % of the requests" \
+        "$(jq ".rejected - $tolerance" <<<"$live")" "$(jq ".rejected + $tolerance" <<<"$live")" "$replayed"
     printf '        %s: live     %s\n        %s: replayed %s\n' "$name" "$(jq -c . <<<"$live")" "$name" \
         "$(jq -c '.runs[0].total | {executed, rejected, cancelled, waited: .wait.total_s, p99_ms: .wait.p99_ms}' <<<"$report")"
 }
 
 narrow 0 0 >"$WORK/narrow.json"
 narrow 50 200 >"$WORK/borrowing.json"
-recorded record-of-fairness 4 0 --max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/narrow.json"
+recorded record-of-fairness 4 --max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/narrow.json"
 # Seats move between levels, every 10 s.
 borrowing=(--max-requests-inflight 10 --max-mutating-requests-inflight 5 --flowcontrol-config "$WORK/borrowing.json")
-recorded record-of-borrowing 24 0 "${borrowing[@]}"
+recorded record-of-borrowing 24 "${borrowing[@]}"
 check 'seats moved' true "$("$WEIR" replay -o json "$WORK/record-of-borrowing.jsonl" "${borrowing[@]}" |
     jq '.runs[0].levels[] | select(.name == "narrow") | .least_limit < .greatest_limit')"
-recorded record-of-max-in-flight 4 2 --enable-priority-and-fairness=false --max-requests-inflight 40
+recorded record-of-max-in-flight 4 --enable-priority-and-fairness=false --max-requests-inflight 40
 agree max-in-flight --enable-priority-and-fairness=false --max-requests-inflight 400
 agree fairness --max-requests-inflight 400 --max-mutating-requests-inflight 200
 

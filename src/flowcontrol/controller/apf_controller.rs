@@ -24,8 +24,8 @@ use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
 use crate::flowcontrol::collector;
 use crate::flowcontrol::level::{
-    ArrivalError, ArrivalOutcome, ArrivingRequest, DecisionOrder, DecisionSequence, LevelSummary,
-    PriorityLevel, SchemaRoute, SeatPermit,
+    ArrivalError, ArrivalOutcome, ArrivingRequest, LevelSummary, PriorityLevel, SchemaRoute,
+    SeatPermit,
 };
 use crate::flowcontrol::list_samples::ListSampleQueue;
 use weir_base::clock::Clock;
@@ -61,20 +61,12 @@ pub struct Controller {
     pub(super) dry_run_log: Arc<LogLimiter>,
     /// The metric of the seats of all levels.
     pub(super) seats_gauge: IntGauge,
-    /// Numbers the decisions while requests are recorded.
-    decisions: Arc<DecisionSequence>,
 }
 
 /// A request that has been routed to its level.
 struct RoutedRequest {
     arrival: ArrivalOutcome,
-    estimate: RecordedEstimate,
-}
-
-/// The estimate of a request, and where its steps are numbered while requests are recorded.
-struct RecordedEstimate {
     work: WorkEstimate,
-    order: Option<Arc<DecisionOrder>>,
 }
 
 /// Provides the inputs of an estimate, and records the number of watches that it used.
@@ -125,7 +117,6 @@ impl Controller {
             object_counting: ObjectCounting::new(registry),
             dry_run_log: Arc::default(),
             seats_gauge,
-            decisions: Arc::default(),
         });
         let levels = Arc::clone(&controller);
         collector::register(registry, move || levels.levels_and_fair_fraction());
@@ -136,12 +127,6 @@ impl Controller {
     #[must_use]
     pub(crate) fn is_dry_run(&self) -> bool {
         self.config.load().enforcement == Enforcement::DryRun
-    }
-
-    /// The numbers of decisions, which are off until they are enabled.
-    #[must_use]
-    pub(crate) const fn decisions(&self) -> &Arc<DecisionSequence> {
-        &self.decisions
     }
 
     /// Replaces the settings. Requests that wait or execute keep the settings under which they
@@ -167,51 +152,28 @@ impl Controller {
         user: &UserInfo,
         times: RequestTimes,
     ) -> Result<AdmissionPermit, AdmissionRejection> {
-        self.admit_in_order(info, user, times, self.decisions.start())
-            .await
-    }
-
-    /// As [`admit`](Self::admit), with the order of decisions that the caller keeps: it is known even
-    /// if the caller is cancelled.
-    ///
-    /// # Errors
-    /// As for [`admit`](Self::admit).
-    ///
-    /// # Cancel safety
-    /// As for [`admit`](Self::admit).
-    pub(crate) async fn admit_in_order(
-        &self,
-        info: &RequestInfo<'_>,
-        user: &UserInfo,
-        times: RequestTimes,
-        order: Option<Arc<DecisionOrder>>,
-    ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
         let (until, enforcement) = self.queue_deadline(times);
-        let RoutedRequest { arrival, estimate } =
-            match (self.route_request(now, info, user, order), enforcement) {
+        let RoutedRequest { arrival, work } =
+            match (self.route_request(now, info, user), enforcement) {
                 (Ok(routed), _) => routed,
                 (Err(rejected), Enforcement::Enforce) => return Err(rejected),
                 (Err(rejected), Enforcement::DryRun) => {
-                    let estimate = RecordedEstimate {
-                        work: rejected.work,
-                        order: rejected.order,
-                    };
-                    dry_run::log_rejection(
-                        &self.dry_run_log,
-                        now,
-                        &rejected.route,
-                        rejected.reason,
-                    );
-                    let dry_run = DryRun::Rejected(rejected.reason);
-                    let permit = SeatPermit::empty(rejected.route);
-                    return Ok(self.build_admitted(
-                        info,
-                        permit,
-                        dry_run,
-                        estimate,
-                        Duration::ZERO,
-                    ));
+                    let AdmissionRejection {
+                        route,
+                        reason,
+                        work,
+                        ..
+                    } = rejected;
+                    dry_run::log_rejection(&self.dry_run_log, now, &route, reason);
+                    return Ok(AdmissionPermit {
+                        seat_permit: SeatPermit::empty(route),
+                        dry_run: DryRun::Rejected(reason),
+                        _watch: self.watch_guard(info),
+                        work,
+                        arrived: now,
+                        queue_wait: Duration::ZERO,
+                    });
                 }
             };
         let (permit, dry_run, queue_wait) = match (arrival, enforcement) {
@@ -223,9 +185,9 @@ impl Controller {
                     route,
                     reason: RejectReason::TimeOut,
                     retry_after,
-                    work: estimate.work,
+                    work,
+                    arrived: now,
                     queue_wait,
-                    order: estimate.order.clone(),
                 })?;
                 (permit, DryRun::Admitted, queue_wait)
             }
@@ -235,7 +197,14 @@ impl Controller {
                 (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
             }
         };
-        Ok(self.build_admitted(info, permit, dry_run, estimate, queue_wait))
+        Ok(AdmissionPermit {
+            seat_permit: permit,
+            dry_run,
+            _watch: self.watch_guard(info),
+            work,
+            arrived: now,
+            queue_wait,
+        })
     }
 
     /// Replaces the objects. Waiting requests stay in their queues.
@@ -275,9 +244,7 @@ impl Controller {
     /// Moves seats between levels by their demand. The caller calls this every
     /// [`BORROWING_ADJUSTMENT_PERIOD`].
     pub(crate) fn adjust(&self, now: Instant) {
-        let mut configuration = self.configuration.lock();
-        self.decisions.record_adjustment(now);
-        configuration.adjust(now);
+        self.configuration.lock().adjust(now);
     }
 
     /// Runs the periodic tasks until it is dropped.
@@ -353,7 +320,7 @@ impl Controller {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         let route = route_for(&snapshot, classification.index);
-        FlowControlDecision::new(route, WorkEstimate::default(), Duration::ZERO)
+        FlowControlDecision::new(route, WorkEstimate::default(), Clock.now(), Duration::ZERO)
     }
 
     /// Classifies and estimates a request, and lets it arrive at its level.
@@ -362,7 +329,6 @@ impl Controller {
         now: Instant,
         info: &RequestInfo<'_>,
         user: &UserInfo,
-        order: Option<Arc<DecisionOrder>>,
     ) -> Result<RoutedRequest, AdmissionRejection> {
         let digest = RequestDigest::new(info, user);
         loop {
@@ -382,13 +348,9 @@ impl Controller {
                 flow_hash: classification.flow_hash,
                 work,
                 interested_watches: context.watches.get(),
-                order: order.as_ref(),
             };
             match route.arrive(now, &arriving) {
-                Ok(arrival) => {
-                    let estimate = RecordedEstimate { work, order };
-                    return Ok(RoutedRequest { arrival, estimate });
-                }
+                Ok(arrival) => return Ok(RoutedRequest { arrival, work }),
                 Err(ArrivalError::Rejected {
                     reason,
                     retry_after,
@@ -399,8 +361,8 @@ impl Controller {
                         reason,
                         retry_after,
                         work,
+                        arrived: now,
                         queue_wait: Duration::ZERO,
-                        order,
                     });
                 }
                 // The configuration changed after the snapshot was loaded.
@@ -409,27 +371,12 @@ impl Controller {
         }
     }
 
-    fn build_admitted(
-        &self,
-        info: &RequestInfo<'_>,
-        permit: SeatPermit,
-        dry_run: DryRun,
-        estimate: RecordedEstimate,
-        queue_wait: Duration,
-    ) -> AdmissionPermit {
-        let RecordedEstimate { work, order } = estimate;
-        let watch = (*info.verb() == Verb::Watch).then(|| WatchGuard {
+    /// Counts an admitted watch. `None` for any other request.
+    fn watch_guard(&self, info: &RequestInfo<'_>) -> Option<WatchGuard> {
+        (*info.verb() == Verb::Watch).then(|| WatchGuard {
             registration: self.watch_tracker.lock().register(info),
             tracker: Arc::clone(&self.watch_tracker),
-        });
-        AdmissionPermit {
-            seat_permit: permit,
-            dry_run,
-            _watch: watch,
-            work,
-            queue_wait,
-            order,
-        }
+        })
     }
 }
 

@@ -2,10 +2,10 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::dry_run::SimulatedRequest;
-use crate::flowcontrol::level::{DecisionOrder, ObjectId, SchemaRoute, SeatPermit};
+use crate::flowcontrol::level::{ObjectId, SchemaRoute, SeatPermit};
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::matching::FlowDistinguisherMethod;
@@ -18,8 +18,8 @@ pub struct AdmissionPermit {
     pub(super) dry_run: DryRun,
     pub(super) _watch: Option<WatchGuard>,
     pub(super) work: WorkEstimate,
+    pub(super) arrived: Instant,
     pub(super) queue_wait: Duration,
-    pub(super) order: Option<Arc<DecisionOrder>>,
 }
 
 /// A rejected request.
@@ -32,9 +32,9 @@ pub struct AdmissionRejection {
     pub(crate) retry_after: u32,
     /// The estimated work.
     pub(crate) work: WorkEstimate,
+    pub(super) arrived: Instant,
     /// The time in the queue.
     pub(crate) queue_wait: Duration,
-    pub(super) order: Option<Arc<DecisionOrder>>,
 }
 
 /// The decision about a request, for logs, metrics and audit.
@@ -43,38 +43,33 @@ pub struct FlowControlDecision {
     route: Arc<SchemaRoute>,
     /// The most seats that the request occupies at a time, by its estimate.
     pub(crate) seats: u32,
+    /// When the request arrived at its level.
+    pub(crate) arrived: Instant,
     /// The time in the queue.
     pub(crate) queue_wait: Duration,
     work: WorkEstimate,
-    order: Option<Arc<DecisionOrder>>,
 }
 
 impl FlowControlDecision {
-    pub(super) fn new(route: &Arc<SchemaRoute>, work: WorkEstimate, queue_wait: Duration) -> Self {
+    pub(super) fn new(
+        route: &Arc<SchemaRoute>,
+        work: WorkEstimate,
+        arrived: Instant,
+        queue_wait: Duration,
+    ) -> Self {
         Self {
             route: Arc::clone(route),
             seats: work.initial_seats.max(work.final_seats),
+            arrived,
             queue_wait,
             work,
-            order: None,
         }
-    }
-
-    fn with_order(mut self, order: Option<&Arc<DecisionOrder>>) -> Self {
-        self.order = order.cloned();
-        self
     }
 
     /// The estimated work.
     #[must_use]
     pub(crate) const fn work(&self) -> WorkEstimate {
         self.work
-    }
-
-    /// The numbers of the request's steps, if it is recorded.
-    #[must_use]
-    pub(crate) const fn order(&self) -> Option<&Arc<DecisionOrder>> {
-        self.order.as_ref()
     }
 
     /// The flow schema that matched.
@@ -124,8 +119,12 @@ impl AdmissionPermit {
     /// The decision that admitted the request.
     #[must_use]
     pub(crate) fn decision(&self) -> FlowControlDecision {
-        FlowControlDecision::new(self.seat_permit.route(), self.work, self.queue_wait)
-            .with_order(self.order.as_ref())
+        FlowControlDecision::new(
+            self.seat_permit.route(),
+            self.work,
+            self.arrived,
+            self.queue_wait,
+        )
     }
 
     /// The time in the queue.
@@ -157,8 +156,7 @@ impl AdmissionRejection {
     /// The decision that rejected the request.
     #[must_use]
     pub(crate) fn decision(&self) -> FlowControlDecision {
-        FlowControlDecision::new(&self.route, self.work, self.queue_wait)
-            .with_order(self.order.as_ref())
+        FlowControlDecision::new(&self.route, self.work, self.arrived, self.queue_wait)
     }
 
     /// The flow schema that matched.

@@ -1,8 +1,5 @@
 //! A request that arrives at its level, and the errors of the arrival.
 
-use std::sync::Arc;
-
-use super::decision_order::DecisionOrder;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
@@ -23,8 +20,6 @@ pub(crate) struct ArrivingRequest<'a> {
     pub(crate) work: WorkEstimate,
     /// For a write whose estimate depends on watches: the number of interested watches.
     pub(crate) interested_watches: Option<u32>,
-    /// Where the steps of the request are numbered, while requests are recorded.
-    pub(crate) order: Option<&'a Arc<DecisionOrder>>,
 }
 
 /// The errors of an arrival.

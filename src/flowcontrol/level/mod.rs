@@ -13,7 +13,6 @@
 
 mod arrival;
 mod counters;
-mod decision_order;
 mod priority_level;
 mod request_details;
 mod seat_permit;
@@ -22,7 +21,6 @@ mod summary;
 
 pub(crate) use self::arrival::{ArrivalError, ArrivingRequest};
 pub(crate) use self::counters::{MAX_RETAINED, RETENTION, SchemaCounters, SchemaSlot};
-pub(crate) use self::decision_order::{DecisionOrder, DecisionSequence};
 pub(crate) use self::priority_level::DumpedRequest;
 #[cfg(test)]
 pub(crate) use self::priority_level::LevelDump;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::{LevelCounters, SchemaSlot};
-use super::decision_order::DecisionOrder;
 use super::request_details::RequestDetails;
 use weir_base::clock::Clock;
 use weir_flowcontrol::concurrency::LevelSeats;
@@ -50,16 +49,6 @@ pub(super) struct RequestEntry {
     arrived: Instant,
     waker: Option<Waker>,
     pub(super) details: RequestDetails,
-    /// While requests are recorded.
-    order: Option<Arc<DecisionOrder>>,
-}
-
-impl RequestEntry {
-    /// Returns the number of the step. 0 if it is not numbered.
-    fn record_departure(&self, now: Instant) -> u64 {
-        let order = self.order.as_ref();
-        order.map_or(0, |order| order.record_departure(now))
-    }
 }
 
 #[derive(Debug)]
@@ -82,8 +71,6 @@ pub(super) struct LevelInner {
     limit: u32,
     /// Seats that requests of another process hold.
     reserved: u32,
-    /// The number of the step that is being taken. 0 if it is not numbered.
-    step: u64,
 }
 
 /// The actions to run after the lock is released.
@@ -125,7 +112,6 @@ impl LevelInner {
             is_exempt: queuing == Queuing::Exempt,
             limit: 0,
             reserved: 0,
-            step: 0,
         }
     }
 
@@ -158,9 +144,7 @@ impl LevelInner {
             arrived: now,
             waker: None,
             details: RequestDetails::default(),
-            order: arriving.order.cloned(),
         };
-        self.step = arriving.order.map_or(0, |order| order.record_arrival(now));
         let schema = self.counters.schema_mut(counters_index);
         schema.estimated_seats.observe(f64::from(work.max_seats()));
         if let Some(watches) = arriving.interested_watches {
@@ -206,7 +190,6 @@ impl LevelInner {
         let phase = self.queue_set.phase(key)?;
         let entry = self.queue_set.payload(key)?;
         let (counters_index, kind, is_watch) = (entry.counters_index, entry.kind, entry.is_watch);
-        self.step = entry.record_departure(now);
         let departure = self.queue_set.leave(now, key, &mut self.effects)?;
         if let DispatchPhase::Executing { since } = phase {
             let time = now.saturating_duration_since(since);
@@ -235,7 +218,6 @@ impl LevelInner {
     /// seconds.
     pub(super) fn cancel(&mut self, now: Instant, key: RequestKey) -> Option<u32> {
         let entry = self.queue_set.cancel(now, key, &mut self.effects)?;
-        self.step = entry.record_departure(now);
         let retry_after = self.record_ejection(now, entry);
         self.apply_effects(now);
         Some(retry_after)
@@ -261,7 +243,6 @@ impl LevelInner {
     pub(super) fn apply_limits(&mut self, now: Instant, seats: &LevelSeats, denominator: u32) {
         self.counters.set_seats(now, seats, denominator);
         self.limit = seats.current_limit;
-        self.step = 0;
         let (queuing, limit) = (seats.spec.queuing, self.unreserved_limit());
         self.queue_set
             .reconfigure(now, queuing, limit, &mut self.effects);
@@ -272,7 +253,6 @@ impl LevelInner {
     pub(super) fn reserve_seats(&mut self, now: Instant, seats: u32) {
         if self.reserved != seats {
             self.reserved = seats;
-            self.step = 0;
             let (queuing, limit) = (self.queue_set.queuing(), self.unreserved_limit());
             self.queue_set
                 .reconfigure(now, queuing, limit, &mut self.effects);
@@ -366,9 +346,6 @@ impl LevelInner {
             self.in_flight.start_through_queue(entry.kind, now);
         } else {
             self.in_flight.start(entry.kind, now);
-        }
-        if let Some(order) = &entry.order {
-            order.record_dispatch(self.step, now);
         }
         entry.is_queued = false;
         entry.seats = u64::from(work.max_seats()); // the dispatch may have narrowed it

@@ -40,7 +40,6 @@ fn record(target: &'static str) -> Record {
         })),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         trace_context: None,
         outcome: RequestOutcome::Responded(StatusCode::OK),

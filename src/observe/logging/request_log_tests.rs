@@ -56,7 +56,6 @@ fn record(user: &str, outcome: RequestOutcome) -> Record {
         })),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         trace_context: None,
         audit: None,

@@ -96,7 +96,6 @@ fn traced_record(forwarded: bool) -> Record {
         user: Some(Arc::new(UserInfo::anonymous())),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         audit: None,
         is_logged: false,

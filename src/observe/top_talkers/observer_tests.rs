@@ -33,7 +33,6 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         user: Some(Arc::new(user)),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         audit: None,
         is_logged: false,

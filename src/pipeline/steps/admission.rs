@@ -105,11 +105,9 @@ impl AdmissionStep {
         }
         // The time that the client takes to send its body is not queue time.
         times.arrived = if waited { times.now } else { rates.queue_start };
-        let order = self.admission.start_order();
-        trace.record_order(order.as_ref());
         let mut permit = self
             .admission
-            .admit_in_order(attributes, times, order)
+            .admit(attributes, times)
             .await
             .map_err(RequestRejection::Limit)?
             .with_client_limits(rates.client_permit);

@@ -23,7 +23,6 @@ use tracing::warn;
 
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::level::DecisionOrder;
 use crate::limits::Permit;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
@@ -235,13 +234,6 @@ impl Trace {
     /// The decision of priority and fairness, if it is known.
     pub(super) fn decision(&self) -> Option<&FlowControlDecision> {
         self.record.as_ref()?.record.decision.as_ref()
-    }
-
-    /// Priority and fairness is about to decide, and numbers its steps there.
-    pub(super) fn record_order(&mut self, order: Option<&Arc<DecisionOrder>>) {
-        if let (Some(guard), Some(order)) = (&mut self.record, order) {
-            guard.record.order = Some(Arc::clone(order));
-        }
     }
 
     /// The request is admitted.

@@ -14,7 +14,6 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::level::DecisionOrder;
 use crate::in_place;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
@@ -55,8 +54,6 @@ pub struct Record {
     pub counted_as: Option<Arc<UserInfo>>,
     /// The decision of priority and fairness, once there is one.
     pub decision: Option<FlowControlDecision>,
-    /// The order of decisions about the request, while requests are recorded.
-    pub order: Option<Arc<DecisionOrder>>,
     /// The rule of `clientLimits` that rejected the request.
     pub rule: Option<Arc<str>>,
     /// The request's trace, if it is sampled.
@@ -180,7 +177,6 @@ impl RecordGuard {
                 user: None,
                 counted_as: None,
                 decision: None,
-                order: None,
                 rule: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
@@ -283,7 +279,6 @@ mod tests {
                 user: None,
                 counted_as: None,
                 decision: None,
-                order: None,
                 rule: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,

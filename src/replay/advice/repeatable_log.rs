@@ -83,7 +83,6 @@ impl RepeatableLog {
         let mut bytes = 0;
         let counts = read_log(sources, options, &table, &mut |item| {
             check.check(&item);
-            let item = without_order(item);
             bytes += size_of_item(&item);
             match &mut kept {
                 Some(items) if bytes <= max_bytes => items.push(item),
@@ -121,7 +120,7 @@ impl RepeatableLog {
             items.iter().for_each(each);
             return Ok(());
         }
-        let each = &mut |item| each(&without_order(item));
+        let each = &mut |item| each(&item);
         read_log(&self.sources, &self.options, &self.table, each)?;
         Ok(())
     }
@@ -143,15 +142,6 @@ impl RepeatableLog {
     pub(crate) const fn options(&self) -> &ReadOptions {
         &self.options
     }
-}
-
-/// The recorded order of decisions is that of the recorded policies. Other totals, and requests that
-/// stand in a sample several times, have an order of their own.
-fn without_order(mut item: LogItem) -> LogItem {
-    if let LogItem::Request(request) = &mut item {
-        request.remove_order();
-    }
-    item
 }
 
 /// The bytes of an item in memory. A growing list has as much again for items to come.

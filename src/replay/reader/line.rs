@@ -16,10 +16,7 @@ use super::audit_event::{
 use crate::explain::request::implied_groups;
 use crate::replay::arrival::{ArrivalLine, RecordNote, Text};
 use crate::replay::clients::{ClientId, ClientTable, SchemaId};
-use crate::replay::logged::{
-    LoggedEvent, LoggedRequest, RareFields, RecordedAdjustment, RecordedOrder, RecordedOutcome,
-    RequestLine,
-};
+use crate::replay::logged::{LoggedEvent, LoggedRequest, RareFields, RecordedOutcome, RequestLine};
 use weir_base::source_network::source_network;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
@@ -256,7 +253,7 @@ impl LineParser {
             rare: RareFields {
                 bytes: response_bytes(&arrival),
                 event: event.map(Box::new),
-                order: recorded_order(&arrival).map(Box::new),
+                work: recorded_work(&arrival),
             }
             .boxed(),
         };
@@ -334,30 +331,13 @@ fn response_bytes(arrival: &ArrivalLine<'_>) -> Option<NonZeroU64> {
         .and_then(NonZeroU64::new)
 }
 
-/// The place of a request in the order of decisions, if its line has that.
-fn recorded_order(arrival: &ArrivalLine<'_>) -> Option<RecordedOrder> {
-    let number = |step: usize| *arrival.order.as_deref()?.get(step)?;
-    let work = arrival.seats.map(|initial_seats| WorkEstimate {
-        initial_seats,
+/// What a weir has estimated a request at.
+fn recorded_work(arrival: &ArrivalLine<'_>) -> Option<WorkEstimate> {
+    let final_ms = arrival.final_ms.unwrap_or_default();
+    Some(WorkEstimate {
+        initial_seats: arrival.seats?,
         final_seats: arrival.final_seats.unwrap_or_default(),
-        additional_latency: Duration::from_nanos(nanoseconds(arrival.final_ms.unwrap_or_default())),
-    });
-    let at_ns = arrival.at_ns?;
-    let adjusted = arrival.adjusted_order.zip(arrival.adjusted_ms);
-    let adjustment = adjusted.map(|(number, before)| RecordedAdjustment {
-        number,
-        at_ns: at_ns.saturating_sub_unsigned(nanoseconds(before)),
-    });
-    Some(RecordedOrder {
-        run: 0, // the reader of the file knows it
-        at_ns,
-        arrival: number(0)?,
-        departure: number(1),
-        dispatch: number(2),
-        lingered: number(3),
-        lingered_ns: nanoseconds(arrival.lingered_ms.unwrap_or_default()),
-        work,
-        adjustment,
+        additional_latency: Duration::from_nanos(nanoseconds(final_ms)),
     })
 }
 

@@ -11,16 +11,12 @@ use std::{fmt, io};
 
 use foldhash::fast::RandomState;
 
-use super::decisions::DecisionSorter;
 use super::input::LogSource;
 use super::line::{LineParser, ParsedRequest, Phase};
 use super::pool::{LineCounts, ParsedPiece, ParserPool, Pieces, parse_piece};
 use super::window::{LateItems, ReorderWindow};
 use crate::replay::clients::ClientTable;
 use crate::replay::logged::LogItem;
-
-/// A file has fewer records than this many bits count.
-const RUN_BITS: u32 = 32;
 
 /// The most long-running requests whose end is awaited.
 const MAX_OPEN_STREAMS: usize = 1_000_000;
@@ -75,14 +71,11 @@ struct OpenSource {
     requests: std::vec::IntoIter<ParsedRequest>,
     next: Option<ParsedRequest>,
     lines_before: u64,
-    /// Tells records apart: the number of the file, and of those that have begun in it.
-    run: u64,
 }
 
 /// The state between the files and the replay.
 struct Merge<'e> {
     window: ReorderWindow,
-    decisions: DecisionSorter,
     /// Long-running requests whose start was seen.
     open_streams: HashSet<u64, RandomState>,
     counts: ReadCounts,
@@ -102,14 +95,12 @@ pub(crate) fn read_log(
     let mut waiting = sources_by_time(sources)?;
     let mut merge = Merge {
         window: ReorderWindow::new(options.window_us),
-        decisions: DecisionSorter::default(),
         open_streams: HashSet::default(),
         counts: ReadCounts::default(),
         each,
     };
     let mut open: Vec<OpenSource> = Vec::new();
     let mut pool = None;
-    let mut opened_sources: u64 = 0;
     loop {
         let next = open
             .iter()
@@ -125,9 +116,7 @@ pub(crate) fn read_log(
                 None => pool.insert(ParserPool::start(table).map_err(fails(source))?),
             };
             let pieces = pool.read(source, &options.progress);
-            opened_sources += 1;
-            let run = opened_sources << RUN_BITS;
-            let mut opened = OpenSource::new(source, pieces.map_err(fails(source))?, run);
+            let mut opened = OpenSource::new(source, pieces.map_err(fails(source))?);
             opened.advance(&mut merge.counts.lines, options.strict)?;
             open.push(opened);
             continue;
@@ -196,14 +185,13 @@ fn first_time(source: &LogSource) -> io::Result<i64> {
 }
 
 impl OpenSource {
-    fn new(source: &LogSource, pieces: Pieces, run: u64) -> Self {
+    fn new(source: &LogSource, pieces: Pieces) -> Self {
         Self {
             source: source.clone(),
             pieces,
             requests: Vec::new().into_iter(),
             next: None,
             lines_before: 0,
-            run,
         }
     }
 
@@ -219,11 +207,10 @@ impl OpenSource {
                 why: why.to_string(),
             })?;
             let Some(ParsedPiece {
-                mut requests,
+                requests,
                 counts: more,
                 first_fault,
                 all_lines,
-                runs,
             }) = piece
             else {
                 return Ok(());
@@ -236,13 +223,6 @@ impl OpenSource {
             }
             self.lines_before += all_lines;
             counts.add(&more);
-            for order in requests
-                .iter_mut()
-                .filter_map(|one| one.request.order_mut())
-            {
-                order.run += self.run;
-            }
-            self.run += runs;
             self.requests = requests.into_iter();
         }
     }
@@ -291,13 +271,6 @@ impl Merge<'_> {
 
     fn hand_on(&mut self) {
         while let Some(item) = self.window.pop() {
-            self.decisions.push(item);
-            self.hand_on_decided();
-        }
-    }
-
-    fn hand_on_decided(&mut self) {
-        while let Some(item) = self.decisions.pop() {
             if let LogItem::Request(request) = &item {
                 let at = request.at_us;
                 let (first, last) = self.counts.times_us.unwrap_or((at, at));
@@ -310,8 +283,6 @@ impl Merge<'_> {
     fn finish(mut self) -> ReadCounts {
         self.window.finish();
         self.hand_on();
-        self.decisions.finish();
-        self.hand_on_decided();
         ReadCounts {
             late: self.window.late(),
             ..self.counts

@@ -3,7 +3,6 @@
 
 mod audit_event;
 mod compressed;
-mod decisions;
 pub(crate) mod input;
 mod line;
 pub(crate) mod merge;

@@ -54,8 +54,6 @@ pub(super) struct ParsedPiece {
     pub(super) first_fault: Option<(u64, &'static str)>,
     /// All lines, empty ones too.
     pub(super) all_lines: u64,
-    /// The records that begin in the piece. Those of a file are numbered from its first piece on.
-    pub(super) runs: u64,
 }
 
 /// Parses pieces.
@@ -208,10 +206,7 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
             fault.get_or_insert((number, "a field that is not known"));
         }
         let why = match line {
-            ParsedLine::Request(mut request) => {
-                if let Some(order) = request.request.order_mut() {
-                    order.run = parsed.runs;
-                }
+            ParsedLine::Request(request) => {
                 parsed.requests.push(request);
                 continue;
             }
@@ -220,7 +215,6 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
                 continue;
             }
             ParsedLine::Note(note) => {
-                parsed.runs += u64::from(note.version.is_some());
                 counts.dropped += note
                     .dropped
                     .filter(|_| note.end.is_none())

@@ -58,9 +58,6 @@ pub(crate) struct InputReport {
     pub(crate) classification: Option<ClassificationReport>,
     /// Whether clients wait for their own requests.
     pub(crate) waiting: WaitingReport,
-    /// Whether weir was serving already when its record began: the seats that were borrowed and the
-    /// requests in queues by then are not known.
-    pub(crate) began_under_way: bool,
 }
 
 /// Requests of which the log says how long they took.
@@ -121,10 +118,6 @@ pub(crate) struct OrderReport {
     /// By how much at most, in seconds.
     pub(crate) latest_by_s: f64,
 }
-
-/// What is doubtful about a record that began while weir was serving.
-pub(crate) const BEGAN_UNDER_WAY: &str = "the record began while weir was serving. It does not say which seats were \
-    borrowed and which requests were in queues by then: the first minute is not to be judged";
 
 impl InputReport {
     /// Why the model of the clients does not fit the log. `None` if nothing speaks against it.

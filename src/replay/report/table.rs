@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::replay::report::model::{
-    BEGAN_UNDER_WAY, Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport,
-    InputReport, ModelReport, Report, RunReport,
+    Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport, InputReport, ModelReport,
+    Report, RunReport,
 };
 use weir_kubernetes::encoding::printable::escape;
 
@@ -117,9 +117,6 @@ fn write_doubts(text: &mut String, input: &InputReport) {
                 "WARNING: more than 1 % are late. What follows says little: see whether times of the log are wrong",
             );
         }
-    }
-    if input.began_under_way {
-        line(text, &format!("WARNING: {BEGAN_UNDER_WAY}"));
     }
     if let Some(classification) = input.classification
         && classification.different > 0

@@ -14,7 +14,6 @@ use crate::replay::simulation::ReplayedPolicies;
 pub(crate) struct LogChecks {
     classification: ClassificationCheck,
     waiting: WaitingClients,
-    began_under_way: bool,
 }
 
 /// What the checks have found.
@@ -24,8 +23,6 @@ pub(crate) struct CheckedLog {
     pub(crate) classification: Option<ClassificationReport>,
     /// Whether the clients wait for their own requests.
     pub(crate) waiting: WaitingReport,
-    /// Whether weir was serving already when its record began.
-    pub(crate) began_under_way: bool,
 }
 
 impl LogChecks {
@@ -34,7 +31,6 @@ impl LogChecks {
         Self {
             classification: ClassificationCheck::new(policies, table),
             waiting: WaitingClients::default(),
-            began_under_way: false,
         }
     }
 
@@ -45,8 +41,6 @@ impl LogChecks {
         };
         self.classification.check(request);
         self.waiting.count(request);
-        let adjustment = request.order().and_then(|order| order.adjustment);
-        self.began_under_way |= adjustment.is_some_and(|adjustment| adjustment.number == 0);
     }
 
     /// What was found.
@@ -54,7 +48,6 @@ impl LogChecks {
         CheckedLog {
             classification: self.classification.report(),
             waiting: self.waiting.report(),
-            began_under_way: self.began_under_way,
         }
     }
 }

@@ -140,6 +140,5 @@ fn input_report(
         },
         classification: read.checked.classification,
         waiting: read.checked.waiting,
-        began_under_way: read.checked.began_under_way,
     }
 }

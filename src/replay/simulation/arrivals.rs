@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::agenda::Turn;
-use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
 use super::agenda::workers::{RecordedSpan, Sending, WorkerId};
 use super::engine::Simulation;
@@ -28,10 +27,6 @@ use weir_limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
 
 /// How often a request looks for a slot of a client limit that it may wait for, in nanoseconds.
 const SLOT_RETRY_NS: u64 = 5_000_000;
-
-/// A request whose time in a queue is over may still be dispatched: timers are late by some
-/// milliseconds.
-const TIMER_NS: u64 = 10_000_000;
 
 /// The longest service time, in nanoseconds: a day.
 const MAX_SERVICE_NS: u64 = 86_400_000_000_000;
@@ -238,7 +233,7 @@ impl Simulation {
         };
         let recorded = RecordedEstimate {
             seats: attempt.request.seats.map(NonZeroU32::get),
-            work: attempt.request.order().and_then(|order| order.work),
+            work: attempt.request.work(),
             bytes: attempt.request.bytes().map(NonZeroU64::get),
         };
         let user = &attempt.client.user;
@@ -319,7 +314,7 @@ impl Simulation {
             self.record_level(usize::try_from(level).unwrap_or(usize::MAX));
             return;
         };
-        let now = self.decision_time();
+        let now = self.epoch.instant(self.now);
         let second = self.epoch.unix_second(self.now);
         let arrival = self.limiter.arrive_at_level(now, second, &classified, id);
         match arrival {
@@ -343,44 +338,21 @@ impl Simulation {
         self.record_level(classified.level);
     }
 
-    /// A request that waits leaves its queue when its time is over or its client goes away. If it did
-    /// so when it was recorded, that is a recorded step.
+    /// A request that waits leaves its queue when its time is over or its client goes away.
     fn plan_end_of_wait(&mut self, id: usize, longest_ns: u64) {
         let Some(request) = self.requests.get(id) else {
             return;
         };
         let (serial, logged) = (request.serial, &request.attempt.request);
         let (recorded, service_ns) = (logged.recorded, logged.service_ns.get().unwrap_or_default());
-        let order = logged.order();
-        let order = order.filter(|order| self.recorded.follows(order)).copied();
-        let planned = |cancelled: bool| {
-            let request = saturating_u32(id);
-            if cancelled {
-                Planned::Cancel { request, serial }
-            } else {
-                Planned::TimeOut { request, serial }
-            }
-        };
-        let was_dispatched = order.is_some_and(|order| order.dispatch.is_some());
-        if let (Some(order), false) = (order, was_dispatched)
-            && let Some(number) = order.departure
-        {
-            let at = self.recorded_time(&order).plus(recorded.wait_ns);
-            let step = RecordedStep { number, at };
-            if self.recorded.plan(step, planned(recorded.cancelled)) {
-                return;
-            }
-        }
-        let longest_ns = if was_dispatched {
-            longest_ns.max(recorded.wait_ns.saturating_add(TIMER_NS))
-        } else {
-            longest_ns
-        };
+        let request = saturating_u32(id);
         let at = self.now.plus(longest_ns);
-        self.agenda.plan(at, Turn::TimeOut, planned(false));
+        let planned = Planned::TimeOut { request, serial };
+        self.agenda.plan(at, Turn::TimeOut, planned);
         if recorded.cancelled {
             let at = self.now.plus(recorded.wait_ns).plus(service_ns);
-            self.agenda.plan(at, Turn::TimeOut, planned(true));
+            let planned = Planned::Cancel { request, serial };
+            self.agenda.plan(at, Turn::TimeOut, planned);
         }
     }
 

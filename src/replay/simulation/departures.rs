@@ -1,7 +1,6 @@
 //! Departures in a simulation: dispatches, ends, time-outs and rejections.
 
 use super::agenda::Turn;
-use super::agenda::recorded::RecordedStep;
 use super::agenda::sim_time::SimTime;
 use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
@@ -13,7 +12,6 @@ use super::model::Retries;
 use super::requests::{Attempt, LingeringSeats, OpenWatch, Planned, RepeatedRequest, SimRequest};
 use super::statistics::groups::{Outcome, RejectedBy, Settled};
 use super::statistics::series::LevelEvent;
-use crate::replay::logged::RecordedOrder;
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
@@ -44,53 +42,11 @@ impl Simulation {
         match &mut self.capacity {
             Some(capacity) if !is_open => capacity.start(now, id, service_ns),
             _ => {
-                let planned = || Planned::End {
-                    request: saturating_u32(id),
-                    serial,
-                };
-                let recorded = self.recorded_departure(id);
-                if !recorded.is_some_and(|step| self.recorded.plan(step, planned())) {
-                    self.agenda
-                        .plan(now.plus(service_ns), Turn::Release, planned());
-                }
+                let request = saturating_u32(id);
+                let planned = Planned::End { request, serial };
+                self.agenda
+                    .plan(now.plus(service_ns), Turn::Release, planned);
             }
-        }
-    }
-
-    /// The recorded departure of a request that is dispatched by the same step as when it was
-    /// recorded.
-    fn recorded_departure(&self, id: usize) -> Option<RecordedStep> {
-        let logged = &self.requests.get(id)?.attempt.request;
-        let order = logged.order()?;
-        let times = logged.recorded.wait_ns;
-        let times = times.saturating_add(logged.service_ns.get()?);
-        self.recorded.dispatches(order).then_some(RecordedStep {
-            number: order.departure?,
-            at: self.recorded_time(order).plus(times),
-        })
-    }
-
-    /// Plans the end of the time for which the seats of a request linger.
-    fn plan_end_of_lingering(
-        &mut self,
-        order: Option<&RecordedOrder>,
-        ns: u64,
-        seats: LingeringSeats,
-    ) {
-        let lingering = self.lingering.insert(seats);
-        let planned = || Planned::LingerEnd { lingering };
-        let recorded = order
-            .zip(self.recorded.current())
-            .and_then(|(order, left)| {
-                let number = order
-                    .lingered
-                    .filter(|_| order.departure == Some(left.number))?;
-                let at = left.at.plus(order.lingered_ns);
-                Some(RecordedStep { number, at })
-            });
-        if !recorded.is_some_and(|step| self.recorded.plan(step, planned())) {
-            self.agenda
-                .plan(self.now.plus(ns), Turn::Release, planned());
         }
     }
 
@@ -146,7 +102,7 @@ impl Simulation {
         let held = std::mem::replace(&mut request.held, Held::Nothing);
         match held {
             Held::Level(level, key) => {
-                let now = self.decision_time();
+                let now = self.epoch.instant(self.now);
                 let lingers = match &mut self.limiter {
                     Limiter::Fairness(fairness) => fairness
                         .level_mut(level)
@@ -155,9 +111,10 @@ impl Simulation {
                 };
                 if let Some(time) = lingers {
                     linger_ns = saturating_u64(time.as_nanos());
-                    let order = request.attempt.request.order();
-                    let seats = LingeringSeats { level, key };
-                    self.plan_end_of_lingering(order, linger_ns, seats);
+                    let lingering = self.lingering.insert(LingeringSeats { level, key });
+                    let planned = Planned::LingerEnd { lingering };
+                    self.agenda
+                        .plan(self.now.plus(linger_ns), Turn::Release, planned);
                 }
                 self.dispatch_started(level);
                 self.record_level(level);
@@ -189,7 +146,7 @@ impl Simulation {
             return;
         };
         let (level, key) = (*level, *key);
-        let now = self.decision_time();
+        let now = self.epoch.instant(self.now);
         let second = self.epoch.unix_second(self.now);
         let Limiter::Fairness(fairness) = &mut self.limiter else {
             return;

@@ -4,8 +4,7 @@
 //! limits. Here a request is a number instead of a task, and the time is that of the log.
 //!
 //! Things happen in the order of their times. Of those at the same time, what frees seats comes
-//! first, then arrivals, in the order of the log. So two replays of one log are the same. If the log
-//! has the order of decisions, that order is followed, as far as the decisions are the recorded ones.
+//! first, then arrivals, in the order of the log. So two replays of one log are the same.
 
 mod agenda;
 mod arrivals;

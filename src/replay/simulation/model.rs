@@ -83,14 +83,6 @@ impl ClientBehaviour {
     }
 }
 
-impl ReplayModel {
-    /// Whether requests are sent and executed as they were recorded.
-    #[must_use]
-    pub(crate) fn repeats_the_record(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 impl Default for ReplayModel {
     fn default() -> Self {
         Self {

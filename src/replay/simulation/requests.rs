@@ -87,8 +87,6 @@ pub(super) enum Planned {
     Send { worker: WorkerId },
     /// A watch ends that the log does not end.
     WatchEnd { stream: u64 },
-    /// Seats are adjusted, as the log says.
-    Adjustment,
     /// A held rejection is sent.
     HoldEnd { client: ClientId, hold: HoldId },
 }

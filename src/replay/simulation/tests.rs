@@ -13,18 +13,14 @@ use super::outcome::SimulationOutcome;
 use super::simulate;
 use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use crate::flowcontrol::level::DecisionOrder;
 use crate::replay::clients::ClientTable;
-use crate::replay::logged::{
-    LogItem, LoggedRequest, RecordedAdjustment, RecordedOrder, RecordedOutcome, RequestLine,
-};
+use crate::replay::logged::{LogItem, LoggedRequest, RecordedOutcome, RequestLine};
 use crate::replay::report::model::{GroupReport, GroupsReport, LevelReport, RunReport};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
-use weir_kubernetes::numeric::saturating_u64;
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::max_in_flight::MaxInFlightConfig;
 use weir_limits::rate::RateLimitsConfig;
@@ -136,7 +132,7 @@ pub(super) fn random_log(random: &mut Rng, requests: usize) -> TestLog {
                 request.recorded.cancelled = true;
                 request.recorded.wait_ns = random.u64(..500 * MS);
             }
-            4 | 5 => set_order(request, any_order(random, at)),
+            4 | 5 => request.rare.get_or_insert_default().work = Some(any_work(random)),
             3 => log.items.push(LogItem::StreamEnd {
                 stream: random.u64(..1000),
                 at_us: at * 1000 + 1,
@@ -147,31 +143,11 @@ pub(super) fn random_log(random: &mut Rng, requests: usize) -> TestLog {
     log
 }
 
-fn set_order(request: &mut LoggedRequest, order: RecordedOrder) {
-    request.rare.get_or_insert_default().order = Some(Box::new(order));
-}
-
-/// Numbers of steps that need not go together.
-fn any_order(random: &mut Rng, at_ms: i64) -> RecordedOrder {
-    let mut step = || (random.u8(..4) > 0).then(|| random.u64(..1000));
-    let [departure, dispatch, lingered] = [step(), step(), step()];
-    RecordedOrder {
-        run: random.u64(..2),
-        at_ns: at_ms * 1_000_000 + random.i64(-50_000_000..50_000_000),
-        arrival: random.u64(..1000),
-        departure,
-        dispatch,
-        lingered,
-        lingered_ns: random.u64(..10 * MS),
-        work: Some(WorkEstimate {
-            initial_seats: random.u32(..20),
-            final_seats: random.u32(..20),
-            additional_latency: Duration::from_millis(random.u64(..20)),
-        }),
-        adjustment: (random.u8(..8) == 0).then(|| RecordedAdjustment {
-            number: random.u64(..1000),
-            at_ns: at_ms * 1_000_000 - random.i64(-1_000_000_000..20_000_000_000),
-        }),
+fn any_work(random: &mut Rng) -> WorkEstimate {
+    WorkEstimate {
+        initial_seats: random.u32(..20),
+        final_seats: random.u32(..20),
+        additional_latency: Duration::from_millis(random.u64(..20)),
     }
 }
 
@@ -335,16 +311,13 @@ fn a_day_without_requests_is_skipped_and_any_time_is_taken() {
 /// What became of the requests of a flow: executed, rejected, milliseconds of waiting.
 type FlowOutcomes = BTreeMap<(String, String), (u64, u64, f64)>;
 
-/// The steps of each request of a log.
-type LiveOrders = Vec<Option<Arc<DecisionOrder>>>;
-
 fn service_time(request: &LoggedRequest) -> Duration {
     Duration::from_nanos(request.service_ns.get().unwrap())
 }
 
 /// Runs the log through the live controller, in the paused time of a runtime. The controller has run
 /// for the time `before` when the first request arrives.
-async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes, LiveOrders) {
+async fn run_live(log: &TestLog, seats: u32, before: Duration) -> FlowOutcomes {
     let config = ControllerConfig {
         server_concurrency_limit: seats,
         request_timeout: Duration::from_secs(60),
@@ -353,7 +326,6 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
     };
     let objects = bootstrap::add_missing(Vec::new());
     let controller = Controller::new(config, &objects, &Registry::new());
-    controller.decisions().set_enabled(true);
     let start = Clock.now();
     let mut clients = Vec::new();
     log.table.extend(&mut clients);
@@ -370,10 +342,8 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
             let info = RequestInfo::parse(request.method(), request.target()).unwrap();
             let user = &clients[usize::try_from(request.client.0).unwrap()].user;
             let schema = |name: &str| (name.to_owned(), user.name.clone());
-            let order = controller.decisions().start();
             let times = RequestTimes::at(Clock.now());
-            let admitted = controller.admit_in_order(&info, user, times, order.clone());
-            let outcome = match admitted.await {
+            match controller.admit(&info, user, times).await {
                 Ok(permit) => {
                     let wait = permit.queue_wait().as_millis();
                     let wait = f64::from(u32::try_from(wait).unwrap());
@@ -386,8 +356,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
                     let decision = rejected.decision();
                     (schema(&decision.flow_schema().name), (0, 1, 0.0))
                 }
-            };
-            (outcome, order)
+            }
         }
     });
     let mut outcomes = FlowOutcomes::new();
@@ -398,13 +367,11 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> (FlowOutcomes,
         () = controller.run() => unreachable!(),
         done = join_all(requests) => done,
     };
-    let mut orders = LiveOrders::new();
-    for ((key, (executed, rejected, wait)), order) in done {
-        orders.push(order);
+    for (key, (executed, rejected, wait)) in done {
         let sum = outcomes.entry(key).or_default();
         *sum = (sum.0 + executed, sum.1 + rejected, sum.2 + wait);
     }
-    (outcomes, orders)
+    outcomes
 }
 
 fn simulated_flows(run: &RunReport) -> FlowOutcomes {
@@ -414,50 +381,6 @@ fn simulated_flows(run: &RunReport) -> FlowOutcomes {
         (key, (flow.executed, flow.rejected, wait))
     });
     flows.collect()
-}
-
-/// The log as a record has it, in the order of decisions.
-fn with_order(log: &TestLog, orders: &LiveOrders) -> TestLog {
-    let arrivals = orders.iter().map(|order| order.as_ref().unwrap().arrival());
-    let first = arrivals.map(|step| step.unwrap().at).min().unwrap();
-    let ns = |from, to: Instant| saturating_u64(to.saturating_duration_since(from).as_nanos());
-    let mut items = log.items.clone();
-    for (item, order) in items.iter_mut().zip(orders) {
-        let LogItem::Request(request) = item else {
-            unreachable!()
-        };
-        let order = order.as_ref().unwrap();
-        let (arrival, departure) = (order.arrival().unwrap(), order.departure());
-        let dispatch = order.dispatch();
-        let at_ns = i64::try_from(ns(first, arrival.at)).unwrap();
-        request.at_us = at_ns / 1000;
-        let waited_until = dispatch.or(departure).unwrap_or(arrival).at;
-        request.recorded.wait_ns = ns(arrival.at, waited_until);
-        request.recorded.rejected = dispatch.is_none();
-        let service_ns = dispatch.map(|dispatch| ns(dispatch.at, departure.unwrap().at));
-        request.service_ns = service_ns.into();
-        let order = RecordedOrder {
-            at_ns,
-            arrival: arrival.number,
-            departure: departure.map(|step| step.number),
-            dispatch: dispatch.map(|step| step.number),
-            adjustment: order.adjustment().map(|step| RecordedAdjustment {
-                number: step.number,
-                at_ns: i64::try_from(ns(first, step.at)).unwrap()
-                    - i64::try_from(ns(step.at, first)).unwrap(),
-            }),
-            ..RecordedOrder::default()
-        };
-        set_order(request, order);
-    }
-    items.sort_by_key(|item| match item {
-        LogItem::Request(request) => request.order().unwrap().arrival,
-        LogItem::StreamEnd { .. } => unreachable!(),
-    });
-    TestLog {
-        table: Arc::clone(&log.table),
-        items,
-    }
 }
 
 /// A log in which many things happen at the same millisecond, but none when seats are adjusted: 13
@@ -478,25 +401,27 @@ fn log_with_ties(random: &mut Rng, steps: i64) -> TestLog {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_recorded_order_decides_about_what_happens_at_the_same_moment() {
-    let mut differs = false;
-    for seed in 0..6 {
+async fn as_many_requests_are_rejected_as_live_but_for_two_percent_where_moments_coincide() {
+    let rejected = |flows: &FlowOutcomes| flows.values().map(|(_, rejected, _)| rejected).sum();
+    for seed in 0..8 {
         let mut random = Rng::with_seed(seed);
         // A burst, or a minute with several adjustments of seats.
         let log = log_with_ties(&mut random, if seed % 2 == 0 { 2 } else { 9 });
-        // A multiple of 13 ms, as all times of the log.
-        let before = Duration::from_millis(13 * random.u64(0..600));
-        let (live, orders) = run_live(&log, 30, before).await;
-        let recorded = with_order(&log, &orders);
-        let run = recorded.simulate(&fairness(30), ReplayModel::default()).run;
-        assert!(run.total.rejected > 50, "seed {seed}: {:?}", run.total);
+        // A multiple of 13 ms, as all times of the log. Seats are adjusted from the start of weir on, and
+        // in a replay from the first request on.
+        let before = Duration::from_millis(13 * random.u64(0..80));
+        let live: u64 = rejected(&run_live(&log, 30, before).await);
+        let run = log.simulate(&fairness(30), ReplayModel::default()).run;
+        assert!(live > 50, "seed {seed}: {:?}", run.total);
         let moved = |level: &LevelReport| level.least_limit < level.greatest_limit;
         assert!(run.levels.iter().any(moved), "seed {seed}: no seats moved");
-        assert_eq!(simulated_flows(&run), live, "seed {seed}");
-        let run = log.simulate(&fairness(30), ReplayModel::default()).run;
-        differs |= simulated_flows(&run) != live;
+        let differing = run.total.rejected.abs_diff(live);
+        println!("seed {seed}: {differing} of {}", run.total.arrivals);
+        assert!(
+            differing * 50 <= run.total.arrivals,
+            "seed {seed}: {differing}"
+        );
     }
-    assert!(differs, "the order has decided nothing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -522,7 +447,7 @@ async fn the_live_controller_decides_the_same_about_the_same_requests() {
                 1 + 2 * random.u64(..9000),
             );
         }
-        let (live, _) = run_live(&log, 30, Duration::ZERO).await;
+        let live = run_live(&log, 30, Duration::ZERO).await;
         let run = log.simulate(&fairness(30), ReplayModel::default()).run;
         assert!(
             run.total.rejected > 2 && run.total.wait.waited > 100,

@@ -147,7 +147,6 @@ async fn a_request_for_a_closed_level_is_classified_again() {
         flow_hash: 0,
         work: WorkEstimate::default(),
         interested_watches: None,
-        order: None,
     };
     let refused = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
     assert_eq!(refused, ArrivalError::Closed);
@@ -361,7 +360,6 @@ async fn the_counters_of_a_removed_schema_stay_while_a_request_is_counted_there(
         flow_hash: 0,
         work: WorkEstimate::default(),
         interested_watches: None,
-        order: None,
     };
     let late = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
     assert_eq!(late, ArrivalError::Closed, "it is classified again");

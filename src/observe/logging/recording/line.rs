@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::level::DecisionOrder;
 use crate::observe::client_text::redact_target;
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::pipeline::trace::outcome::RequestOutcome;
@@ -34,7 +33,6 @@ pub(super) struct RecordedRequest {
     pub(super) peer: IpAddr,
     pub(super) long_running: bool,
     pub(super) decision: Option<FlowControlDecision>,
-    pub(super) order: Option<Arc<DecisionOrder>>,
     pub(super) rule: Option<Arc<str>>,
     pub(super) outcome: RequestOutcome,
     pub(super) sent_bytes: u64,
@@ -88,19 +86,6 @@ pub(super) struct ArrivalFields {
     final_seats: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     final_ms: Option<f64>,
-    /// How long the seats lingered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    lingered_ms: Option<f64>,
-    /// The numbers of the decision about the arrival, of the departure, of the step from which the
-    /// dispatch followed, and of the end of lingering.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    order: Vec<Option<u64>>,
-    /// The number of the last adjustment of seats before the arrival, on one line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    adjusted_order: Option<u64>,
-    /// The time from this adjustment to the arrival.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    adjusted_ms: Option<f64>,
 }
 
 impl RecordedRequest {
@@ -110,28 +95,10 @@ impl RecordedRequest {
         size_of::<Self>() + self.target.len() + self.user_agent.len() + user
     }
 
-    /// Whether everything is known that a line says. A request may hold its seats beyond its end.
-    pub(super) fn is_settled(&self) -> bool {
-        self.order.as_ref().is_none_or(|order| {
-            let work = self.decision.as_ref().map(FlowControlDecision::work);
-            let lingers = work.is_some_and(|work| !work.additional_latency.is_zero());
-            let departed = order.departure().is_some();
-            let is_over = departed && (!lingers || order.lingered().is_some());
-            is_over || Arc::strong_count(order) <= self.order_references()
-        })
-    }
-
-    /// How often this value refers to the order of decisions: alone it has no more steps to come.
-    fn order_references(&self) -> usize {
-        let decision = self.decision.as_ref();
-        1 + usize::from(decision.is_some_and(|decision| decision.order().is_some()))
-    }
-
     /// Appends its line.
     pub(super) fn append_line(&self, renderer: &LineRenderer, line: &mut Vec<u8>) {
-        let order = self.order.as_ref();
-        let arrived = order.and_then(|order| order.arrival());
-        let at = arrived.map_or(self.arrived, |step| step.at);
+        let decision = self.decision.as_ref();
+        let at = decision.map_or(self.arrived, |decision| decision.arrived);
         let mut fields = self.fields();
         let flow = fields.uid.as_deref().zip(renderer.flows.as_ref());
         // What distinguishes these flows is the network of the address.
@@ -174,9 +141,7 @@ impl RecordedRequest {
 
     /// Adds what priority and fairness decided, and the times that follow from it.
     fn with_decision(&self, mut fields: ArrivalFields) -> ArrivalFields {
-        let executed = fields.rejected_by.is_none();
-        let mut service = self.ended.saturating_duration_since(self.arrived);
-        let mut holds_seats = false;
+        let mut dispatched = self.arrived;
         if let Some(decision) = &self.decision {
             fields.flow_schema = Some(decision.flow_schema().name.clone());
             fields.priority_level = Some(decision.priority_level().name.clone());
@@ -185,72 +150,19 @@ impl RecordedRequest {
             fields.final_seats = Some(work.final_seats).filter(|seats| *seats > 0);
             fields.final_ms = positive_ms(work.additional_latency);
             fields.wait_ms = positive_ms(decision.queue_wait);
-            service = service.saturating_sub(decision.queue_wait);
+            dispatched = decision.arrived + decision.queue_wait;
         }
-        if let Some(times) = self.order.as_deref().and_then(|order| self.times(order)) {
-            fields.order = times.numbers;
-            fields.adjusted_order = times.adjusted.map(|(number, _)| number);
-            fields.adjusted_ms = times.adjusted.map(|(_, before)| milliseconds(before));
-            fields.wait_ms = positive_ms(times.wait);
-            fields.lingered_ms = times.lingered.map(milliseconds);
-            holds_seats = times.service.is_some();
-            match times.service {
-                Some(time) => service = time,
-                None if fields.cancelled => return fields,
-                None => {}
-            }
-        } else if fields.cancelled && self.decision.is_none() {
+        let time = milliseconds(self.ended.saturating_duration_since(dispatched));
+        let is_decided = self.decision.is_some();
+        if fields.cancelled && !is_decided {
             // The client did not wait for a decision.
-            fields.wait_ms = Some(milliseconds(service));
-            return fields;
-        }
-        // A long-running request has not ended: what is known is how long it held seats.
-        if executed && (holds_seats || !self.long_running) {
-            fields.service_ms = Some(milliseconds(service));
+            fields.wait_ms = Some(time);
+        } else if fields.rejected_by.is_none() && (is_decided || !self.long_running) {
+            // Of long-running requests, only watches hold seats, until their response starts.
+            fields.service_ms = Some(time);
         }
         fields
     }
-
-    /// The times between the steps, which together lead from each to the next exactly. `None` if the
-    /// request did not reach its level.
-    fn times(&self, order: &DecisionOrder) -> Option<StepTimes> {
-        let (arrival, departure) = (order.arrival()?, order.departure());
-        let (dispatch, lingered) = (order.dispatch(), order.lingered());
-        let left = departure.map_or(self.ended, |step| step.at);
-        let waited_until = match (dispatch, departure) {
-            (Some(dispatch), _) => dispatch.at,
-            (None, Some(departure)) => departure.at,
-            (None, None) => arrival.at, // rejected on arrival
-        };
-        let mut numbers = vec![Some(arrival.number)];
-        numbers.extend([departure, dispatch, lingered].map(|step| step.map(|step| step.number)));
-        while numbers.len() > 1 && numbers.last() == Some(&None) {
-            numbers.pop();
-        }
-        let adjustment = order.adjustment();
-        Some(StepTimes {
-            numbers,
-            adjusted: adjustment.map(|step| {
-                let before = arrival.at.saturating_duration_since(step.at);
-                (step.number, before)
-            }),
-            wait: waited_until.saturating_duration_since(arrival.at),
-            service: dispatch.map(|dispatch| left.saturating_duration_since(dispatch.at)),
-            lingered: lingered.map(|step| step.at.saturating_duration_since(left)),
-        })
-    }
-}
-
-/// What the order of decisions says about a request.
-struct StepTimes {
-    /// As in [`ArrivalFields::order`].
-    numbers: Vec<Option<u64>>,
-    /// The number of an adjustment of seats, and the time from it to the arrival.
-    adjusted: Option<(u64, Duration)>,
-    wait: Duration,
-    /// `None` if it was not dispatched.
-    service: Option<Duration>,
-    lingered: Option<Duration>,
 }
 
 impl ArrivalFields {

@@ -26,8 +26,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::flowcontrol::controller::FlowControlDecision;
-use crate::flowcontrol::level::DecisionOrder;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::bounded_queue::BoundedQueue;
 use crate::observe::client_text;
@@ -286,14 +284,6 @@ fn clock_base() -> ClockBase {
     }
 }
 
-/// The order of decisions. Of a request whose client went away while it waited, only the record has
-/// it.
-fn record_order(record: &Record) -> Option<Arc<DecisionOrder>> {
-    let decided = record.decision.as_ref();
-    let order = decided.and_then(FlowControlDecision::order);
-    order.or(record.order.as_ref()).cloned()
-}
-
 /// What is recorded of a request. `None` if it did not reach the limits.
 fn recorded_request(record: &Record, now: Instant) -> Option<RecordedRequest> {
     let user = record.counted_as.as_ref().or(record.user.as_ref())?;
@@ -309,7 +299,6 @@ fn recorded_request(record: &Record, now: Instant) -> Option<RecordedRequest> {
         user_agent: agent.unwrap_or_default().into(),
         peer: record.peer.ip(),
         long_running: record.long_running,
-        order: record_order(record),
         decision: record.decision.clone(),
         rule: record.rule.clone(),
         outcome: record.outcome,

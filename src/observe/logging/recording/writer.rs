@@ -18,13 +18,8 @@ use crate::observe::logging::recording::sinks::{FileSink, RecordEnd, StreamSink}
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
-/// The thread looks at least this often for seats that were released, for clients that are gone
-/// and for the end of a record.
+/// The thread looks at least this often for clients that are gone and for the end of a record.
 const TICK: Duration = Duration::from_millis(500);
-
-/// A line is written without the release of the request's seats if that is not known by then.
-/// Abandoned requests keep their seats for so long.
-const MAX_SETTLING: Duration = Duration::from_secs(60);
 
 /// Metrics of records.
 #[derive(Clone, Debug)]
@@ -94,8 +89,7 @@ pub(super) struct WriterControl {
     /// Streams that are open.
     pub(super) streams: AtomicUsize,
     commands: Mutex<VecDeque<WriterCommand>>,
-    /// The flow schemas in force, whose names pseudonyms keep. Their controller numbers its decisions
-    /// while requests are recorded. `None` without priority and fairness.
+    /// The flow schemas in force, whose names pseudonyms keep. `None` without priority and fairness.
     objects: ArcSwapOption<LiveObjects>,
 }
 
@@ -129,13 +123,6 @@ impl WriterControl {
 
     fn set_active(&self, active: bool) {
         self.is_active.store(active, Ordering::Relaxed);
-        self.number_decisions(active);
-    }
-
-    fn number_decisions(&self, enabled: bool) {
-        if let Some(live) = &*self.objects.load() {
-            live.controller().decisions().set_enabled(enabled);
-        }
     }
 
     /// The flow schemas in force.
@@ -146,10 +133,7 @@ impl WriterControl {
 
     /// After a reload, these flow schemas are in force, or none.
     pub(super) fn set_objects(&self, objects: Option<Arc<LiveObjects>>) {
-        let _unchanged = self.commands.lock();
-        self.number_decisions(false);
         self.objects.store(objects);
-        self.number_decisions(self.is_active());
     }
 }
 
@@ -162,8 +146,6 @@ pub(super) struct RecordWriter {
     kept: Option<Arc<[EffectiveObject]>>,
     file: Option<Box<FileSink>>,
     streams: Vec<StreamSink>,
-    /// Requests that may still hold seats, with their weights in the queue.
-    unsettled: Vec<(Box<RecordedRequest>, usize)>,
     /// Dropped when everything is written.
     done: oneshot::Sender<()>,
 }
@@ -182,7 +164,6 @@ impl RecordWriter {
             kept: None,
             file: None,
             streams: Vec::new(),
-            unsettled: Vec::new(),
             done,
         }
     }
@@ -191,24 +172,26 @@ impl RecordWriter {
     pub(super) fn run(mut self) {
         let mut items = Vec::new();
         while self.queue.pop_all_within(&mut items, self.pause()) {
-            let now = Clock.now();
+            self.note_dropped();
+            self.refresh_kept_names();
+            let mut released = 0;
             for (item, weight) in items.drain(..) {
                 match item {
-                    QueueItem::Request(request) => self.unsettled.push((request, weight)),
+                    QueueItem::Request(request) => {
+                        self.add(&request);
+                        released += weight;
+                    }
                     QueueItem::Wake => {
-                        self.obey_next(now);
+                        self.obey_next();
                     }
                 }
             }
-            self.note_dropped();
-            self.write_settled(now, MAX_SETTLING);
-            self.flush(now);
+            self.queue.release(released);
+            self.flush(Clock.now());
         }
-        let now = Clock.now();
-        while self.obey_next(now) {}
+        while self.obey_next() {}
         self.note_dropped();
-        self.write_settled(now, Duration::ZERO);
-        self.flush(now);
+        self.flush(Clock.now());
         if let Some(file) = self.file.take() {
             file.end(RecordEnd::Stopped);
         }
@@ -228,23 +211,21 @@ impl RecordWriter {
     }
 
     /// Obeys a command; requests before it go where they went before. Returns whether there was one.
-    fn obey_next(&mut self, now: Instant) -> bool {
+    fn obey_next(&mut self) -> bool {
         let command = self.control.commands.lock().pop_front();
         match command {
             None => return false,
             Some(WriterCommand::ReplaceFile(file)) => {
                 self.note_dropped();
-                self.write_settled(now, Duration::ZERO);
                 self.kept = None;
                 if let Some(ended) = std::mem::replace(&mut self.file, file) {
                     ended.end(RecordEnd::Stopped);
                 }
+                self.refresh_kept_names();
             }
-            Some(WriterCommand::AddStream(stream)) => {
-                self.write_settled(now, MAX_SETTLING);
-                self.streams.push(*stream);
-            }
+            Some(WriterCommand::AddStream(stream)) => self.streams.push(*stream),
         }
+        self.note_dropped();
         self.show_active();
         true
     }
@@ -282,25 +263,6 @@ impl RecordWriter {
         for stream in &mut self.streams {
             stream.note_dropped(dropped);
         }
-    }
-
-    /// Makes lines of the requests of which everything is known, and of those that ended longer ago
-    /// than `longest`.
-    fn write_settled(&mut self, now: Instant, longest: Duration) {
-        self.refresh_kept_names();
-        let mut unsettled = std::mem::take(&mut self.unsettled);
-        let mut released = 0;
-        unsettled.retain(|(request, weight)| {
-            let age = now.saturating_duration_since(request.ended);
-            let is_due = request.is_settled() || age >= longest;
-            if is_due {
-                self.add(request);
-                released += weight;
-            }
-            !is_due
-        });
-        self.unsettled = unsettled;
-        self.queue.release(released);
     }
 
     fn add(&mut self, request: &RecordedRequest) {

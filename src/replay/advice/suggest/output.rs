@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
 use super::settings::KeptSettings;
 use crate::replay::advice::variants::AUTOUPDATE;
-use crate::replay::report::model::BEGAN_UNDER_WAY;
 use weir_kubernetes::encoding::yaml::{comment, write_value};
 
 /// The names of users that a comment lists.
@@ -107,18 +106,8 @@ pub(crate) fn summary(report: &SuggestReport) -> Vec<String> {
 
 /// What makes the result doubtful.
 fn doubts(report: &SuggestReport) -> Vec<String> {
-    let mut doubts: Vec<String> = report
-        .input
-        .unfit_clients(&report.model)
-        .into_iter()
-        .collect();
-    if report.input.began_under_way {
-        doubts.push(BEGAN_UNDER_WAY.to_owned());
-    }
-    doubts
-        .into_iter()
-        .map(|doubt| format!("WARNING: {doubt}"))
-        .collect()
+    let doubts = report.input.unfit_clients(&report.model).into_iter();
+    doubts.map(|doubt| format!("WARNING: {doubt}")).collect()
 }
 
 fn own_level_reasons(own: &OwnLevelReport) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use crate::replay::report::html::origin::PageOrigin;
 use crate::replay::report::html::text::{count, escape, milliseconds, number, percent, section};
-use crate::replay::report::model::{BEGAN_UNDER_WAY, InputReport, Report, RunReport};
+use crate::replay::report::model::{InputReport, Report, RunReport};
 
 /// The title, the range of time and the versions.
 pub(super) fn header(report: &Report) -> String {
@@ -111,9 +111,6 @@ pub(super) fn origin(report: &Report, origin: &PageOrigin) -> String {
         rows.push(("Flow schemas", schemas));
     }
     rows.extend(input.unfit_clients(model).map(|unfit| ("Warning", unfit)));
-    if input.began_under_way {
-        rows.push(("Warning", BEGAN_UNDER_WAY.to_owned()));
-    }
     if input.is_out_of_order() {
         let warning = "more than 1 % of the requests are replayed late: the results say little";
         rows.push(("Warning", warning.to_owned()));

@@ -1,6 +1,5 @@
 //! What happens when, in virtual time. Pure.
 
-pub(super) mod recorded;
 pub(super) mod sim_time;
 pub(super) mod workers;
 

@@ -10,6 +10,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, StatusCode};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::time::advance;
 
 use super::*;
 use crate::flowcontrol::controller;
@@ -39,7 +40,6 @@ fn record(target: &'static str) -> Record {
         user: Some(Arc::new(alice())),
         counted_as: None,
         decision: None,
-        order: None,
         rule: None,
         trace_context: None,
         outcome: RequestOutcome::Responded(StatusCode::OK),
@@ -359,22 +359,6 @@ fn live_objects(registry: &Registry) -> Arc<LiveObjects> {
 }
 
 #[tokio::test]
-async fn the_limiter_in_force_numbers_its_decisions_while_requests_are_recorded() {
-    let registry = Registry::new();
-    let live = live_objects(&registry);
-    let is_numbered = || live.controller().decisions().start().is_some();
-    let recorder = Recorder::new(RecordingMetrics::register(&registry), None);
-    recorder.set_objects(Some(Arc::clone(&live)));
-    assert!(!is_numbered(), "nothing is recorded");
-    let _lines = recorder.subscribe(true).unwrap();
-    assert!(is_numbered());
-    recorder.set_objects(None);
-    assert!(!is_numbered(), "max-in-flight is in force");
-    recorder.set_objects(Some(Arc::clone(&live)));
-    assert!(is_numbered(), "the record goes on");
-}
-
-#[tokio::test]
 async fn a_stream_begins_with_the_names_that_its_reader_keeps() {
     let registry = Registry::new();
     let live = live_objects(&registry);
@@ -406,52 +390,48 @@ async fn a_stream_begins_with_the_names_that_its_reader_keeps() {
     assert!(eventually(|| !recorder.control.is_active()).await);
 }
 
-#[tokio::test]
-async fn a_request_is_recorded_with_the_order_of_its_decisions() {
+#[tokio::test(start_paused = true)]
+async fn a_request_is_recorded_with_its_decision_and_the_times_that_follow_from_it() {
     let (registry, file) = (Registry::new(), TempRecord::new());
     let live = live_objects(&registry);
     let controller = Arc::clone(live.controller());
-    let info = RequestInfo::parse("GET", LIST.as_bytes()).unwrap();
-    let admit = async || {
-        let times = RequestTimes::at(Clock.now());
-        controller.admit(&info, &alice(), times).await.unwrap()
-    };
-    assert!(
-        admit().await.decision().order().is_none(),
-        "nothing is recorded"
-    );
     let recorder = Recorder::new(RecordingMetrics::register(&registry), Some(live));
     let prepared = PreparedRecording::open(file.config()).unwrap();
     recorder.replace(Some(prepared)).unwrap();
-    let permits = [admit().await, admit().await];
-    for permit in &permits {
-        let mut ended = record(LIST);
-        ended.decision = Some(permit.decision());
-        recorder.on_ended(&ended, Clock.now());
+    for (target, service_ms) in [(LIST, 500), ("/api/v1/pods?watch=1", 20)] {
+        let mut request = record(target);
+        // It waits for a rate limit first, which is not service.
+        advance(Duration::from_secs(2)).await;
+        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+        let times = RequestTimes::at(Clock.now());
+        let permit = controller.admit(&info, &alice(), times).await.unwrap();
+        request.decision = Some(permit.decision());
+        advance(Duration::from_millis(service_ms)).await;
+        if request.long_running {
+            recorder.on_response_started(&request);
+        } else {
+            recorder.on_ended(&request, Clock.now());
+        }
     }
-    let [first, second] = permits;
-    drop(second);
-    drop(first); // after the end of its record
+    tokio::time::resume();
     finish(&recorder).await;
     let lines = lines(&file.path());
-    let orders: Vec<_> = lines
-        .iter()
-        .filter_map(|line| line["order"].as_array())
-        .collect();
-    // Each was dispatched by its own arrival.
-    let numbers = |numbers: [u64; 3]| numbers.map(Value::from);
-    assert_eq!(orders, [&numbers([1, 4, 1]), &numbers([2, 3, 2])]);
-    let arrival = lines.iter().find(|line| line["order"].is_array()).unwrap();
-    assert_eq!(arrival["flow_schema"], "global-default");
-    assert_eq!(arrival["priority_level"], "global-default");
-    assert_eq!(arrival["seats"], 1);
+    let [_, list, watch, _] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert_eq!(
+        (&list["service_ms"], &watch["service_ms"]),
+        (&500.0.into(), &20.0.into())
+    );
+    let between = watch["at_ms"].as_f64().unwrap() - list["at_ms"].as_f64().unwrap();
+    assert!((between - 2500.0).abs() < 1.0, "{between}");
+    assert_eq!(list["flow_schema"], "global-default");
+    assert_eq!(list["priority_level"], "global-default");
+    assert_eq!(list["seats"], 1);
     let text = fs::read(file.path()).unwrap();
-    for line in text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-    {
+    let lines = text.split(|byte| *byte == b'\n');
+    for line in lines.filter(|line| !line.is_empty()) {
         let line = ArrivalLine::parse(line).unwrap();
         assert_eq!(line.unknown_fields, 0, "replay knows every field");
-        assert!(line.order.is_some() || line.record.is_some());
     }
 }
