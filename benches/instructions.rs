@@ -216,8 +216,7 @@ fn upstream_config() -> UpstreamConfig {
         protocol: UpstreamProtocol::Auto,
         max_connections: 1024,
         instance_id: InstanceId::from_bytes([1; 16]),
-        probe_interval: Duration::from_secs(2),
-        ready_first: false,
+        probe_interval: None,
     }
 }
 

@@ -281,8 +281,6 @@ pub struct AdminConfig {
     pub health_metrics: bool,
     /// The log level, if it can be changed.
     pub log_level: Option<Arc<LogLevel>>,
-    /// After this time without a readiness probe, weir checks the API server itself; no flag.
-    pub readiness_poll_after: Duration,
     /// The effective configuration for `/configz` and `/flagz`.
     pub effective: EffectiveConfig,
     /// The interval at which weir checks the user that the API server assigns to its front-proxy

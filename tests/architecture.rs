@@ -114,7 +114,6 @@ const PURE: &[&str] = &[
     "upstream/headers/mod.rs",
     "upstream/headers/request_head.rs",
     "upstream/loop_detection/cdn_loop.rs",
-    "upstream/loop_detection/probes.rs",
     "upstream/requester.rs",
     "x509",
 ];

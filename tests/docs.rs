@@ -482,8 +482,7 @@ fn upstream_config() -> weir::upstream::UpstreamConfig {
         protocol: weir::upstream::UpstreamProtocol::Auto,
         max_connections: 1,
         instance_id: InstanceId::from_bytes([1; 16]),
-        probe_interval: Duration::from_secs(2),
-        ready_first: false,
+        probe_interval: None,
     }
 }
 

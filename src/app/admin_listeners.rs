@@ -1,7 +1,6 @@
 //! The listeners for operators and probes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
@@ -44,7 +43,6 @@ pub(super) struct AdminListeners {
     pub(super) operators: (Arc<TcpListener>, Arc<AdminServer>),
     pub(super) probes: Option<(Arc<TcpListener>, Arc<AdminServer>)>,
     status: Arc<StatusFeed>,
-    readiness_poll_after: Duration,
 }
 
 impl AdminListeners {
@@ -98,7 +96,6 @@ impl AdminListeners {
             operators: serve(operators, true),
             probes: probes.map(|socket| serve(socket, false)),
             status,
-            readiness_poll_after: admin.readiness_poll_after,
         }
     }
 
@@ -113,9 +110,8 @@ impl AdminListeners {
             operators,
             probes,
             status,
-            readiness_poll_after,
         } = self;
-        tokio::spawn(status.run(readiness_poll_after));
+        tokio::spawn(status.run());
         for (listener, admin) in std::iter::once(operators).chain(probes) {
             tokio::spawn(admin.run(listener, drain.handed_over()));
         }

@@ -121,8 +121,8 @@ pub(super) struct OwnCalls {
     /// The API servers.
     pub(super) servers: Arc<ServerSet>,
     pools: Arc<ServerPools<Internal>>,
-    /// Probes of several API servers.
-    probes: Arc<ServerProbes>,
+    /// Probes of the API servers, if they are probed.
+    probes: Option<Arc<ServerProbes>>,
     /// Follows the EndpointSlices, if they are followed.
     slices: TaskSlot,
     client: ApiServerClient,
@@ -176,18 +176,20 @@ impl OwnCalls {
         let client = ApiServerClient::new(Arc::clone(&pools), Arc::clone(&credentials));
         let loop_detector = LoopDetector::register(upstream.instance_id.clone(), registry);
         let readiness = Readiness::new(
-            Arc::clone(&pools),
+            Arc::clone(&servers),
             Arc::clone(&credentials),
             drain,
             Arc::clone(&loop_detector),
             config_status,
         );
         let readiness = Arc::new(readiness);
-        let probes = Arc::new(ServerProbes {
-            pools: Arc::clone(&pools),
-            credentials: Arc::clone(&credentials),
-            loop_detector: Arc::clone(&loop_detector),
-            interval: upstream.probe_interval,
+        let probes = upstream.probe_interval.map(|interval| {
+            Arc::new(ServerProbes {
+                pools: Arc::clone(&pools),
+                credentials: Arc::clone(&credentials),
+                loop_detector: Arc::clone(&loop_detector),
+                interval,
+            })
         });
         let calls = Self {
             credentials,
@@ -234,7 +236,9 @@ impl OwnCalls {
     /// a server gets no request before it has answered a probe.
     pub(super) async fn verify_servers(&self, listener: SocketAddr) {
         self.servers.set_listener(listener);
-        let _ = timeout(FIRST_PROBES_TIMEOUT, self.probes.run_once()).await;
+        if let Some(probes) = &self.probes {
+            let _ = timeout(FIRST_PROBES_TIMEOUT, probes.run_once()).await;
+        }
     }
 
     /// Starts the tasks.
@@ -245,7 +249,9 @@ impl OwnCalls {
         self.start_access_check(settings);
         self.start_slices(upstream);
         tokio::spawn(resolver::run(Arc::clone(&self.servers)));
-        tokio::spawn(Arc::clone(&self.probes).run());
+        if let Some(probes) = &self.probes {
+            tokio::spawn(Arc::clone(probes).run());
+        }
         let (pools, mut changes) = (
             Arc::clone(&self.pools),
             self.credentials.certificate_changes(),

@@ -41,6 +41,7 @@ use crate::pipeline::steps::rejection_response::{DelayableRejection, RejectionSt
 use crate::pipeline::steps::upgrade::take_upgrade;
 use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::client_body::ClientBody;
+use crate::upstream::loop_detection;
 use weir_limits::AdmissionAttributes;
 
 /// The steps of a request, shared by all connections of a worker.
@@ -89,18 +90,18 @@ impl Pipeline {
     ) -> Response<Body> {
         let mut trace = self.arrival.start_trace();
         let context = RejectionContext::from_request(&head, &body);
-        let is_weirs_probe = ArrivalStep::is_weirs_probe(&head);
+        let is_probe = loop_detection::is_probe(&head);
         let mut body = RequestBodyState::Unread(ClientBody::new(body, head.version));
         // Boxed, so that a delayed rejection does not keep the memory of all steps.
         let served = in_place::pinned(|| self.serve(peer, head, &mut body, &mut trace));
         let rejected = match served.await {
-            Ok(response) => return self.arrival.answer_probe(is_weirs_probe, response),
+            Ok(response) => return self.arrival.answer_probe(is_probe, response),
             Err(rejected) => rejected,
         };
         let rejection = self
             .rejection
             .respond(peer, context, body, &rejected, &mut trace);
-        self.arrival.answer_probe(is_weirs_probe, rejection.await)
+        self.arrival.answer_probe(is_probe, rejection.await)
     }
 
     /// Runs the steps of a request.

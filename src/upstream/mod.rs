@@ -76,11 +76,9 @@ pub struct UpstreamConfig {
     pub max_connections: usize,
     /// The id that requests list in `CDN-Loop`.
     pub instance_id: InstanceId,
-    /// The interval of probes. No flag.
-    pub probe_interval: Duration,
-    /// Whether a server gets no request before its `/readyz` has passed, at the start and after an
-    /// outage, for which a single server is probed, too. No flag.
-    pub ready_first: bool,
+    /// The interval of probes. A server gets no request before its `/readyz` has passed, at the start
+    /// and after an outage. With `None` servers are not probed, and get requests at once. No flag.
+    pub probe_interval: Option<Duration>,
 }
 
 impl UpstreamConfig {
@@ -146,7 +144,7 @@ pub fn server_set(config: &UpstreamConfig, registry: &Registry) -> Arc<ServerSet
     ServerSet::new(
         &config.servers,
         config.endpoint_slices,
-        config.ready_first,
+        config.probe_interval.is_some(),
         config.tls(),
         registry,
     )

@@ -27,10 +27,10 @@ async fn weir_is_live_whatever_the_upstream_does() {
 
 #[tokio::test]
 async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
-    for code in [200, 401, 403, 500] {
+    for code in [200, 401, 403] {
         let mut upstream = FakeUpstream::start().await;
         upstream.expose_readyz(true);
-        let weir = weir::builder(upstream.address).start().await;
+        let weir = weir::builder(upstream.address).probed().start().await;
         let probe = async {
             let exchange = upstream.next_exchange().await;
             assert_eq!(exchange.request.target, "/readyz");
@@ -46,7 +46,7 @@ async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
         assert_eq!(report.status, 200, "{}", report.text());
     }
     let reserved = ReservedAddress::reserve();
-    let weir = weir::builder(reserved.address).start().await;
+    let weir = weir::builder(reserved.address).probed().start().await;
     let report = weir.get_admin("/readyz").await;
     assert_eq!(report.status, 500);
     assert!(
@@ -65,10 +65,7 @@ async fn weir_is_ready_if_the_upstream_responds_with_any_code() {
 async fn metrics_alone_show_that_the_upstream_is_down_and_back() {
     let upstream = FakeUpstream::start().await;
     let place = upstream.reservation.clone();
-    let weir = weir::builder(place.address)
-        .with(|config| config.admin.readiness_poll_after = Duration::ZERO)
-        .start()
-        .await;
+    let weir = weir::builder(place.address).probed().start().await;
     drop(upstream);
     weir.wait_for_metric("weir_ready", 0.0).await;
     let _upstream = FakeUpstream::restart_at(place).await;
@@ -79,7 +76,7 @@ async fn metrics_alone_show_that_the_upstream_is_down_and_back() {
 async fn nothing_that_operators_look_at_waits_for_an_api_server_that_hangs() {
     let mut upstream = FakeUpstream::start().await;
     upstream.expose_readyz(true);
-    let weir = weir::builder(upstream.address).start().await;
+    let weir = weir::builder(upstream.address).probed().start().await;
     let status = async || -> serde_json::Value {
         serde_json::from_str(weir.get_admin("/status.json").await.text()).unwrap()
     };
@@ -103,11 +100,11 @@ async fn nothing_that_operators_look_at_waits_for_an_api_server_that_hangs() {
     );
     let server = |status: &serde_json::Value| status["upstream"]["servers"][0].clone();
     let hung = eventually("the server to count as hung", async || {
-        let server = server(&status().await);
-        (server["healthy"] == false).then_some(server)
+        let why = server(&status().await)["why"].to_string();
+        why.contains("no answer for ").then_some(())
     });
-    let why = hung.await["why"].to_string();
-    assert!(why.contains("no response"), "{why}");
+    hung.await;
+    assert_eq!(server(&status().await)["healthy"], false);
     upstream.expose_readyz(false);
     probe.respond(200, "ok").await;
     eventually("the server to be healthy", async || {
@@ -223,7 +220,11 @@ async fn invalid_requests_are_counted_by_cause() {
 #[tokio::test]
 async fn concurrent_readiness_requests_share_one_upstream_probe() {
     let mut upstream = FakeUpstream::start().await;
-    let weir = weir::builder(upstream.address).start().await;
+    upstream.expose_readyz(true);
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.upstream.probe_interval = Some(Duration::from_secs(3600)))
+        .start()
+        .await;
     let all = async {
         let all: Vec<_> = (0..20).map(|_| weir.get_admin("/readyz")).collect();
         futures_util::future::join_all(all).await
@@ -241,10 +242,9 @@ async fn concurrent_readiness_requests_share_one_upstream_probe() {
         () = answering => unreachable!(),
     };
     assert!(all.iter().all(|report| report.status == 200));
-    upstream.assert_no_request();
-    // An answer is cached for a second.
+    // That of the start, one that was asked for meanwhile, and one a second.
     let elapsed = began.elapsed();
-    assert!(probes <= 1 + elapsed.as_secs(), "{probes} in {elapsed:?}");
+    assert!(probes <= 2 + elapsed.as_secs(), "{probes} in {elapsed:?}");
 }
 
 #[tokio::test]

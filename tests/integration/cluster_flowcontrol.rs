@@ -79,6 +79,7 @@ impl Harness {
             };
             config.reporting.explain = true;
             config.admission = cluster_source(state_dir);
+            config.upstream.probe_interval = Some(Duration::from_millis(20));
         };
         let weir = cluster.start_weir(change).await;
         let (name, value) = authorization(cluster.token("admin"));
@@ -486,8 +487,7 @@ async fn start_patient() -> (FakeUpstream, Weir) {
             {
                 cluster.retry_after_denial = Duration::from_secs(3600);
             }
-            config.upstream.ready_first = true;
-            config.upstream.probe_interval = Duration::from_millis(20);
+            config.upstream.probe_interval = Some(Duration::from_millis(20));
         })
         .start()
         .await;

@@ -447,24 +447,11 @@ async fn the_credentials_of_a_new_kubeconfig_are_used_and_another_server_is_refu
     weir.wait_for_metric(GENERATION, 2.0).await;
     upstream.expose_readyz(true);
     let token = async |upstream: &mut FakeUpstream| {
-        let report = weir.get_admin("/readyz");
-        tokio::pin!(report);
-        loop {
-            let exchange = tokio::select! {
-                exchange = upstream.next_exchange() => exchange,
-                _ = &mut report => {
-                    report.set(weir.get_admin("/readyz"));
-                    continue;
-                }
-            };
-            let token = exchange
-                .request
-                .headers
-                .get("authorization")
-                .map(str::to_owned);
-            exchange.respond(200, "ok").await;
-            return token;
-        }
+        let probe = upstream.next_exchange().await;
+        let token = probe.request.headers.get("authorization");
+        let token = token.map(str::to_owned);
+        probe.respond(200, "ok").await;
+        token
     };
     assert_eq!(token(&mut upstream).await.as_deref(), Some("Bearer second"));
     weir.files.write("kubeconfig", &kubeconfig(&other, "third"));

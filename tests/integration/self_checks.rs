@@ -28,6 +28,7 @@ const ABORT: u16 = 0;
 async fn start_probing() -> (Weir, Arc<AtomicU16>) {
     let mut upstream = FakeUpstream::start().await.expose_self_checks();
     let weir = weir::builder(upstream.address)
+        .probed()
         .with(|config| config.admin.self_check_interval = Some(Duration::from_millis(1)))
         .start()
         .await;
@@ -134,6 +135,7 @@ async fn an_expired_front_proxy_certificate_is_not_presented() {
     let expired = pki().client_ca.issue_expired_client("front-proxy-client");
     let weir = weir::builder(upstream.address)
         .with(|config| config.upstream.front_proxy = Some(expired.certified_key()))
+        .probed()
         .start()
         .await;
     for http in HttpVersion::BOTH {
@@ -157,8 +159,7 @@ async fn a_401_to_weirs_own_credential_never_reaches_an_impersonated_client() {
         .own_token("weirs-own")
         .with(|config| {
             config.assert_by_impersonation = true;
-            config.upstream.ready_first = true;
-            config.upstream.probe_interval = Duration::from_millis(20);
+            config.upstream.probe_interval = Some(Duration::from_millis(20));
         })
         .start()
         .await;

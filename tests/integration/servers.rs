@@ -31,8 +31,7 @@ const IN_FLIGHT: &str = "apiserver_current_inflight_requests{request_kind=\"read
 fn builder(servers: &[SocketAddr], probe_interval: Duration) -> WeirBuilder {
     weir::builder(servers[0]).with(|config| {
         config.upstream.servers = servers.iter().map(|at| server_address(*at)).collect();
-        config.upstream.probe_interval = probe_interval;
-        config.upstream.ready_first = true;
+        config.upstream.probe_interval = Some(probe_interval);
     })
 }
 

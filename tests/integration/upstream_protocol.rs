@@ -166,8 +166,7 @@ async fn a_readyz_that_fails_closes_idle_http1_connections() {
     let weir = weir::builder(upstream.address)
         .with(|config| {
             config.upstream.protocol = UpstreamProtocol::Auto;
-            config.upstream.ready_first = true;
-            config.upstream.probe_interval = Duration::from_millis(20);
+            config.upstream.probe_interval = Some(Duration::from_millis(20));
         })
         .start()
         .await;

@@ -147,8 +147,7 @@ async fn full_pipeline() -> FullPipeline {
         protocol: upstream::UpstreamProtocol::Auto,
         max_connections: 1024,
         instance_id: InstanceId::from_bytes([1; 16]),
-        probe_interval: Duration::from_secs(2),
-        ready_first: false,
+        probe_interval: None,
     };
     let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
     let metrics = upstream::UpstreamMetrics::register(&registry);

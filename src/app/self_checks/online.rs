@@ -117,7 +117,7 @@ impl OnlineCheck<'_> {
             let single = UpstreamConfig {
                 servers: vec![server.clone()],
                 endpoint_slices: false,
-                ready_first: false,
+                probe_interval: None,
                 ..config.upstream.clone()
             };
             let servers = upstream::server_set(&single, &Registry::new());

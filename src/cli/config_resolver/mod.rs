@@ -151,10 +151,6 @@ fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {
     }
 }
 
-/// The state that operators see is at most this old: as with several API servers, whose probes are
-/// no load for them either.
-const READINESS_POLL_AFTER: Duration = Duration::from_secs(2);
-
 /// Adds the values that were found out for settings that were not given.
 fn fill_effective(
     mut effective: EffectiveConfig,
@@ -202,7 +198,6 @@ fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config
         health: operation.health_address,
         health_metrics: operation.health_metrics,
         log_level: None, // set by `Logging::attach_to`
-        readiness_poll_after: READINESS_POLL_AFTER,
         effective,
         self_check_interval: Some(SELF_CHECK_INTERVAL),
     }

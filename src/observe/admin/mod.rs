@@ -37,7 +37,7 @@ use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::logging::recording::Recorder;
-use crate::observe::readiness::{CACHE_TTL, Readiness};
+use crate::observe::readiness::Readiness;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::sources::ConfiguredSources;
 use crate::observe::status::{StatusFeed, page};
@@ -251,9 +251,8 @@ impl AdminServer {
             "/livez" => response(StatusCode::OK, "ok"),
             "/readyz" => {
                 let query = request.uri().query().unwrap_or_default();
-                match Query::new(query.as_bytes()).first("verbose") {
-                    Some(_) => self.readiness.refresh(CACHE_TTL),
-                    None => self.readiness.refreshed().await,
+                if Query::new(query.as_bytes()).first("verbose").is_none() {
+                    self.readiness.refreshed().await;
                 }
                 let (ready, text) = self.alarms.report();
                 let code = if ready {

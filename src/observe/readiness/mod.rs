@@ -1,12 +1,12 @@
 //! Readiness of weir: it is not shutting down, and the API server responds.
 //!
-//! The API server is probed with weir's own credentials, at most once a second however many callers
-//! there are, and any response counts. The health of the API server itself is the subject of its
-//! own `/readyz`, which a load balancer requests through weir. The same probe detects whether the
-//! upstream leads back to this weir ([`loop_detection`](crate::upstream::loop_detection)).
+//! The probes of the API servers decide
+//! ([`server_probes`](crate::upstream::forward::server_probes)). The health of the API server itself
+//! is the subject of its own `/readyz`, which a load balancer requests through weir. The same probes
+//! detect whether the upstream leads back to this weir
+//! ([`loop_detection`](crate::upstream::loop_detection)).
 //!
-//! Promises: reading the state never waits. Probes run in tasks of their own, and a server that
-//! does not respond shows as such after [`HUNG_AFTER`].
+//! Promises: reading the state never waits.
 
 pub(crate) mod config_status;
 pub mod front_proxy;
@@ -15,12 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use http::Method;
-use http::uri::PathAndQuery;
-use http_body_util::{BodyExt, Limited};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
@@ -28,32 +23,17 @@ use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
 use crate::replicas::coordinator::Replicas;
 use crate::replicas::state::ReplicaReport;
-use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::forward::server_pools::ServerPools;
-use crate::upstream::headers;
-use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::servers::server_set::ServerSnapshot;
+use crate::upstream::servers::health::{HANG_TIME, UpstreamReadiness};
+use crate::upstream::servers::server_set::{ServerSet, ServerSnapshot};
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::shared_limits::status::SharedLimitsStatus;
 
-/// How long a probe's result is reused: probes of any frequency cost the API server one request a
-/// second.
-pub(crate) const CACHE_TTL: Duration = Duration::from_secs(1);
-
-/// A probe without a response for this long shows that the API server hangs.
-const HUNG_AFTER: Duration = Duration::from_secs(2);
-
-/// How long a result is shown to readers that do not probe: longer than a probe may take.
-const STALE_AFTER: Duration = Duration::from_secs(15);
-
-/// Longest time of a probe. weir is not ready after it: longer than a busy API server takes.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Longest response in bytes; more than `/readyz` has.
-const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// A program that asks for readiness gets a probe that is at most this old: requests of any number
+/// cost the API server one a second.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Readiness in the status snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,43 +51,14 @@ pub(crate) struct ReadinessStatus {
     pub(crate) shared_limits_failure: Option<String>,
     /// Why the API server does not respond.
     pub(crate) upstream_failure: Option<String>,
-    /// Milliseconds since the API server's last known state. `None` before the first probe.
+    /// Milliseconds since the last probe of an API server. `None` before the first one.
     pub(crate) age_ms: Option<u64>,
 }
 
-/// What is known of the API server from probes.
-#[derive(Debug, Default)]
-struct ProbeLog {
-    /// The end and the result of the last probe.
-    last: Option<(Instant, Result<(), String>)>,
-    /// The start of the probe that waits for a response.
-    waiting_since: Option<Instant>,
-}
-
-impl ProbeLog {
-    /// Why the API server does not respond, as far as it is known at `now`.
-    fn failure(&self, now: Instant) -> Option<String> {
-        let waited = self
-            .waiting_since
-            .map(|since| now.saturating_duration_since(since))
-            .filter(|waited| *waited >= HUNG_AFTER);
-        match (&self.last, waited) {
-            (Some((_, Err(why))), _) => Some(why.clone()),
-            (_, Some(waited)) => Some(format!("no response for {}s", waited.as_secs())),
-            (_, None) => None,
-        }
-    }
-
-    fn age(&self, now: Instant) -> Option<Duration> {
-        let (at, _) = self.last.as_ref()?;
-        Some(now.saturating_duration_since(*at))
-    }
-}
-
-/// Probes the API server and caches the result.
+/// What decides about readiness, and what is shown with it.
 #[derive(Debug)]
 pub struct Readiness {
-    upstream: Arc<ServerPools<Internal>>,
+    servers: Arc<ServerSet>,
     own_credentials: Arc<OwnCredentials>,
     drain: Arc<Drain>,
     /// Whether the API server accepts weir's front-proxy certificate, if there is one.
@@ -122,24 +73,20 @@ pub struct Readiness {
     shared_limits: ArcSwapOption<SharedLimitsStatus>,
     /// Detects probes that come back to this weir.
     loop_detector: Arc<LoopDetector>,
-    /// Locked during a probe, so that there is one at a time.
-    probing: tokio::sync::Mutex<()>,
-    /// Locked for a few instructions.
-    probes: Mutex<ProbeLog>,
 }
 
 impl Readiness {
-    /// Creates the readiness of the API server behind `upstream`.
+    /// Creates the readiness of a weir in front of `servers`.
     #[must_use]
     pub(crate) fn new(
-        upstream: Arc<ServerPools<Internal>>,
+        servers: Arc<ServerSet>,
         own_credentials: Arc<OwnCredentials>,
         drain: Arc<Drain>,
         loop_detector: Arc<LoopDetector>,
         config: Arc<ConfigStatus>,
     ) -> Self {
         Self {
-            upstream,
+            servers,
             own_credentials,
             drain,
             front_proxy: ArcSwapOption::empty(),
@@ -148,8 +95,6 @@ impl Readiness {
             replicas: ArcSwapOption::empty(),
             shared_limits: ArcSwapOption::empty(),
             loop_detector,
-            probing: tokio::sync::Mutex::default(),
-            probes: Mutex::default(),
         }
     }
 
@@ -223,11 +168,18 @@ impl Readiness {
         } else {
             Err("weir is shutting down".to_owned())
         };
-        let failure = |why: Option<String>| why.map_or(Ok(()), Err);
+        let upstream = match self.upstream(Clock.now()) {
+            UpstreamReadiness::Late(_) | UpstreamReadiness::Ready => Ok(()),
+            UpstreamReadiness::NotReady(why) => Err(why),
+            UpstreamReadiness::Unknown => Err("not probed yet".to_owned()),
+        };
         vec![
             ("shutdown", shutdown),
-            ("upstream", self.last_result()),
-            ("loop", failure(self.loop_detector.readiness_failure())),
+            ("upstream", upstream),
+            (
+                "loop",
+                self.loop_detector.readiness_failure().map_or(Ok(()), Err),
+            ),
         ]
     }
 
@@ -237,159 +189,67 @@ impl Readiness {
         self.checks().iter().all(|(_, check)| check.is_ok())
     }
 
-    /// The result of the last probe.
-    fn last_result(&self) -> Result<(), String> {
-        let probes = self.probes.lock();
-        match &probes.last {
-            Some((_, result)) => result.clone(),
-            None => Err(probes
-                .failure(Clock.now())
-                .unwrap_or_else(|| "not probed yet".to_owned())),
-        }
+    fn upstream(&self, now: Instant) -> UpstreamReadiness {
+        self.servers.list().readiness(now)
     }
 
-    /// The state of each API server at `now`. A single one is healthy while it responds to the
-    /// probes of readiness.
+    /// The state of each API server at `now`.
     #[must_use]
     pub(crate) fn servers(&self, now: Instant) -> Vec<ServerSnapshot> {
-        let servers = self.upstream.servers();
-        let mut states = servers.states(now);
-        if !servers.has_choice()
-            && let Some(why) = self.probes.lock().failure(now)
-        {
-            for server in &mut states {
-                server.healthy = false;
-                server.why = Some(why.clone());
-            }
-        }
-        states
+        self.servers.states(now)
     }
 
     /// The states of several API servers, of which one that is ready is enough. Empty for a single
     /// one.
     #[must_use]
     pub(crate) fn several_servers(&self, now: Instant) -> Vec<ServerSnapshot> {
-        let servers = self.upstream.servers();
-        match servers.has_choice() {
-            true => servers.states(now),
+        match self.servers.has_choice() {
+            true => self.servers.states(now),
             false => Vec::new(),
         }
     }
 
-    /// Returns the last known readiness. A result older than `STALE_AFTER` counts as none.
+    /// Returns the last known readiness.
     #[must_use]
     pub(crate) fn snapshot(&self, now: Instant) -> ReadinessStatus {
         let shutting_down = !self.drain.is_ready();
-        let front_proxy_failure = self.front_proxy_failure();
         let loop_failure = self.loop_detector.readiness_failure();
-        let others_pass = loop_failure.is_none() && !shutting_down;
-        let probes = self.probes.lock();
-        let age = probes.age(now);
-        let upstream_failure = probes.failure(now);
-        let responds = match &probes.last {
-            Some((_, result)) if age < Some(STALE_AFTER) => Some(result.is_ok()),
-            _ => upstream_failure.is_some().then_some(false),
+        let (responds, upstream_failure) = match self.upstream(now) {
+            UpstreamReadiness::Late(why) => (Some(true), Some(why)),
+            UpstreamReadiness::NotReady(why) => (Some(false), Some(why)),
+            UpstreamReadiness::Ready => (Some(true), None),
+            UpstreamReadiness::Unknown => (None, None),
         };
+        let others_pass = loop_failure.is_none() && !shutting_down;
+        let age = |at| saturating_u64(now.saturating_duration_since(at).as_millis());
         ReadinessStatus {
             ready: responds.map(|responds| responds && others_pass),
             shutting_down,
-            front_proxy_failure,
+            front_proxy_failure: self.front_proxy_failure(),
             loop_failure,
             shared_limits_failure: self.shared_limits_failure(),
             upstream_failure,
-            age_ms: age.map(|age| saturating_u64(age.as_millis())),
+            age_ms: self.servers.list().probed_at().map(age),
         }
     }
 
-    /// Returns what `/readyz` would report. The status feed probes regularly.
+    /// Whether all checks pass, or that of the API server is still to come.
     #[must_use]
     pub(crate) fn last_known_ready(&self) -> bool {
-        let is_unknown = self.probes.lock().last.is_none();
+        let is_unknown = self.upstream(Clock.now()) == UpstreamReadiness::Unknown;
         let mut checks = self.checks().into_iter();
         checks.all(|(name, check)| check.is_ok() || (name == "upstream" && is_unknown))
     }
 
-    /// Probes the API server in a task of its own, unless the last probe ended less than `max_age`
-    /// ago or one is under way. There is at most one probe a second, however many callers there are.
-    pub(crate) fn refresh(self: &Arc<Self>, max_age: Duration) {
-        let is_due = {
-            let probes = self.probes.lock();
-            let is_old = probes.age(Clock.now()).is_none_or(|age| age >= max_age);
-            is_old && probes.waiting_since.is_none()
-        };
-        if is_due {
-            let readiness = Arc::clone(self);
-            tokio::spawn(async move { readiness.probe().await });
-        }
-    }
-
-    /// Waits for the result of a probe that is at most a second old, but no longer than until it
-    /// shows that the API server hangs.
+    /// Waits for a probe, unless the last one ended less than [`MAX_AGE`] ago, but no longer than
+    /// until it shows that the API server hangs.
     ///
     /// # Cancel safety
     /// The probe goes on.
-    pub(crate) async fn refreshed(self: &Arc<Self>) {
-        let readiness = Arc::clone(self);
-        let probe = tokio::spawn(async move { readiness.probe().await });
-        let _ = timeout(HUNG_AFTER, probe).await; // the last known state counts then
-    }
-
-    /// Probes the API server, unless the last probe ended less than a second ago.
-    async fn probe(&self) {
-        let _one = self.probing.lock().await;
-        let started = Clock.now();
-        {
-            let mut probes = self.probes.lock();
-            if probes.age(started).is_some_and(|age| age < CACHE_TTL) {
-                return;
-            }
-            probes.waiting_since = Some(started);
+    pub(crate) async fn refreshed(&self) {
+        let is_recent = |at| Clock.now().saturating_duration_since(at) < MAX_AGE;
+        if !self.servers.list().probed_at().is_some_and(is_recent) {
+            self.servers.wait_for_probe(HANG_TIME).await;
         }
-        let result = match self.upstream.servers().readiness() {
-            Some(result) => result, // by the probes of the servers
-            None => timeout(PROBE_TIMEOUT, self.probe_upstream())
-                .await
-                .unwrap_or_else(|_| {
-                    Err(format!("no response within {}s", PROBE_TIMEOUT.as_secs()))
-                }),
-        };
-        *self.probes.lock() = ProbeLog {
-            last: Some((Clock.now(), result)),
-            waiting_since: None,
-        };
-    }
-
-    async fn probe_upstream(&self) -> Result<(), String> {
-        // Any response counts, so that no credential is needed.
-        let authorization = self.own_credentials.authorization().unwrap_or_default();
-        let request = headers::internal_head(
-            Method::GET,
-            PathAndQuery::from_static("/readyz"),
-            authorization,
-        );
-        let (request, nonce) = match self.loop_detector.start_probe() {
-            Some((nonce, entry)) => (request.with_cdn_loop(entry), Some(nonce)),
-            None => (request, None),
-        };
-        let (response, mut lease) = self
-            .upstream
-            .send_internal(request, RequestBody::empty())
-            .await
-            .map_err(|why| why.to_string())?;
-        if let Some(nonce) = nonce {
-            self.loop_detector
-                .record_probe_response(&nonce, response.status());
-        }
-        self.own_credentials.record_response(response.status());
-        // The body is read to its end, so that the connection can be reused.
-        if Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
-            .collect()
-            .await
-            .is_ok()
-            && let Some(lease) = &mut lease
-        {
-            lease.complete();
-        }
-        Ok(())
     }
 }

@@ -95,24 +95,20 @@ impl StatusFeed {
         })
     }
 
-    /// Takes snapshots and never returns. Probes the API server when there was no other probe for
-    /// `max_age`; never by itself if that is [`Duration::MAX`].
+    /// Takes snapshots and never returns.
     ///
     /// # Cancel safety
     /// Dropping the future ends the history; nothing else is lost.
-    pub(crate) async fn run(self: Arc<Self>, max_age: Duration) {
-        tokio::join!(self.run_own(max_age), self.run_views());
+    pub(crate) async fn run(self: Arc<Self>) {
+        tokio::join!(self.run_own(), self.run_views());
     }
 
-    async fn run_own(&self, max_age: Duration) {
+    async fn run_own(&self) {
         let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         loop {
             second.tick().await;
-            if max_age < Duration::MAX {
-                self.sources.readiness.refresh(max_age);
-            }
             let row = ticks.is_multiple_of(ROW_SECONDS);
             ticks += 1;
             if !row && self.events.receiver_count() == 0 {
@@ -123,7 +119,6 @@ impl StatusFeed {
                 self.lock_ring().add(&snapshot);
             }
             if self.events.receiver_count() > 0 {
-                self.sources.readiness.refresh(EVENT_INTERVAL);
                 snapshot.talkers = self.top_talkers();
                 self.events.send_replace(sse_event("snapshot", &snapshot));
             }
@@ -140,7 +135,6 @@ impl StatusFeed {
             if subscribed.is_empty() {
                 continue;
             }
-            self.sources.readiness.refresh(EVENT_INTERVAL);
             let Some((replicas, own_name)) = self.replicas() else {
                 continue;
             };
@@ -159,7 +153,6 @@ impl StatusFeed {
     /// # Cancel safety
     /// Nothing is lost.
     pub(crate) async fn json(&self, chosen: Option<&str>) -> Bytes {
-        self.sources.readiness.refresh(EVENT_INTERVAL);
         let snapshot = match chosen.zip(self.replicas()) {
             Some((chosen, (replicas, own_name))) => {
                 let others = known_replicas(replicas.peer_snapshots(false).await);
@@ -182,7 +175,6 @@ impl StatusFeed {
         chosen: Option<&str>,
     ) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
         let permit = Arc::clone(&self.subscribers).try_acquire_owned().ok()?;
-        self.sources.readiness.refresh(EVENT_INTERVAL);
         let (mut events, history, snapshot) = match chosen.zip(self.replicas()) {
             Some((chosen, (replicas, own_name))) => {
                 let events = self.views.subscribe(chosen);
@@ -266,7 +258,6 @@ impl StatusFeed {
 
 impl SnapshotSource for StatusFeed {
     fn content(&self, with_history: bool) -> Bytes {
-        self.sources.readiness.refresh(EVENT_INTERVAL);
         let mut snapshot = self.replica_snapshot();
         if with_history {
             let mut history = self.history();

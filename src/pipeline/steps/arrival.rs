@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Response, request};
+use http::{HeaderMap, Method, Response};
 use tracing::{Level, enabled};
 
 use crate::drain::{Drain, DrainGuard};
@@ -72,21 +72,13 @@ impl ArrivalStep {
         }
     }
 
-    /// Whether the request is a probe of this weir or of another.
-    pub(crate) fn is_weirs_probe(head: &request::Parts) -> bool {
-        head.uri.path() == "/readyz" && cdn_loop::is_probe(&head.headers)
-    }
-
     /// Adds this weir's ID to the answer to a probe of a weir, so that it does not take this one for
     /// an API server.
-    pub(crate) fn answer_probe<B>(
-        &self,
-        is_weirs_probe: bool,
-        mut response: Response<B>,
-    ) -> Response<B> {
-        if is_weirs_probe {
+    pub(crate) fn answer_probe<B>(&self, is_probe: bool, mut response: Response<B>) -> Response<B> {
+        if is_probe {
             let id = self.loop_detector.instance_id().to_header_value();
-            response.headers_mut().insert(cdn_loop::INSTANCE, id);
+            // Beside the ID of a weir behind this one, which finds its own there in a loop.
+            response.headers_mut().append(cdn_loop::INSTANCE, id);
         }
         response
     }
@@ -186,7 +178,7 @@ impl ArrivalStep {
         info: &RequestInfo<'_>,
     ) -> Result<(), RequestRejection> {
         self.loop_detector
-            .check(&received.head.headers, received.peer.address)?;
+            .check(received.head, received.peer.address)?;
         if info.path() == b"/readyz" && !self.drain.is_ready() {
             return Err(RequestRejection::NotReady);
         }

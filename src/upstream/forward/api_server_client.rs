@@ -250,7 +250,7 @@ impl ServerPools<Internal> {
     ///
     /// # Cancel safety
     /// The request may have been executed; it is not counted.
-    pub(crate) async fn send_internal(
+    async fn send_internal(
         &self,
         request: RequestHead<Internal>,
         body: RequestBody,

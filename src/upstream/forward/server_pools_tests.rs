@@ -30,8 +30,7 @@ fn config(hosts: &[&str], front_proxy: Option<&Arc<CertifiedKey>>) -> UpstreamCo
         protocol: UpstreamProtocol::Auto,
         max_connections: 10,
         instance_id: InstanceId::from_bytes([1; 16]),
-        probe_interval: Duration::from_secs(2),
-        ready_first: false,
+        probe_interval: None,
     }
 }
 

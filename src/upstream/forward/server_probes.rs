@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::timeout;
 
@@ -45,8 +45,8 @@ pub(crate) struct ServerProbes {
     pub(crate) pools: Arc<ServerPools<Internal>>,
     /// weir's own credentials.
     pub(crate) credentials: Arc<OwnCredentials>,
-    /// Recognizes probes that come back.
-    pub loop_detector: Arc<LoopDetector>,
+    /// Records probes that come back.
+    pub(crate) loop_detector: Arc<LoopDetector>,
     /// The interval of probes.
     pub(crate) interval: Duration,
 }
@@ -94,16 +94,13 @@ impl ServerProbes {
             self.wait_until_due(&server, self.interval).await; // it has just been probed
         }
         while !server.is_removed() {
-            if self.pools.servers().list().is_probed() {
-                let responds = self.probe(&server).await;
-                tokio::time::sleep(MIN_INTERVAL.min(self.interval)).await;
-                if !responds || server.is_gated(Clock.now()) {
-                    // A server that is back gets requests soon.
-                    self.wait_until_due(&server, self.interval / 4).await;
-                    continue;
-                }
-            }
-            self.wait_until_due(&server, self.interval).await;
+            let responds = self.probe(&server).await;
+            tokio::time::sleep(MIN_INTERVAL.min(self.interval)).await;
+            let interval = match responds && !server.is_gated(Clock.now()) {
+                true => self.interval,
+                false => self.interval / 4, // a server that is back gets requests soon
+            };
+            self.wait_until_due(&server, interval).await;
         }
     }
 
@@ -118,7 +115,7 @@ impl ServerProbes {
         if server.is_own() {
             return true;
         }
-        server.answers().record_request(Clock.now());
+        server.record_probe_sent(Clock.now());
         let outcome = timeout(PROBE_TIMEOUT, self.send_probe(server)).await;
         let outcome = outcome.unwrap_or_else(|_| {
             // The connection may be stuck while the server is well: the next probe has another.
@@ -141,12 +138,9 @@ impl ServerProbes {
         };
         let authorization = self.credentials.authorization().unwrap_or_default();
         let path = PathAndQuery::from_static("/readyz");
-        let mut head = headers::internal_head(Method::GET, path, authorization);
-        if let Some(entry) = self.loop_detector.start_server_probe() {
-            head = head.with_cdn_loop(entry);
-        }
+        let head = headers::internal_head(Method::GET, path, authorization);
         let request = Outgoing {
-            head,
+            head: head.with_cdn_loop(self.loop_detector.instance_id().probe_entry()),
             body: RequestBody::empty(),
         };
         let attempt = SendAttempt {
@@ -170,7 +164,7 @@ impl ServerProbes {
             Err(error) => return failure(error),
         };
         self.credentials.record_response(response.status());
-        let outcome = self.classify(&response);
+        let outcome = self.classify(server, &response);
         // The body is read to its end, so that the connection can be reused.
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
         if body.collect().await.is_ok()
@@ -181,20 +175,25 @@ impl ServerProbes {
         outcome
     }
 
-    fn classify(&self, response: &Response<ResponseBody>) -> ProbeOutcome {
-        let is_verified = self.pools.servers().list().is_verified();
-        match response.headers().get(cdn_loop::INSTANCE) {
-            // A single server may be another weir. A loop has a check of its own.
-            Some(id) if !is_verified && self.is_own_id(id) => ProbeOutcome::Ready,
-            Some(_) if !is_verified => classify_status(response.status()),
-            Some(id) if self.is_own_id(id) => ProbeOutcome::Weir(WeirServer::OwnProbe),
-            Some(_) => ProbeOutcome::Weir(WeirServer::Peer),
-            None => classify_status(response.status()),
+    /// Several servers exclude those that are a weir. A single one may be another weir; if it leads
+    /// back to this one, that fails readiness.
+    fn classify(&self, server: &ApiServer, response: &Response<ResponseBody>) -> ProbeOutcome {
+        let own_id = self.loop_detector.instance_id().as_bytes();
+        let weirs = response.headers().get_all(cdn_loop::INSTANCE).iter();
+        let mut weirs = weirs.flat_map(|ids| ids.as_bytes().split(|byte| *byte == b','));
+        let has_returned = weirs.any(|id| id.trim_ascii() == own_id);
+        let is_weir = response.headers().contains_key(cdn_loop::INSTANCE);
+        let (code, is_verified) = (response.status(), self.pools.servers().list().is_verified());
+        if !server.is_removed() {
+            self.loop_detector
+                .record_probe(has_returned && !is_verified, code);
         }
-    }
-
-    fn is_own_id(&self, id: &HeaderValue) -> bool {
-        id.as_bytes() == self.loop_detector.instance_id().as_bytes()
+        match (is_verified, has_returned, is_weir) {
+            (false, true, _) => ProbeOutcome::Ready,
+            (true, true, _) => ProbeOutcome::Weir(WeirServer::OwnProbe),
+            (true, false, true) => ProbeOutcome::Weir(WeirServer::Peer),
+            (_, false, _) => classify_status(code),
+        }
     }
 }
 
@@ -230,7 +229,63 @@ fn classify_status(code: StatusCode) -> ProbeOutcome {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::upstream::connection::address::{ServerAddress, parse_server};
+    use crate::upstream::credentials::CredentialSource;
+    use crate::upstream::loop_detection::cdn_loop::InstanceId;
+    use crate::upstream::servers::health::UpstreamReadiness;
+    use crate::upstream::{UpstreamConfig, UpstreamMetrics, UpstreamProtocol};
+    use crate::x509::CertificatePool;
+    use weir_base::metrics::Registry;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_single_server_is_probed_and_not_ready_within_eight_seconds_after_it_hangs() {
+        // It accepts connections, and answers nothing.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let (authority, name) = parse_server(&url).unwrap();
+        let id = InstanceId::from_bytes([1; 16]);
+        let config = UpstreamConfig {
+            servers: vec![ServerAddress::new(authority, name)],
+            endpoint_slices: false,
+            roots: CertificatePool::default(),
+            front_proxy: None,
+            max_http2_connections: 1,
+            protocol: UpstreamProtocol::Auto,
+            max_connections: 10,
+            instance_id: id.clone(),
+            probe_interval: Some(PROBE_INTERVAL),
+        };
+        let registry = Registry::new();
+        let source = CredentialSource::Configured {
+            certificate: None,
+            token: None,
+        };
+        let (credentials, _renewal) = OwnCredentials::start(source, Clock).await.unwrap();
+        let servers = crate::upstream::server_set(&config, &registry);
+        let metrics = UpstreamMetrics::register(&registry);
+        let probes = Arc::new(ServerProbes {
+            pools: crate::upstream::internal_pools(&config, &servers, &credentials, &metrics),
+            credentials,
+            loop_detector: LoopDetector::register(id, &registry),
+            interval: PROBE_INTERVAL,
+        });
+        // It has just answered.
+        let only = Arc::clone(&servers.list().servers[0]);
+        servers.record_probe(&only, ProbeOutcome::Ready);
+        let hangs_since = Clock.now();
+        tokio::spawn(probes.run());
+        let readiness = || servers.list().readiness(Clock.now());
+        while !matches!(readiness(), UpstreamReadiness::NotReady(_)) {
+            let seconds = (Clock.now() - hangs_since).as_secs_f64();
+            assert!(seconds < 8.0, "{:?}", readiness());
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        let seconds = (Clock.now() - hangs_since).as_secs_f64();
+        assert!(seconds > 5.0, "{seconds}");
+    }
 
     #[test]
     fn a_connection_that_breaks_during_a_probe_is_not_a_server_that_cannot_be_reached() {

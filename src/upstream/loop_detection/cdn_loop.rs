@@ -12,9 +12,6 @@
 //! Entries are split at every comma, also inside quoted strings. A parser that honoured quotes
 //! would take the entries after a client's unclosed quote for a part of the client's own.
 
-use std::fmt;
-
-use aws_lc_rs::constant_time::verify_slices_are_equal;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// The header name.
@@ -29,14 +26,14 @@ pub(crate) const MAX_ENTRIES: usize = 16;
 /// Most bytes of the entries that a request lists already: fifteen entries of weirs have 600.
 pub(crate) const MAX_BYTES: usize = 2048;
 
-/// Bytes of an ID and of a nonce.
+/// Bytes of an ID.
 pub(crate) const ID_BYTES: usize = 16;
 
 /// The separator of entries.
 const SEPARATOR: &[u8] = b", ";
 
 /// The parameter of a probe's entry.
-const PROBE_PARAMETER: &[u8] = b"probe=";
+const PROBE_PARAMETER: &str = "probe=1";
 
 /// The ID of this process as it is listed: `weir-` and 32 hexadecimal digits.
 #[derive(Debug)]
@@ -54,7 +51,10 @@ impl InstanceId {
     /// The ID of these bytes, which must be unguessable and unique to this process.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
-        Self(ascii_value(format!("weir-{}", hex(&bytes))))
+        Self(ascii_value(format!(
+            "weir-{:032x}",
+            u128::from_be_bytes(bytes)
+        )))
     }
 
     /// The ID as it is listed.
@@ -71,52 +71,19 @@ impl InstanceId {
 
     /// The entry of a probe.
     #[must_use]
-    pub(crate) fn probe_entry(&self, nonce: &Nonce) -> HeaderValue {
+    pub(crate) fn probe_entry(&self) -> HeaderValue {
         let id = String::from_utf8_lossy(self.as_bytes());
-        ascii_value(format!("{id};probe={}", hex(&nonce.0)))
-    }
-}
-
-/// The nonce of a probe, used once. `Debug` does not show it: a client that knew it could repeat it
-/// while the probe is in flight.
-#[derive(Clone)]
-pub(crate) struct Nonce([u8; ID_BYTES]);
-
-impl Nonce {
-    /// The nonce of these bytes, which must be unguessable.
-    #[must_use]
-    pub(crate) const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
-        Self(bytes)
-    }
-
-    /// Whether both are equal, in a time that does not depend on where they differ.
-    #[must_use]
-    pub(crate) fn constant_time_eq(&self, other: &Self) -> bool {
-        verify_slices_are_equal(&self.0, &other.0).is_ok()
-    }
-
-    fn parse(digits: &[u8]) -> Option<Self> {
-        if digits.len() != 2 * ID_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        let number = u128::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-        Some(Self(number.to_be_bytes()))
-    }
-}
-
-impl fmt::Debug for Nonce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Nonce")
+        ascii_value(format!("{id};{PROBE_PARAMETER}"))
     }
 }
 
 /// The result of inspecting a request's entries.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CdnLoopStatus {
     /// This weir is not listed, and there is room for its ID.
     Absent,
-    /// This weir has forwarded the request before; as its own probe, if there is a nonce.
-    Present(Option<Nonce>),
+    /// This weir has forwarded the request before.
+    Present,
     /// [`MAX_ENTRIES`] are listed already, or more than [`MAX_BYTES`].
     TooMany,
 }
@@ -136,8 +103,7 @@ pub(crate) fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
             let mut parts = entry.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
             let id = parts.next().unwrap_or_default();
             if id == own.as_bytes() {
-                let nonce = parts.find_map(|parameter| parameter.strip_prefix(PROBE_PARAMETER));
-                return CdnLoopStatus::Present(nonce.and_then(Nonce::parse));
+                return CdnLoopStatus::Present;
             }
             entries += usize::from(!id.is_empty());
         }
@@ -149,8 +115,8 @@ pub(crate) fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
     }
 }
 
-/// Whether the request is a probe of a weir, this one or another: an entry of a weir has a nonce. At
-/// most [`MAX_BYTES`] are read.
+/// Whether the request is a probe of a weir, this one or another: an entry of a weir says so. At most
+/// [`MAX_BYTES`] are read.
 #[must_use]
 pub(crate) fn is_probe(headers: &HeaderMap) -> bool {
     let values = headers.get_all(CDN_LOOP).iter().map(HeaderValue::as_bytes);
@@ -164,7 +130,7 @@ pub(crate) fn is_probe(headers: &HeaderMap) -> bool {
     entries.any(|entry| {
         let mut parts = entry.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
         let id = parts.next().unwrap_or_default();
-        id.starts_with(b"weir-") && parts.any(|parameter| parameter.starts_with(PROBE_PARAMETER))
+        id.starts_with(b"weir-") && parts.any(|parameter| parameter == PROBE_PARAMETER.as_bytes())
     })
 }
 
@@ -175,7 +141,7 @@ pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
         headers.insert(CDN_LOOP, own.0.clone());
         return;
     }
-    if matches!(inspect(headers, own), CdnLoopStatus::Present(_)) {
+    if inspect(headers, own) == CdnLoopStatus::Present {
         return;
     }
     // In one header line: an intermediary that keeps only one of several lines would lose entries.
@@ -192,10 +158,6 @@ pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
     }
 }
 
-fn hex(bytes: &[u8; ID_BYTES]) -> String {
-    format!("{:032x}", u128::from_be_bytes(*bytes))
-}
-
 fn ascii_value(text: String) -> HeaderValue {
     // Consists of letters, digits and `-;=`, all of which a value may have.
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("weir"))
@@ -210,9 +172,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_has_a_nonce_beside_the_id_of_a_weir() {
-        let nonce = Nonce::from_bytes([1; ID_BYTES]);
-        let probe = own_id().probe_entry(&nonce);
+    fn a_probe_says_so_beside_the_id_of_a_weir() {
+        let probe = own_id().probe_entry();
         let probe = probe.to_str().unwrap();
         assert!(is_probe(&map(&[probe])));
         assert!(is_probe(&map(&["cdn.example", &format!("a, {probe}, b")])));
@@ -252,8 +213,7 @@ mod tests {
     fn an_id_is_a_token_of_rfc_8586() {
         let id = "weir-07070707070707070707070707070707";
         assert_eq!(own_id().as_bytes(), id.as_bytes());
-        let probe = own_id().probe_entry(&Nonce::from_bytes([0xab; ID_BYTES]));
-        assert_eq!(probe, format!("{id};probe={}", "ab".repeat(16)));
+        assert_eq!(own_id().probe_entry(), format!("{id};probe=1"));
     }
 
     #[test]
@@ -270,10 +230,7 @@ mod tests {
             assert_eq!(lines(&headers), [after.as_str()]);
             append(&mut headers, &own_id());
             assert_eq!(lines(&headers), [after.as_str()], "once");
-            assert!(matches!(
-                inspect(&headers, &own_id()),
-                CdnLoopStatus::Present(None)
-            ));
+            assert_eq!(inspect(&headers, &own_id()), CdnLoopStatus::Present);
         }
     }
 
@@ -283,52 +240,20 @@ mod tests {
         for before in ["a;x=\"", "\\", "(", ";", "a;b;c", "\"a,", ",,,", "\u{e4}"] {
             for list in [format!("{before},{id}"), format!("{before}, {id} ;x=1, z")] {
                 let found = inspect(&map(&[list.as_str()]), &own_id());
-                assert!(
-                    matches!(found, CdnLoopStatus::Present(None)),
-                    "{list}: {found:?}"
-                );
+                assert_eq!(found, CdnLoopStatus::Present, "{list}");
             }
         }
         let two = inspect(&map(&["a;x=\"", id.as_str()]), &own_id());
-        assert!(matches!(two, CdnLoopStatus::Present(None)));
+        assert_eq!(two, CdnLoopStatus::Present);
         for not in [
             format!("x{id}"),
             format!("{id}0"),
             format!("a;{id}"),
             id.to_uppercase(),
         ] {
-            assert!(
-                matches!(inspect(&map(&[&not]), &own_id()), CdnLoopStatus::Absent),
-                "{not}"
-            );
+            let found = inspect(&map(&[&not]), &own_id());
+            assert_eq!(found, CdnLoopStatus::Absent, "{not}");
         }
-    }
-
-    #[test]
-    fn only_a_well_formed_nonce_is_parsed() {
-        let nonce = Nonce::from_bytes([0x1f; ID_BYTES]);
-        let entry = own_id().probe_entry(&nonce);
-        let entry = entry.to_str().unwrap();
-        let read = |list: &str| match inspect(&map(&[list]), &own_id()) {
-            CdnLoopStatus::Present(nonce) => nonce,
-            CdnLoopStatus::Absent | CdnLoopStatus::TooMany => panic!("{list}"),
-        };
-        for list in [entry.to_owned(), format!("a, {entry}, {}", other_id(1))] {
-            assert!(read(&list).unwrap().constant_time_eq(&nonce), "{list}");
-        }
-        let id = entry.split(';').next().unwrap();
-        let digits = "1f".repeat(16);
-        for bad in [
-            format!("{id};probe="),
-            format!("{id};probe={digits}0"),
-            format!("{id};probe=+{}", &digits[1..]),
-            format!("{id};probe=zz{}", &digits[2..]),
-            format!("{id};nonce={digits}"),
-        ] {
-            assert!(read(&bad).is_none(), "{bad}");
-        }
-        assert!(!nonce.constant_time_eq(&Nonce::from_bytes([0x1e; ID_BYTES])));
-        assert_eq!(format!("{nonce:?}"), "Nonce");
     }
 
     #[test]
@@ -336,16 +261,16 @@ mod tests {
         let list = |count: u8| (0..count).map(other_id).collect::<Vec<_>>().join(", ");
         let read = |values: &[&str]| inspect(&map(values), &own_id());
         let (few, most, half) = (list(15), list(16), list(8));
-        assert!(matches!(read(&[&few]), CdnLoopStatus::Absent));
-        assert!(matches!(read(&[&most]), CdnLoopStatus::TooMany));
-        assert!(matches!(read(&[&half, &half]), CdnLoopStatus::TooMany));
+        assert_eq!(read(&[&few]), CdnLoopStatus::Absent);
+        assert_eq!(read(&[&most]), CdnLoopStatus::TooMany);
+        assert_eq!(read(&[&half, &half]), CdnLoopStatus::TooMany);
         let id = String::from_utf8(own_id().as_bytes().to_vec()).unwrap();
         let late = format!("{}, {id}", list(40));
-        assert!(matches!(read(&[&late]), CdnLoopStatus::Present(None)));
+        assert_eq!(read(&[&late]), CdnLoopStatus::Present);
         let (long, longer) = ("a".repeat(MAX_BYTES), "a".repeat(MAX_BYTES + 1));
-        assert!(matches!(read(&[&long]), CdnLoopStatus::Absent));
-        assert!(matches!(read(&[&longer]), CdnLoopStatus::TooMany));
-        assert!(matches!(read(&[&long, "a"]), CdnLoopStatus::TooMany));
-        assert!(matches!(read(&[&long, &id]), CdnLoopStatus::TooMany));
+        assert_eq!(read(&[&long]), CdnLoopStatus::Absent);
+        assert_eq!(read(&[&longer]), CdnLoopStatus::TooMany);
+        assert_eq!(read(&[&long, "a"]), CdnLoopStatus::TooMany);
+        assert_eq!(read(&[&long, &id]), CdnLoopStatus::TooMany);
     }
 }

@@ -1,25 +1,23 @@
 //! Loop detection: an upstream that leads back to this weir.
 //!
 //! Promises: a request that lists this weir's ID ([`cdn_loop`]) is never forwarded. Readiness fails
-//! only if a probe of weir's own returned ([`probes`]). The ID reaches Pods and aggregated servers,
-//! where anything may read and repeat it; the nonces of probes reach none of them.
+//! only if a probe of weir's own returned, which the answer to it shows. The ID reaches Pods and
+//! aggregated servers, where anything may read and repeat it; none of them answers a probe.
 
 pub mod cdn_loop;
-pub(crate) mod probes;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{StatusCode, request};
 use prometheus::{IntCounterVec, IntGauge};
 use tracing::{error, info, warn};
 
 use crate::upstream::loop_detection::cdn_loop::{
-    CdnLoopStatus, ID_BYTES, InstanceId, MAX_BYTES, MAX_ENTRIES, Nonce,
+    CdnLoopStatus, ID_BYTES, InstanceId, MAX_BYTES, MAX_ENTRIES,
 };
-use crate::upstream::loop_detection::probes::{LoopEvent, LoopProbes};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_limits::throttling::log_limiter::LogLimiter;
@@ -30,15 +28,16 @@ impl InstanceId {
     /// # Errors
     /// The system has no randomness to give.
     pub fn generate() -> Result<Self, String> {
-        random_bytes().map(Self::from_bytes)
+        let mut bytes = [0; ID_BYTES];
+        aws_lc_rs::rand::fill(&mut bytes)
+            .map_err(|_| "the system has no randomness to give".to_owned())?;
+        Ok(Self::from_bytes(bytes))
     }
 }
 
-fn random_bytes() -> Result<[u8; ID_BYTES], String> {
-    let mut bytes = [0; ID_BYTES];
-    aws_lc_rs::rand::fill(&mut bytes)
-        .map_err(|_| "the system has no randomness to give".to_owned())?;
-    Ok(bytes)
+/// Whether the request is a probe of this weir or of another.
+pub(crate) fn is_probe(head: &request::Parts) -> bool {
+    head.uri.path() == "/readyz" && cdn_loop::is_probe(&head.headers)
 }
 
 /// Why a request is rejected because of its `CDN-Loop`.
@@ -78,12 +77,9 @@ impl fmt::Display for LoopRejection {
 #[derive(Debug)]
 pub struct LoopDetector {
     instance_id: InstanceId,
-    /// The lock is held for one operation. A client's request takes it only with a nonce beside
-    /// this weir's ID.
-    probes: Mutex<LoopProbes>,
-    /// The probes of several servers. A returned one shows nothing about the others, so it only is
-    /// no client's request.
-    server_probes: Mutex<LoopProbes>,
+    /// Whether the last conclusive probe of the single API server returned. Relaxed: nothing else
+    /// depends on its order.
+    is_looping: AtomicBool,
     looping: IntGauge,
     rejected: IntCounterVec,
     log_limiter: LogLimiter,
@@ -95,51 +91,35 @@ impl LoopDetector {
     pub fn register(id: InstanceId, registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
             instance_id: id,
-            probes: Mutex::default(),
-            server_probes: Mutex::default(),
+            is_looping: AtomicBool::new(false),
             looping: registry.gauge(
                 "weir_upstream_loop",
                 "1 while the upstream's address leads back to this weir: its last conclusive probe came back to it; 0 otherwise.",
             ),
             rejected: registry.counters(
                 "weir_looped_requests_total",
-                "Requests rejected with 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many ids (too-many-ids). weir's own probes are not counted.",
+                "Requests rejected with 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many ids (too-many-ids). Probes of weirs are not counted.",
                 &["reason"],
             ),
             log_limiter: LogLimiter::default(),
         })
     }
 
-    /// Checks whether a request with `headers` may be forwarded. Counts and logs a rejected one,
-    /// and records a probe that returned.
+    /// Checks whether a request may be forwarded. Counts and logs a rejected one, unless it is a
+    /// probe: that shows by its effect.
     ///
     /// # Errors
     /// The request was forwarded by this weir before, or by too many proxies.
     pub(crate) fn check(
         &self,
-        headers: &HeaderMap,
+        head: &request::Parts,
         client: SocketAddr,
     ) -> Result<(), LoopRejection> {
-        let rejection = match cdn_loop::inspect(headers, &self.instance_id) {
+        let rejection = match cdn_loop::inspect(&head.headers, &self.instance_id) {
             CdnLoopStatus::Absent => return Ok(()),
+            CdnLoopStatus::Present if is_probe(head) => return Err(LoopRejection::OwnId),
+            CdnLoopStatus::Present => LoopRejection::OwnId,
             CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
-            CdnLoopStatus::Present(nonce) => {
-                let returned = |nonce: &Nonce| {
-                    let now = Clock.now();
-                    self.update(|probes| probes.record_returned(nonce, now))
-                        .is_some()
-                        || self
-                            .server_probes
-                            .lock()
-                            .record_returned(nonce, now)
-                            .is_some()
-                };
-                if nonce.as_ref().is_some_and(returned) {
-                    // weir's own probe: reported by its effect, not counted.
-                    return Err(LoopRejection::OwnId);
-                }
-                LoopRejection::OwnId
-            }
         };
         self.rejected.with_label_values(&[rejection.label()]).inc();
         if let Some(more) = self.log_limiter.try_log(Clock.now()) {
@@ -153,65 +133,77 @@ impl LoopDetector {
         Err(rejection)
     }
 
-    /// Starts a probe. Returns its nonce, and the first `CDN-Loop` entry that its request must
-    /// carry. `None` if the system has no randomness to give.
-    pub(crate) fn start_probe(&self) -> Option<(Nonce, HeaderValue)> {
-        let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
-        self.probes().record_sent(nonce.clone(), Clock.now());
-        let entry = self.instance_id.probe_entry(&nonce);
-        Some((nonce, entry))
-    }
-
-    /// Starts a probe of one of several servers. Returns the first `CDN-Loop` entry that its request
-    /// must carry. `None` if the system has no randomness to give.
-    pub(crate) fn start_server_probe(&self) -> Option<HeaderValue> {
-        let nonce = random_bytes().map(Nonce::from_bytes).ok()?;
-        let entry = self.instance_id.probe_entry(&nonce);
-        self.server_probes.lock().record_sent(nonce, Clock.now());
-        Some(entry)
-    }
-
     /// The id of this weir.
     pub(crate) const fn instance_id(&self) -> &InstanceId {
         &self.instance_id
     }
 
-    /// Records the response to the probe with `nonce`.
-    pub(crate) fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
-        self.update(|probes| probes.record_response(nonce, code));
+    /// Records the response to a probe, and whether the probe returned to this weir before.
+    pub(crate) fn record_probe(&self, returned: bool, code: StatusCode) {
+        if !returned && !is_api_server_response(code) {
+            return;
+        }
+        if self.is_looping.swap(returned, Ordering::Relaxed) == returned {
+            return;
+        }
+        self.looping.set(returned.into());
+        if returned {
+            error!(
+                "weir's own probe came back to it: the upstream's address leads back to this weir, so that /readyz fails and \
+                 requests that come back get 508. Give --upstream, or the kubeconfig's server, an address that leads to \
+                 the API server and not to weir or to a load balancer before it"
+            );
+        } else {
+            info!("the upstream leads to an API server again");
+        }
     }
 
     /// Why readiness fails, if it does.
     #[must_use]
     pub(crate) fn readiness_failure(&self) -> Option<String> {
-        let looping = self.probes().looping();
-        looping.then(|| {
+        self.is_looping.load(Ordering::Relaxed).then(|| {
             "weir's own probe came back to it: the upstream's address leads back to this weir"
                 .to_owned()
         })
     }
+}
 
-    fn update(
-        &self,
-        change: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>,
-    ) -> Option<LoopEvent> {
-        // The gauge is set under the lock, so that it ends up in the same state.
-        let mut probes = self.probes();
-        let event = change(&mut probes);
-        self.looping.set(probes.looping().into());
-        match event {
-            Some(LoopEvent::Started) => error!(
-                "weir's own probe came back to it: the upstream's address leads back to this weir, so that /readyz fails and \
-                 requests that come back get 508. Give --upstream, or the kubeconfig's server, an address that leads to \
-                 the API server and not to weir or to a load balancer before it"
-            ),
-            Some(LoopEvent::Ended) => info!("the upstream leads to an API server again"),
-            Some(LoopEvent::Continued) | None => {}
+/// Whether a response to `GET /readyz` shows that the probe reached an API server. A proxy on the
+/// path sends the other codes too, for example one that rejects the probe before it returns.
+fn is_api_server_response(code: StatusCode) -> bool {
+    !matches!(
+        code,
+        StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+            | StatusCode::LOOP_DETECTED
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_returned_probe_starts_a_loop_and_only_an_api_servers_answer_ends_it() {
+        let detector =
+            LoopDetector::register(InstanceId::from_bytes([7; ID_BYTES]), &Registry::new());
+        let loops_after = |returned, code| {
+            detector.record_probe(returned, StatusCode::from_u16(code).unwrap());
+            assert_eq!(
+                detector.looping.get() == 1,
+                detector.readiness_failure().is_some()
+            );
+            detector.readiness_failure().is_some()
+        };
+        assert!(!loops_after(false, 508), "that of another proxy");
+        for ends in [200, 401, 403, 404, 500] {
+            assert!(loops_after(true, 508));
+            for code in [429, 502, 503, 504, 508] {
+                assert!(loops_after(false, code), "{code}");
+            }
+            assert!(!loops_after(false, ends), "{ends}");
         }
-        event
-    }
-
-    fn probes(&self) -> MutexGuard<'_, LoopProbes> {
-        self.probes.lock()
     }
 }

@@ -11,7 +11,7 @@ use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::servers::answer_times::{AnswerTimes, RECENT_ANSWER};
 use crate::upstream::servers::health::{
-    Availability, Health, HealthChange, ProbeOutcome, ServerFailure, WeirServer,
+    Availability, Health, HealthChange, ProbeOutcome, ServerFailure, UpstreamReadiness, WeirServer,
 };
 use crate::upstream::servers::metrics::{ServerSeries, UpstreamServerMetrics};
 
@@ -142,8 +142,22 @@ impl ApiServer {
 
     /// Why a request is not sent while the server is gated.
     pub(crate) fn gate_error(&self) -> ForwardError {
-        let failure = self.health.lock().probe_failure().cloned();
-        failure.unwrap_or_else(|| ForwardError::not_ready("its /readyz was not answered yet"))
+        self.health.lock().gate_error()
+    }
+
+    /// Whether weir can use it at `now`, if it is the only one.
+    pub(crate) fn readiness(&self, now: Instant) -> UpstreamReadiness {
+        self.health.lock().readiness(now)
+    }
+
+    /// The end of the last probe.
+    pub(crate) fn probed_at(&self) -> Option<Instant> {
+        self.health.lock().probed_at()
+    }
+
+    /// How long probes have got no response at `now`.
+    pub(crate) fn probe_silence(&self, now: Instant) -> Duration {
+        self.health.lock().probe_silence(now)
     }
 
     /// When it answered last, and since when requests wait for it.
@@ -239,7 +253,13 @@ impl ApiServer {
         change
     }
 
-    /// Records a probe.
+    /// Records a probe that is sent.
+    pub(crate) fn record_probe_sent(&self, now: Instant) {
+        self.answers.record_request(now);
+        self.health.lock().record_probe_sent(now);
+    }
+
+    /// Records a probe that ended.
     pub(crate) fn record_probe(&self, outcome: ProbeOutcome, now: Instant) -> Option<HealthChange> {
         self.series.record_probe(&outcome);
         self.series.set_refused(outcome.weir());

@@ -7,6 +7,8 @@
 //!   each time (passive). A passed probe ends an ejection for failed connections. Broken connections
 //!   can have a cause that no probe shows, so that ejection lasts its time.
 //! - A server that returns gets a growing part of its share (*slow start*).
+//! - A single server gets all requests whatever its probes show. They decide whether weir is ready
+//!   ([`Health::readiness`]).
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -27,6 +29,13 @@ const UNREACHABLE_CONNECTIONS: u32 = 3;
 /// Probes in a row without a response after which a server is not ready. One is not enough: a
 /// garbage collection or a lost packet can delay one.
 const MISSED_PROBES: u32 = 2;
+
+/// A server that answers nothing for this long hangs; of several, while another one answers.
+pub(crate) const HANG_TIME: Duration = Duration::from_secs(2);
+
+/// weir is not ready when its only server has answered no probe for this long: longer than a busy
+/// API server takes.
+const UNREADY_AFTER: Duration = Duration::from_secs(5);
 
 /// The first ejection.
 const BASE_EJECTION: Duration = Duration::from_secs(1);
@@ -174,6 +183,17 @@ fn slow_start_share(since: Duration) -> f64 {
     progress.clamp(FIRST_SHARE, 1.0)
 }
 
+/// Whether weir can use its API servers, as far as probes show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UpstreamReadiness {
+    /// They may hang, and are used.
+    Late(String),
+    NotReady(String),
+    Ready,
+    /// No probe has ended yet.
+    Unknown,
+}
+
 /// The probes and failures of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Health {
@@ -183,6 +203,12 @@ pub(crate) struct Health {
     /// `None` if it gets requests before a probe has passed.
     gate: Option<ReadinessGate>,
     missed_probes: u32,
+    /// The end of the last probe.
+    probed_at: Option<Instant>,
+    /// The begin of the first probe after the last response to one.
+    unanswered_since: Option<Instant>,
+    /// Whether the last conclusive probe got a response.
+    responds: bool,
     connect_failures: u32,
     broken_connections: u32,
     ejection: Option<Ejection>,
@@ -208,6 +234,9 @@ impl Health {
             probe_failure: None,
             gate: None,
             missed_probes: 0,
+            probed_at: None,
+            unanswered_since: None,
+            responds: true,
             connect_failures: 0,
             broken_connections: 0,
             ejection: None,
@@ -252,12 +281,61 @@ impl Health {
         self.ejection.is_some_and(|ejection| now < ejection.until)
     }
 
+    /// Why a request is not sent while `/readyz` has to pass first.
+    pub(crate) fn gate_error(&self) -> ForwardError {
+        let failure = self.probe_failure.clone();
+        failure.unwrap_or_else(|| ForwardError::not_ready("its /readyz was not answered yet"))
+    }
+
+    /// The end of the last probe.
+    pub(crate) const fn probed_at(&self) -> Option<Instant> {
+        self.probed_at
+    }
+
+    /// How long probes have got no response at `now`.
+    pub(crate) fn probe_silence(&self, now: Instant) -> Duration {
+        let since = self.unanswered_since;
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Whether weir can use this server at `now`, if it is the only one. Any response will do once
+    /// `/readyz` has passed, or had its time to: a failing `/readyz` alone takes no server away.
+    pub(crate) fn readiness(&self, now: Instant) -> UpstreamReadiness {
+        let is_gated = self.gated_until().is_some_and(|until| now < until);
+        let silence = self.probe_silence(now);
+        if self.probe_failure.is_some() && (is_gated || !self.responds) {
+            return UpstreamReadiness::NotReady(self.gate_error().probe_failure());
+        }
+        if silence >= HANG_TIME {
+            let why = format!("no answer for {} s", silence.as_secs());
+            return match is_gated || silence >= UNREADY_AFTER {
+                true => UpstreamReadiness::NotReady(why),
+                false => UpstreamReadiness::Late(why),
+            };
+        }
+        match (self.probed_at, is_gated) {
+            (None, _) => UpstreamReadiness::Unknown,
+            (Some(_), true) => UpstreamReadiness::NotReady(self.gate_error().probe_failure()),
+            (Some(_), false) => UpstreamReadiness::Ready,
+        }
+    }
+
+    /// Records a probe that is sent at `now`.
+    pub(crate) fn record_probe_sent(&mut self, now: Instant) {
+        self.unanswered_since.get_or_insert(now);
+    }
+
     /// Records a probe that ended at `now`.
     pub(crate) fn record_probe(
         &mut self,
         outcome: ProbeOutcome,
         now: Instant,
     ) -> Option<HealthChange> {
+        self.probed_at = Some(now);
+        if outcome.is_response() {
+            self.unanswered_since = None;
+            self.responds = true;
+        }
         match outcome {
             ProbeOutcome::Ready => self.record_ready(now),
             ProbeOutcome::NotReady(why) => {
@@ -323,6 +401,7 @@ impl Health {
 
     /// `responds`: something that is no weir.
     fn record_not_ready(&mut self, why: ForwardError, responds: bool) -> Option<HealthChange> {
+        self.responds = responds;
         let was_ready = self.probe_failure.is_none();
         let text = why.probe_failure();
         self.probe_failure = Some(why);

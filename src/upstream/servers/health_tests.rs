@@ -175,3 +175,98 @@ fn one_broken_connection_does_not_make_a_server_unreachable() {
     health.record_success();
     assert!(!health.is_unreachable_after(ServerFailure::BrokenConnection));
 }
+
+#[test]
+fn a_single_server_that_answers_no_probe_is_late_after_two_seconds_and_not_ready_after_five() {
+    let start = Clock.now();
+    let mut health = Health::new(false);
+    health.record_probe_sent(start);
+    assert_eq!(health.readiness(start), UpstreamReadiness::Unknown);
+    health.record_probe(ProbeOutcome::Ready, start);
+    assert_eq!(health.readiness(after(start, 99)), UpstreamReadiness::Ready);
+    let sent = after(start, 100);
+    health.record_probe_sent(sent);
+    // The first one has timed out after 3 s.
+    let missed = ProbeOutcome::NoResponse("no response within 3s".to_owned());
+    let mut after_a_missed_one = health.clone();
+    after_a_missed_one.record_probe(missed, sent + Duration::from_millis(3_000));
+    after_a_missed_one.record_probe_sent(sent + Duration::from_millis(3_600));
+    for (millis, health, expected) in [
+        (1_999, &health, UpstreamReadiness::Ready),
+        (
+            2_000,
+            &health,
+            UpstreamReadiness::Late("no answer for 2 s".to_owned()),
+        ),
+        (
+            4_999,
+            &after_a_missed_one,
+            UpstreamReadiness::Late("no answer for 4 s".to_owned()),
+        ),
+        (
+            5_000,
+            &after_a_missed_one,
+            UpstreamReadiness::NotReady("no answer for 5 s".to_owned()),
+        ),
+    ] {
+        let now = sent + Duration::from_millis(millis);
+        assert_eq!(health.readiness(now), expected, "{millis} ms");
+    }
+    for answer in [ProbeOutcome::Ready, not_ready()] {
+        let mut health = after_a_missed_one.clone();
+        health.record_probe(answer, after(sent, 9));
+        assert_eq!(
+            health.readiness(after(sent, 9)),
+            UpstreamReadiness::Ready,
+            "at once"
+        );
+    }
+}
+
+#[test]
+fn a_single_server_makes_weir_ready_when_its_readyz_has_passed_or_after_a_minute() {
+    let start = Clock.now();
+    let mut health = Health::new(false).with_gate(start);
+    let failed = |why: &str| UpstreamReadiness::NotReady(why.to_owned());
+    assert_eq!(health.readiness(start), UpstreamReadiness::Unknown);
+    health.record_probe_sent(start);
+    assert_eq!(
+        health.readiness(after(start, 2)),
+        failed("no answer for 2 s")
+    );
+    health.record_probe(not_ready(), after(start, 2));
+    for seconds in [2, 61] {
+        health.record_probe(not_ready(), after(start, seconds));
+        assert_eq!(health.readiness(after(start, seconds)), failed("why"));
+    }
+    let minute = after(start, 62);
+    assert_eq!(
+        health.readiness(minute),
+        UpstreamReadiness::Ready,
+        "it may serve"
+    );
+    // It is gone, and boots.
+    health.record_probe(ProbeOutcome::Unreachable(ForwardError::Closed), minute);
+    let gone = ForwardError::Closed.to_string();
+    assert_eq!(health.readiness(after(minute, 999)), failed(&gone));
+    let boots = after(minute, 999);
+    health.record_probe(not_ready(), boots);
+    assert_eq!(health.readiness(after(boots, 59)), failed("why"));
+    health.record_probe(ProbeOutcome::Ready, after(boots, 59));
+    assert_eq!(
+        health.readiness(after(boots, 59)),
+        UpstreamReadiness::Ready,
+        "at once"
+    );
+    // Each shutdown fails `/readyz`.
+    health.record_probe(not_ready(), after(boots, 70));
+    assert_eq!(
+        health.readiness(after(boots, 70)),
+        UpstreamReadiness::Ready,
+        "it serves"
+    );
+    // A request has found it gone.
+    health.record_outage(after(boots, 80));
+    health.record_probe(ProbeOutcome::Ready, after(boots, 81));
+    assert_eq!(health.readiness(after(boots, 81)), UpstreamReadiness::Ready);
+}

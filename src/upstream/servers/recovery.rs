@@ -17,16 +17,6 @@ use crate::upstream::requester::SlotHolder;
 /// A shorter outage is none: a client hardly notices it, and few retry at once.
 const MIN_OUTAGE: Duration = Duration::from_secs(1);
 
-/// What is known of an outage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutageEvidence {
-    /// Probes: it lasts from the first failure to the first response.
-    Probes,
-    /// Requests only, of which there may be few: it lasts from the first failure to the last one.
-    /// What follows may be silence.
-    Requests,
-}
-
 /// Requests a second at the begin.
 const FIRST_RATE: f64 = 100.0;
 
@@ -51,26 +41,9 @@ const MAX_USERS: usize = 1 << 16;
 /// The outages and the pace after them.
 #[derive(Debug, Default)]
 pub(crate) struct Recovery {
-    outage: Option<Outage>,
+    /// The first failure since which no server can be reached.
+    outage_since: Option<Instant>,
     pace: Option<Pace>,
-}
-
-/// No server can be reached, since the first of these failures.
-#[derive(Clone, Copy, Debug)]
-struct Outage {
-    first_failure: Instant,
-    last_failure: Instant,
-}
-
-impl Outage {
-    /// How long it is known to last at `now`.
-    fn duration(self, now: Instant, evidence: OutageEvidence) -> Duration {
-        let end = match evidence {
-            OutageEvidence::Probes => now,
-            OutageEvidence::Requests => self.last_failure,
-        };
-        end.saturating_duration_since(self.first_failure)
-    }
 }
 
 #[derive(Debug)]
@@ -93,19 +66,15 @@ struct UserTurns {
 impl Recovery {
     /// No server can be reached.
     pub(crate) fn record_down(&mut self, now: Instant) {
-        let outage = self.outage.get_or_insert(Outage {
-            first_failure: now,
-            last_failure: now,
-        });
-        outage.last_failure = now;
+        self.outage_since.get_or_insert(now);
     }
 
     /// A server responds. Returns whether this ends an outage.
-    pub(crate) fn record_up(&mut self, now: Instant, evidence: OutageEvidence) -> bool {
-        let Some(outage) = self.outage.take() else {
+    pub(crate) fn record_up(&mut self, now: Instant) -> bool {
+        let Some(since) = self.outage_since.take() else {
             return false;
         };
-        let is_outage = outage.duration(now, evidence) >= MIN_OUTAGE;
+        let is_outage = now.saturating_duration_since(since) >= MIN_OUTAGE;
         if is_outage {
             self.pace = Some(Pace::new(now));
         }
@@ -195,7 +164,7 @@ mod tests {
         let (mut recovery, down) = (Recovery::default(), Clock.now());
         recovery.record_down(down);
         let up = down + Duration::from_secs(5);
-        assert!(recovery.record_up(up, OutageEvidence::Probes));
+        assert!(recovery.record_up(up));
         (recovery, up)
     }
 
@@ -206,12 +175,12 @@ mod tests {
     #[test]
     fn without_an_outage_nothing_waits() {
         let (mut recovery, now) = (Recovery::default(), Clock.now());
-        assert!(!recovery.record_up(now, OutageEvidence::Probes));
+        assert!(!recovery.record_up(now));
         assert_eq!(recovery.take_turn(&user(1), now, 0.5), Duration::ZERO);
         recovery.record_down(now);
         assert_eq!(recovery.take_turn(&user(1), now, 0.5), Duration::ZERO);
         let soon = now + Duration::from_millis(999);
-        assert!(!recovery.record_up(soon, OutageEvidence::Probes));
+        assert!(!recovery.record_up(soon));
         assert_eq!(recovery.take_turn(&user(1), now, 0.5), Duration::ZERO);
     }
 
@@ -220,19 +189,7 @@ mod tests {
         let (mut recovery, now) = (Recovery::default(), Clock.now());
         recovery.record_down(now);
         recovery.record_down(now + Duration::from_millis(900));
-        assert!(recovery.record_up(now + MIN_OUTAGE, OutageEvidence::Probes));
-    }
-
-    #[test]
-    fn silence_after_a_failed_request_is_no_outage() {
-        let (mut recovery, now) = (Recovery::default(), Clock.now());
-        let minute = Duration::from_secs(60);
-        recovery.record_down(now);
-        recovery.record_down(now + Duration::from_millis(999));
-        assert!(!recovery.record_up(now + minute, OutageEvidence::Requests));
-        recovery.record_down(now + minute);
-        recovery.record_down(now + minute + MIN_OUTAGE);
-        assert!(recovery.record_up(now + minute + MIN_OUTAGE, OutageEvidence::Requests));
+        assert!(recovery.record_up(now + MIN_OUTAGE));
     }
 
     #[test]

@@ -20,10 +20,11 @@ use crate::upstream::servers::answer_times::RECENT_ANSWER;
 use crate::upstream::servers::api_server::{ApiServer, ServerOrigin};
 use crate::upstream::servers::balancer::Candidate;
 use crate::upstream::servers::health::{
-    Availability, Health, HealthChange, ProbeOutcome, ServerFailure, WeirServer,
+    Availability, HANG_TIME, Health, HealthChange, ProbeOutcome, ServerFailure, UpstreamReadiness,
+    WeirServer,
 };
 use crate::upstream::servers::metrics::UpstreamServerMetrics;
-use crate::upstream::servers::recovery::{OutageEvidence, Recovery};
+use crate::upstream::servers::recovery::Recovery;
 use crate::upstream::servers::sources::{FormerSource, Sources, UpstreamTls};
 use crate::upstream::servers::{balancer, health, own_address, sources};
 use weir_base::clock::Clock;
@@ -32,9 +33,6 @@ use weir_base::metrics::Registry;
 /// A server that answers nothing for this long gets no request while another one answers, and a
 /// probe.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_millis(500);
-
-/// A server that answers nothing for this long while another one answers hangs.
-const HANG_TIME: Duration = Duration::from_secs(2);
 
 /// Most servers that one request is tried on.
 const MAX_TRIED: usize = 3;
@@ -56,6 +54,8 @@ pub struct ServerSet {
     /// Whether they accept weir's front-proxy certificate.
     front_proxy_trust: Arc<FrontProxyTrust>,
     resolve_request: Notify,
+    /// Whether servers are probed, and get no request before their `/readyz` has passed.
+    is_probed: bool,
     metrics: UpstreamServerMetrics,
     /// Times of health are kept relative to it.
     base: Instant,
@@ -67,8 +67,6 @@ struct SetState {
     tls: UpstreamTls,
     /// The listener for clients, once it is bound.
     listener: Option<SocketAddr>,
-    /// Whether new servers get no request before their `/readyz` has passed.
-    ready_first: bool,
 }
 
 /// The servers at one time.
@@ -82,8 +80,6 @@ pub(crate) struct ServerList {
     pub(crate) tls: UpstreamTls,
     /// Whether servers are checked for being a weir.
     verify: bool,
-    /// Whether a single server is probed, too.
-    probes_single: bool,
     /// Whether the address of one has vanished from its source.
     has_former: bool,
 }
@@ -107,12 +103,12 @@ pub(crate) struct Pick {
 }
 
 impl ServerSet {
-    /// The servers at `configured`. If `ready_first`, each gets no request before its `/readyz` has
+    /// The servers at `configured`. If `is_probed`, each gets no request before its `/readyz` has
     /// passed. Registers their metrics.
     pub(crate) fn new(
         configured: &[ServerAddress],
         follows_slices: bool,
-        ready_first: bool,
+        is_probed: bool,
         tls: UpstreamTls,
         registry: &Registry,
     ) -> Arc<Self> {
@@ -124,14 +120,12 @@ impl ServerSet {
                 origins: Vec::new(),
                 tls: tls.clone(),
                 verify: false,
-                probes_single: ready_first,
                 has_former: false,
             }),
             state: Mutex::new(SetState {
                 sources: Sources::new(configured, follows_slices),
                 tls,
                 listener: None,
-                ready_first,
             }),
             recovery: Mutex::default(),
             is_recovering: AtomicBool::new(false),
@@ -140,6 +134,7 @@ impl ServerSet {
             ready_events: watch::Sender::new(0),
             front_proxy_trust: Arc::default(),
             resolve_request: Notify::new(),
+            is_probed,
             metrics: UpstreamServerMetrics::register(registry),
             base: now,
         };
@@ -150,19 +145,6 @@ impl ServerSet {
     /// The current servers.
     pub(crate) fn list(&self) -> Guard<Arc<ServerList>> {
         self.list.load()
-    }
-
-    /// Whether weir can use a server, or why none. `None` for a single server, unless probes have
-    /// shown that it does not get requests yet.
-    #[must_use]
-    pub(crate) fn readiness(&self) -> Option<Result<(), String>> {
-        let (list, now) = (self.list(), Clock.now());
-        if list.has_choice() {
-            return Some(list.readiness(now));
-        }
-        let is_closed = |server: &&Arc<ApiServer>| server.is_gated(now) && server.probes() > 0;
-        let closed = list.servers.iter().find(is_closed);
-        closed.map(|server| Err(server.gate_error().to_string()))
     }
 
     /// Whether requests are balanced over several servers.
@@ -194,7 +176,7 @@ impl ServerSet {
     pub(crate) async fn wait_for_probe(&self, patience: Duration) -> bool {
         let mut probed = self.probed.subscribe();
         let list = Arc::clone(&self.list());
-        if !list.is_probed() {
+        if !self.is_probed {
             return false;
         }
         list.servers
@@ -315,7 +297,7 @@ impl ServerSet {
         let mut servers = Vec::with_capacity(targets.servers.len());
         let mut origins = Vec::with_capacity(targets.servers.len());
         for (address, origin) in targets.servers {
-            servers.push(self.server_at(address, &before, targets.verify, state.ready_first));
+            servers.push(self.server_at(address, &before, targets.verify));
             origins.push(origin);
         }
         if targets.verify {
@@ -344,7 +326,6 @@ impl ServerSet {
             origins,
             tls: state.tls.clone(),
             verify: targets.verify,
-            probes_single: state.ready_first,
             has_former: targets.has_former,
         }));
         self.version.send_replace(version);
@@ -356,7 +337,6 @@ impl ServerSet {
         address: ServerAddress,
         before: &ServerList,
         verify: bool,
-        ready_first: bool,
     ) -> Arc<ApiServer> {
         let mut known = before.servers.iter();
         if let Some(known) = known.find(|known| *known.address() == address) {
@@ -368,7 +348,7 @@ impl ServerSet {
             Some(known) => known.renamed(address, &self.metrics),
             None => {
                 let mut health = Health::new(verify);
-                if ready_first {
+                if self.is_probed {
                     health = health.with_gate(Clock.now());
                 }
                 ApiServer::new(address, health, &self.metrics, self.base)
@@ -429,11 +409,7 @@ impl ServerSet {
     }
 
     fn record_up(&self, now: Instant) {
-        let evidence = match self.list().is_probed() {
-            true => OutageEvidence::Probes,
-            false => OutageEvidence::Requests,
-        };
-        if self.recovery.lock().record_up(now, evidence) {
+        if self.recovery.lock().record_up(now) {
             self.is_recovering.store(true, Ordering::Release);
             info!(
                 "an API server responds after an outage of all: watches and lists are admitted at a growing pace"
@@ -480,11 +456,6 @@ impl ServerSet {
 }
 
 impl ServerList {
-    /// Whether the servers are probed.
-    pub(crate) const fn is_probed(&self) -> bool {
-        self.has_choice() || self.probes_single
-    }
-
     /// Whether there are several servers to choose from.
     pub(crate) const fn has_choice(&self) -> bool {
         self.servers.len() > 1 || self.verify
@@ -597,15 +568,24 @@ impl ServerList {
         self.servers.iter().filter(is_excluded).cloned().collect()
     }
 
-    /// Whether weir can use a server, or why none.
-    fn readiness(&self, now: Instant) -> Result<(), String> {
-        if self.servers.iter().any(|server| server.is_ready(now)) {
-            return Ok(());
+    /// Whether weir can use a server at `now`. One of several that is ready is enough.
+    pub(crate) fn readiness(&self, now: Instant) -> UpstreamReadiness {
+        if let ([only], false) = (&*self.servers, self.has_choice()) {
+            return only.readiness(now);
         }
-        Err(format!(
+        if self.servers.iter().any(|server| server.is_ready(now)) {
+            return UpstreamReadiness::Ready;
+        }
+        UpstreamReadiness::NotReady(format!(
             "none of {} API servers is ready",
             self.servers.len()
         ))
+    }
+
+    /// The end of the last probe of any server.
+    pub(crate) fn probed_at(&self) -> Option<Instant> {
+        let servers = self.servers.iter();
+        servers.filter_map(|server| server.probed_at()).max()
     }
 
     fn with_origins(&self) -> impl Iterator<Item = (&Arc<ApiServer>, ServerOrigin)> {
@@ -719,14 +699,18 @@ pub(crate) struct ServerSnapshot {
 impl ServerSnapshot {
     fn of(server: &ApiServer, now: Instant, has_others: bool) -> Self {
         let availability = server.availability();
-        let silence = server.answers().silence(now);
-        let is_silent = has_others && silence >= HANG_TIME;
+        // A slow request to the only server shows no hang: another answer is missing to compare with.
+        let silence = match has_others {
+            true => server.answers().silence(now),
+            false => server.probe_silence(now),
+        };
+        let is_silent = silence >= HANG_TIME;
         let why = server.probe_failure().or_else(|| {
-            if server.is_gated(now) {
-                return Some(server.gate_error().probe_failure());
-            }
             if is_silent {
                 return Some(format!("no answer for {} s", silence.as_secs()));
+            }
+            if server.is_gated(now) {
+                return Some(server.gate_error().probe_failure());
             }
             match availability {
                 Availability::Unverified => Some("not probed yet".to_owned()),

@@ -81,7 +81,8 @@ fn turn(set: &ServerSet) -> Duration {
 async fn a_single_server_gets_every_request_without_a_probe() {
     let single = set(&["192.0.2.1"]);
     assert_eq!(picks(&single, &[]), [3_000]);
-    assert_eq!(single.readiness(), None, "it is not probed");
+    let readiness = single.list().readiness(Clock.now());
+    assert_eq!(readiness, UpstreamReadiness::Unknown);
     let name = set(&["api.example"]);
     let address = server("api.example");
     name.record_resolved(&address, sockets(&["192.0.2.1:443"]));
@@ -89,7 +90,6 @@ async fn a_single_server_gets_every_request_without_a_probe() {
     name.record_resolved(&address, sockets(&["192.0.2.2:443"]));
     assert_eq!(labels(&name), ["api.example"]);
     assert_eq!(picks(&name, &[]), [3_000]);
-    assert!(!name.list().is_probed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,19 +105,6 @@ async fn a_single_server_is_never_ejected() {
     assert_eq!(only.availability(), Availability::Always);
     assert_eq!(picks(&single, &[]), [3_000]);
     assert!(single.list().states(Clock.now())[0].healthy);
-}
-
-#[tokio::test(start_paused = true)]
-async fn no_pace_follows_failures_of_a_single_server() {
-    let single = set(&["192.0.2.1"]);
-    let only = Arc::clone(&single.list().servers[0]);
-    for failure in [ServerFailure::Connect, ServerFailure::BrokenConnection] {
-        single.record_failure(&only, failure);
-        tokio::time::advance(Duration::from_secs(60)).await;
-        single.record_success(&only);
-        assert!(!single.is_recovering());
-        assert_eq!(turn(&single), Duration::ZERO);
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,12 +230,14 @@ async fn a_server_that_is_not_ready_gets_nothing_unless_all_are() {
     let servers = set.list().servers.clone();
     set.record_probe(&servers[1], not_ready());
     assert_eq!(picks(&set, &[])[1], 0);
-    assert_eq!(set.list().readiness(Clock.now()), Ok(()));
+    let readiness = || set.list().readiness(Clock.now());
+    assert_eq!(readiness(), UpstreamReadiness::Ready);
     set.record_probe(&servers[0], not_ready());
     assert_eq!(picks(&set, &[]), [0, 0, 3_000]);
     set.record_probe(&servers[2], not_ready());
     assert!(picks(&set, &[]).iter().all(|n| *n > 900), "all of them");
-    assert!(set.list().readiness(Clock.now()).is_err());
+    let why = "none of 3 API servers is ready".to_owned();
+    assert_eq!(readiness(), UpstreamReadiness::NotReady(why));
     set.record_probe(&servers[2], ProbeOutcome::Ready);
     assert_eq!(picks(&set, &[]), [0, 0, 3_000], "at once");
 }

@@ -118,8 +118,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             protocol: upstream::UpstreamProtocol::Http2,
             max_connections: 1024,
             instance_id: InstanceId::generate().unwrap(),
-            probe_interval: Duration::from_millis(200),
-            ready_first: false, // no requests of its own to the upstream
+            probe_interval: None, // no requests of its own to the upstream
         },
         own_credentials: CredentialSource::Configured {
             certificate: None,
@@ -135,7 +134,6 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             health: None,
             health_metrics: false,
             log_level: None,
-            readiness_poll_after: Duration::MAX, // no requests of its own to the upstream
             effective: EffectiveConfig::default(),
             self_check_interval: None,
         },
@@ -168,6 +166,12 @@ impl WeirBuilder {
             },
             sources: FlowcontrolConfig::default(),
         };
+        self
+    }
+
+    /// The API server is probed, and gets no request before its `/readyz` has passed.
+    pub(crate) fn probed(mut self) -> Self {
+        self.config.upstream.probe_interval = Some(Duration::from_millis(20));
         self
     }
 

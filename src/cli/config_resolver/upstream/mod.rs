@@ -74,8 +74,7 @@ impl FlagResolver {
                 protocol: args.upstream_protocol.into(),
                 max_connections: connection_budget,
                 instance_id: id?,
-                probe_interval: PROBE_INTERVAL,
-                ready_first: true,
+                probe_interval: Some(PROBE_INTERVAL),
             },
             credentials,
         ))
