@@ -53,6 +53,3 @@ pub mod x509;
 pub mod app;
 pub mod cli;
 pub mod config;
-pub mod explain;
-pub mod lint;
-pub mod replay;

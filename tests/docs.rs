@@ -28,7 +28,6 @@ use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::{
     DEFAULT_UPGRADES_PER_SECOND, UPGRADE_BURST_SECONDS, UpgradeRateLimit,
 };
-use weir::lint::rule::Rule;
 use weir::observe::alarms::board::AlarmMetric;
 use weir::observe::alarms::list::KINDS;
 use weir::observe::info_metrics::InfoMetrics;
@@ -67,6 +66,7 @@ use weir_limits::shared_limits::status::SharedLimitsStatus;
 use weir_limits::throttling::memory_budget::SOURCE_FRACTION;
 use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
 use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
+use weir_lint::rule::Rule;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
 /// nothing.

@@ -10,9 +10,11 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
 #[cfg(feature = "playground")]
 use crate::cli::playground::PlaygroundArgs;
+#[cfg(feature = "tools")]
 use crate::cli::policies::explain::ExplainArgs;
 use crate::cli::policies::flowcontrol::FlowcontrolArgs;
 use crate::cli::policies::record::RecordArgs;
+#[cfg(feature = "tools")]
 use crate::cli::policies::replay::ReplayArgs;
 use crate::cli::status::StatusArgs;
 use crate::cli::top::TopArgs;
@@ -39,11 +41,13 @@ pub(crate) enum Command {
     ///
     /// Takes the flags of serve, and of these reads only the limits and their files: neither certificates nor the API server's
     /// address are needed. Without any flags the policies are the built-in ones.
+    #[cfg(feature = "tools")]
     Explain(Box<ExplainArgs>),
     /// Replay the requests of a log under other policies: who would have waited, and who would have been rejected.
     ///
     /// Takes the flags of serve, and of these reads only the limits and their files. Reads audit logs of kube-apiserver and of weir,
     /// and the arrivals that weir record writes.
+    #[cfg(feature = "tools")]
     Replay(Box<ReplayArgs>),
     /// Print weir's health, its alarms and what the status page shows, once, from weir's admin address.
     ///
@@ -76,15 +80,15 @@ impl Command {
         match self {
             Self::Serve(args) => (Some(*args), None),
             Self::Check(args) => (Some(args.serve), Some(args.options)),
-            Self::Explain(_)
-            | Self::Replay(_)
-            | Self::Flowcontrol(_)
+            Self::Flowcontrol(_)
             | Self::Record(_)
             | Self::Status(_)
             | Self::Top(_)
             | Self::Version(_)
             | Self::Completions(_)
             | Self::Man(_) => (None, None),
+            #[cfg(feature = "tools")]
+            Self::Explain(_) | Self::Replay(_) => (None, None),
             #[cfg(feature = "playground")]
             Self::Playground(_) => (None, None),
         }
@@ -95,7 +99,9 @@ impl Command {
         match self {
             Self::Serve(args) => args.proxy.origin = origin,
             Self::Check(args) => args.serve.proxy.origin = origin,
+            #[cfg(feature = "tools")]
             Self::Explain(args) => args.serve.proxy.origin = origin,
+            #[cfg(feature = "tools")]
             Self::Replay(args) => args.serve.proxy.origin = origin,
             Self::Status(_)
             | Self::Top(_)

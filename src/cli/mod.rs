@@ -39,7 +39,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match parsed.command {
         Command::Serve(args) => serve::run(*args, move |files| parse_again(&arguments, files)),
         Command::Check(args) => check::run(*args, &check_config_file),
+        #[cfg(feature = "tools")]
         Command::Explain(args) => policies::explain::run(*args),
+        #[cfg(feature = "tools")]
         Command::Replay(args) => policies::replay::run(*args, parse_config_file),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(args),
@@ -53,6 +55,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+#[cfg(feature = "tools")]
 /// The flags of a command about policies that has this `--config` file, and no other flags.
 fn parse_config_file(file: &Path) -> Result<ServeArgs, Vec<String>> {
     let arguments = ["weir", "explain", "--batch", "--config"].map(OsString::from);

@@ -8,8 +8,8 @@ use crate::flowcontrol::controller::{
 };
 use crate::limits::rejection::Rejection;
 use weir_base::clock::Clock;
+use weir_flowcontrol::matching::bypasses_fairness;
 use weir_kubernetes::api::user::GROUP_MASTERS;
-use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_limits::AdmissionAttributes;
 use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
 use weir_limits::rate::clients::enforcer::ClientLimitPermit;
@@ -80,13 +80,6 @@ impl Admission {
             Self::MaxInFlight(_) => attributes.user.in_group(GROUP_MASTERS),
         }
     }
-}
-
-/// Whether a request is admitted by API Priority and Fairness at once, without a seat: a long-running
-/// request, except for a watch, which is charged for its initialization.
-#[must_use]
-pub(crate) fn bypasses_fairness(info: &RequestInfo<'_>) -> bool {
-    info.long_running() && *info.verb() != Verb::Watch
 }
 
 /// The permit of an admitted request, held until the end of its response. Drop releases what it

@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use weir::explain::batch::explain_lines;
-use weir::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer};
+use weir_explain::batch::explain_lines;
+use weir_explain::explainer::{ConcurrencyPolicy, ExplainedPolicies, Explainer};
 use weir_limits::rate::RateLimitsConfig;
 
 use crate::flow_schema_match::objects;

@@ -10,9 +10,9 @@ use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::{FlowcontrolSource, ServeArgs};
 use crate::cli::process::resolve;
 use crate::config::Config;
-use crate::lint::authenticators::{Authenticators, IssuerPrefixes};
-use crate::lint::finding::LintFinding;
-use crate::lint::objects::Scope;
+use weir_lint::authenticators::{Authenticators, IssuerPrefixes};
+use weir_lint::finding::LintFinding;
+use weir_lint::objects::Scope;
 
 /// The seats of kube-apiserver's defaults, 400 and 200.
 const DEFAULT_SEATS: u32 = 600;

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::origin::CLIENT_LIMITS;
-use crate::lint::authenticators::Authenticators;
-use crate::lint::finding::LintFinding;
-use crate::lint::objects::{ObjectSet, Scope};
-use crate::lint::rate_limits::ListPlace;
-use crate::lint::{flow_schemas, priority_levels, rate_limits};
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Diagnostics, Node};
 use weir_limits::rate::clients;
 use weir_limits::rate::events::config;
 use weir_limits::rate::events::config::PluginConfigSource;
+use weir_lint::authenticators::Authenticators;
+use weir_lint::finding::LintFinding;
+use weir_lint::objects::{ObjectSet, Scope};
+use weir_lint::rate_limits::ListPlace;
+use weir_lint::{flow_schemas, priority_levels, rate_limits};
 
 /// The text of a file, if it is UTF-8.
 pub(super) fn read_text(file: &Path, files: &InputFiles) -> Option<String> {

@@ -2,7 +2,7 @@
 //! address; and everything that is wrong with files and folders.
 //!
 //! The findings are those of [`config_resolver`](crate::cli::config_resolver), which a start
-//! reports, too, and those of the [linter](crate::lint). With `--online` the API server is asked as
+//! reports, too, and those of the [linter](weir_lint). With `--online` the API server is asked as
 //! well.
 
 pub(crate) mod configuration;
@@ -26,8 +26,8 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::print_stdout;
 use crate::config::Config;
-use crate::lint::rule::Rule;
 use weir_kubernetes::document::Severity;
+use weir_lint::rule::Rule;
 
 /// `weir check`.
 #[derive(Args, Clone, Debug)]

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::lint::rule::Rule;
 use crate::x509;
+use weir_lint::rule::Rule;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

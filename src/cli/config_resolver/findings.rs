@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::lint::finding::LintFinding;
-use crate::lint::rule::Rule;
 use crate::upstream::tls::KEY_MISMATCH;
 use weir_kubernetes::document::{Diagnostic, Severity, SourceLocation};
+use weir_lint::finding::LintFinding;
+use weir_lint::rule::Rule;
 
 /// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -9,13 +9,13 @@ use crate::cli::flags::input_files::InputFiles;
 use crate::cli::flags::{FlowcontrolSource, LimitArgs, UpstreamArgs};
 use crate::config::{AdmissionConfig, ClusterSourceConfig};
 use crate::flowcontrol::sources::FlowcontrolSources;
-use crate::lint::rule::Rule;
 use crate::upstream::credentials::CredentialSource;
 use weir_flowcontrol::matching::Matcher;
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document;
 use weir_kubernetes::document::SourceLocation;
+use weir_lint::rule::Rule;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
 

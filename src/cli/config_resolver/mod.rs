@@ -32,15 +32,17 @@ use crate::cli::flags::{
 };
 use crate::config;
 use crate::config::Config;
-use crate::explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
+#[cfg(feature = "tools")]
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::{is_loopback, log_level};
 use crate::observe::spans;
 use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use crate::upstream::UpstreamConfig;
+#[cfg(feature = "tools")]
+use weir_explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use weir_kubernetes::document;
 use weir_kubernetes::document::Severity;
 use weir_kubernetes::numeric::saturating_usize;
@@ -88,6 +90,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Resolved, Findings> {
 ///
 /// # Errors
 /// All errors of these flags and of the files that they name, with the warnings.
+#[cfg(feature = "tools")]
 pub(super) fn resolve_policies(
     args: &ServeArgs,
 ) -> Result<(ExplainedPolicies, Findings), Findings> {

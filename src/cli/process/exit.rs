@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use jiff::Timestamp;
+#[cfg(feature = "tools")]
 use serde::Serialize;
 use serde_json::json;
 
@@ -42,6 +43,7 @@ pub(crate) fn print_stdout(bytes: &[u8]) -> ExitCode {
 ///
 /// # Errors
 /// The value cannot be written as JSON.
+#[cfg(feature = "tools")]
 pub(crate) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
     match serde_json::to_string(value) {
         Ok(text) => Ok(escape_json(&text).into_owned() + "\n"),

@@ -10,7 +10,8 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::process::exit::CommandError;
 use crate::cli::process::signals;
 use crate::config::Config;
-use crate::explain::explainer::ExplainedPolicies;
+#[cfg(feature = "tools")]
+use weir_explain::explainer::ExplainedPolicies;
 use weir_kubernetes::document::Severity;
 
 /// With fewer open files a start is an error: half of what exceeds the 256 spare ones are places for
@@ -91,6 +92,7 @@ pub(crate) fn resolve_and_log(args: ServeArgs) -> Result<Config, CommandError> {
 ///
 /// # Errors
 /// All errors, one a line.
+#[cfg(feature = "tools")]
 pub(crate) fn resolve_policies_and_log(
     args: &ServeArgs,
 ) -> Result<ExplainedPolicies, CommandError> {

@@ -128,6 +128,7 @@ pub(crate) async fn fetch_json(address: &AdminUrl, path: &str) -> Result<Value, 
 ///
 /// # Cancel safety
 /// The connection ends with the future. Nothing is lost.
+#[cfg(feature = "tools")]
 pub(crate) async fn fetch_text(address: &AdminUrl, path: &str) -> Result<String, String> {
     let response = with_timeout(get(address, path)).await?;
     let body = Limited::new(response.into_body(), MAX_BYTES).collect();

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tracing::debug;
 
-use super::config::{ControllerConfig, Enforcement, RequestTimes, longest_queue_wait};
+use super::config::{ControllerConfig, Enforcement, RequestTimes};
 use super::configuration::Configuration;
 use super::count_state::ObjectCounting;
 use super::dry_run;
@@ -31,6 +31,7 @@ use crate::flowcontrol::list_samples::ListSampleQueue;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
+use weir_flowcontrol::fairqueuing::longest_queue_wait;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::matching::{Matcher, RequestDigest};

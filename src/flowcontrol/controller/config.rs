@@ -2,19 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The longest time in a queue, whatever the request's deadline (Kubernetes 1.36,
-/// `server/filters/priority-and-fairness.go`).
-const MAX_QUEUE_WAIT: Duration = Duration::from_secs(60);
-
-/// A request may spend a quarter of its time in a queue (same file).
-const QUEUE_WAIT_DIVISOR: u32 = 4;
-
-/// The most time in a queue for a request that may take `time` in all.
-#[must_use]
-pub(crate) fn longest_queue_wait(time: Duration) -> Duration {
-    (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT)
-}
-
 /// The settings of the controller, besides its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerConfig {

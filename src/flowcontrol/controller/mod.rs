@@ -24,7 +24,6 @@ mod snapshot;
 pub(crate) mod tests;
 
 pub use self::apf_controller::Controller;
-pub(crate) use self::config::longest_queue_wait;
 pub use self::config::{ControllerConfig, Enforcement, RequestTimes};
 pub(crate) use self::held_seats::SeatUse;
 pub(crate) use self::outcome::{AdmissionPermit, AdmissionRejection, FlowControlDecision};

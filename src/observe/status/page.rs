@@ -11,6 +11,15 @@ use sha2::{Digest, Sha256};
 /// reach.
 pub(crate) const PAGE: &str = include_str!("page.html");
 
+/// The style of the page, for other pages that look alike.
+#[cfg(feature = "tools")]
+pub(crate) fn style() -> &'static str {
+    let style = PAGE
+        .split_once("<style>")
+        .and_then(|(_, rest)| rest.split_once("</style>"));
+    style.map_or("", |(style, _)| style)
+}
+
 /// Returns the policy of the page: it may run its own script and style, identified by their hashes,
 /// and connect to its own origin. The page displays names that clients choose; if such a name ever
 /// became markup, the policy would make it inert.

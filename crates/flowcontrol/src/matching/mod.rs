@@ -14,6 +14,8 @@
 //! The controller keeps removed levels that still have requests.
 //! kube-apiserver writes the objects' status.
 
+use weir_kubernetes::request_info::{RequestInfo, Verb};
+
 mod digest;
 mod flow_distinguisher;
 mod levels;
@@ -34,3 +36,10 @@ pub use self::matcher::Matcher;
 pub use self::mismatch::Mismatch;
 pub use self::policies::Policies;
 pub use self::subjects::Subjects;
+
+/// Whether a request is admitted by API Priority and Fairness at once, without a seat: a long-running
+/// request, except for a watch, which is charged for its initialization.
+#[must_use]
+pub fn bypasses_fairness(info: &RequestInfo<'_>) -> bool {
+    info.long_running() && *info.verb() != Verb::Watch
+}

@@ -23,9 +23,9 @@ use crate::cli::config_resolver::flowcontrol::manifest_files;
 use crate::cli::config_resolver::single_file;
 use crate::cli::config_resolver::single_file::FileKind;
 use crate::cli::flags::input_files::InputFiles;
-use crate::lint::rule::Rule;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Diagnostic, Diagnostics, Node, Severity, SourceLocation};
+use weir_lint::rule::Rule;
 
 /// Checks a file as the `--config` file of a start.
 pub(crate) type ConfigurationChecker = dyn Fn(&Path, &Arc<InputFiles>) -> ConfigurationCheck;

@@ -7,11 +7,11 @@ use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::findings::{Finding, FindingSubject};
 use crate::identity::jwt::KeySet;
-use crate::lint::rule::Rule;
 use crate::upstream::tls;
 use crate::upstream::tls::PemInput;
 use weir_base::clock::Clock;
 use weir_kubernetes::document::{Severity, SourceLocation};
+use weir_lint::rule::Rule;
 
 /// A file with certificates, a key, or both.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Comments that silence a warning: `# weir-check: ignore RULE, RULE`, at the end of the line or in
 //! the line before. Pure.
 
-use crate::lint::rule::Rule;
+use weir_lint::rule::Rule;
 
 const MARK: &str = "# weir-check: ignore ";
 

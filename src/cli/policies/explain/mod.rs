@@ -18,11 +18,11 @@ use crate::cli::process::exit::{CommandError, exit_with_failure, print_stdout, t
 use crate::cli::process::{logging, resolve};
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
-use crate::explain::batch::{BatchCounts, ExplanationLine};
-use crate::explain::explainer::{Explainer, ResolvedRequest};
-use crate::explain::now::LevelsNow;
-use crate::explain::request::{ExplainRequest, RequestUrl};
-use crate::explain::{batch, tree};
+use weir_explain::batch::{BatchCounts, ExplanationLine};
+use weir_explain::explainer::{Explainer, ResolvedRequest};
+use weir_explain::now::LevelsNow;
+use weir_explain::request::{ExplainRequest, RequestUrl};
+use weir_explain::{batch, tree};
 
 /// Bytes that are collected before they are read or written.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -210,7 +210,9 @@ fn fetch_now(admin: &AdminUrl) -> Result<LevelsNow, CommandError> {
         .build()
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     let fetched = runtime.block_on(async {
-        let status = client::fetch_snapshot(admin, None).await?;
+        let status = client::fetch_json(admin, "/status.json").await?;
+        let status =
+            serde_json::from_value(status).map_err(|why| format!("not a status: {why}"))?;
         // With max-in-flight there are no queues.
         let queues = client::fetch_text(admin, DUMP_QUEUES_PATH).await;
         Ok(LevelsNow::new(status, &queues.unwrap_or_default()))

@@ -9,17 +9,17 @@ use clap::{Args, ValueEnum};
 use crate::cli::flags::ServeArgs;
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, to_json};
-use crate::explain::explainer::ConcurrencyPolicy;
-use crate::replay::advice::objective::Objective;
-use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::search::find::{SearchRequest, SharesSearch, search};
-use crate::replay::advice::search::output;
-use crate::replay::advice::suggest::find::suggest;
-use crate::replay::advice::suggest::output as suggested;
-use crate::replay::advice::suggest::settings::KeptSettings;
-use crate::replay::advice::trials::TrialModel;
-use crate::replay::advice::variants::InFlightFlags;
-use crate::replay::simulation::ReplayedPolicies;
+use weir_explain::explainer::ConcurrencyPolicy;
+use weir_replay::advice::objective::Objective;
+use weir_replay::advice::repeatable_log::RepeatableLog;
+use weir_replay::advice::search::find::{SearchRequest, SharesSearch, search};
+use weir_replay::advice::search::output;
+use weir_replay::advice::suggest::find::suggest;
+use weir_replay::advice::suggest::output as suggested;
+use weir_replay::advice::suggest::settings::KeptSettings;
+use weir_replay::advice::trials::TrialModel;
+use weir_replay::advice::variants::InFlightFlags;
+use weir_replay::simulation::ReplayedPolicies;
 
 /// What is advised.
 #[derive(Args, Clone, Debug)]

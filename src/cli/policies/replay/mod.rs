@@ -22,18 +22,19 @@ use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
-use crate::replay::advice::repeatable_log::RepeatableLog;
-use crate::replay::advice::suggest::settings::KeptSettings;
-use crate::replay::advice::trials::TrialModel;
-use crate::replay::reader::input::LogSource;
-use crate::replay::reader::merge::ReadOptions;
-use crate::replay::report::html::origin::PageOrigin;
-use crate::replay::report::model::Report;
-use crate::replay::report::{html, table};
-use crate::replay::run::replay;
-use crate::replay::simulation::model::ClientBehaviour;
-use crate::replay::simulation::{ReplayModel, ReplayedPolicies};
+use crate::observe::status::page;
 use weir_base::clock::Clock;
+use weir_replay::advice::repeatable_log::RepeatableLog;
+use weir_replay::advice::suggest::settings::KeptSettings;
+use weir_replay::advice::trials::TrialModel;
+use weir_replay::reader::input::LogSource;
+use weir_replay::reader::merge::ReadOptions;
+use weir_replay::report::html::origin::PageOrigin;
+use weir_replay::report::model::Report;
+use weir_replay::report::{html, table};
+use weir_replay::run::replay;
+use weir_replay::simulation::model::ClientBehaviour;
+use weir_replay::simulation::{ReplayModel, ReplayedPolicies};
 
 /// The longest window. More would not fit into memory.
 const MAX_WINDOW: Duration = Duration::from_secs(3600);
@@ -185,6 +186,7 @@ fn page_origin(files: &[PathBuf]) -> PageOrigin {
     let arguments = std::env::args_os().skip(1);
     let made_at = Timestamp::try_from(Clock.wall()).unwrap_or_default();
     PageOrigin {
+        base_style: page::style(),
         files: files
             .iter()
             .map(|file| file.display().to_string())

@@ -7,6 +7,8 @@ mod immediate;
 mod metrics;
 mod queuing;
 mod reconfiguration;
+#[cfg(feature = "tools")]
+mod replay;
 mod stress;
 
 use std::future::Future;

@@ -17,11 +17,11 @@ use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::{Enforcement, RequestTimes};
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::observe::wait_tests::eventually;
-use crate::replay::arrival::ArrivalLine;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::encoding::printable::{HOSTILE_NAMES, is_printable};
 use weir_kubernetes::request_info::RequestInfo;
+use weir_replay::arrival::ArrivalLine;
 
 const LIST: &str = "/api/v1/namespaces/shop/pods?limit=5&access_token=s3cr3t";
 

@@ -1,0 +1,149 @@
+//! Warnings about rate limits: EventRateLimit and `clientLimits`.
+
+use super::authenticators::Authenticators;
+use super::finding::LintFinding;
+use super::flow_schemas::lint_rules;
+use super::rule::Rule;
+use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
+use weir_kubernetes::document::Node;
+use weir_limits::rate::clients::config::ClientLimitRule;
+use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
+
+/// A list in a document, and its path.
+#[derive(Clone, Copy, Debug)]
+pub struct ListPlace<'n> {
+    /// The value whose fields are located.
+    pub node: &'n Node,
+    /// What stands before the field in messages. Empty for the document.
+    pub prefix: &'n str,
+}
+
+impl ListPlace<'_> {
+    fn finding(&self, rule: Rule, field: &str, message: String) -> LintFinding {
+        let separator = match (self.prefix, field.starts_with('[')) {
+            ("", _) | (_, true) => "",
+            _ => ".",
+        };
+        LintFinding {
+            rule,
+            // A path that begins with an index is located without its first bracket.
+            location: self.node.locate(field.trim_start_matches('[')).clone(),
+            field: format!("{}{separator}{field}", self.prefix),
+            message,
+        }
+    }
+}
+
+/// All warnings about the limits of a configuration of EventRateLimit, which `place` has in its
+/// field `limits`.
+pub fn lint_events(limits: &[EventLimitConfig], place: ListPlace<'_>) -> Vec<LintFinding> {
+    let mut findings = Vec::new();
+    for (n, limit) in limits.iter().enumerate() {
+        let is_not_above = |server: &&EventLimitConfig| {
+            server.limit_type == LimitType::Server
+                && server.qps <= limit.qps
+                && server.burst <= limit.burst
+        };
+        if limit.limit_type != LimitType::Server
+            && limit.warning_reserve_percent == 0
+            && let Some(server) = limits.iter().find(is_not_above)
+        {
+            let message = format!(
+                "the limit of type {} (qps {}, burst {}) is not below that of type Server (qps {}, burst {}): it never \
+                 rejects first, but while the server's bucket is empty it is charged for events that are rejected \
+                 anyway, and then rejects others; remove it, or set it below",
+                limit.limit_type.name(),
+                limit.qps,
+                limit.burst,
+                server.qps,
+                server.burst
+            );
+            findings.push(place.finding(
+                Rule::EventLimitUnreachable,
+                &format!("limits[{n}].qps"),
+                message,
+            ));
+        }
+        if limit.warning_reserve_percent == 100 {
+            let message =
+                "all tokens are reserved for events of type Warning: another event is admitted only while its bucket \
+                 is full"
+                    .to_owned();
+            findings.push(place.finding(
+                Rule::EventReserve,
+                &format!("limits[{n}].warningReservePercent"),
+                message,
+            ));
+        }
+    }
+    findings
+}
+
+/// All warnings about the rules of `clientLimits`, which `place` is the list of.
+pub fn lint_clients(
+    rules: &[ClientLimitRule],
+    place: ListPlace<'_>,
+    authenticators: Option<&Authenticators>,
+) -> Vec<LintFinding> {
+    let mut findings = Vec::new();
+    for (n, rule) in rules.iter().enumerate() {
+        for (lint, field, message) in lint_rules(&rule.rules, authenticators) {
+            findings.push(place.finding(lint, &format!("[{n}].rules{field}"), message));
+        }
+        let all = &rule.rules;
+        let mut add = |field: &str, message: &str| {
+            let field = format!("[{n}].{field}");
+            findings.push(place.finding(Rule::ClientLimitUnreachable, &field, message.to_owned()));
+        };
+        if rule.long_running.watches.is_some() && !has_verb(all, &["watch"]) {
+            add(
+                "longRunning.watches",
+                "never reached: no rule has the verb \"watch\"",
+            );
+        }
+        if rule.long_running.streams.is_some() && !matches_streams(all) {
+            add(
+                "longRunning.streams",
+                "never reached: no rule matches a stream; name its subresource, such as \"pods/exec\" or \
+                 \"pods/log\": \"pods\" does not match it",
+            );
+        }
+    }
+    findings
+}
+
+fn has_verb(rules: &[PolicyRulesWithSubjects], verbs: &[&str]) -> bool {
+    let is_wanted = |verb: &String| verb == "*" || verbs.contains(&verb.as_str());
+    rules.iter().any(|rules| {
+        let resource = rules.resource_rules.iter().flat_map(|rule| &rule.verbs);
+        let other = rules.non_resource_rules.iter().flat_map(|rule| &rule.verbs);
+        resource.chain(other).any(is_wanted)
+    })
+}
+
+/// Whether a request that opens a stream may match: `RequestInfo::connects`, the verb `proxy`, or a
+/// profile.
+fn matches_streams(rules: &[PolicyRulesWithSubjects]) -> bool {
+    let is_stream = |name: &String| {
+        name == "*"
+            || name.split_once('/').is_some_and(|(_, subresource)| {
+                ["attach", "exec", "log", "portforward", "proxy"].contains(&subresource)
+            })
+    };
+    let is_profile = |url: &String| url.contains('*') || url.starts_with("/debug") || url == "/";
+    has_verb(rules, &["proxy"])
+        && rules.iter().any(|rules| {
+            rules
+                .resource_rules
+                .iter()
+                .any(|rule| rule.verbs.iter().any(|verb| verb == "proxy" || verb == "*"))
+        })
+        || rules.iter().any(|rules| {
+            let resources = rules.resource_rules.iter().flat_map(|rule| &rule.resources);
+            let urls = rules
+                .non_resource_rules
+                .iter()
+                .flat_map(|rule| &rule.non_resource_urls);
+            resources.into_iter().any(is_stream) || urls.into_iter().any(is_profile)
+        })
+}

@@ -1,0 +1,286 @@
+//! The files of a suggestion: YAML with the reasons in comments. Pure.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
+use super::settings::KeptSettings;
+use crate::advice::variants::AUTOUPDATE;
+use weir_kubernetes::encoding::yaml::{comment, write_value};
+
+/// The names of users that a comment lists.
+const MAX_LISTED: usize = 10;
+
+/// The file of FlowSchemas and PriorityLevelConfigurations that change or are new, to be applied.
+pub const OBJECTS_FILE: &str = "flowcontrol.yaml";
+/// The file of those that stay as they are, for weir alone.
+pub const UNCHANGED_FILE: &str = "flowcontrol-unchanged.yaml";
+/// The file of event limits.
+pub const EVENTS_FILE: &str = "event-rate-limit.yaml";
+/// The `--config` file with the client limits, which names the others.
+pub const CONFIG_FILE: &str = "weir.yaml";
+
+/// The names of all files that a suggestion may have.
+pub const FILES: [&str; 4] = [OBJECTS_FILE, UNCHANGED_FILE, EVENTS_FILE, CONFIG_FILE];
+
+/// The path of a file by its name, as `--config` names it.
+pub type PathOf<'p> = &'p dyn Fn(&str) -> String;
+
+/// The files that a suggestion has: their names and contents.
+#[must_use]
+pub fn files(
+    report: &SuggestReport,
+    settings: &KeptSettings,
+    path_of: PathOf<'_>,
+) -> Vec<(&'static str, String)> {
+    let mut files = Vec::new();
+    if !report.objects.is_empty() {
+        files.push((OBJECTS_FILE, objects_file(report)));
+    }
+    if !report.unchanged.is_empty() {
+        let reason = "Objects of the configuration that stay as they are. They are for weir.yaml: do not apply them.";
+        let mut text = comment(&[reason.to_owned()]);
+        for object in &report.unchanged {
+            text.push_str("---\n");
+            write_value(object, 0, &mut text);
+        }
+        files.push((UNCHANGED_FILE, text));
+    }
+    if let Some(limits) = &report.event_limits {
+        let mut text = comment(&report.event_reasons);
+        write_value(limits, 0, &mut text);
+        files.push((EVENTS_FILE, text));
+    }
+    files.push((CONFIG_FILE, config_file(report, settings, path_of)));
+    files
+}
+
+/// All files as one stream of documents, with what was found in comments.
+#[must_use]
+pub fn render(report: &SuggestReport, settings: &KeptSettings) -> String {
+    let files = files(report, settings, &str::to_owned);
+    let mut lines = summary(report);
+    if files.len() > 1 {
+        let reason = "weir.yaml names these files as if weir ran in their folder; --suggest-dir writes whole paths.";
+        lines.push(reason.to_owned());
+    }
+    let mut text = comment(&lines);
+    for (name, content) in files {
+        let _ = write!(
+            text,
+            "---\n# file: {name}\n{}",
+            content.trim_start_matches("---\n")
+        );
+    }
+    text
+}
+
+/// What was found, a sentence a line.
+#[must_use]
+pub fn summary(report: &SuggestReport) -> Vec<String> {
+    let input = &report.input;
+    let mut lines = vec![format!(
+        "weir replay --suggest: {} requests in {} s",
+        input.arrivals,
+        input.duration_s.round()
+    )];
+    if report.own_levels.is_empty() {
+        lines.push("No user needs a priority level of its own.".to_owned());
+    }
+    for own in &report.own_levels {
+        lines.extend(own_level_reasons(own));
+    }
+    if !report.own_levels.is_empty() {
+        let listed = list(&report.protected);
+        lines.push(format!(
+            "With all of this, {} users who were rejected or waited are no worse: {listed}",
+            report.protected.len()
+        ));
+    }
+    lines.extend(report.notes.iter().chain(&report.event_reasons).cloned());
+    lines.extend(doubts(report));
+    lines.extend(never_reached(&report.never_reached));
+    lines
+}
+
+/// What makes the result doubtful.
+fn doubts(report: &SuggestReport) -> Vec<String> {
+    let doubts = report.input.unfit_clients(&report.model).into_iter();
+    doubts.map(|doubt| format!("WARNING: {doubt}")).collect()
+}
+
+fn own_level_reasons(own: &OwnLevelReport) -> Vec<String> {
+    let OwnLevelReport {
+        user,
+        level,
+        schema,
+        others_rejected,
+        others_wait_s,
+        ..
+    } = own;
+    let [rejected, rejected_after] = own.rejected;
+    let [wait_s, wait_after] = own.wait_s;
+    vec![
+        format!(
+            "{user} takes {:.0} % of the seat-seconds of {level}, where {others_rejected} requests of others are rejected and \
+             wait for {others_wait_s:.3} s together.",
+            own.percent_of_seat_seconds
+        ),
+        format!(
+            "  Its requests of the schema {schema} get the level {}. Others: {rejected} rejected before, {rejected_after} \
+             after; {wait_s:.3} s of waiting before, {wait_after:.3} s after.",
+            own.name
+        ),
+    ]
+}
+
+fn never_reached(unused: &[UnusedReport]) -> Vec<String> {
+    let names = |kind: &str, built_in: bool| {
+        let of_kind = unused
+            .iter()
+            .filter(|one| one.kind == kind && one.built_in == built_in);
+        let names = of_kind.map(|one| match (one.seats, one.lendable_seats) {
+            (Some(seats), Some(lendable)) if seats > 0 => {
+                format!("{} ({seats} seats, of which it lends {lendable})", one.name)
+            }
+            _ => one.name.clone(),
+        });
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let mut lines = Vec::new();
+    for (kind, built_in, what) in [
+        (
+            "FlowSchema",
+            true,
+            "Built-in schemas that no request reaches",
+        ),
+        ("FlowSchema", false, "Schemas that no request reaches"),
+        (
+            "PriorityLevelConfiguration",
+            true,
+            "Built-in levels that no request reaches",
+        ),
+        (
+            "PriorityLevelConfiguration",
+            false,
+            "Levels that no request reaches",
+        ),
+    ] {
+        let names = names(kind, built_in);
+        if !names.is_empty() {
+            lines.push(format!("{what}: {names}"));
+        }
+    }
+    lines
+}
+
+fn objects_file(report: &SuggestReport) -> String {
+    let mut text = String::new();
+    for object in &report.objects {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str);
+        let kind = object.get("kind").and_then(Value::as_str);
+        let annotations = object.pointer("/metadata/annotations");
+        text.push_str("---\n");
+        let own = report.own_levels.iter();
+        for own in own {
+            let reasons = match kind {
+                _ if name == Some(&own.name) && kind == Some("FlowSchema") => vec![format!(
+                    "The requests of {} that the schema {} matched, tried just before it.",
+                    own.user, own.schema
+                )],
+                _ if name == Some(&own.name) => own_level_reasons(own),
+                Some("PriorityLevelConfiguration") if name == Some(&own.level) => {
+                    let [before, _] = own.level_shares;
+                    let taken =
+                        format!("{} of its {before} shares go to {}.", own.shares, own.name);
+                    let is_kept = annotations.is_some_and(|all| all.get(AUTOUPDATE).is_some());
+                    let kept = " The annotation keeps kube-apiserver from setting them back.";
+                    vec![taken + if is_kept { kept } else { "" }]
+                }
+                _ => continue,
+            };
+            text.push_str(&comment(&reasons));
+        }
+        write_value(object, 0, &mut text);
+    }
+    text
+}
+
+fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<'_>) -> String {
+    let mut reasons = vec![
+        "The total is that of the configuration; weir replay --search looks for the smallest."
+            .to_owned(),
+    ];
+    if !settings.given().is_empty() {
+        let reason = "The other limits of the configuration are kept. Its settings that are about other things are not in this file.";
+        reasons.push(reason.to_owned());
+    }
+    let mut text = comment(&reasons);
+    let mut config = json!({
+        "maxRequestsInflight": settings.flags.max_requests_inflight,
+        "maxMutatingRequestsInflight": settings.flags.max_mutating_requests_inflight,
+    });
+    if let Some(config) = config.as_object_mut() {
+        let given = settings.given().iter();
+        config.extend(given.map(|(name, value)| (name.clone(), value.clone())));
+    }
+    let has_objects = !report.objects.is_empty();
+    let has_unchanged = !report.unchanged.is_empty();
+    for (key, file, is_there) in [
+        ("flowcontrolConfig", OBJECTS_FILE, has_objects),
+        ("flowcontrolConfig", UNCHANGED_FILE, has_unchanged),
+        (
+            "eventRateLimitConfig",
+            EVENTS_FILE,
+            report.event_limits.is_some(),
+        ),
+    ] {
+        if let (true, Some(config)) = (is_there, config.as_object_mut()) {
+            let path = Value::from(path_of(file));
+            let both = config.remove(key).map(|first| json!([first, path]));
+            config.insert(key.to_owned(), both.unwrap_or(path));
+        }
+    }
+    write_value(&config, 0, &mut text);
+    if report.client_limits.is_empty() {
+        return text;
+    }
+    text.push_str(&comment(&rate_reasons(report)));
+    write_value(&json!({"clientLimits": report.client_limits}), 0, &mut text);
+    text
+}
+
+fn rate_reasons(report: &SuggestReport) -> Vec<String> {
+    let mut lines = vec![
+        "Each rule is for one user, at its own p99.9 of the requests in a second, with a burst that its requests of the log \
+         fit into: it would have rejected nothing, and bounds what comes on another day. Requests above it wait for up to 5 s. Begin with dryRun: true, which only counts."
+            .to_owned(),
+        "Users of the control plane (system:masters, kubeadm:cluster-admins, nodes, kube-system, other names of system:) have \
+         none."
+            .to_owned(),
+    ];
+    if !report.own_levels.is_empty() {
+        lines.push("Users with a level of their own are limited at their own p99.9, with a burst of a second.".to_owned());
+    }
+    lines.push(
+        "What a limit at the p99.9 of each user, with a burst of a second, would have cost:"
+            .to_owned(),
+    );
+    for cost in report.rate_costs.iter().take(MAX_LISTED) {
+        lines.push(format!(
+            "  {}: {} of {} requests rejected at {} a second (at most {})",
+            cost.user, cost.rejected, cost.requests, cost.p999_per_second, cost.most_per_second
+        ));
+    }
+    lines
+}
+
+fn list(names: &[String]) -> String {
+    let listed = names.iter().take(MAX_LISTED).map(String::as_str);
+    let mut text = listed.collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_LISTED {
+        let _ = write!(text, " and {} more", names.len() - MAX_LISTED);
+    }
+    text
+}
