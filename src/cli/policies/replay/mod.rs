@@ -25,7 +25,6 @@ use crate::cli::process::{logging, resolve};
 use crate::clock::Clock;
 use crate::replay::advice::repeatable_log::RepeatableLog;
 use crate::replay::advice::suggest::settings::KeptSettings;
-use crate::replay::advice::trials::TrialModel;
 use crate::replay::reader::input::LogSource;
 use crate::replay::reader::merge::ReadOptions;
 use crate::replay::report::html::origin::PageOrigin;
@@ -167,7 +166,7 @@ fn replay_and_print(
     }
     if options.output == ReplayFormat::Yaml {
         return Err(CommandError::Usage(
-            "--output yaml: expected --search or --suggest, too; without them there are no objects to print"
+            "--output yaml: expected --suggest, too; without it there are no objects to print"
                 .to_owned(),
         ));
     }
@@ -246,14 +245,11 @@ fn replay_for_advice(
     let advised = Advised {
         policies,
         settings,
-        model: TrialModel {
-            model: replay_model(options),
-            base: Clock.now(),
-        },
         output: options.output,
     };
     let text = with_progress(sources, options, |read| {
-        let log = RepeatableLog::read(sources, read, policies);
+        let model = replay_model(options);
+        let log = RepeatableLog::read(sources, read, policies, model, Clock.now());
         let log = log.map_err(|why| CommandError::Startup(why.to_string()))?;
         advice::render(&options.advice, &log, &advised)
     })?;
